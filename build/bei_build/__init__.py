@@ -1,0 +1,1 @@
+"""The ahead-of-time builder: Hugging Face checkpoint in, artifact out."""
