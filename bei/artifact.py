@@ -1,0 +1,257 @@
+"""THE CONTRACT between ``bei build`` and ``bei serve``: a directory, described by its manifest.
+
+    manifest.json      what the artifact is; every other file with size and sha256
+    tokenizer.json     the tokenizer, ready to use (truncation and padding off)
+    certificate.json   how far the engine is from the reference (bei_build.verification)
+    engine/            the compiled engine, files named by the target
+
+``load`` checks schema, digest and hashes before anything of the artifact is executed. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from bei.core import Limits
+from bei.errors import (
+    ArtifactFileMissingError,
+    ArtifactHashMismatchError,
+    ArtifactManifestError,
+    ArtifactSchemaNewerError,
+)
+
+SCHEMA_VERSION = 1
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+CERTIFICATE = "certificate.json"
+ENGINE_DIR = "engine"
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of everything in the manifest: immutable, and strict about unknown keys."""
+
+
+class Source(_Record):
+    """Where the weights came from. ``sha256`` covers every checkpoint file that was read."""
+
+    model: str
+    kind: str
+    revision: str | None
+    sha256: str
+
+
+class OutputInfo(_Record):
+    """One output of the engine. ``dimension`` is the width of a row."""
+
+    name: str
+    dimension: int
+
+
+class SpecSummary(_Record):
+    """The model in figures, for people."""
+
+    family: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    num_parameters: int
+
+
+class EngineRequirements(_Record):
+    """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``)."""
+
+    compiler: str
+    compiler_version: str
+    device: str
+    capabilities: list[str]
+
+
+class FileInfo(_Record):
+    """One file of the artifact, path relative to its root."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Embedding(_Record):
+    """How the embedding output is to be treated, as the checkpoint's own files say."""
+
+    pooling: str
+    normalize: bool
+    similarity: str | None
+    matryoshka_dimensions: list[int] | None
+
+
+class Manifest(_Record):
+    """Everything the runtime knows about a model."""
+
+    schema_version: int
+    bei_version: str
+    name: str
+    source: Source
+    tasks: list[str]
+    spec: SpecSummary
+    outputs: list[OutputInfo]
+    embedding: Embedding | None
+    prompts: dict[str, str]
+    default_prompt_name: str | None
+    target: str
+    precision: str
+    engine: EngineRequirements
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+    files: list[FileInfo]
+    digest: str = ""
+
+    @property
+    def limits(self) -> Limits:
+        """What one batch may hold."""
+        return Limits(self.max_num_tokens, self.max_batch_size, self.max_seq_len)
+
+    @property
+    def embedding_dimension(self) -> int:
+        """Width of the ``embedding`` output; KeyError if the model has none."""
+        return {output.name: output.dimension for output in self.outputs}["embedding"]
+
+
+class Certificate(_Record):
+    """The compiled engine against the reference on held-out texts (docs/architecture.md, "Certificate").
+
+    Cosines are between engine and reference vectors of the same text. ``neighbour_overlap`` is the mean share of
+    each text's ten nearest neighbours that both agree on. ``canary_embedding`` is the engine's vector (normalized)
+    for ``canary_text``: readiness recomputes it.
+    """
+
+    reference: str
+    num_texts: int
+    cosine_mean: float
+    cosine_p1: float
+    cosine_min: float
+    max_abs_difference: float
+    neighbour_overlap: float
+    worst_texts: list[str]
+    threshold: float
+    passed: bool
+    canary_text: str
+    canary_embedding: list[float]
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """A verified artifact on disk."""
+
+    path: Path
+    manifest: Manifest
+    certificate: Certificate
+
+    @property
+    def engine_dir(self) -> Path:
+        """Folder of the target's own files."""
+        return self.path / ENGINE_DIR
+
+
+def _encode(record: _Record) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def _digest(manifest: Manifest) -> str:
+    return hashlib.sha256(_encode(msgspec.structs.replace(manifest, digest=""))).hexdigest()
+
+
+def sha256_of_file(path: Path) -> str:
+    """Hex sha256 of a file, read in pieces."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            sha.update(chunk)
+    return sha.hexdigest()
+
+
+def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
+    """Complete the artifact at ``path``: write the certificate, list and hash all files, write the manifest last.
+
+    Tokenizer and engine files are there already. A directory without a manifest is not an artifact, so a build
+    that was interrupted cannot be served.
+    """
+    (path / CERTIFICATE).write_bytes(_encode(certificate))
+    files = [
+        FileInfo(path=file.relative_to(path).as_posix(), size=file.stat().st_size, sha256=sha256_of_file(file))
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name != MANIFEST
+    ]
+    manifest = msgspec.structs.replace(manifest, files=files)
+    manifest = msgspec.structs.replace(manifest, digest=_digest(manifest))
+    temporary = path / (MANIFEST + ".partial")
+    temporary.write_bytes(_encode(manifest))
+    os.replace(temporary, path / MANIFEST)
+    return Artifact(path, manifest, certificate)
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether ``path`` looks like an artifact (it may still be damaged)."""
+    return (path / MANIFEST).is_file()
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read and check the manifest alone; files are not hashed.
+
+    Raises ArtifactFileMissingError, ArtifactSchemaNewerError, ArtifactManifestError, ArtifactHashMismatchError.
+    """
+    file = path / MANIFEST
+    if not file.is_file():
+        raise ArtifactFileMissingError(f"{path} is not an artifact: it has no {MANIFEST}. Make one with 'bei build'.")
+    raw = file.read_bytes()
+    try:
+        version = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("schema_version")
+        schema_version = msgspec.json.decode(version, type=int) if version is not None else 0
+        if schema_version > SCHEMA_VERSION:
+            raise ArtifactSchemaNewerError(
+                f"{path} has artifact schema {schema_version}, this bei reads up to {SCHEMA_VERSION}: "
+                "upgrade bei, or build the artifact again with this one."
+            )
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtifactManifestError(
+            f"{file} is not a manifest of schema {SCHEMA_VERSION} ({error}). Build the artifact again."
+        ) from error
+    if _encode(manifest) != raw or manifest.digest != _digest(manifest):
+        raise ArtifactHashMismatchError(
+            f"{file} was changed after the build. Build the artifact again, or copy it anew from its source."
+        )
+    return manifest
+
+
+def load(path: Path) -> Artifact:
+    """Verify the artifact at ``path`` (manifest, then every file's size and sha256) and return it.
+
+    Raises what ``load_manifest`` raises, ArtifactFileMissingError and ArtifactHashMismatchError.
+    """
+    manifest = load_manifest(path)
+    for info in manifest.files:
+        file = path / info.path
+        if not file.is_file():
+            raise ArtifactFileMissingError(
+                f"{path} has lost {info.path}. Copy the artifact anew from its source, or build it again."
+            )
+        if file.stat().st_size != info.size or sha256_of_file(file) != info.sha256:
+            raise ArtifactHashMismatchError(
+                f"{file} is not the file that was built (size or sha256 differs). "
+                "Copy the artifact anew from its source, or build it again."
+            )
+    listed = {info.path for info in manifest.files}
+    for required in (TOKENIZER, CERTIFICATE):
+        if required not in listed:
+            raise ArtifactManifestError(f"{path / MANIFEST} does not list {required}. Build the artifact again.")
+    try:
+        certificate = msgspec.json.decode((path / CERTIFICATE).read_bytes(), type=Certificate)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtifactManifestError(f"{path / CERTIFICATE} cannot be read ({error}). Build it again.") from error
+    return Artifact(path, manifest, certificate)

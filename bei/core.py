@@ -1,0 +1,118 @@
+"""The nouns that cross module borders. No behaviour beyond small properties.
+
+Shapes use T (tokens of a batch), B (sequences of a batch), E (width of an embedding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+
+# What an engine answers: output name -> float32 array, row i for sequence i ("embedding" is [B, E]).
+Outputs: TypeAlias = Mapping[str, Float32Array]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One tokenized input. ``num_truncated`` counts the tokens that were cut off (at least; 0: none)."""
+
+    input_ids: Int32Array
+    token_type_ids: Int32Array | None = None
+    num_truncated: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the engine will see, special tokens included."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Sequences laid end to end without padding: what an engine runs once.
+
+    ``input_ids`` is int32 [T]; ``cu_seqlens`` int32 [B+1], starts at 0, strictly increasing, ends at T.
+    ``token_type_ids`` is int32 [T], or None where every token is of type 0.
+    """
+
+    input_ids: Int32Array
+    cu_seqlens: Int32Array
+    token_type_ids: Int32Array | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return len(self.cu_seqlens) - 1
+
+    @classmethod
+    def from_encodings(cls, encodings: Seq[Encoding]) -> PackedBatch:
+        """Lay ``encodings`` end to end. Token types are 0 where an encoding has none."""
+        cu_seqlens = np.zeros(len(encodings) + 1, np.int32)
+        np.cumsum([encoding.num_tokens for encoding in encodings], out=cu_seqlens[1:])
+        input_ids = np.concatenate([encoding.input_ids for encoding in encodings], dtype=np.int32)
+        if all(encoding.token_type_ids is None for encoding in encodings):
+            return cls(input_ids, cu_seqlens)
+        token_type_ids = np.zeros(len(input_ids), np.int32)
+        for encoding, start, end in zip(encodings, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
+            if encoding.token_type_ids is not None:
+                token_type_ids[start:end] = encoding.token_type_ids
+        return cls(input_ids, cu_seqlens, token_type_ids)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one batch may hold. Tokens are real tokens, not padded ones."""
+
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+
+    def __post_init__(self) -> None:
+        if min(self.max_num_tokens, self.max_batch_size, self.max_seq_len) < 1:
+            raise ValueError(f"limits must be positive: {self}")
+        if self.max_num_tokens < self.max_seq_len:
+            raise ValueError(f"max_num_tokens {self.max_num_tokens} cannot hold max_seq_len {self.max_seq_len}")
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """Facts an engine states about itself. ``num_streams``: how many threads may call ``run`` at the same time."""
+
+    target: str
+    precision: str
+    device: str
+    limits: Limits
+    outputs: Mapping[str, int]
+    num_streams: int = 1
+
+
+class Engine(Protocol):
+    """The live object that runs packed batches. Text, HTTP, queues and deadlines are never inside."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The facts; constant for the engine's life."""
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        """Compute all outputs, float32, row i for sequence i. The arrays are the caller's to keep.
+
+        At most ``info.num_streams`` calls at the same time. Raises EngineError.
+        """
+
+    def warmup(self) -> None:
+        """Run the largest shapes once, so that the first request meets allocated memory."""
+
+    def close(self) -> None:
+        """Free the device. The engine cannot be used afterwards."""

@@ -1,0 +1,41 @@
+"""A deterministic engine without a model: its output names its input. For tests and for measuring the front."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
+
+DIMENSION = 8
+
+
+class FakeEngine:
+    """Row i is [number of tokens, first id, last id, sum of ids, sum of token types, 0, 0, 1] of sequence i."""
+
+    def __init__(self, limits: Limits, num_streams: int = 1) -> None:
+        self.info = EngineInfo("fake", "fp32", "none", limits, {"embedding": DIMENSION}, num_streams)
+        self.batches: list[PackedBatch] = []
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        """Answer at once and remember the batch."""
+        self.batches.append(batch)
+        starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+        rows = [
+            fake_row(batch.input_ids[start:end], None if types is None else types[start:end])
+            for types in (batch.token_type_ids,)
+            for start, end in zip(starts, ends, strict=True)
+        ]
+        return {"embedding": np.stack(rows)}
+
+    def warmup(self) -> None:
+        """Nothing to allocate."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def fake_row(input_ids: np.ndarray, token_type_ids: np.ndarray | None = None) -> Float32Array:  # type: ignore[type-arg]
+    """What the fake engine answers for one sequence, float32 [8]."""
+    types = 0 if token_type_ids is None else int(token_type_ids.sum())
+    values = [len(input_ids), int(input_ids[0]), int(input_ids[-1]), int(input_ids.sum()), types, 0, 0, 1]
+    return np.array(values, np.float32)

@@ -1,0 +1,106 @@
+"""Target ``cpu``: OpenVINO IR on the CPU. The only file of the runtime that imports openvino."""
+
+from __future__ import annotations
+
+import os
+import queue
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bei.artifact import Manifest
+from bei.core import EngineInfo, Outputs, PackedBatch
+from bei.errors import ArtifactWrongDeviceError, EngineError, MissingDependencyError
+from bei.packing import graph_inputs
+
+_MODEL_FILE = "model.xml"
+
+
+class OpenVINOEngine:
+    """A compiled model with one infer request a stream; requests share the weights."""
+
+    def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int, num_streams: int) -> None:
+        try:
+            import openvino as ov
+        except ImportError as error:
+            raise MissingDependencyError("openvino", "cpu", f"Serving {manifest.name} (target cpu)") from error
+        core = ov.Core()
+        capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        missing = set(manifest.engine.capabilities) - set(capabilities)
+        if missing:
+            raise ArtifactWrongDeviceError(
+                f"The artifact of {manifest.name} needs a CPU that computes in {', '.join(sorted(missing))}; this one "
+                f"offers {', '.join(capabilities)}. Build it again on this machine, or with --precision fp32."
+            )
+        num_threads = num_threads or usable_cores()
+        properties = {
+            # OpenVINO would choose by itself otherwise; the certificate holds for this one.
+            "INFERENCE_PRECISION_HINT": "bf16" if "BF16" in manifest.engine.capabilities else "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if manifest.precision == "int8" else "0",
+            "NUM_STREAMS": str(num_streams),
+            "INFERENCE_NUM_THREADS": str(num_threads),
+            "ENABLE_CPU_PINNING": "NO",  # pinned threads wait behind the tokenizer's when cores are shared
+        }
+        if manifest.precision == "fp32":
+            properties["INFERENCE_PRECISION_HINT"] = "f32"
+        try:
+            self._model = core.compile_model(core.read_model(folder / _MODEL_FILE), "CPU", properties)
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO could not compile {folder / _MODEL_FILE}: {error}") from error
+        self._input_names = [port.get_any_name() for port in self._model.inputs]
+        self._output_names = [port.get_any_name() for port in self._model.outputs]
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for _ in range(num_streams):
+            self._requests.put(self._model.create_infer_request())
+        self._info = EngineInfo(
+            target="cpu",
+            precision=manifest.precision,
+            device=core.get_property("CPU", "FULL_DEVICE_NAME"),
+            limits=manifest.limits,
+            outputs={output.name: output.dimension for output in manifest.outputs},
+            num_streams=num_streams,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """The facts."""
+        return self._info
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        """Compute all outputs, float32, row i for sequence i. Raises EngineError."""
+        inputs = graph_inputs(batch, self._input_names)
+        request = self._requests.get()
+        try:
+            request.infer(inputs, share_inputs=True)
+            # A copy: the request's buffers belong to the next batch.
+            return {
+                name: np.array(request.get_tensor(name).data[: batch.batch_size], np.float32)
+                for name in self._output_names
+            }
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO failed on a batch of {batch.batch_size} sequences: {error}") from error
+        finally:
+            self._requests.put(request)
+
+    def warmup(self) -> None:
+        """Run one full batch on every stream: allocates what the largest shapes need."""
+        limits = self._info.limits
+        length = min(limits.max_seq_len, limits.max_num_tokens)
+        count = max(1, min(limits.max_batch_size, limits.max_num_tokens // length))
+        cu_seqlens = np.arange(count + 1, dtype=np.int32) * np.int32(length)
+        for _ in range(self._info.num_streams):
+            self.run(PackedBatch(np.zeros(count * length, np.int32), cu_seqlens))
+
+    def close(self) -> None:
+        """Free the requests and the compiled model."""
+        while not self._requests.empty():
+            self._requests.get()
+        del self._model
+
+
+def usable_cores() -> int:
+    """Cores this process may run on (containers and taskset narrow them)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,212 @@
+"""Every error bei raises on purpose, in one tree. None of them knows HTTP; ``bei.server.errors`` maps them to statuses.
+
+A message says what is wrong and then what to do. ``code`` is stable: clients and scripts may match on it.
+
+    BeiError
+    ├── ConfigError                 a flag, environment variable or YAML key is wrong
+    ├── MissingDependencyError      a Python package of an extra is not installed
+    ├── BuildError
+    │   ├── CheckpointError         the checkpoint cannot be found or read
+    │   │   ├── CheckpointNotFoundError
+    │   │   ├── UnsupportedArchitectureError
+    │   │   ├── WeightsError        missing, extra or misshapen tensors
+    │   │   └── TokenizerError      the tokenizer does not fit the checkpoint
+    │   ├── CompileError            the target's compiler refused the graph
+    │   └── VerificationError       the engine is too far from the reference
+    ├── ArtifactError
+    │   ├── ArtifactFileMissingError
+    │   ├── ArtifactHashMismatchError
+    │   ├── ArtifactManifestError   the manifest is not readable as this schema
+    │   ├── ArtifactSchemaNewerError
+    │   ├── ArtifactWrongTargetError
+    │   └── ArtifactWrongDeviceError
+    ├── RequestError                the client's request is wrong; nothing was computed for it
+    │   ├── InvalidRequestError
+    │   ├── ModelNotFoundError
+    │   ├── PayloadTooLargeError
+    │   ├── RouteNotFoundError
+    │   └── MethodNotAllowedError
+    ├── OverloadedError             the queue is full; come back after ``retry_after_s``
+    ├── ShuttingDownError           the server drains; ask another replica
+    └── EngineError                 the engine failed on this input
+        └── NonFiniteOutputError    the engine answered NaN or Inf
+"""
+
+from __future__ import annotations
+
+
+class BeiError(Exception):
+    """Root of the tree. ``str(error)`` is for people, ``code`` for programs."""
+
+    code = "bei_error"
+
+
+class ConfigError(BeiError):
+    """A setting is unknown, malformed or contradicts another one."""
+
+    code = "config_invalid"
+
+
+class MissingDependencyError(BeiError):
+    """A package that this operation needs is not installed."""
+
+    code = "dependency_missing"
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the Python package {package!r}: pip install 'bei[{extra}]'")
+
+
+class BuildError(BeiError):
+    """A build could not be completed."""
+
+    code = "build_failed"
+
+
+class CheckpointError(BuildError):
+    """The checkpoint is malformed."""
+
+    code = "checkpoint_invalid"
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """No folder, installed package or hub repository answers to the name."""
+
+    code = "checkpoint_not_found"
+
+
+class UnsupportedArchitectureError(CheckpointError):
+    """No family file describes this architecture."""
+
+    code = "architecture_unsupported"
+
+
+class WeightsError(CheckpointError):
+    """Tensors are missing, extra, of the wrong shape, or in a refused format."""
+
+    code = "weights_invalid"
+
+
+class TokenizerError(CheckpointError):
+    """The tokenizer is missing, unreadable or does not fit the embedding table."""
+
+    code = "tokenizer_invalid"
+
+
+class CompileError(BuildError):
+    """A target's compiler refused the graph or is not able to run here."""
+
+    code = "compile_failed"
+
+
+class VerificationError(BuildError):
+    """The compiled engine differs from the reference by more than the threshold."""
+
+    code = "verification_failed"
+
+
+class ArtifactError(BeiError):
+    """An artifact cannot be served."""
+
+    code = "artifact_invalid"
+
+
+class ArtifactFileMissingError(ArtifactError):
+    """A file of the artifact is not there."""
+
+    code = "artifact_file_missing"
+
+
+class ArtifactHashMismatchError(ArtifactError):
+    """A file's size or sha256 is not the one in the manifest."""
+
+    code = "artifact_hash_mismatch"
+
+
+class ArtifactManifestError(ArtifactError):
+    """The manifest is not valid JSON of this schema, or was edited by hand."""
+
+    code = "artifact_manifest_invalid"
+
+
+class ArtifactSchemaNewerError(ArtifactError):
+    """The artifact was written by a newer bei."""
+
+    code = "artifact_schema_newer"
+
+
+class ArtifactWrongTargetError(ArtifactError):
+    """The artifact's target has no engine in this installation."""
+
+    code = "artifact_wrong_target"
+
+
+class ArtifactWrongDeviceError(ArtifactError):
+    """The artifact was compiled for a device that this machine does not have."""
+
+    code = "artifact_wrong_device"
+
+
+class RequestError(BeiError):
+    """The client's request is at fault. ``param`` names the field, if one is to blame."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequestError(RequestError):
+    """A field is missing, of the wrong type or out of range."""
+
+
+class ModelNotFoundError(RequestError):
+    """No served model has this name."""
+
+    code = "model_not_found"
+
+
+class PayloadTooLargeError(RequestError):
+    """The body is larger than the server accepts."""
+
+    code = "payload_too_large"
+
+
+class RouteNotFoundError(RequestError):
+    """No route has this path."""
+
+    code = "route_not_found"
+
+
+class MethodNotAllowedError(RequestError):
+    """The route exists under another HTTP method."""
+
+    code = "method_not_allowed"
+
+
+class OverloadedError(BeiError):
+    """The queue is full. ``retry_after_s`` estimates when it will have drained."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDownError(BeiError):
+    """The server has begun to drain and accepts no new work."""
+
+    code = "shutting_down"
+
+
+class EngineError(BeiError):
+    """The engine failed on this input, alone in its batch."""
+
+    code = "engine_failed"
+
+
+class NonFiniteOutputError(EngineError):
+    """The engine's answer for this input contains NaN or Inf and is withheld."""
+
+    code = "non_finite_output"

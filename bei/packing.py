@@ -1,0 +1,75 @@
+"""From a packed batch to the tensors a compiled graph takes: positions, pad, unpad and pool indices.
+
+One function for every engine, so that they cannot disagree. Knows nothing of models or compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from bei.core import Float32Array, Int32Array, PackedBatch
+
+# Sixteen buckets an octave: at most 1/16 of a dimension is filler, and the number of distinct shapes an engine
+# meets stays small. CPU engines keep memory per shape (docs/decisions.md, "Memory grew with traffic").
+_BUCKETS_PER_OCTAVE_LOG2 = 4
+_MIN_STEP = 8
+
+
+def bucket(size: int, min_step: int = _MIN_STEP) -> int:
+    """Round ``size`` up to the next bucket: a multiple of a power of two that grows with ``size``."""
+    step = max(min_step, 1 << max(0, size.bit_length() - 1 - _BUCKETS_PER_OCTAVE_LOG2))
+    return -(-size // step) * step
+
+
+def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | Float32Array]:
+    """The tensors called ``names`` for ``batch``, every dimension rounded up to its bucket.
+
+    With T', B', S' the bucketed token total, batch size and longest sequence, int32 but for the mask:
+
+    - ``input_ids``, ``token_type_ids``, ``position_ids`` [T']: per token; positions count from 0 in each sequence.
+    - ``seq_lens`` [B']: tokens of each sequence.
+    - ``pad_index`` [B', S']: for each slot of the padded view, the packed token to put there. Slots behind a
+      sequence's end repeat its last token; whoever reads the padded view masks them by ``seq_lens``.
+    - ``slot_mask`` float32 [B', S']: 1 where a slot holds a token of its sequence, else 0.
+    - ``unpad_index`` [T']: for each packed token, its slot in the padded view flattened to [B' * S'].
+    - ``first_index``, ``last_index`` [B']: the packed position of each sequence's first and last token.
+
+    Filler tokens are id 0 at position 0 and are read by nobody; filler sequences have one token, packed token 0,
+    because an engine need not define the attention over an empty sequence. Rows from B on are to be dropped.
+    """
+    starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+    seq_lens = ends - starts
+    num_tokens, batch_size = batch.num_tokens, batch.batch_size
+    num_rows = bucket(batch_size, min_step=1)
+    width = bucket(int(seq_lens.max()))
+    per_token = np.zeros((5, bucket(num_tokens)), np.int32)
+    input_ids, token_type_ids, position_ids, unpad_index, row = per_token
+    input_ids[:num_tokens] = batch.input_ids
+    if batch.token_type_ids is not None:
+        token_type_ids[:num_tokens] = batch.token_type_ids
+    row[:num_tokens] = np.repeat(np.arange(batch_size, dtype=np.int32), seq_lens)
+    position_ids[:num_tokens] = np.arange(num_tokens, dtype=np.int32) - starts[row[:num_tokens]]
+    unpad_index[:num_tokens] = row[:num_tokens] * width + position_ids[:num_tokens]
+
+    per_row = np.zeros((3, num_rows), np.int32)
+    first_index, last_index, padded_lens = per_row
+    first_index[:batch_size], last_index[:batch_size], padded_lens[:batch_size] = starts, ends - 1, seq_lens
+    padded_lens[batch_size:] = 1
+    slots = np.arange(width, dtype=np.int32)
+    pad_index = np.minimum(first_index[:, None] + slots, last_index[:, None])
+    slot_mask = (slots < padded_lens[:, None]).astype(np.float32)
+
+    tensors: dict[str, Int32Array | Float32Array] = {
+        "input_ids": input_ids,
+        "token_type_ids": token_type_ids,
+        "position_ids": position_ids,
+        "unpad_index": unpad_index,
+        "pad_index": pad_index,
+        "slot_mask": slot_mask,
+        "seq_lens": padded_lens,
+        "first_index": first_index,
+        "last_index": last_index,
+    }
+    return {name: tensors[name] for name in names}

@@ -1,0 +1,272 @@
+"""Finding a checkpoint, reading it, and giving its weights under our names.
+
+A checkpoint is a folder: a local path, an installed Python package that carries a model, or a hub repository.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bei.artifact import Source, sha256_of_file
+from bei.errors import CheckpointError, CheckpointNotFoundError, MissingDependencyError, WeightsError
+from bei_build.families import family_of
+from bei_build.families.base import Family
+from bei_build.graph.writer import FloatArray
+from bei_build.sentence_transformers import SentenceTransformersFiles, read_json, read_sentence_transformers
+from bei_build.spec import DenseSpec, ModelSpec, Pooling, Shape
+from bei_build.tokenizer import check_vocabulary, model_max_length, tokenizer_from_checkpoint
+from bei_build.weights import TensorStore, open_weights, weight_files
+
+_HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json"]
+_HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a checkpoint was found. ``kind`` is path, package or hub."""
+
+    folder: Path
+    model: str
+    kind: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint, read but for its weights."""
+
+    location: Location
+    files: SentenceTransformersFiles
+    family: Family
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    max_seq_len: int
+
+    @property
+    def folder(self) -> Path:
+        """Where config, tokenizer and weights of the transformer lie."""
+        return self.files.transformer_folder
+
+
+def locate(model: str, revision: str | None = None) -> Location:
+    """Find ``model``: an existing folder, else an installed package, else a hub repository.
+
+    Raises CheckpointNotFoundError, MissingDependencyError.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return Location(path.resolve(), path.resolve().name, "path")
+    if path.exists() or model.startswith((".", "/", "~")):
+        raise CheckpointNotFoundError(f"{model} is not a checkpoint folder.")
+    if (folder := _package_folder(model)) is not None:
+        return Location(folder, model, "package")
+    return _from_hub(model, revision)
+
+
+def read_checkpoint(location: Location, pooling: Pooling | None = None, max_seq_len: int | None = None) -> Checkpoint:
+    """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
+
+    Raises CheckpointError and its subclasses.
+    """
+    files = read_sentence_transformers(location.folder)
+    folder = files.transformer_folder
+    config, architecture = _config(folder)
+    family = family_of(config.model_type, architecture)
+    spec = family.spec_from_config(config, architecture)
+    spec = replace(spec, pooling=(pooling,) if pooling else files.pooling or ("mean",), tail=files.tail)
+    _check_widths(spec)
+    tokenizer = tokenizer_from_checkpoint(folder, files.do_lower_case)
+    check_vocabulary(tokenizer, spec.embeddings.vocab_size)
+    longest = _longest(spec, files, model_max_length(folder), max_seq_len)
+    return Checkpoint(location, files, family, spec, tokenizer, longest)
+
+
+def source_of(checkpoint: Checkpoint) -> Source:
+    """The manifest's record of the checkpoint; hashes every file that was read."""
+    files = {path for path in checkpoint.location.folder.rglob("*.json") if path.is_file()}
+    files |= {path for path in checkpoint.folder.glob("*.txt") if path.is_file()}
+    files.update(weight_files(checkpoint.folder))
+    for layer, folder in zip(checkpoint.spec.tail, checkpoint.files.tail_folders, strict=True):
+        if isinstance(layer, DenseSpec):
+            files.update(weight_files(folder))
+    sha = hashlib.sha256()
+    for path in sorted(files):
+        sha.update(f"{path.relative_to(checkpoint.location.folder).as_posix()} {sha256_of_file(path)}\n".encode())
+    location = checkpoint.location
+    return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
+
+
+class ModelWeights:
+    """The weights of ``checkpoint`` under the names of its spec. Opening it checks names and shapes.
+
+    Raises WeightsError naming the tensors that are missing, misshapen or left over.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._spec = checkpoint.spec
+        self._stores: list[TensorStore] = [open_weights(checkpoint.folder)]
+        self._where: dict[str, tuple[TensorStore, str]] = {}
+        try:
+            self._map_backbone(checkpoint)
+            self._map_tail(checkpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, name: str) -> FloatArray:
+        """The weight called ``name`` in ``spec.weights()``, float32; KeyError if there is none."""
+        store, stored_name = self._where[name]
+        array = store.read(stored_name)
+        if name == "embeddings.position.weight":
+            array = array[self._spec.embeddings.position_offset :]
+        return array
+
+    def close(self) -> None:
+        """Unmap the files."""
+        for store in self._stores:
+            store.close()
+
+    def __enter__(self) -> ModelWeights:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _map_backbone(self, checkpoint: Checkpoint) -> None:
+        store, family = self._stores[0], checkpoint.family
+        shapes = store.shapes
+        wanted: dict[str, Shape] = {}
+        for name, shape in checkpoint.spec.backbone_weights():
+            stored = _stored_name(name, family, shapes)
+            if name == "embeddings.position.weight":
+                shape = (shape[0] + checkpoint.spec.embeddings.position_offset, shape[1])
+            wanted[stored] = shape
+            self._where[name] = (store, stored)
+        unused = tuple(f"{prefix}{start}" for prefix in ("", family.prefix) for start in family.unused)
+        _compare(wanted, {n: s for n, s in shapes.items() if n in wanted or not n.startswith(unused)})
+
+    def _map_tail(self, checkpoint: Checkpoint) -> None:
+        expected = dict(checkpoint.spec.tail_weights())
+        for index, (layer, folder) in enumerate(zip(checkpoint.spec.tail, checkpoint.files.tail_folders, strict=True)):
+            if not isinstance(layer, DenseSpec):
+                continue
+            store = open_weights(folder)
+            self._stores.append(store)
+            kinds = [kind for kind in ("weight", "bias") if f"tail.{index}.{kind}" in expected]
+            _compare({f"linear.{kind}": expected[f"tail.{index}.{kind}"] for kind in kinds}, store.shapes)
+            self._where.update({f"tail.{index}.{kind}": (store, f"linear.{kind}") for kind in kinds})
+
+
+def _stored_name(name: str, family: Family, stored: dict[str, tuple[int, ...]]) -> str:
+    module, kind = name.rsplit(".", 1)
+    index = re.match(r"layers\.(\d+)\.", module)
+    template = re.sub(r"^layers\.\d+", "layers.{i}", module)
+    plain = family.weights[template].replace("{i}", index[1] if index else "")
+    # Checkpoints converted from TensorFlow call a norm's parameters gamma and beta; transformers accepts both.
+    old_kind = {"weight": "gamma", "bias": "beta"}[kind]
+    candidates = [f"{prefix}{plain}.{k}" for k in (kind, old_kind) for prefix in (family.prefix, "")]
+    return next((candidate for candidate in candidates if candidate in stored), f"{plain}.{kind}")
+
+
+def _compare(wanted: dict[str, Shape], stored: dict[str, tuple[int, ...]]) -> None:
+    missing = sorted(wanted.keys() - stored.keys())
+    extra = sorted(stored.keys() - wanted.keys())
+    wrong = sorted(name for name in wanted.keys() & stored.keys() if wanted[name] != stored[name])
+    if wrong:
+        name = wrong[0]
+        raise WeightsError(
+            f"Tensor {name} has shape {list(stored[name])}, but config.json implies {list(wanted[name])}"
+            f"{_and_more(wrong)}: config.json and weights are not of the same checkpoint."
+        )
+    if missing:
+        raise WeightsError(f"Tensor {missing[0]} is missing{_and_more(missing)}. Download the checkpoint again.")
+    if extra:
+        raise WeightsError(
+            f"Tensor {extra[0]} is not part of this architecture{_and_more(extra)}: building without it would give "
+            "other vectors than the checkpoint's. Merge adapters before the build."
+        )
+
+
+def _and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _config(folder: Path) -> tuple[Any, str]:
+    """The HF config (its class knows the defaults that config.json leaves out) and the architecture's name."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointNotFoundError(f"{folder} has no config.json: it is not a Hugging Face checkpoint.")
+    raw = read_json(path)
+    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
+        raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(f"The checkpoint is quantized ({method}): build from the original 16- or 32-bit one.")
+    architecture = next(iter(raw.get("architectures") or ()), None)
+    if architecture is None:
+        raise CheckpointError(f"{path} does not name its architectures. Add the class, e.g. [\"BertModel\"].")
+    family_of(raw["model_type"], architecture)  # before transformers, which would only say that it does not know it
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False), architecture
+    except Exception as error:  # transformers validates with several exception types
+        raise CheckpointError(f"{path} was refused by transformers ({error}).") from error
+
+
+def _check_widths(spec: ModelSpec) -> None:
+    width = spec.hidden_size * len(spec.pooling)
+    for layer in spec.tail:
+        if isinstance(layer, DenseSpec):
+            if layer.in_features != width:
+                raise CheckpointError(f"A Dense layer takes {layer.in_features} features but is given {width}.")
+            width = layer.out_features
+
+
+def _longest(spec: ModelSpec, files: SentenceTransformersFiles, tokenizer_max: int | None, asked: int | None) -> int:
+    table = spec.embeddings.max_positions
+    if asked is not None and asked > table:
+        raise CheckpointError(f"max_seq_len {asked} is beyond the position table of {table} rows: choose at most that.")
+    return asked or min(table, files.max_seq_length or tokenizer_max or table)
+
+
+def _package_folder(model: str) -> Path | None:
+    """The folder with a ``config.json`` inside the installed package ``model``, found without importing it."""
+    name = model.replace("-", "_")
+    if not name.isidentifier():
+        return None
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        return None
+    roots = [Path(location) for location in found.submodule_search_locations]
+    for root in roots:
+        marks = sorted(root.rglob("modules.json")) or sorted(root.rglob("config.json"))
+        if marks:
+            return marks[0].parent
+    raise CheckpointNotFoundError(f"The installed package {model!r} carries no checkpoint (no config.json in it).")
+
+
+def _from_hub(model: str, revision: str | None) -> Location:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(model, revision=revision, allow_patterns=[*_HUB_PATTERNS, *_HUB_FALLBACK]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise CheckpointNotFoundError(
+            f"{model!r} is neither a folder here nor an installed package, and the hub did not give it "
+            f"({type(error).__name__}). Check the name, or the network, or pass the path of a downloaded checkpoint."
+        ) from error
+    return Location(folder, model, "hub", revision or folder.name)

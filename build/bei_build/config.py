@@ -1,0 +1,46 @@
+"""What a build is asked to do. Defaults live here and nowhere else; the CLI makes its flags from these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from bei.errors import ConfigError
+from bei_build.spec import POOLINGS
+from bei_build.targets import TARGETS
+
+
+def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """One build. None means: as the checkpoint's files say, or as the target recommends."""
+
+    model: str = field(
+        default="", metadata={"help": "checkpoint: folder, installed package or hub id", "positional": True}
+    )
+    out: str | None = _option(None, "directory of the artifact (default: <name>-<target>-<precision>)")
+    target: str = _option("cpu", "what to compile for", TARGETS)
+    precision: str = _option("auto", "auto, or one of the target's precisions", ("auto", "bf16", "fp16", "fp32", "int8"))
+    name: str | None = _option(None, "name the model is served under (default: the checkpoint's)")
+    revision: str | None = _option(None, "revision of the hub repository")
+    pooling: str | None = _option(None, "pooling, against what the checkpoint says", POOLINGS)
+    normalize: bool | None = _option(None, "whether answers have unit length, against what the checkpoint says")
+    max_seq_len: int | None = _option(None, "most tokens of one sequence")
+    max_num_tokens: int | None = _option(None, "token budget of one batch")
+    max_batch_size: int | None = _option(None, "most sequences of one batch")
+    min_cosine: float | None = _option(None, "fail the build below this mean cosine against the reference")
+    allow_below_threshold: bool = _option(False, "keep an engine that failed its verification; it is marked so")
+    reference: str = _option("auto", "verify against the HF model or the FP32 engine", ("auto", "hf", "engine"))
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("bei build needs a model: a checkpoint folder, an installed package, or a hub id.")
+        if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
+            raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")
+        for name in ("max_seq_len", "max_num_tokens", "max_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}.")

@@ -1,0 +1,59 @@
+"""BERT (Devlin et al. 2018, arXiv:1810.04805): learned positions, token types, post-norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bei_build.families.base import Family, activation_named, require
+from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+
+WEIGHTS = {
+    "embeddings.word": "embeddings.word_embeddings",
+    "embeddings.position": "embeddings.position_embeddings",
+    "embeddings.type": "embeddings.token_type_embeddings",
+    "embeddings.norm": "embeddings.LayerNorm",
+    "layers.{i}.attention.query": "encoder.layer.{i}.attention.self.query",
+    "layers.{i}.attention.key": "encoder.layer.{i}.attention.self.key",
+    "layers.{i}.attention.value": "encoder.layer.{i}.attention.self.value",
+    "layers.{i}.attention.output": "encoder.layer.{i}.attention.output.dense",
+    "layers.{i}.attention_norm": "encoder.layer.{i}.attention.output.LayerNorm",
+    "layers.{i}.mlp.up": "encoder.layer.{i}.intermediate.dense",
+    "layers.{i}.mlp.down": "encoder.layer.{i}.output.dense",
+    "layers.{i}.mlp_norm": "encoder.layer.{i}.output.LayerNorm",
+}
+
+
+def bert_like_spec(config: Any, architecture: str, position_offset: int) -> ModelSpec:
+    """The spec of a BERT-shaped config whose positions start at ``position_offset`` in its table."""
+    require(config, "position_embedding_type", "absolute")
+    require(config, "is_decoder", False)
+    norm = NormSpec(config.layer_norm_eps)
+    layer = LayerSpec(
+        attention=AttentionSpec(config.num_attention_heads, config.hidden_size // config.num_attention_heads),
+        mlp=MLPSpec(config.intermediate_size, activation_named(config.hidden_act)),
+        norm=norm,
+    )
+    return ModelSpec(
+        family=config.model_type,
+        architecture=architecture,
+        hidden_size=config.hidden_size,
+        embeddings=EmbeddingsSpec(
+            vocab_size=config.vocab_size,
+            max_positions=config.max_position_embeddings - position_offset,
+            position_offset=position_offset,
+            type_vocab_size=config.type_vocab_size,
+            norm=norm,
+        ),
+        layers=(layer,) * config.num_hidden_layers,
+    )
+
+
+FAMILY = Family(
+    name="bert",
+    model_type="bert",
+    architectures=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
+    prefix="bert.",
+    weights=WEIGHTS,
+    unused=("pooler.", "cls.", "embeddings.position_ids"),
+    spec_from_config=lambda config, architecture: bert_like_spec(config, architecture, position_offset=0),
+)

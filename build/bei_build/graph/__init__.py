@@ -1,0 +1,1 @@
+"""ModelSpec and weights in, packed ONNX graph out."""

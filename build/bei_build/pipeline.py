@@ -1,0 +1,210 @@
+"""``build``: checkpoint to artifact, the recipe in numbered steps."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from bei import __version__
+from bei.artifact import (
+    ENGINE_DIR,
+    SCHEMA_VERSION,
+    TOKENIZER,
+    Artifact,
+    Certificate,
+    Embedding,
+    EngineRequirements,
+    Manifest,
+    OutputInfo,
+    SpecSummary,
+    is_artifact,
+    save,
+)
+from bei.core import Engine, Limits
+from bei.errors import BuildError, ConfigError, VerificationError
+from bei_build import reference as hf
+from bei_build.checkpoint import Checkpoint, ModelWeights, locate, read_checkpoint, source_of
+from bei_build.config import BuildConfig
+from bei_build.progress import Progress, in_bytes
+from bei_build.spec import ModelSpec
+from bei_build.targets import Compiler, compiler_for
+from bei_build.verification import THRESHOLDS, EngineReference, Reference, certify
+
+# Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.
+OpenEngine = Callable[[Path, Manifest], Engine]
+
+
+def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> Artifact:
+    """Build ``config.model`` into the directory ``config.out``; an artifact that is there is replaced at the end.
+
+    Raises BuildError and its subclasses, ConfigError, MissingDependencyError. A failed build leaves nothing behind.
+    """
+    # 1. Can this machine do it at all? Ask before reading gigabytes.
+    compiler = compiler_for(config.target)
+    precision = compiler.resolve_precision(config.precision)
+    compiler.check_able()
+    # 2. Checkpoint to spec.
+    with progress.step("Read checkpoint") as details:
+        location = locate(config.model, config.revision)
+        checkpoint = read_checkpoint(location, config.pooling, config.max_seq_len)  # type: ignore[arg-type]
+        details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
+    if checkpoint.files.pooling is None and config.pooling is None:
+        progress.note("the checkpoint does not name its pooling; using mean, as sentence-transformers does")
+    out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}")
+    _check_replaceable(out)
+    limits = _limits(config, compiler, checkpoint.max_seq_len)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        with ModelWeights(checkpoint) as weights:
+            # 3. Spec and weights to engine.
+            with progress.step(f"Compile ({config.target}, {precision})") as details:
+                requirements = _compile(compiler, checkpoint.spec, weights, precision, limits, scratch)
+                details.append(in_bytes(_size(scratch / ENGINE_DIR)))
+            # 4. Tokenizer.
+            checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
+            # 5. Manifest, without the files.
+            with progress.step("Hash checkpoint"):
+                manifest = _manifest(config, checkpoint, precision, limits, requirements)
+            # 6. Is the engine what it should be?
+            with progress.step("Verify") as details:
+                certificate = _verify(config, compiler, checkpoint, weights, manifest, scratch, open_engine)
+                details.append(f"mean cosine {certificate.cosine_mean:.6f} against {certificate.reference}")
+        _check_certificate(config, certificate, progress)
+        # 7. Seal it and put it in place.
+        with progress.step("Write artifact") as details:
+            save(scratch, manifest, certificate)
+            if out.exists():
+                shutil.rmtree(out)
+            scratch.chmod(0o755)  # mkdtemp gives 0700
+            scratch.rename(out)
+            details.append(in_bytes(_size(out)))
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    progress.finish(f"Built {out}")
+    return Artifact(out, manifest, certificate)
+
+
+def _check_replaceable(out: Path) -> None:
+    if out.exists() and not is_artifact(out) and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
+
+
+def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits:
+    limits = compiler.default_limits(max_seq_len)
+    if config.max_num_tokens is not None and config.max_num_tokens < max_seq_len:
+        raise ConfigError(
+            f"max_num_tokens {config.max_num_tokens} cannot hold one sequence of max_seq_len {max_seq_len}: "
+            "raise --max-num-tokens or lower --max-seq-len."
+        )
+    return replace(
+        limits,
+        max_num_tokens=config.max_num_tokens or limits.max_num_tokens,
+        max_batch_size=config.max_batch_size or limits.max_batch_size,
+    )
+
+
+def _compile(
+    compiler: Compiler, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, root: Path
+) -> EngineRequirements:
+    folder = root / ENGINE_DIR
+    folder.mkdir()
+    return compiler.compile(spec, weights, precision, limits, folder)
+
+
+def _manifest(
+    config: BuildConfig, checkpoint: Checkpoint, precision: str, limits: Limits, requirements: EngineRequirements
+) -> Manifest:
+    spec, files = checkpoint.spec, checkpoint.files
+    # Without modules.json nothing says whether vectors have unit length; clients of embedding APIs expect it.
+    normalize = next(choice for choice in (config.normalize, files.normalize, True) if choice is not None)
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        bei_version=__version__,
+        name=config.name or checkpoint.location.model,
+        source=source_of(checkpoint),
+        tasks=["embed"],
+        spec=SpecSummary(
+            family=spec.family,
+            architecture=spec.architecture,
+            num_layers=len(spec.layers),
+            hidden_size=spec.hidden_size,
+            num_heads=spec.layers[0].attention.num_heads,
+            vocab_size=spec.embeddings.vocab_size,
+            num_parameters=spec.num_parameters,
+        ),
+        outputs=[OutputInfo(name="embedding", dimension=spec.embedding_dimension)],
+        embedding=Embedding(
+            pooling="+".join(spec.pooling),
+            normalize=normalize,
+            similarity=files.similarity,
+            matryoshka_dimensions=list(files.matryoshka_dimensions) if files.matryoshka_dimensions else None,
+        ),
+        prompts=dict(files.prompts),
+        default_prompt_name=files.default_prompt_name,
+        target=config.target,
+        precision=precision,
+        engine=requirements,
+        max_num_tokens=limits.max_num_tokens,
+        max_batch_size=limits.max_batch_size,
+        max_seq_len=limits.max_seq_len,
+        files=[],
+    )
+
+
+def _verify(
+    config: BuildConfig,
+    compiler: Compiler,
+    checkpoint: Checkpoint,
+    weights: ModelWeights,
+    manifest: Manifest,
+    root: Path,
+    open_engine: OpenEngine,
+) -> Certificate:
+    threshold = config.min_cosine if config.min_cosine is not None else THRESHOLDS[manifest.precision]
+    engine = open_engine(root / ENGINE_DIR, manifest)
+    try:
+        reference: Reference
+        if config.reference == "hf" or (config.reference == "auto" and hf.is_available()):
+            if not hf.is_available():
+                raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
+            reference = hf.HFReference(checkpoint, weights)
+            return certify(engine, reference, checkpoint.tokenizer, checkpoint.spec, threshold)
+        with tempfile.TemporaryDirectory(dir=root) as fp32_root:
+            _compile(compiler, checkpoint.spec, weights, "fp32", manifest.limits, Path(fp32_root))
+            fp32_manifest = msgspec.structs.replace(manifest, precision="fp32")
+            fp32_engine = open_engine(Path(fp32_root) / ENGINE_DIR, fp32_manifest)
+            try:
+                reference = EngineReference(fp32_engine, f"{manifest.engine.compiler} engine, FP32, one text at a time")
+                return certify(engine, reference, checkpoint.tokenizer, checkpoint.spec, threshold)
+            finally:
+                fp32_engine.close()
+    finally:
+        engine.close()
+
+
+def _check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
+    if certificate.passed:
+        return
+    message = (
+        f"mean cosine {certificate.cosine_mean:.6f} against {certificate.reference} is below the threshold "
+        f"{certificate.threshold}; worst text: {certificate.worst_texts[0][:60]!r}"
+    )
+    if not config.allow_below_threshold:
+        raise VerificationError(
+            f"Verification failed: {message}. Choose a higher precision, lower --min-cosine, "
+            "or keep the engine with --allow-below-threshold."
+        )
+    progress.note(f"kept although {message}")
+
+
+def _size(folder: Path) -> int:
+    if not folder.is_dir():
+        raise BuildError(f"{folder} was not written. This is a bug.")
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

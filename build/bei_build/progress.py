@@ -1,0 +1,46 @@
+"""What a build says while it runs: steps with their times, and bytes written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+
+class Progress:
+    """Reports to stderr: live on a terminal, one line a step in a log."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[list[str]]:
+        """Time a step. What is appended to the yielded list is printed behind its title."""
+        details: list[str] = []
+        started = time.perf_counter()
+        with self._console.status(f"{title} ..."):
+            yield details
+        seconds = time.perf_counter() - started
+        self._console.print(f"  {title:<24} {seconds:7.2f} s  {' '.join(details)}", markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+        self._console.print(f"  note: {text}", markup=False, soft_wrap=True)
+
+    def finish(self, text: str) -> None:
+        """The last line."""
+        seconds = time.perf_counter() - self._started
+        self._console.print(f"{text} in {seconds:.1f} s", markup=False, soft_wrap=True)
+
+
+def in_bytes(size: int) -> str:
+    """``45192360`` -> ``45.2 MB``."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,144 @@
+"""Reading tensors from a checkpoint folder: safetensors by memory map, PyTorch files only through torch.
+
+Knows file formats, not models. One tensor is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.errors import MissingDependencyError, WeightsError
+
+_SAFETENSORS = "model.safetensors"
+_PYTORCH = "pytorch_model.bin"
+
+
+class TensorStore(ABC):
+    """Named tensors of a checkpoint. Floating tensors are read as float32."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor by name."""
+
+    @abstractmethod
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor called ``name``, float32. bfloat16 and float16 widen exactly."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap the files."""
+
+
+class SafetensorsStore(TensorStore):
+    """One or more safetensors files, memory-mapped."""
+
+    def __init__(self, files: list[Path]) -> None:
+        # bfloat16 arrives as the numpy dtype that ml_dtypes registers.
+        import ml_dtypes  # noqa: F401
+        from safetensors import SafetensorError, safe_open
+
+        self._stack = ExitStack()
+        self._owner: dict[str, Any] = {}
+        for file in files:
+            try:
+                handle = self._stack.enter_context(safe_open(file, framework="numpy"))
+            except (SafetensorError, OSError) as error:
+                self._stack.close()
+                raise WeightsError(
+                    f"{file} is not a readable safetensors file ({error}). Download the checkpoint again."
+                ) from error
+            self._owner.update(dict.fromkeys(handle.keys(), handle))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor by name."""
+        return {name: tuple(handle.get_slice(name).get_shape()) for name, handle in self._owner.items()}
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor called ``name``, float32."""
+        tensor = self._owner[name].get_tensor(name)
+        if tensor.dtype.kind in "iub":
+            raise WeightsError(
+                f"Tensor {name} is {tensor.dtype}, not floating point: the checkpoint seems to be quantized. "
+                "Use the original 16- or 32-bit checkpoint; bei quantizes at build time."
+            )
+        return np.ascontiguousarray(tensor, dtype=np.float32)
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._stack.close()
+
+
+class TorchStore(TensorStore):
+    """``pytorch_model.bin``: a pickle, so it is read by torch's weights-only loader and by nothing else."""
+
+    def __init__(self, files: list[Path]) -> None:
+        import pickle
+
+        import torch
+
+        self._tensors: dict[str, Any] = {}
+        for file in files:
+            try:
+                self._tensors.update(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+            except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+                raise WeightsError(
+                    f"{file} was refused by torch's weights-only loader ({str(error).splitlines()[0]}). "
+                    "Use a safetensors checkpoint."
+                ) from error
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor called ``name``, float32."""
+        array: npt.NDArray[np.float32] = self._tensors[name].float().contiguous().numpy()
+        return array
+
+    def close(self) -> None:
+        """Drop the tensors."""
+        self._tensors.clear()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: safetensors (one or sharded) if there are any, else PyTorch's."""
+    for name in (_SAFETENSORS, _PYTORCH):
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return list(_shards(folder, index))
+    raise WeightsError(f"{folder} has neither {_SAFETENSORS} nor {_PYTORCH} (nor an index of shards).")
+
+
+def open_weights(folder: Path) -> TensorStore:
+    """Open the weights of ``folder``. Raises WeightsError, and MissingDependencyError for .bin without torch."""
+    files = weight_files(folder)
+    if files[0].suffix == ".safetensors":
+        return SafetensorsStore(files)
+    if importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError("torch", "cuda", f"Reading {files[0].name} (a pickle; safetensors needs nothing)")
+    return TorchStore(files)
+
+
+def _shards(folder: Path, index: Path) -> Iterator[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise WeightsError(f"{index} is not an index of shards ({error!r}). Download the checkpoint again.") from error
+    for name in names:
+        if not (folder / name).is_file():
+            raise WeightsError(f"{index.name} names {name}, which is not in {folder}. Download the checkpoint again.")
+        yield folder / name
