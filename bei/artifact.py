@@ -32,11 +32,7 @@ CERTIFICATE = "certificate.json"
 ENGINE_DIR = "engine"
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything in the manifest: immutable, and strict about unknown keys."""
-
-
-class Source(_Record):
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the weights came from. ``sha256`` covers every checkpoint file that was read."""
 
     model: str
@@ -45,14 +41,14 @@ class Source(_Record):
     sha256: str
 
 
-class OutputInfo(_Record):
+class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One output of the engine. ``dimension`` is the width of a row."""
 
     name: str
     dimension: int
 
 
-class SpecSummary(_Record):
+class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The model in figures, for people."""
 
     family: str
@@ -64,7 +60,7 @@ class SpecSummary(_Record):
     num_parameters: int
 
 
-class EngineRequirements(_Record):
+class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``)."""
 
     compiler: str
@@ -73,7 +69,7 @@ class EngineRequirements(_Record):
     capabilities: list[str]
 
 
-class FileInfo(_Record):
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file of the artifact, path relative to its root."""
 
     path: str
@@ -81,7 +77,7 @@ class FileInfo(_Record):
     sha256: str
 
 
-class Embedding(_Record):
+class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the embedding output is to be treated, as the checkpoint's own files say."""
 
     pooling: str
@@ -90,7 +86,7 @@ class Embedding(_Record):
     matryoshka_dimensions: list[int] | None
 
 
-class Manifest(_Record):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the runtime knows about a model."""
 
     schema_version: int
@@ -123,7 +119,7 @@ class Manifest(_Record):
         return {output.name: output.dimension for output in self.outputs}["embedding"]
 
 
-class Certificate(_Record):
+class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The compiled engine against the reference on held-out texts (docs/architecture.md, "Certificate").
 
     Cosines are between engine and reference vectors of the same text. ``neighbour_overlap`` is the mean share of
@@ -158,7 +154,7 @@ class Artifact(msgspec.Struct, frozen=True):
         return self.path / ENGINE_DIR
 
 
-def _encode(record: _Record) -> bytes:
+def _encode(record: Manifest | Certificate) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 

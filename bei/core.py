@@ -22,11 +22,11 @@ Outputs: TypeAlias = Mapping[str, Float32Array]
 
 @dataclass(frozen=True)
 class Encoding:
-    """One tokenized input. ``num_truncated`` counts the tokens that were cut off (at least; 0: none)."""
+    """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``."""
 
     input_ids: Int32Array
     token_type_ids: Int32Array | None = None
-    num_truncated: int = 0
+    truncated: bool = False
 
     @property
     def num_tokens(self) -> int:

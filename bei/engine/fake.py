@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
+from bei.core import EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 
 DIMENSION = 8
 
@@ -34,7 +34,7 @@ class FakeEngine:
         """Nothing to free."""
 
 
-def fake_row(input_ids: np.ndarray, token_type_ids: np.ndarray | None = None) -> Float32Array:  # type: ignore[type-arg]
+def fake_row(input_ids: Int32Array, token_type_ids: Int32Array | None = None) -> Float32Array:
     """What the fake engine answers for one sequence, float32 [8]."""
     types = 0 if token_type_ids is None else int(token_type_ids.sum())
     values = [len(input_ids), int(input_ids[0]), int(input_ids[-1]), int(input_ids.sum()), types, 0, 0, 1]

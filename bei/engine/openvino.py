@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from bei.artifact import Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
+from bei.cores import usable_cores
 from bei.errors import ArtifactWrongDeviceError, EngineError, MissingDependencyError
 from bei.packing import graph_inputs
 
@@ -97,10 +97,3 @@ class OpenVINOEngine:
         while not self._requests.empty():
             self._requests.get()
         del self._model
-
-
-def usable_cores() -> int:
-    """Cores this process may run on (containers and taskset narrow them)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

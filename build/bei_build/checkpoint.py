@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from bei.artifact import Source, sha256_of_file
@@ -212,7 +211,7 @@ def _config(folder: Path) -> tuple[Any, str]:
         raise CheckpointError(f"The checkpoint is quantized ({method}): build from the original 16- or 32-bit one.")
     architecture = next(iter(raw.get("architectures") or ()), None)
     if architecture is None:
-        raise CheckpointError(f"{path} does not name its architectures. Add the class, e.g. [\"BertModel\"].")
+        raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
     family_of(raw["model_type"], architecture)  # before transformers, which would only say that it does not know it
     try:
         from transformers import AutoConfig

@@ -9,6 +9,8 @@ from bei.errors import ConfigError
 from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
 
+PRECISIONS = ("auto", "bf16", "fp16", "fp32", "int8")
+
 
 def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": text, "choices": choices})
@@ -23,7 +25,7 @@ class BuildConfig:
     )
     out: str | None = _option(None, "directory of the artifact (default: <name>-<target>-<precision>)")
     target: str = _option("cpu", "what to compile for", TARGETS)
-    precision: str = _option("auto", "auto, or one of the target's precisions", ("auto", "bf16", "fp16", "fp32", "int8"))
+    precision: str = _option("auto", "auto: what the device does best", PRECISIONS)
     name: str | None = _option(None, "name the model is served under (default: the checkpoint's)")
     revision: str | None = _option(None, "revision of the hub repository")
     pooling: str | None = _option(None, "pooling, against what the checkpoint says", POOLINGS)

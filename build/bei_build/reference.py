@@ -30,8 +30,8 @@ class HFReference:
         from transformers import AutoModel
         from transformers.utils import logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.name = "transformers, FP32, one text at a time"
         self._spec = checkpoint.spec
         self._torch = torch

@@ -49,11 +49,12 @@ def held_out_texts() -> list[str]:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], spec: ModelSpec, max_seq_len: int) -> list[Encoding]:
-    """Tokenize ``texts`` as the server will."""
+    """Tokenize ``texts`` as the server will: truncated with special tokens kept."""
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: truncation is state
+    tokenizer.enable_truncation(max_seq_len)
     encodings = []
     for text in texts:
         encoding = tokenizer.encode(text)
-        encoding.truncate(max_seq_len)
         types = np.array(encoding.type_ids, np.int32) if spec.embeddings.type_vocab_size > 1 else None
         encodings.append(Encoding(np.array(encoding.ids, np.int32), types))
     return encodings
@@ -82,7 +83,7 @@ def certify(
         cosine_mean=round(mean, 6),
         cosine_p1=round(float(np.percentile(cosines, 1)), 6),
         cosine_min=round(float(cosines.min()), 6),
-        max_abs_difference=round(float(np.abs(normalized(actual) - normalized(expected)).max()), 6),
+        max_abs_difference=float(f"{np.abs(normalized(actual) - normalized(expected)).max():.3g}"),
         neighbour_overlap=round(_neighbour_overlap(actual, expected), 4),
         worst_texts=worst,
         threshold=threshold,
@@ -94,7 +95,8 @@ def certify(
 
 def normalized(vectors: Float32Array) -> Float32Array:
     """Rows at unit length."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    unit: Float32Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return unit
 
 
 def _run(engine: Engine, encodings: Sequence[Encoding]) -> Float32Array:

@@ -43,8 +43,10 @@ class PaddedAttention:
     def emit(self, query: str, key: str, value: str, spec: AttentionSpec, name: str) -> str:
         """Attention over ``query``, ``key``, ``value`` ([T, width] each, query already scaled); [T, width]."""
         graph = self._graph
-        heads = [self._pad(tensor, spec, f"{name}.{role}") for tensor, role in ((query, "q"), (key, "k"), (value, "v"))]
-        context = self._attend(*heads, name)
+        query, key, value = (
+            self._pad(x, spec, f"{name}.{role}") for x, role in ((query, "q"), (key, "k"), (value, "v"))
+        )
+        context = self._attend(query, key, value, name)
         by_slot = graph.op("Transpose", [context], f"{name}.by_slot", perm=[0, 2, 1, 3])
         flat = graph.op("Reshape", [by_slot, graph.constant([-1, spec.width])], f"{name}.flat")
         return graph.op("Gather", [flat, self._unpad_index], f"{name}.unpadded", axis=0)

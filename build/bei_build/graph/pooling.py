@@ -16,9 +16,7 @@ from bei_build.spec import DenseSpec, ModelSpec, Pooling
 _EMPTY = -3e38  # what max pooling sees in an empty slot: below any state, finite in FP32 and BF16
 
 
-def emit_embedding_head(
-    graph: GraphWriter, read: Callable[[str], FloatArray], spec: ModelSpec, hidden: str
-) -> str:
+def emit_embedding_head(graph: GraphWriter, read: Callable[[str], FloatArray], spec: ModelSpec, hidden: str) -> str:
     """Pool ``hidden`` [T, hidden] and apply the tail; FP32 [B, ``spec.embedding_dimension``]."""
     pooling = _PoolingEmitter(graph, hidden)
     parts = [pooling.emit(mode) for mode in spec.pooling]
@@ -87,7 +85,9 @@ class _PoolingEmitter:
         """Padded token states, FP32 [B, S, hidden]; slots behind a sequence's end are not zero."""
         if "view" not in self._shared:
             graph = self._graph
-            rows = graph.op("Gather", [self._hidden, graph.input("pad_index", DType.INT32, ["B", "S"])], "pooling.rows", axis=0)
+            rows = graph.op(
+                "Gather", [self._hidden, graph.input("pad_index", DType.INT32, ["B", "S"])], "pooling.rows", axis=0
+            )
             self._shared["view"] = graph.cast(rows, DType.FP32, "pooling.view")
         return self._shared["view"]
 

@@ -50,15 +50,15 @@ class DType(Enum):
     @property
     def numpy(self) -> np.dtype[Any]:
         """Numpy dtype (bfloat16 is ml_dtypes')."""
-        return np.dtype(
-            {
-                DType.FP32: np.float32,
-                DType.FP16: np.float16,
-                DType.BF16: ml_dtypes.bfloat16,
-                DType.INT8: np.int8,
-                DType.INT32: np.int32,
-            }[self]
-        )
+        dtypes: dict[DType, Any] = {
+            DType.FP32: np.float32,
+            DType.FP16: np.float16,
+            DType.BF16: ml_dtypes.bfloat16,
+            DType.INT8: np.int8,
+            DType.INT32: np.int32,
+        }
+        dtype: np.dtype[Any] = np.dtype(dtypes[self])
+        return dtype
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from bei.artifact import EngineRequirements
 from bei.core import Limits
@@ -80,7 +81,7 @@ def cpu_capabilities() -> list[str]:
     return capabilities
 
 
-def _openvino():  # type: ignore[no-untyped-def]
+def _openvino() -> Any:
     try:
         import openvino
     except ImportError as error:

@@ -1,0 +1,176 @@
+"""Settings: frozen dataclasses, filled from flags, environment, a YAML file and defaults, in this order.
+
+``load`` serves every configuration class. An unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bei.cores import usable_cores
+from bei.errors import ConfigError
+
+ENV_PREFIX = "BEI_"
+
+ConfigT = TypeVar("ConfigT")
+
+
+def _option(default: object, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+def _default_tokenizer_threads() -> int:
+    # One thread tokenizes 30,000 short texts a second (docs/decisions.md): few are enough, and a core is left alone.
+    return max(1, min(8, usable_cores() - 1))
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """How to serve. Every field is a flag of ``bei serve``, a variable ``BEI_<NAME>`` and a key of the YAML file."""
+
+    models: tuple[str, ...] = field(
+        default=(), metadata={"help": "artifacts or checkpoints (default: all-MiniLM-L6-v2)", "positional": True}
+    )
+    host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    port: int = _option(8000, "TCP port; 0 lets the system choose")
+    engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
+    engine_streams: int = _option(1, "batches a CPU engine runs side by side, sharing its threads")
+    tokenizer_threads: int = field(
+        default_factory=_default_tokenizer_threads,
+        metadata={"help": "threads that tokenize (default: cores - 1, at most 8)"},
+    )
+    max_queue_size: int = _option(16384, "inputs accepted and not yet answered, per model; beyond it 429")
+    max_client_batch_size: int = _option(2048, "most inputs of one request")
+    payload_limit: int = _option(8_000_000, "largest request body in bytes")
+    auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
+    access_log: bool = _option(False, "log every request")
+    cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built")
+    precision: str = _option("auto", "precision of checkpoints that are built first")
+
+    def __post_init__(self) -> None:
+        minimum = {"port": 0, "engine_threads": 0}
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < minimum.get(name, 0 if isinstance(value, bool) else 1):
+                raise ConfigError(f"{name} must be at least {minimum.get(name, 1)}, not {value}.")
+        if self.port > 65535:
+            raise ConfigError(f"port must be at most 65535, not {self.port}.")
+        if self.max_queue_size < self.max_client_batch_size:
+            raise ConfigError(
+                f"max_queue_size {self.max_queue_size} could never accept a request of max_client_batch_size "
+                f"{self.max_client_batch_size} inputs: raise the first or lower the second."
+            )
+        if self.engine_threads and self.engine_threads < self.engine_streams:
+            raise ConfigError(
+                f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
+                "raise the second or lower the first."
+            )
+
+
+# The builder's settings, by name only: the runtime does not import the builder. A test holds the two together.
+BUILD_SETTINGS = frozenset(
+    (
+        "model",
+        "out",
+        "target",
+        "precision",
+        "name",
+        "revision",
+        "pooling",
+        "normalize",
+        "max_seq_len",
+        "max_num_tokens",
+        "max_batch_size",
+        "min_cosine",
+        "allow_below_threshold",
+        "reference",
+    )
+)
+_ALL_SETTINGS = BUILD_SETTINGS | {f.name for f in dataclasses.fields(ServeConfig)}
+
+
+def load(
+    cls: type[ConfigT], flags: Mapping[str, object], file: str | None = None, env: Mapping[str, str] | None = None
+) -> ConfigT:
+    """Fill ``cls``: ``flags`` (only those given) over ``env`` over the YAML ``file`` over the defaults.
+
+    Raises ConfigError for unknown keys, values of the wrong type, and whatever ``cls`` itself refuses.
+    """
+    env = os.environ if env is None else env
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    for source, settings in (("file", _from_file(file)), ("environment", _from_env(env, names)), ("flags", flags)):
+        for key, value in settings.items():
+            if key not in names:
+                raise ConfigError(f"Unknown setting {key!r} in the {source}.{_nearest(key, names)}")
+            values[key] = _converted(value, hints[key], key, source)
+    return cls(**values)
+
+
+def _from_file(file: str | None) -> dict[str, object]:
+    if file is None:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"Cannot read the configuration file {file}: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold settings as 'key: value' lines.")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, object]:
+    """``BEI_*`` variables, without those that are known but belong to the other command."""
+    variables = {key[len(ENV_PREFIX) :].lower(): value for key, value in env.items() if key.startswith(ENV_PREFIX)}
+    return {key: value for key, value in variables.items() if key in names or key not in _ALL_SETTINGS}
+
+
+def _nearest(key: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(key, names, n=1)
+    return f" Did you mean {near[0]!r}?" if near else f" Known settings: {', '.join(names)}."
+
+
+def _converted(value: object, hint: Any, key: str, source: str) -> object:
+    """``value`` as ``hint`` asks; text (environment) is parsed, everything else must fit as it is."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    hint = next(option for option in options if option is not type(None))
+    if typing.get_origin(hint) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in _BOOLEANS:
+            return _BOOLEANS[value.lower()]
+    elif hint in (int, float):
+        try:
+            if isinstance(value, str) or (type(value) in (int, float) and type(value) in (int, hint)):
+                return hint(value)
+        except ValueError:
+            pass
+    elif isinstance(value, str):
+        return value
+    raise ConfigError(f"Setting {key!r} ({source}) must be {_kind(hint)}, not {value!r}.")
+
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _kind(hint: Any) -> str:
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+    return names.get(hint, "a list of texts")

@@ -1,0 +1,91 @@
+"""What ``bei inspect`` prints: the manifest and the certificate, for people or for programs."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+
+from bei import artifact as artifacts
+from bei.artifact import Artifact
+
+
+def as_json(path: Path) -> str:
+    """Manifest and certificate of the artifact at ``path``, verified, as JSON. Raises ArtifactError."""
+    artifact = artifacts.load(path)
+    content = {"manifest": artifact.manifest, "certificate": artifact.certificate}
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
+
+
+def as_table(path: Path) -> str:
+    """The same for a terminal. Raises ArtifactError."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    artifact = artifacts.load(path)
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for section in (_model_rows(artifact), _engine_rows(artifact), _certificate_rows(artifact)):
+        for name, value in section:
+            table.add_row(name, value)
+        table.add_section()
+    stream = io.StringIO()
+    Console(file=stream, width=100, highlight=False, markup=False).print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
+
+
+def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
+    manifest = artifact.manifest
+    spec, embedding = manifest.spec, manifest.embedding
+    revision = f" at {manifest.source.revision}" if manifest.source.revision else ""
+    rows = [
+        ("name", manifest.name),
+        ("source", f"{manifest.source.model} ({manifest.source.kind}{revision})"),
+        ("source sha256", manifest.source.sha256),
+        ("architecture", f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden_size}"),
+        ("parameters", f"{spec.num_parameters:,}"),
+        ("tasks", ", ".join(manifest.tasks)),
+        ("outputs", ", ".join(f"{output.name} [{output.dimension}]" for output in manifest.outputs)),
+    ]
+    if embedding is not None:
+        length = "unit length" if embedding.normalize else "as the model gives them"
+        rows.append(("embeddings", f"{embedding.pooling} pooling, {length}"))
+        if embedding.matryoshka_dimensions:
+            rows.append(("dimensions", ", ".join(map(str, embedding.matryoshka_dimensions))))
+    for name, prompt in manifest.prompts.items():
+        mark = " (default)" if name == manifest.default_prompt_name else ""
+        rows.append((f"prompt {name}{mark}", repr(prompt)))
+    return rows
+
+
+def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:
+    manifest = artifact.manifest
+    size = sum(file.size for file in manifest.files)
+    needs = ", ".join(manifest.engine.capabilities) or "nothing special"
+    return [
+        ("target", f"{manifest.target}, {manifest.precision}"),
+        ("compiler", f"{manifest.engine.compiler} {manifest.engine.compiler_version}"),
+        ("needs", f"{manifest.engine.device}: {needs}"),
+        ("max_num_tokens", str(manifest.max_num_tokens)),
+        ("max_batch_size", str(manifest.max_batch_size)),
+        ("max_seq_len", str(manifest.max_seq_len)),
+        ("files", f"{len(manifest.files)}, {size / 1e6:.1f} MB, verified"),
+        ("built by", f"bei {manifest.bei_version}, schema {manifest.schema_version}"),
+    ]
+
+
+def _certificate_rows(artifact: Artifact) -> list[tuple[str, str]]:
+    certificate = artifact.certificate
+    verdict = "passed" if certificate.passed else "BELOW THRESHOLD"
+    cosines = f"mean {certificate.cosine_mean:.6f}, p1 {certificate.cosine_p1:.6f}, min {certificate.cosine_min:.6f}"
+    return [
+        ("certificate", f"{verdict} (mean cosine >= {certificate.threshold})"),
+        ("reference", f"{certificate.reference}; {certificate.num_texts} texts"),
+        ("cosine", cosines),
+        ("neighbours kept", f"{certificate.neighbour_overlap:.1%} of ten"),
+        ("largest difference", f"{certificate.max_abs_difference:.2e}"),
+        ("worst text", repr(certificate.worst_texts[0][:70])),
+    ]

@@ -1,0 +1,1 @@
+"""The HTTP front. Imports the service; nothing imports it but the CLI."""

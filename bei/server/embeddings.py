@@ -1,0 +1,222 @@
+"""``POST /v1/embeddings``: OpenAI's request and response, straight from and to bytes.
+
+Unknown fields are ignored, as clients and gateways add their own. Reference: platform.openai.com, "Create embeddings".
+"""
+
+from __future__ import annotations
+
+import binascii
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bei.errors import InvalidRequestError
+from bei.server.errors import JSON
+from bei.server.http import RawRoute, read_body, unless_disconnected
+from bei.server.models import Models
+from bei.service import Embeddings
+
+TRUNCATED_HEADER = "x-truncated-inputs"
+
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class EmbeddingRequest(msgspec.Struct):
+    """The body. ``input`` has four forms and is decoded in a second step, by its first characters."""
+
+    input: msgspec.Raw
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    user: str | None = None
+
+
+_request_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_text_decoder = msgspec.json.Decoder(str)
+_texts_decoder = msgspec.json.Decoder(list[str])
+_ids_decoder = msgspec.json.Decoder(list[TokenId])
+_id_lists_decoder = msgspec.json.Decoder(list[list[TokenId]])
+
+_INPUT_FORMS = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
+
+
+def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
+    """``input`` as texts or as token ids; the other is None. Raises InvalidRequestError."""
+    compact = raw.lstrip()
+    inner = compact[1:].lstrip()[:1] if compact[:1] == b"[" else b""
+    try:
+        if compact[:1] == b'"':
+            return [_text_decoder.decode(raw)], None
+        if inner == b'"':
+            return _texts_decoder.decode(raw), None
+        if inner == b"[":
+            return None, _id_lists_decoder.decode(raw)
+        if inner and inner in b"-0123456789":
+            return None, [_ids_decoder.decode(raw)]
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"input must be {_INPUT_FORMS}, all of one kind: {error}.", "input") from error
+    if inner == b"]":
+        raise InvalidRequestError("input is an empty list: send at least one input.", "input")
+    raise InvalidRequestError(f"input must be {_INPUT_FORMS}.", "input")
+
+
+def parse_request(body: bytes) -> EmbeddingRequest:
+    """Decode and validate the body but for ``input``. Raises InvalidRequestError."""
+    try:
+        return _request_decoder.decode(body)
+    except msgspec.ValidationError as error:
+        param = str(error).rpartition("$.")[2].rstrip("`") if "$." in str(error) else None
+        raise InvalidRequestError(f"The request is not valid: {error}.", param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}.") from error
+
+
+def render(answer: Embeddings, model: str, encoding_format: str) -> bytes:
+    """The response body. base64 is of little-endian float32, as OpenAI's clients decode it."""
+    vectors = answer.vectors
+    if encoding_format == "base64":
+        little_endian = vectors.astype("<f4", copy=False)
+        encoded: list[Any] = [binascii.b2a_base64(row.data, newline=False).decode() for row in little_endian]
+    else:
+        encoded = list(vectors)
+    content = {
+        "object": "list",
+        "data": [{"object": "embedding", "index": i, "embedding": embedding} for i, embedding in enumerate(encoded)],
+        "model": model,
+        "usage": {"prompt_tokens": answer.num_tokens, "total_tokens": answer.num_tokens},
+    }
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def embeddings_router(models: Models, max_client_batch_size: int, payload_limit: int) -> APIRouter:
+    """The route, bound to the served models."""
+    router = APIRouter(route_class=RawRoute)
+
+    @router.post("/v1/embeddings", openapi_extra=_OPENAPI, response_class=Response, summary="Create embeddings")
+    async def create_embeddings(request: Request) -> Response:
+        """Embed one or many texts (or lists of token ids). Answers in the order of the inputs."""
+        body = parse_request(await read_body(request, payload_limit))
+        service = models.named(body.model)
+        texts, token_ids = parse_input(bytes(body.input))
+        _check_size(texts if texts is not None else token_ids or [], max_client_batch_size)
+        if texts is not None:
+            if "" in texts:
+                raise InvalidRequestError(f"input {texts.index('')} is an empty text: leave it out.", "input")
+            work = service.embed_texts(texts, body.dimensions)
+        else:
+            work = service.embed_token_ids(token_ids or [], body.dimensions)
+        answer = await unless_disconnected(request, work)
+        headers = {TRUNCATED_HEADER: ",".join(map(str, answer.truncated))} if answer.truncated else None
+        return Response(render(answer, service.name, body.encoding_format), 200, headers, JSON)
+
+    return router
+
+
+def _check_size(inputs: list[Any], limit: int) -> None:
+    if not inputs:
+        raise InvalidRequestError("input is an empty list: send at least one input.", "input")
+    if len(inputs) > limit:
+        raise InvalidRequestError(
+            f"The request has {len(inputs)} inputs, the limit is {limit}: split it into smaller requests.", "input"
+        )
+
+
+_VECTOR = {"oneOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": "string", "nullable": True},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+_INPUT = {
+    "oneOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        },
+    ]
+}
+_OPENAPI: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["input"],
+                    "properties": {
+                        "input": _INPUT,
+                        "model": {"type": "string", "description": "May be left out where one model is served."},
+                        "encoding_format": {"type": "string", "enum": ["float", "base64"], "default": "float"},
+                        "dimensions": {"type": "integer", "minimum": 1},
+                        "user": {"type": "string"},
+                    },
+                }
+            }
+        },
+    },
+    "responses": {
+        "200": {
+            "description": "The embeddings, in the order of the inputs.",
+            "headers": {
+                TRUNCATED_HEADER: {"schema": {"type": "string"}, "description": "Indices of inputs that were cut."}
+            },
+            "content": {
+                JSON: {
+                    "schema": {
+                        "type": "object",
+                        "properties": {
+                            "object": {"const": "list"},
+                            "data": {
+                                "type": "array",
+                                "items": {
+                                    "type": "object",
+                                    "properties": {
+                                        "object": {"const": "embedding"},
+                                        "index": {"type": "integer"},
+                                        "embedding": _VECTOR,
+                                    },
+                                },
+                            },
+                            "model": {"type": "string"},
+                            "usage": {
+                                "type": "object",
+                                "properties": {
+                                    "prompt_tokens": {"type": "integer"},
+                                    "total_tokens": {"type": "integer"},
+                                },
+                            },
+                        },
+                    }
+                }
+            },
+        },
+        **{
+            status: {"description": text, "content": {JSON: {"schema": _ERROR}}}
+            for status, text in {
+                "400": "The request is wrong; the message says how.",
+                "404": "No served model has this name.",
+                "413": "The body is too large.",
+                "429": "Too much is waiting; see Retry-After.",
+                "500": "The engine failed on an input.",
+                "503": "The server is shutting down.",
+            }.items()
+        },
+    },
+}

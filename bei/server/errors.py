@@ -1,0 +1,84 @@
+"""The one table from errors to HTTP: status, OpenAI error type, body, headers."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from bei import errors
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+
+# Nearest class along the error's ancestry wins. The types are those that OpenAI clients know.
+_STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
+    errors.InvalidRequestError: (400, "invalid_request_error"),
+    errors.RequestError: (400, "invalid_request_error"),
+    errors.ModelNotFoundError: (404, "invalid_request_error"),
+    errors.RouteNotFoundError: (404, "invalid_request_error"),
+    errors.MethodNotAllowedError: (405, "invalid_request_error"),
+    errors.PayloadTooLargeError: (413, "invalid_request_error"),
+    errors.OverloadedError: (429, "rate_limit_error"),
+    errors.ShuttingDownError: (503, "server_error"),
+    errors.EngineError: (500, "server_error"),
+    errors.BeiError: (500, "server_error"),
+}
+
+
+def error_response(error: errors.BeiError) -> Response:
+    """``{"error": {"message", "type", "param", "code"}}`` with the status of the table."""
+    status, kind = next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
+    body = {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": error.code}
+    headers = {}
+    if isinstance(error, errors.OverloadedError):
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+        headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
+    if isinstance(error, errors.ShuttingDownError):
+        headers["connection"] = "close"
+    return Response(orjson.dumps({"error": body}), status, headers, JSON)
+
+
+async def on_bei_error(_: Request, error: Exception) -> Response:
+    """Handler for our own errors."""
+    assert isinstance(error, errors.BeiError)
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Handler for the framework's errors (no such route, wrong method), in our body."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        message = f"There is no route {request.url.path}: see /openapi.json."
+        return error_response(errors.RouteNotFoundError(message))
+    if error.status_code == 405:
+        response = error_response(
+            errors.MethodNotAllowedError(f"{request.url.path} does not take {request.method}: see /openapi.json.")
+        )
+        response.headers.update(error.headers or {})
+        return response
+    return error_response(errors.InvalidRequestError(str(error.detail)))
+
+
+async def on_disconnect(_: Request, __: Exception) -> Response:
+    """The client left while it sent its body: nobody reads this."""
+    return Response(status_code=499)
+
+
+async def on_unexpected(request: Request, error: Exception) -> Response:
+    """A bug. The client learns that, the log learns where; no traceback leaves the process."""
+    log.error("unexpected error on %s", request.url.path, exc_info=error)
+    return error_response(errors.BeiError("The server met an unexpected error: please report it with its log."))
+
+
+HANDLERS = {
+    errors.BeiError: on_bei_error,
+    HTTPException: on_http_error,
+    ClientDisconnect: on_disconnect,
+    Exception: on_unexpected,
+}

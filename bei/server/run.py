@@ -1,0 +1,95 @@
+"""Start-up, serving and the drain: a server's life from arguments to exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from bei.config import ServeConfig
+from bei.errors import ConfigError
+from bei.metrics import Metrics
+from bei.server.app import create_app
+from bei.server.models import Models
+from bei.service import load_service
+
+log = logging.getLogger(__name__)
+
+
+def run(artifacts: list[Path], config: ServeConfig) -> None:
+    """Serve ``artifacts`` until SIGTERM or SIGINT; returns when every accepted request is answered.
+
+    Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, before anything listens.
+    """
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(_serve(artifacts, config))
+    finally:
+        loop.close()
+
+
+async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
+    listener = _bind(config.host, config.port)  # first: a taken port is known before gigabytes are loaded
+    metrics = Metrics()
+    models = Models([load_service(path, config, metrics) for path in artifacts])
+    app = create_app(models, config, metrics)
+    server = _DrainingServer(
+        uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=config.access_log), models
+    )
+    host, port = listener.getsockname()[:2]
+    for service in models:
+        log.info("serving %s (%s, %s)", service.name, service.manifest.target, service.manifest.precision)
+    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    await server.serve(sockets=[listener])
+    await asyncio.get_running_loop().run_in_executor(None, models.close)
+    log.info("stopped; everything accepted was answered")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: clients are refused until the models are loaded, not kept waiting."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(f"Cannot listen on {host} port {port} ({error}): choose another --host or --port.") from error
+    return listener
+
+
+class _DrainingServer(uvicorn.Server):
+    """On the first signal: refuse new requests with 503, answer what is accepted, then stop. On the second: stop."""
+
+    def __init__(self, config: uvicorn.Config, models: Models) -> None:
+        super().__init__(config)
+        self._models = models
+        self._drain: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Our own handlers: uvicorn's stop listening at once, and end the process by the signal instead of exit 0."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        yield
+
+    def _on_signal(self) -> None:
+        if self._drain is not None:
+            log.warning("second signal: stopping without waiting for what is accepted")
+            self.force_exit = self.should_exit = True
+            return
+        log.info("draining: new requests get 503")
+        self._models.begin_drain()
+        self._drain = asyncio.ensure_future(self._stop_when_drained())
+
+    async def _stop_when_drained(self) -> None:
+        await self._models.wait_drained()
+        self.should_exit = True

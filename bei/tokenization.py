@@ -1,0 +1,121 @@
+"""Text to encodings, in a pool of threads. The tokenizers library releases the GIL, so threads are enough.
+
+Knows nothing of batches: results go to a callback, in the pool's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bei.core import Encoding
+from bei.errors import ArtifactManifestError, BeiError, InvalidRequestError
+
+log = logging.getLogger(__name__)
+
+# Texts of one request that a thread takes at a time: small enough that the engine starts on a large request early
+# and that threads share it, large enough that the hand-over costs nothing beside 30 us of tokenizing a text.
+CHUNK = 32
+
+# A long text is first cut to this many characters a token, so that a book costs what its first page costs.
+_CHARS_PER_TOKEN = 16
+
+
+class TextEncoder:
+    """Tokenizes as the checkpoint does, truncated to ``max_seq_len`` with special tokens kept. Safe in threads."""
+
+    def __init__(self, path: Path, max_seq_len: int, *, auto_truncate: bool = True) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pool's threads are the parallelism
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
+        self._tokenizer.enable_truncation(max_seq_len)
+        self._max_seq_len = max_seq_len
+        self._auto_truncate = auto_truncate
+
+    def encode(self, texts: Seq[str]) -> list[Encoding]:
+        """One encoding a text. Raises InvalidRequestError where a text is too long and ``auto_truncate`` is off."""
+        limit = self._max_seq_len * _CHARS_PER_TOKEN
+        raw = self._tokenizer.encode_batch_fast([text[:limit] for text in texts])
+        encodings = []
+        for text, encoded in zip(texts, raw, strict=True):
+            shown = limit
+            while not encoded.overflowing and shown < len(text):  # few, long tokens: show more of the text
+                shown *= 4
+                encoded = self._tokenizer.encode_batch_fast([text[:shown]])[0]
+            if encoded.overflowing and not self._auto_truncate:
+                raise InvalidRequestError(
+                    f"An input has more than the model's {self._max_seq_len} tokens: shorten it, "
+                    "or start the server with --auto-truncate.",
+                    param="input",
+                )
+            types = np.array(encoded.type_ids, np.int32)
+            encodings.append(
+                Encoding(
+                    np.array(encoded.ids, np.int32), types if types.any() else None, truncated=bool(encoded.overflowing)
+                )
+            )
+        return encodings
+
+
+OnEncoded = Callable[[int, list[Encoding]], None]
+OnFailed = Callable[[BeiError], None]
+_Job = tuple[int, Seq[str], OnEncoded, OnFailed, Callable[[], bool]]
+
+
+class TokenizerPool:
+    """``num_threads`` threads that tokenize chunks of requests, in the order of submission.
+
+    Its queue is bounded by the service's admission limit, which counts every text from acceptance to answer.
+    """
+
+    def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
+        self._encoder = encoder
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"bei-tokenizer-{index}", daemon=True)
+            for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(
+        self, texts: Seq[str], on_encoded: OnEncoded, on_failed: OnFailed, is_cancelled: Callable[[], bool]
+    ) -> None:
+        """Tokenize ``texts`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread."""
+        for start in range(0, len(texts), CHUNK):
+            self._jobs.put((start, texts[start : start + CHUNK], on_encoded, on_failed, is_cancelled))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether every thread still works."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        """Finish what is queued, then end the threads."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            start, texts, on_encoded, on_failed, is_cancelled = job
+            if is_cancelled():
+                continue
+            try:
+                on_encoded(start, self._encoder.encode(texts))
+            except BeiError as error:
+                on_failed(error)
+            except Exception as error:  # a border: one request's failure must not end the thread
+                log.exception("tokenizer failed")
+                on_failed(InvalidRequestError(f"The tokenizer refused an input ({type(error).__name__}).", "input"))
