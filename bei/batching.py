@@ -256,8 +256,11 @@ class BatchManager:
         with self._lock:
             while True:
                 if self._staged is not None:
-                    members, self._staged = self._staged, None
-                    return members
+                    members, self._staged = [member for member in self._staged if member.is_wanted], None
+                    self._manager_wakes.notify()  # the place is free for the next batch
+                    if members:
+                        return members
+                    continue
                 if len(self._queue):
                     members, more = self._cut()
                     if members:
@@ -276,6 +279,8 @@ class BatchManager:
         try:
             outputs = self._engine.run(PackedBatch.from_encodings([member.encoding for member in members]))
             rows = outputs["embedding"]
+            if len(rows) != len(members):
+                raise EngineError(f"The engine answered {len(rows)} rows to {len(members)} sequences.")
             finite = [bool(np.isfinite(row).all()) for row in rows]
         except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is
             if len(members) > 1:

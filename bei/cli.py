@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(options)
     except BeiError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        one_line = " ".join(str(error).split())  # YAML's and compilers' messages have several
+        print(f"error: {one_line}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -26,8 +26,8 @@ from bei.metrics import Metrics, ModelMetrics
 from bei.postprocess import finish_embeddings
 from bei.tokenization import TextEncoder, TokenizerPool
 
-# Readiness accepts an answer this fresh instead of computing its canary anew: traffic proves the path, and probes
-# then neither queue behind bulk work nor add to it.
+# Once its canary has matched, readiness accepts an answer this fresh instead of computing the canary anew: traffic
+# proves the path, and probes then neither queue behind bulk work nor add to it.
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
 _CANARY_MIN_COSINE = 0.99
@@ -60,6 +60,7 @@ class InferenceService:
         self._idle.set()
         self._draining = False
         self._last_answer_s = float("-inf")
+        self._canary_matched = False
         self._metrics = ModelMetrics(metrics, self.manifest.name)
         self._prompt = self.manifest.prompts.get(self.manifest.default_prompt_name or "", "")
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
@@ -97,7 +98,7 @@ class InferenceService:
             raise ShuttingDownError(f"{self.name} is draining.")
         if not self.is_alive:
             raise EngineError(f"A thread of {self.name} has died: restart the server.")
-        if time.monotonic() - self._last_answer_s < _FRESH_S:
+        if self._canary_matched and time.monotonic() - self._last_answer_s < _FRESH_S:
             return
         try:
             call = self._embed_texts([self.certificate.canary_text], dimensions=None)
@@ -106,8 +107,8 @@ class InferenceService:
             raise EngineError(f"{self.name} did not answer its canary within {_CANARY_TIMEOUT_S:.0f} s.") from error
         expected = np.array(self.certificate.canary_embedding, np.float32)
         cosine = float(finish_embeddings(answer.vectors, None, normalize=True)[0] @ expected)
-        if cosine < _CANARY_MIN_COSINE:
-            self._last_answer_s = float("-inf")
+        self._canary_matched = cosine >= _CANARY_MIN_COSINE
+        if not self._canary_matched:
             raise EngineError(
                 f"{self.name} answers its canary with cosine {cosine:.4f} to the vector it had at build time: "
                 "this machine computes something else. Build the artifact again here."

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding
@@ -28,6 +29,10 @@ CHUNK = 32
 # A long text is first cut to this many characters a token, so that a book costs what its first page costs.
 _CHARS_PER_TOKEN = 16
 
+# The cut goes through a word, whose tokens it changes. So many tokens behind the last kept one are proof that it went
+# through another word: WordPiece makes at most 100 of one.
+_SETTLED_TOKENS = 128
+
 
 class TextEncoder:
     """Tokenizes as the checkpoint does, truncated to ``max_seq_len`` with special tokens kept. Safe in threads."""
@@ -39,6 +44,7 @@ class TextEncoder:
         except Exception as error:  # the library raises bare Exception
             raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
         self._tokenizer.enable_truncation(max_seq_len)
+        self._num_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate
 
@@ -49,7 +55,7 @@ class TextEncoder:
         encodings = []
         for text, encoded in zip(texts, raw, strict=True):
             shown = limit
-            while not encoded.overflowing and shown < len(text):  # few, long tokens: show more of the text
+            while shown < len(text) and not self._is_settled(encoded):  # few, long tokens: show more of the text
                 shown *= 4
                 encoded = self._tokenizer.encode_batch_fast([text[:shown]])[0]
             if encoded.overflowing and not self._auto_truncate:
@@ -58,6 +64,8 @@ class TextEncoder:
                     "or start the server with --auto-truncate.",
                     param="input",
                 )
+            if not encoded.ids:
+                raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
             types = np.array(encoded.type_ids, np.int32)
             encodings.append(
                 Encoding(
@@ -65,6 +73,10 @@ class TextEncoder:
                 )
             )
         return encodings
+
+    def _is_settled(self, encoded: tokenizers.Encoding) -> bool:
+        """Whether the text was cut too far behind the kept tokens to change them."""
+        return sum(len(part) - self._num_special for part in encoded.overflowing) >= _SETTLED_TOKENS
 
 
 OnEncoded = Callable[[int, list[Encoding]], None]

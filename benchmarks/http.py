@@ -58,29 +58,28 @@ def measure(artifact: Artifact, engine: Engine, port: int, repetitions: int, str
     single = random_texts(tokenizer, [29] * _SINGLE_TEXTS, seed=2)
     alone = random_texts(tokenizer, [29] * _LATENCY_TEXTS, seed=3)
     bulk_bodies = [_body(bulk[start : start + 32]) for start in range(0, len(bulk), 32)]
+    single_bodies = [_body(text) for text in single]
     rates: dict[str, Callable[[], float]] = {
-        "engine alone, bulk texts": partial(_engine_rate, engine, encoder, bulk),
-        "HTTP, 32 texts a request, concurrency 4": partial(_http_rate, port, 4, bulk_bodies, len(bulk)),
-        "engine alone, single texts": partial(_engine_rate, engine, encoder, single),
-        "HTTP, 1 text a request, concurrency 64": partial(
-            _http_rate, port, 64, [_body(t) for t in single], len(single)
-        ),
+        "engine alone, bulk": partial(_engine_rate, engine, encoder, bulk),
+        "HTTP, bulk": partial(_http_rate, port, 4, bulk_bodies, len(bulk)),
+        "engine alone, single": partial(_engine_rate, engine, encoder, single),
+        "HTTP, single": partial(_http_rate, port, 64, single_bodies, len(single)),
     }
     latencies: dict[str, Callable[[], float]] = {
-        "engine call, one text": partial(_engine_latency_ms, engine, encoder, alone),
-        "HTTP, one text, one client": partial(_http_latency_ms, port, [_body(text) for text in alone]),
+        "engine call": partial(_engine_latency_ms, engine, encoder, alone),
+        "HTTP": partial(_http_latency_ms, port, [_body(text) for text in alone]),
     }
-    rate_results = alternate(rates, repetitions)
-    latency_results = alternate(latencies, repetitions)
-    medians = {name: result["median"] for name, result in {**rate_results, **latency_results}.items()}
+    texts_per_s = alternate(rates, repetitions)
+    ms = alternate(latencies, repetitions)
+    median = {name: result["median"] for name, result in texts_per_s.items()}
     write(
         f"http-{streams}-streams",
         {
-            "bulk: HTTP / engine": round(medians[list(rates)[1]] / medians[list(rates)[0]], 3),
-            "single: HTTP / engine": round(medians[list(rates)[3]] / medians[list(rates)[2]], 3),
-            "HTTP adds, ms": round(medians[list(latencies)[1]] - medians[list(latencies)[0]], 3),
-            "texts/s": rate_results,
-            "ms": latency_results,
+            "bulk, HTTP / engine": round(median["HTTP, bulk"] / median["engine alone, bulk"], 3),
+            "single, HTTP / engine": round(median["HTTP, single"] / median["engine alone, single"], 3),
+            "HTTP adds, ms": round(ms["HTTP"]["median"] - ms["engine call"]["median"], 3),
+            "texts/s": texts_per_s,
+            "ms, one text of one client": ms,
         },
     )
 
@@ -108,7 +107,7 @@ def _engine_latency_ms(engine: Engine, encoder: TextEncoder, texts: list[str]) -
 
 
 def _http_latency_ms(port: int, bodies: list[str]) -> float:
-    return statistics.median(_drive(port, 1, bodies)["latencies_s"]) * 1e3
+    return float(statistics.median(_drive(port, 1, bodies)["latencies_s"])) * 1e3
 
 
 def _drive(port: int, concurrency: int, bodies: list[str]) -> dict[str, Any]:

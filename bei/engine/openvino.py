@@ -16,6 +16,10 @@ from bei.packing import graph_inputs
 
 _MODEL_FILE = "model.xml"
 
+# OpenVINO keeps a compiled kernel for every shape it has met, 5,000 by default, and grows with traffic. Inputs come in
+# bucketed shapes (bei.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).
+_KERNEL_CACHE_CAPACITY = 1024
+
 
 class OpenVINOEngine:
     """A compiled model with one infer request a stream; requests share the weights."""
@@ -40,6 +44,7 @@ class OpenVINOEngine:
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if manifest.precision == "int8" else "0",
             "NUM_STREAMS": str(num_streams),
             "INFERENCE_NUM_THREADS": str(num_threads),
+            "CPU_RUNTIME_CACHE_CAPACITY": str(_KERNEL_CACHE_CAPACITY),
             "ENABLE_CPU_PINNING": "NO",  # pinned threads wait behind the tokenizer's when cores are shared
         }
         if manifest.precision == "fp32":

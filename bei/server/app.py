@@ -1,19 +1,25 @@
-"""The ASGI application: routes, error handlers, request metrics."""
+"""The ASGI application: FastAPI for routes and their OpenAPI page, and a short way past it for the hot ones."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Mapping
 
 from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei import __version__
 from bei.config import ServeConfig
+from bei.errors import BeiError
 from bei.metrics import Metrics
-from bei.server.embeddings import embeddings_router
-from bei.server.errors import HANDLERS
+from bei.server.embeddings import EmbeddingsEndpoint
+from bei.server.errors import HANDLERS, error_response
 from bei.server.health import health_router
 from bei.server.models import Models, models_router
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> FastAPI:
@@ -24,26 +30,32 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> FastAPI
         description="Embedding inference server.",
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
-    app.include_router(embeddings_router(models, config.max_client_batch_size, config.payload_limit))
+    embeddings = EmbeddingsEndpoint(models, config.max_client_batch_size, config.payload_limit)
+    embeddings.add_to(app)
     app.include_router(models_router(models))
     app.include_router(health_router(models, metrics))
-    app.add_middleware(_RequestMetrics, metrics=metrics)
+    app.add_middleware(_Front, metrics=metrics, hot={("POST", embeddings.path): embeddings.answer})
     return app
 
 
-class _RequestMetrics:
-    """Counts and times requests by route. Plain ASGI: Starlette's BaseHTTPMiddleware costs more than the route."""
+class _Front:
+    """Counts and times every request, and answers the hot routes itself.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Plain ASGI. FastAPI's routing, dependency solving and exit stacks cost more than validating and rendering a short
+    text does (docs/decisions.md, "The hot route"); the hot routes need none of it.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, hot: Mapping[tuple[str, str], Endpoint]) -> None:
         self._app = app
         self._metrics = metrics
+        self._hot = hot
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        status = 0
+        status = 500  # stays so if nothing is sent
 
         async def counting_send(message: Message) -> None:
             nonlocal status
@@ -51,9 +63,23 @@ class _RequestMetrics:
                 status = message["status"]
             await send(message)
 
+        endpoint = self._hot.get((scope["method"], scope["path"]))
         try:
-            await self._app(scope, receive, counting_send)
+            if endpoint is None:
+                await self._app(scope, receive, counting_send)
+            else:
+                await _answer(endpoint, scope, receive, counting_send)
         finally:
-            route = getattr(scope.get("route"), "path", "unmatched")
-            self._metrics.requests.labels(route, str(status or 500)).inc()
+            route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "unmatched")
+            self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
+
+
+async def _answer(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+        response = await endpoint(Request(scope, receive))
+    except BeiError as error:
+        response = error_response(error)
+    except ClientDisconnect:
+        response = Response(status_code=499)  # for the count: nobody is left to read it
+    await response(scope, receive, send)

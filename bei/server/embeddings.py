@@ -6,17 +6,18 @@ Unknown fields are ignored, as clients and gateways add their own. Reference: pl
 from __future__ import annotations
 
 import binascii
+from collections.abc import Coroutine, Sized
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import orjson
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from bei.errors import InvalidRequestError
 from bei.server.errors import JSON
-from bei.server.http import RawRoute, read_body, unless_disconnected
+from bei.server.http import read_body, unless_disconnected
 from bei.server.models import Models
 from bei.service import Embeddings
 
@@ -57,8 +58,10 @@ def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
             return None, _id_lists_decoder.decode(raw)
         if inner and inner in b"-0123456789":
             return None, [_ids_decoder.decode(raw)]
-    except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"input must be {_INPUT_FORMS}, all of one kind: {error}.", "input") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(
+            f"input must be {_INPUT_FORMS}, all of one kind, in UTF-8: {error}.", "input"
+        ) from error
     if inner == b"]":
         raise InvalidRequestError("input is an empty list: send at least one input.", "input")
     raise InvalidRequestError(f"input must be {_INPUT_FORMS}.", "input")
@@ -72,7 +75,9 @@ def parse_request(body: bytes) -> EmbeddingRequest:
         param = str(error).rpartition("$.")[2].rstrip("`") if "$." in str(error) else None
         raise InvalidRequestError(f"The request is not valid: {error}.", param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The body is not valid JSON: {error}.") from error
+        raise InvalidRequestError(f"The body is not valid JSON in UTF-8: {error}.") from error
+    except RecursionError as error:
+        raise InvalidRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error
 
 
 def render(answer: Embeddings, model: str, encoding_format: str) -> bytes:
@@ -92,17 +97,35 @@ def render(answer: Embeddings, model: str, encoding_format: str) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def embeddings_router(models: Models, max_client_batch_size: int, payload_limit: int) -> APIRouter:
+class EmbeddingsEndpoint:
     """The route, bound to the served models."""
-    router = APIRouter(route_class=RawRoute)
 
-    @router.post("/v1/embeddings", openapi_extra=_OPENAPI, response_class=Response, summary="Create embeddings")
-    async def create_embeddings(request: Request) -> Response:
-        """Embed one or many texts (or lists of token ids). Answers in the order of the inputs."""
-        body = parse_request(await read_body(request, payload_limit))
-        service = models.named(body.model)
+    path = "/v1/embeddings"
+
+    def __init__(self, models: Models, max_client_batch_size: int, payload_limit: int) -> None:
+        self._models = models
+        self._max_client_batch_size = max_client_batch_size
+        self._payload_limit = payload_limit
+
+    def add_to(self, app: FastAPI) -> None:
+        """Register the route, with its description for /openapi.json."""
+        app.add_api_route(
+            self.path,
+            self.answer,
+            methods=["POST"],
+            openapi_extra=_OPENAPI,
+            response_class=Response,
+            summary="Create embeddings",
+            description="Embed one or many texts, or lists of token ids. Answers in the order of the inputs.",
+        )
+
+    async def answer(self, request: Request) -> Response:
+        """From bytes to bytes. Raises BeiError, ClientDisconnect."""
+        body = parse_request(await read_body(request, self._payload_limit))
+        service = self._models.named(body.model)
         texts, token_ids = parse_input(bytes(body.input))
-        _check_size(texts if texts is not None else token_ids or [], max_client_batch_size)
+        _check_size(texts or token_ids or [], self._max_client_batch_size)
+        work: Coroutine[Any, Any, Embeddings]
         if texts is not None:
             if "" in texts:
                 raise InvalidRequestError(f"input {texts.index('')} is an empty text: leave it out.", "input")
@@ -113,10 +136,8 @@ def embeddings_router(models: Models, max_client_batch_size: int, payload_limit:
         headers = {TRUNCATED_HEADER: ",".join(map(str, answer.truncated))} if answer.truncated else None
         return Response(render(answer, service.name, body.encoding_format), 200, headers, JSON)
 
-    return router
 
-
-def _check_size(inputs: list[Any], limit: int) -> None:
+def _check_size(inputs: Sized, limit: int) -> None:
     if not inputs:
         raise InvalidRequestError("input is an empty list: send at least one input.", "input")
     if len(inputs) > limit:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.types import Message
 
 from bei.errors import PayloadTooLargeError
 
 T = TypeVar("T")
-
-
-class RawRoute(APIRoute):
-    """A route that is in the OpenAPI page but answers from bytes: no dependency solving, no response model."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The endpoint itself."""
-        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return endpoint
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -42,16 +32,32 @@ async def read_body(request: Request, limit: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``; cancels it and raises ClientDisconnect when the client leaves before."""
-    task = asyncio.ensure_future(work)
-    # The body has been read: the next message can only be the disconnect.
-    watcher = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        watcher.cancel()
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """The result of ``work``; cancels it and raises ClientDisconnect when the client leaves before.
+
+    The request's body must have been read: the next message can then only be the disconnect.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # ASGI servers run requests in tasks
+    watcher = asyncio.ensure_future(_next_message(request))
+    left = False
+
+    def on_disconnect(_: asyncio.Task[Message]) -> None:
+        nonlocal left
+        left = True
         task.cancel()
+
+    watcher.add_done_callback(on_disconnect)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if left:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watcher.remove_done_callback(on_disconnect)
+        watcher.cancel()
+
+
+async def _next_message(request: Request) -> Message:
+    return await request.receive()

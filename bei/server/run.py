@@ -41,7 +41,16 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
     models = Models([load_service(path, config, metrics) for path in artifacts])
     app = create_app(models, config, metrics)
     server = _DrainingServer(
-        uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=config.access_log), models
+        uvicorn.Config(
+            app,
+            http="httptools",
+            lifespan="off",
+            log_config=None,
+            access_log=config.access_log,
+            proxy_headers=False,  # nothing here reads the client's address
+            server_header=False,
+        ),
+        models,
     )
     host, port = listener.getsockname()[:2]
     for service in models:

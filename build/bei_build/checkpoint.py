@@ -19,12 +19,13 @@ from bei.errors import CheckpointError, CheckpointNotFoundError, MissingDependen
 from bei_build.families import family_of
 from bei_build.families.base import Family
 from bei_build.graph.writer import FloatArray
-from bei_build.sentence_transformers import SentenceTransformersFiles, read_json, read_sentence_transformers
+from bei_build.sentence_transformers import SentenceTransformersFiles, read_object, read_sentence_transformers
 from bei_build.spec import DenseSpec, ModelSpec, Pooling, Shape
 from bei_build.tokenizer import check_vocabulary, model_max_length, tokenizer_from_checkpoint
 from bei_build.weights import TensorStore, open_weights, weight_files
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json"]
+_READ_SUFFIXES = (".json", ".txt", ".model")  # configs and tokenizers; weights are found by weight_files
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 
 
@@ -64,7 +65,9 @@ def locate(model: str, revision: str | None = None) -> Location:
     if path.is_dir():
         return Location(path.resolve(), path.resolve().name, "path")
     if path.exists() or model.startswith((".", "/", "~")):
-        raise CheckpointNotFoundError(f"{model} is not a checkpoint folder.")
+        raise CheckpointNotFoundError(
+            f"{model} is not a folder. Pass a checkpoint's folder, the name of an installed package, or a hub id."
+        )
     if (folder := _package_folder(model)) is not None:
         return Location(folder, model, "package")
     return _from_hub(model, revision)
@@ -90,8 +93,9 @@ def read_checkpoint(location: Location, pooling: Pooling | None = None, max_seq_
 
 def source_of(checkpoint: Checkpoint) -> Source:
     """The manifest's record of the checkpoint; hashes every file that was read."""
-    files = {path for path in checkpoint.location.folder.rglob("*.json") if path.is_file()}
-    files |= {path for path in checkpoint.folder.glob("*.txt") if path.is_file()}
+    folders = {checkpoint.location.folder, *checkpoint.files.folders}
+    found = (path for folder in folders for suffix in _READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
+    files = {path for path in found if path.is_file()}
     files.update(weight_files(checkpoint.folder))
     for layer, folder in zip(checkpoint.spec.tail, checkpoint.files.tail_folders, strict=True):
         if isinstance(layer, DenseSpec):
@@ -183,7 +187,7 @@ def _compare(wanted: dict[str, Shape], stored: dict[str, tuple[int, ...]]) -> No
         name = wrong[0]
         raise WeightsError(
             f"Tensor {name} has shape {list(stored[name])}, but config.json implies {list(wanted[name])}"
-            f"{_and_more(wrong)}: config.json and weights are not of the same checkpoint."
+            f"{_and_more(wrong)}: the two are not of the same checkpoint. Download it again."
         )
     if missing:
         raise WeightsError(f"Tensor {missing[0]} is missing{_and_more(missing)}. Download the checkpoint again.")
@@ -202,15 +206,19 @@ def _config(folder: Path) -> tuple[Any, str]:
     """The HF config (its class knows the defaults that config.json leaves out) and the architecture's name."""
     path = folder / "config.json"
     if not path.is_file():
-        raise CheckpointNotFoundError(f"{folder} has no config.json: it is not a Hugging Face checkpoint.")
-    raw = read_json(path)
-    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
+        raise CheckpointNotFoundError(
+            f"{folder} has no config.json: it is not a Hugging Face checkpoint. Pass the folder that holds one."
+        )
+    raw = read_object(path)
+    if not isinstance(raw.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+        settings = raw["quantization_config"]
+        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
         raise CheckpointError(f"The checkpoint is quantized ({method}): build from the original 16- or 32-bit one.")
-    architecture = next(iter(raw.get("architectures") or ()), None)
-    if architecture is None:
+    architectures = raw.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(architecture, str):
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
     family_of(raw["model_type"], architecture)  # before transformers, which would only say that it does not know it
     try:
@@ -228,7 +236,10 @@ def _check_widths(spec: ModelSpec) -> None:
     for layer in spec.tail:
         if isinstance(layer, DenseSpec):
             if layer.in_features != width:
-                raise CheckpointError(f"A Dense layer takes {layer.in_features} features but is given {width}.")
+                raise CheckpointError(
+                    f"A Dense layer takes {layer.in_features} features but is given {width}: check the pooling, "
+                    "or download the checkpoint again."
+                )
             width = layer.out_features
 
 
@@ -236,6 +247,8 @@ def _longest(spec: ModelSpec, files: SentenceTransformersFiles, tokenizer_max: i
     table = spec.embeddings.max_positions
     if asked is not None and asked > table:
         raise CheckpointError(f"max_seq_len {asked} is beyond the position table of {table} rows: choose at most that.")
+    if files.max_seq_length is not None and files.max_seq_length < 1:
+        raise CheckpointError(f"max_seq_length {files.max_seq_length} of the checkpoint's files must be at least 1.")
     return asked or min(table, files.max_seq_length or tokenizer_max or table)
 
 
@@ -252,7 +265,10 @@ def _package_folder(model: str) -> Path | None:
         marks = sorted(root.rglob("modules.json")) or sorted(root.rglob("config.json"))
         if marks:
             return marks[0].parent
-    raise CheckpointNotFoundError(f"The installed package {model!r} carries no checkpoint (no config.json in it).")
+    raise CheckpointNotFoundError(
+        f"The installed package {model!r} carries no checkpoint (no config.json in it). "
+        "Pass a checkpoint's folder or a hub id (owner/name)."
+    )
 
 
 def _from_hub(model: str, revision: str | None) -> Location:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bei.errors import ConfigError
@@ -40,6 +40,10 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("bei build needs a model: a checkpoint folder, an installed package, or a hub id.")
+        for option in fields(self):  # argparse holds the command line to its choices, nobody the file and environment
+            value, choices = getattr(self, option.name), option.metadata.get("choices")
+            if choices and value is not None and value not in choices:
+                raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
         if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
             raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")
         for name in ("max_seq_len", "max_num_tokens", "max_batch_size"):

@@ -13,6 +13,7 @@ import msgspec
 from bei import __version__
 from bei.artifact import (
     ENGINE_DIR,
+    MANIFEST,
     SCHEMA_VERSION,
     TOKENIZER,
     Artifact,
@@ -22,7 +23,6 @@ from bei.artifact import (
     Manifest,
     OutputInfo,
     SpecSummary,
-    is_artifact,
     save,
 )
 from bei.core import Engine, Limits
@@ -55,7 +55,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     if checkpoint.files.pooling is None and config.pooling is None:
         progress.note("the checkpoint does not name its pooling; using mean, as sentence-transformers does")
-    out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}")
+    out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").resolve()
     _check_replaceable(out)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         _check_certificate(config, certificate, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as details:
-            save(scratch, manifest, certificate)
+            artifact = save(scratch, manifest, certificate)
             if out.exists():
                 shutil.rmtree(out)
             scratch.chmod(0o755)  # mkdtemp gives 0700
@@ -88,12 +88,21 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     progress.finish(f"Built {out}")
-    return Artifact(out, manifest, certificate)
+    return msgspec.structs.replace(artifact, path=out)
 
 
 def _check_replaceable(out: Path) -> None:
-    if out.exists() and not is_artifact(out) and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not _is_ours(out) and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether bei wrote ``folder``, in whatever version: a manifest.json alone proves nothing, many tools write one."""
+    try:
+        keys = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, msgspec.Raw]).keys()
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return {"schema_version", "bei_version"} <= keys
 
 
 def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bei.errors import CheckpointError
 from bei_build.spec import Activation, DenseSpec, NormalizeSpec, Pooling, TailLayer
@@ -38,10 +38,13 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "GELU": "gelu",
     "SiLU": "silu",
 }
+_MATRYOSHKA_KEYS = ("matryoshka_dims", "matryoshka_dimensions")
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,11 @@ class SentenceTransformersFiles:
     """What the files say; defaults are those of a checkpoint without them.
 
     ``normalize`` is None where there is no ``modules.json``. ``tail_folders[i]`` holds the weights of ``tail[i]``.
-    ``transformer_folder`` holds config, tokenizer and weights.
+    ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders.
     """
 
     transformer_folder: Path
+    folders: tuple[Path, ...]
     pooling: tuple[Pooling, ...] | None = None
     tail: tuple[TailLayer, ...] = ()
     tail_folders: tuple[Path, ...] = ()
@@ -69,15 +73,23 @@ def read_json(path: Path) -> Any:
     """Parse a JSON file of a checkpoint; CheckpointError if it is not JSON."""
     try:
         return json.loads(path.read_bytes())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Download the checkpoint again.") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Parse a JSON file that holds settings by name; CheckpointError if it does not."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object. Download the checkpoint again.")
+    return content
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     """Read all files; a folder without ``modules.json`` gives the defaults. Raises CheckpointError."""
     prompts = _prompts(folder)
     if not (folder / "modules.json").is_file():
-        return SentenceTransformersFiles(transformer_folder=folder, **prompts)
+        return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **prompts)
     modules = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
@@ -88,6 +100,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     tail_modules = modules[2:-1] if normalize else modules[2:]
     return SentenceTransformersFiles(
         transformer_folder=modules[0][1],
+        folders=tuple(path for _, path in modules),
         pooling=_pooling(modules[1][1]),
         tail=tuple(_dense(path) if kind == "Dense" else NormalizeSpec() for kind, path in tail_modules),
         tail_folders=tuple(path for _, path in tail_modules),
@@ -105,10 +118,10 @@ def _modules(folder: Path) -> list[dict[str, str]]:
 
 
 def _pooling(folder: Path) -> tuple[Pooling, ...]:
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     modes = config.get("pooling_mode") or [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or "mean"
-    modes = [modes] if isinstance(modes, str) else modes
-    unknown = [mode for mode in modes if mode not in _POOLING_NAMES]
+    modes = modes if isinstance(modes, list) else [modes]
+    unknown = [mode for mode in modes if not isinstance(mode, str) or mode not in _POOLING_NAMES]
     if unknown:
         raise CheckpointError(f"{folder.name} asks for pooling {unknown[0]!r}. Supported: {', '.join(_POOLING_NAMES)}.")
     if config.get("include_prompt") is False:
@@ -117,25 +130,29 @@ def _pooling(folder: Path) -> tuple[Pooling, ...]:
 
 
 def _dense(folder: Path) -> DenseSpec:
-    config = read_json(folder / "config.json")
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
+    path = folder / "config.json"
+    config = read_object(path)
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
     if activation not in _DENSE_ACTIVATIONS or config.get("use_residual"):
         raise CheckpointError(
             f"{folder.name} (Dense) has activation {activation} and use_residual {config.get('use_residual', False)}; "
             f"supported: {', '.join(_DENSE_ACTIVATIONS)}, without residual."
         )
-    return DenseSpec(
-        config["in_features"], config["out_features"], config.get("bias", True), _DENSE_ACTIVATIONS[activation]
-    )
+    in_features, out_features = (_setting(path, config, key, int) for key in ("in_features", "out_features"))
+    if in_features is None or out_features is None:
+        raise CheckpointError(f"{path} lacks in_features or out_features. Download the checkpoint again.")
+    bias = _setting(path, config, "bias", bool)
+    return DenseSpec(in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
 
 
 def _transformer_settings(folder: Path) -> dict[str, Any]:
     for name in _TRANSFORMER_CONFIGS:
         if (folder / name).is_file():
-            config = read_json(folder / name)
+            path = folder / name
+            config = read_object(path)
             return {
-                "max_seq_length": config.get("max_seq_length"),
-                "do_lower_case": bool(config.get("do_lower_case", False)),
+                "max_seq_length": _setting(path, config, "max_seq_length", int),
+                "do_lower_case": bool(_setting(path, config, "do_lower_case", bool)),
             }
     return {}
 
@@ -144,11 +161,27 @@ def _prompts(folder: Path) -> dict[str, Any]:
     path = folder / "config_sentence_transformers.json"
     if not path.is_file():
         return {}
-    config = read_json(path)
-    dimensions = config.get("matryoshka_dims") or config.get("matryoshka_dimensions")
+    config = read_object(path)
+    dimensions = next((_setting(path, config, key, list) for key in _MATRYOSHKA_KEYS if config.get(key)), None)
+    prompts = _setting(path, config, "prompts", dict) or {}
+    default = _setting(path, config, "default_prompt_name", str)
+    if not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise CheckpointError(f"{path} has prompts that are not texts: correct them, or download the checkpoint again.")
+    if default is not None and default not in prompts:
+        raise CheckpointError(f"{path} names the default prompt {default!r}, but its prompts are {list(prompts)}.")
+    if not all(type(dimension) is int and dimension > 0 for dimension in dimensions or ()):
+        raise CheckpointError(f"{path} has Matryoshka dimensions {dimensions}: they must be positive integers.")
     return {
-        "prompts": config.get("prompts") or {},
-        "default_prompt_name": config.get("default_prompt_name"),
-        "similarity": config.get("similarity_fn_name"),
+        "prompts": prompts,
+        "default_prompt_name": default,
+        "similarity": _setting(path, config, "similarity_fn_name", str),
         "matryoshka_dimensions": tuple(dimensions) if dimensions else None,
     }
+
+
+def _setting(path: Path, config: dict[str, Any], key: str, kind: type[_T]) -> _T | None:
+    """``config[key]``, None where it is absent or null. Raises CheckpointError where it is not a ``kind``."""
+    value = config.get(key)
+    if value is not None and type(value) is not kind:
+        raise CheckpointError(f"{path} has {key} = {value!r}: correct it to a value of type {kind.__name__}.")
+    return value

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase, Normalizer, Sequence
 
 from bei.errors import TokenizerError
-from bei_build.sentence_transformers import read_json
+from bei_build.sentence_transformers import read_object
 
 # transformers writes int(1e30) for "no limit".
 _NO_LIMIT = 1 << 24
@@ -48,14 +48,14 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     if highest >= vocab_size:
         raise TokenizerError(
             f"The tokenizer's ids go up to {highest}, but the embedding table has {vocab_size} rows: "
-            "this tokenizer belongs to another checkpoint."
+            "this tokenizer belongs to another checkpoint. Download both again from one source."
         )
 
 
 def model_max_length(folder: Path) -> int | None:
     """``model_max_length`` of tokenizer_config.json, None if absent or infinite."""
     path = folder / "tokenizer_config.json"
-    value = read_json(path).get("model_max_length") if path.is_file() else None
+    value = read_object(path).get("model_max_length") if path.is_file() else None
     return int(value) if isinstance(value, (int, float)) and 0 < value < _NO_LIMIT else None
 
 
@@ -68,5 +68,6 @@ def _converted(folder: Path) -> Tokenizer:
         return Tokenizer.from_str(slow_or_fast.backend_tokenizer.to_str())
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, AttributeError, ... here
         raise TokenizerError(
-            f"{folder} has no tokenizer.json, and transformers could not make one from its other files ({error})."
+            f"{folder} has no tokenizer.json, and transformers could not make one from its other files ({error}). "
+            "Download the tokenizer's files too."
         ) from error

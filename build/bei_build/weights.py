@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -68,10 +69,7 @@ class SafetensorsStore(TensorStore):
         """The tensor called ``name``, float32."""
         tensor = self._owner[name].get_tensor(name)
         if tensor.dtype.kind in "iub":
-            raise WeightsError(
-                f"Tensor {name} is {tensor.dtype}, not floating point: the checkpoint seems to be quantized. "
-                "Use the original 16- or 32-bit checkpoint; bei quantizes at build time."
-            )
+            raise _not_floating_point(name, tensor.dtype)
         return np.ascontiguousarray(tensor, dtype=np.float32)
 
     def close(self) -> None:
@@ -90,12 +88,16 @@ class TorchStore(TensorStore):
         self._tensors: dict[str, Any] = {}
         for file in files:
             try:
-                self._tensors.update(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-            except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+                # Files of torch before 1.6 are no zip archives and cannot be mapped.
+                content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+            except (RuntimeError, OSError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise WeightsError(
-                    f"{file} was refused by torch's weights-only loader ({str(error).splitlines()[0]}). "
-                    "Use a safetensors checkpoint."
+                    f"{file} was refused by torch's weights-only loader ({reason}). Use a safetensors checkpoint."
                 ) from error
+            if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+                raise WeightsError(f"{file} does not map names to tensors. Use a safetensors checkpoint.")
+            self._tensors.update(content)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -104,6 +106,8 @@ class TorchStore(TensorStore):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
+        if not self._tensors[name].is_floating_point():
+            raise _not_floating_point(name, self._tensors[name].dtype)
         array: npt.NDArray[np.float32] = self._tensors[name].float().contiguous().numpy()
         return array
 
@@ -120,7 +124,9 @@ def weight_files(folder: Path) -> list[Path]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             return list(_shards(folder, index))
-    raise WeightsError(f"{folder} has neither {_SAFETENSORS} nor {_PYTORCH} (nor an index of shards).")
+    raise WeightsError(
+        f"{folder} has neither {_SAFETENSORS} nor {_PYTORCH} (nor an index of shards). Download the checkpoint again."
+    )
 
 
 def open_weights(folder: Path) -> TensorStore:
@@ -133,12 +139,21 @@ def open_weights(folder: Path) -> TensorStore:
     return TorchStore(files)
 
 
+def _not_floating_point(name: str, dtype: object) -> WeightsError:
+    return WeightsError(
+        f"Tensor {name} is {dtype}, not floating point: the checkpoint seems to be quantized. "
+        "Use the original 16- or 32-bit checkpoint; bei quantizes at build time."
+    )
+
+
 def _shards(folder: Path, index: Path) -> Iterator[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+        names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WeightsError(f"{index} is not an index of shards ({error!r}). Download the checkpoint again.") from error
     for name in names:
         if not (folder / name).is_file():
             raise WeightsError(f"{index.name} names {name}, which is not in {folder}. Download the checkpoint again.")
         yield folder / name
+    if not names:
+        raise WeightsError(f"{index} names no files. Download the checkpoint again.")
