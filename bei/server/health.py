@@ -39,7 +39,7 @@ def health_router(models: Models, metrics: Metrics) -> APIRouter:
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def metrics_text() -> Response:
-        """Exposition format; docs/metrics.md lists the names."""
+        """Exposition format; docs/reference.md lists the names."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     return router

@@ -43,6 +43,11 @@ class Models:
         for service in self:
             service.begin_drain()
 
+    def abandon(self) -> None:
+        """Answer everything that waits with ShuttingDownError."""
+        for service in self:
+            service.abandon()
+
     async def wait_drained(self) -> None:
         """Return when nothing accepted is unanswered."""
         await asyncio.gather(*(service.wait_drained() for service in self))

@@ -22,6 +22,10 @@ from bei.service import load_service
 
 log = logging.getLogger(__name__)
 
+# When everything accepted is answered, clients have this long to take the answers; one that never ends its own
+# request does not keep the process.
+_LINGER_S = 10
+
 
 def run(artifacts: list[Path], config: ServeConfig) -> None:
     """Serve ``artifacts`` until SIGTERM or SIGINT; returns when every accepted request is answered.
@@ -47,6 +51,7 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
             lifespan="off",
             log_config=None,
             access_log=config.access_log,
+            timeout_graceful_shutdown=_LINGER_S,
             proxy_headers=False,  # nothing here reads the client's address
             server_header=False,
         ),
@@ -58,7 +63,7 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
     await server.serve(sockets=[listener])
     await asyncio.get_running_loop().run_in_executor(None, models.close)
-    log.info("stopped; everything accepted was answered")
+    log.info("stopped")
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -75,7 +80,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 class _DrainingServer(uvicorn.Server):
-    """On the first signal: refuse new requests with 503, answer what is accepted, then stop. On the second: stop."""
+    """First signal: refuse new requests with 503, answer what is accepted, stop. Second: refuse what waits, too."""
 
     def __init__(self, config: uvicorn.Config, models: Models) -> None:
         super().__init__(config)
@@ -92,8 +97,8 @@ class _DrainingServer(uvicorn.Server):
 
     def _on_signal(self) -> None:
         if self._drain is not None:
-            log.warning("second signal: stopping without waiting for what is accepted")
-            self.force_exit = self.should_exit = True
+            log.warning("second signal: what waits for its answer gets 503")
+            self._models.abandon()
             return
         log.info("draining: new requests get 503")
         self._models.begin_drain()

@@ -1,0 +1,118 @@
+"""A tiny artifact on disk for tests that need no compiler: a WordPiece tokenizer made in memory, manifest, certificate.
+
+Its engine is ``bei.engine.fake.FakeEngine``; the certificate's canary is what that engine answers.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
+
+from bei import artifact as artifacts
+from bei.core import Float32Array, Limits
+from bei.engine.fake import DIMENSION, fake_row
+from bei.postprocess import finish_embeddings
+
+CANARY_TEXT = "hello world"
+VOCAB_SIZE = 128
+LIMITS = Limits(max_num_tokens=64, max_batch_size=8, max_seq_len=16)
+
+_EMBEDDING = artifacts.Embedding(pooling="mean", normalize=True, similarity="cosine", matryoshka_dimensions=None)
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+_WORDS = ["hello", "world", "embed", "##ding", "query", ":", "!", "the", "cat", "##s"]
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """WordPiece over letters and a few words, ``[CLS] ... [SEP]``; lower-cases and strips accents like BERT's."""
+    letters = list(string.ascii_lowercase)
+    words = [*_SPECIAL, *_WORDS, *letters, *(f"##{letter}" for letter in letters), *string.digits]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer
+
+
+def token_ids(text: str, max_seq_len: int = LIMITS.max_seq_len) -> list[int]:
+    """What the tokenizers library makes of ``text``, truncated."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.enable_truncation(max_seq_len)
+    ids: list[int] = tokenizer.encode(text).ids
+    return ids
+
+
+def expected_vectors(
+    inputs: Sequence[Sequence[int]], dimensions: int | None = None, *, normalize: bool = True
+) -> Float32Array:
+    """What a client gets for these token ids from an artifact of ``save_artifact`` over a FakeEngine."""
+    rows = np.stack([fake_row(np.array(ids, np.int32)) for ids in inputs])
+    return finish_embeddings(rows, dimensions, normalize)
+
+
+def save_artifact(path: Path, *, canary: Sequence[float] | None = None, **manifest_fields: Any) -> artifacts.Artifact:
+    """Write an artifact to the new folder ``path``; keyword arguments replace fields of its manifest.
+
+    ``embedding`` is a dict of the fields of ``Embedding`` to replace, or None for a model that does not embed.
+    """
+    if manifest_fields.get("embedding") is not None:
+        manifest_fields["embedding"] = msgspec.structs.replace(_EMBEDDING, **manifest_fields["embedding"])
+    (path / artifacts.ENGINE_DIR).mkdir(parents=True)
+    (path / artifacts.ENGINE_DIR / "fake.bin").write_bytes(b"an engine would be here")
+    tiny_tokenizer().save(str(path / artifacts.TOKENIZER))
+    manifest = artifacts.Manifest(
+        schema_version=artifacts.SCHEMA_VERSION,
+        bei_version="0.0.0",
+        name="tiny",
+        source=artifacts.Source(model="tiny", kind="path", revision=None, sha256="0" * 64),
+        tasks=["embed"],
+        spec=artifacts.SpecSummary(
+            family="bert",
+            architecture="BertModel",
+            num_layers=1,
+            hidden_size=DIMENSION,
+            num_heads=1,
+            vocab_size=VOCAB_SIZE,
+            num_parameters=1,
+        ),
+        outputs=[artifacts.OutputInfo(name="embedding", dimension=DIMENSION)],
+        embedding=_EMBEDDING,
+        prompts={},
+        default_prompt_name=None,
+        target="fake",
+        precision="fp32",
+        engine=artifacts.EngineRequirements(compiler="none", compiler_version="0", device="cpu", capabilities=[]),
+        max_num_tokens=LIMITS.max_num_tokens,
+        max_batch_size=LIMITS.max_batch_size,
+        max_seq_len=LIMITS.max_seq_len,
+        files=[],
+    )
+    certificate = artifacts.Certificate(
+        reference="nothing",
+        num_texts=1,
+        cosine_mean=1.0,
+        cosine_p1=1.0,
+        cosine_min=1.0,
+        max_abs_difference=0.0,
+        neighbour_overlap=1.0,
+        worst_texts=["the worst text"],
+        threshold=0.99,
+        passed=True,
+        canary_text=CANARY_TEXT,
+        canary_embedding=list(canary if canary is not None else expected_vectors([token_ids(CANARY_TEXT)])[0].tolist()),
+    )
+    return artifacts.save(path, msgspec.structs.replace(manifest, **manifest_fields), certificate)

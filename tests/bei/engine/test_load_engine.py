@@ -1,0 +1,40 @@
+"""load_engine: from a manifest's target to the engine, or to an error that says what to do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bei.engine import load_engine
+from bei.errors import ArtifactWrongDeviceError, ArtifactWrongTargetError, EngineError, MissingDependencyError
+from tests.artifacts import save_artifact
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "cuda", "trtllm", "fake", ""])
+def test_a_target_without_an_engine_says_how_to_get_one(tmp_path: Path, target: str) -> None:
+    artifact = save_artifact(tmp_path / "artifact", target=target)
+    with pytest.raises(ArtifactWrongTargetError, match="Build it again with --target cpu"):
+        load_engine(artifact.engine_dir, artifact.manifest)
+
+
+def test_without_openvino_the_extra_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = save_artifact(tmp_path / "artifact", target="cpu")
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'bei\[cpu\]'"):
+        load_engine(artifact.engine_dir, artifact.manifest)
+
+
+def test_a_cpu_without_what_the_engine_needs_is_named(tmp_path: Path) -> None:
+    manifest = save_artifact(tmp_path / "artifact", target="cpu").manifest
+    needs = msgspec.structs.replace(manifest.engine, capabilities=["FP32", "QUANTUM"])
+    with pytest.raises(ArtifactWrongDeviceError, match=r"computes in QUANTUM; this one offers .*--precision fp32"):
+        load_engine(tmp_path / "artifact" / "engine", msgspec.structs.replace(manifest, engine=needs))
+
+
+def test_files_that_openvino_does_not_read_are_an_engine_error(tmp_path: Path) -> None:
+    artifact = save_artifact(tmp_path / "artifact", target="cpu")
+    with pytest.raises(EngineError, match="OpenVINO could not compile"):
+        load_engine(artifact.engine_dir, artifact.manifest)

@@ -1,0 +1,84 @@
+"""OpenVINOEngine as the batch manager uses it. Whether its numbers are right is shown in tests/bei_build/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bei.artifact import Artifact
+from bei.core import Encoding, Engine, Float32Array, PackedBatch
+from bei.engine import load_engine
+from tests.bei_build.builds import build_artifact, random_encodings
+from tests.checkpoints import save_checkpoint
+
+NUM_STREAMS = 2
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    folder = tmp_path_factory.mktemp("openvino")
+    return build_artifact(save_checkpoint(folder / "checkpoint"), folder / "artifact", reference="engine")
+
+
+@pytest.fixture(scope="module")
+def engine(artifact: Artifact) -> Iterator[Engine]:
+    engine = load_engine(artifact.engine_dir, artifact.manifest, num_threads=2, num_streams=NUM_STREAMS)
+    engine.warmup()
+    yield engine
+    engine.close()
+
+
+def encodings_of(seed: int) -> list[Encoding]:
+    lengths = np.random.default_rng(seed).integers(1, 40, 6).tolist()
+    return random_encodings(lengths, vocab_size=60, seed=seed)
+
+
+def embed(engine: Engine, encodings: list[Encoding]) -> Float32Array:
+    return engine.run(PackedBatch.from_encodings(encodings))["embedding"]
+
+
+def test_it_states_the_facts_of_its_manifest(engine: Engine, artifact: Artifact) -> None:
+    info = engine.info
+    assert (info.target, info.precision, info.num_streams) == ("cpu", "fp32", NUM_STREAMS)
+    assert info.limits == artifact.manifest.limits
+    assert info.outputs == {"embedding": artifact.manifest.embedding_dimension}
+
+
+def test_batches_that_run_side_by_side_get_their_own_rows(engine: Engine) -> None:
+    batches = [encodings_of(seed) for seed in range(40)]
+    one_after_the_other = [embed(engine, batch) for batch in batches]
+    with ThreadPoolExecutor(NUM_STREAMS) as streams:
+        side_by_side = list(streams.map(lambda batch: embed(engine, batch), batches))
+    for rows, expected in zip(side_by_side, one_after_the_other, strict=True):
+        np.testing.assert_allclose(rows, expected, atol=1e-6)
+
+
+def test_rows_are_the_caller_s_to_keep(engine: Engine) -> None:
+    batches = [encodings_of(seed) for seed in range(2 * NUM_STREAMS + 1)]
+    kept = embed(engine, batches[0])
+    copy = kept.copy()
+    for batch in batches[1:]:  # every stream's buffers are used again
+        embed(engine, batch)
+    np.testing.assert_array_equal(kept, copy)
+    kept[:] = 0  # and may be written to
+
+
+def test_the_largest_batch_and_the_smallest_run(engine: Engine) -> None:
+    limits = engine.info.limits
+    longest = random_encodings([limits.max_seq_len] * (limits.max_num_tokens // limits.max_seq_len), vocab_size=60)
+    many = random_encodings([1] * limits.max_batch_size, vocab_size=60)
+    for encodings in (longest[: limits.max_batch_size], many, many[:1]):
+        rows = embed(engine, encodings)
+        assert rows.shape == (len(encodings), engine.info.outputs["embedding"])
+        assert np.isfinite(rows).all()
+
+
+def test_a_closed_engine_can_be_loaded_again(artifact: Artifact, tmp_path: Path) -> None:
+    for _ in range(2):
+        engine = load_engine(artifact.engine_dir, artifact.manifest, num_threads=1)
+        assert embed(engine, encodings_of(0)).shape[0] == 6
+        engine.close()

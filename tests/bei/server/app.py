@@ -1,0 +1,81 @@
+"""The application over fake engines, on an event loop of its own, called as if it were synchronous."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import httpx
+
+from bei.artifact import Artifact
+from bei.config import ServeConfig
+from bei.core import Engine
+from bei.metrics import Metrics
+from bei.server.app import create_app
+from bei.server.models import Models
+from tests.bei.services import make_service
+from tests.engines import DEADLINE_S
+
+ROUTE = "/v1/embeddings"
+
+
+class App:
+    """``create_app`` with one model per pair of artifact and engine; ``settings`` are those of ServeConfig."""
+
+    def __init__(self, *served: tuple[Artifact, Engine], **settings: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.metrics = Metrics()
+        self.models = self.run(self._load(served, settings))
+        self.asgi = create_app(self.models, ServeConfig(**settings), self.metrics)
+        transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")
+
+    async def _load(self, served: Sequence[tuple[Artifact, Engine]], settings: dict[str, Any]) -> Models:
+        return Models([make_service(artifact, engine, self.metrics, **settings) for artifact, engine in served])
+
+    def run(self, work: Any) -> Any:
+        """Run a coroutine on the loop to its end."""
+        return self.loop.run_until_complete(asyncio.wait_for(work, DEADLINE_S))
+
+    def get(self, path: str) -> httpx.Response:
+        """GET."""
+        return self.request("GET", path)
+
+    def request(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+        """Any method, with or without a body."""
+        response: httpx.Response = self.run(self.client.request(method, path, content=content))
+        return response
+
+    def post(self, content: bytes | AsyncIterator[bytes]) -> httpx.Response:
+        """POST a raw body to the embeddings route; an iterator is sent in chunks without a length."""
+        response: httpx.Response = self.run(self.client.post(ROUTE, content=content))
+        return response
+
+    def embed(self, **body: object) -> httpx.Response:
+        """POST a body of these fields."""
+        return self.post(json.dumps(body).encode())
+
+    def close(self) -> None:
+        """End the services' threads and the loop."""
+        self.run(self.client.aclose())
+        self.models.close()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.run(asyncio.sleep(0))
+        self.loop.close()
+
+
+def check_error(response: httpx.Response, status: int, message: str = "", **fields: object) -> str:
+    """Assert that ``response`` is an OpenAI error of ``status`` with ``message`` in its message, which is returned."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert message in error["message"], error["message"]
+    assert "Traceback" not in response.text
+    assert ".py" not in response.text
+    assert {name: error[name] for name in fields} == fields
+    return str(error["message"])

@@ -1,0 +1,117 @@
+"""What is true of the application as a whole: its documentation, unknown routes, unexpected exceptions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bei import __version__
+from bei.engine.fake import FakeEngine
+from tests.artifacts import LIMITS
+from tests.bei.server.app import App, check_error
+from tests.bei.server.conftest import MakeApp
+
+ROUTES = {
+    ("post", "/v1/embeddings"),
+    ("get", "/v1/models"),
+    ("get", "/v1/models/{name}"),
+    ("get", "/health"),
+    ("get", "/ready"),
+    ("get", "/metrics"),
+}
+
+
+def _refs(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [ref for value in node.values() for ref in _refs(value)]
+    return [ref for value in node for ref in _refs(value)] if isinstance(node, list) else []
+
+
+def test_the_openapi_page_lists_every_route_and_no_other(app: App) -> None:
+    page = app.get("/openapi.json").json()
+    listed = {(method, path) for path, item in page["paths"].items() for method in item}
+    assert listed == ROUTES
+    assert page["openapi"].startswith("3.")
+    assert (page["info"]["title"], page["info"]["version"]) == ("bei", __version__)
+
+
+def test_every_operation_of_the_openapi_page_is_complete(app: App) -> None:
+    page = app.get("/openapi.json").json()
+    operations = [operation for item in page["paths"].values() for operation in item.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    for operation in operations:
+        assert operation["summary"]
+        assert operation["responses"]
+        assert all(response["description"] for response in operation["responses"].values())
+    for ref in _refs(page):
+        node = page
+        for name in ref.removeprefix("#/").split("/"):
+            node = node[name]
+
+
+def test_the_openapi_page_describes_the_embeddings_request_and_its_errors(app: App) -> None:
+    operation = app.get("/openapi.json").json()["paths"]["/v1/embeddings"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert set(body["properties"]) == {"input", "model", "encoding_format", "dimensions", "user"}
+    assert body["required"] == ["input"]
+    assert {"200", "400", "404", "413", "429", "500", "503"} <= set(operation["responses"])
+
+
+def test_the_docs_page_loads(app: App) -> None:
+    response = app.get("/docs")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/html")
+    assert "/openapi.json" in response.text
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embedding", "/favicon.ico", "/v1/%2e%2e/x", "/☃", "/metrics/x"])
+def test_an_unknown_route_is_404_in_openai_form(app: App, path: str) -> None:
+    check_error(app.get(path), 404, "see /openapi.json", type="invalid_request_error", code="route_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/embeddings", "POST"), ("DELETE", "/v1/models", "GET"), ("POST", "/health", "GET")],
+)
+def test_a_wrong_method_is_405_and_names_the_right_one(app: App, method: str, path: str, allowed: str) -> None:
+    response = app.request(method, path)
+    check_error(response, 405, f"{path} does not take {method}", code="method_not_allowed")
+    assert response.headers["allow"] == allowed
+
+
+def test_a_bug_is_500_without_a_traceback(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app(FakeEngine(LIMITS))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(app.models, "named", broken)
+    response = app.embed(input="a")
+    message = check_error(response, 500, "unexpected error", type="server_error", code="bei_error")
+    assert "secret" not in message
+    monkeypatch.undo()
+    assert app.embed(input="a").status_code == 200
+    assert 'status="500"' in app.get("/metrics").text
+
+
+def test_anything_but_http_is_passed_on_untouched(app: App) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup" if not sent else "lifespan.shutdown"}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    app.run(app.asgi({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_answers_are_json_that_every_parser_takes(app: App) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads(app.embed(input="a").content, parse_constant=refuse)

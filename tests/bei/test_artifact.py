@@ -1,0 +1,256 @@
+"""The contract on disk: what is saved is what is loaded, and whatever was changed since is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bei import artifact as artifacts
+from bei.artifact import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKENIZER, is_artifact, load, load_manifest
+from bei.core import Limits
+from bei.errors import (
+    ArtifactError,
+    ArtifactFileMissingError,
+    ArtifactHashMismatchError,
+    ArtifactManifestError,
+    ArtifactSchemaNewerError,
+)
+from tests.artifacts import save_artifact
+
+FILES = [CERTIFICATE, "engine/fake.bin", MANIFEST, TOKENIZER]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> artifacts.Artifact:
+    return save_artifact(tmp_path / "artifact")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One artifact for all examples; each puts back what it changes."""
+    return save_artifact(tmp_path_factory.mktemp("shared") / "artifact").path
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Edit manifest.json as a person would, digest and all."""
+    content = json.loads((path / MANIFEST).read_text())
+    change(content)
+    (path / MANIFEST).write_text(json.dumps(content))
+
+
+# Saving and loading.
+
+
+def test_what_is_saved_is_what_is_loaded(saved: artifacts.Artifact) -> None:
+    assert load(saved.path) == saved
+    assert load_manifest(saved.path) == saved.manifest
+    assert is_artifact(saved.path)
+    assert saved.engine_dir == saved.path / "engine"
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    name=names,
+    prompts=st.dictionaries(names, names, max_size=3),
+    default_prompt_name=st.none() | names,
+    normalize=st.booleans(),
+    dimensions=st.none() | st.lists(st.integers(1, 2**31), max_size=3),
+    limits=st.tuples(st.integers(1, 2**40), st.integers(1, 2**40), st.integers(1, 2**40)),
+)
+def test_any_manifest_survives_saving_and_loading(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    prompts: dict[str, str],
+    default_prompt_name: str | None,
+    normalize: bool,
+    dimensions: list[int] | None,
+    limits: tuple[int, int, int],
+) -> None:
+    saved = save_artifact(
+        tmp_path_factory.mktemp("any") / "artifact",
+        name=name,
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
+        embedding={"normalize": normalize, "matryoshka_dimensions": dimensions},
+        max_num_tokens=limits[0],
+        max_batch_size=limits[1],
+        max_seq_len=limits[2],
+    )
+    assert load(saved.path) == saved
+
+
+def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (save_artifact(tmp_path / name) for name in ("first", "second"))
+    assert first.manifest == second.manifest
+    assert [(first.path / file).read_bytes() for file in FILES] == [(second.path / file).read_bytes() for file in FILES]
+
+
+def test_every_file_but_the_manifest_is_listed_with_size_and_hash(saved: artifacts.Artifact) -> None:
+    assert [info.path for info in saved.manifest.files] == [CERTIFICATE, "engine/fake.bin", TOKENIZER]
+    for info in saved.manifest.files:
+        assert info.size == (saved.path / info.path).stat().st_size
+        assert info.sha256 == artifacts.sha256_of_file(saved.path / info.path)
+
+
+def test_an_artifact_may_be_moved(saved: artifacts.Artifact, tmp_path: Path) -> None:
+    moved = Path(shutil.move(saved.path, tmp_path / "elsewhere"))
+    assert load(moved).manifest == saved.manifest
+
+
+def test_facts_are_read_from_the_manifest(saved: artifacts.Artifact) -> None:
+    assert saved.manifest.limits == Limits(64, 8, 16)
+    assert saved.manifest.embedding_dimension == 8
+
+
+# Refusing what was changed.
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(file=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
+@example(file=MANIFEST, place=0.0, change=1)
+@example(file="engine/fake.bin", place=0.999, change=128)
+def test_any_single_changed_byte_is_refused(shared: Path, file: str, place: float, change: int) -> None:
+    path = shared / file
+    before = path.read_bytes()
+    index = int(place * len(before))
+    path.write_bytes(before[:index] + bytes([before[index] ^ change]) + before[index + 1 :])
+    try:
+        with pytest.raises(ArtifactError, match=r"[Bb]uild|again"):
+            load(shared)
+    finally:
+        path.write_bytes(before)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(file=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), extra=st.binary(max_size=3))
+@example(file=TOKENIZER, place=0.0, extra=b"")
+@example(file=MANIFEST, place=0.5, extra=b" ")
+def test_any_file_that_is_cut_off_or_longer_is_refused(shared: Path, file: str, place: float, extra: bytes) -> None:
+    path = shared / file
+    before = path.read_bytes()
+    index = int(place * len(before))
+    path.write_bytes(before[:index] + extra + before[index:] if extra else before[:index])
+    try:
+        with pytest.raises(ArtifactError, match=r"[Bb]uild|again"):
+            load(shared)
+    finally:
+        path.write_bytes(before)
+    load(shared)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_missing_file_is_named_with_the_remedy(file: str, saved: artifacts.Artifact) -> None:
+    (saved.path / file).unlink()
+    with pytest.raises(ArtifactFileMissingError, match=rf"{file}.*([Bb]uild|Copy)"):
+        load(saved.path)
+
+
+def test_a_folder_that_is_no_artifact_says_how_to_make_one(tmp_path: Path) -> None:
+    assert not is_artifact(tmp_path)
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ArtifactFileMissingError, match=r"is not an artifact: .*Make one with 'bei build'"):
+            load(path)
+
+
+def test_a_changed_file_is_named_with_the_remedy(saved: artifacts.Artifact) -> None:
+    (saved.path / "engine" / "fake.bin").write_bytes(b"another engine")
+    with pytest.raises(ArtifactHashMismatchError, match=r"fake\.bin is not the file that was built.*build it again"):
+        load(saved.path)
+
+
+def test_a_newer_schema_asks_for_an_upgrade_whatever_else_it_holds(saved: artifacts.Artifact) -> None:
+    (saved.path / MANIFEST).write_text(json.dumps({"schema_version": SCHEMA_VERSION + 1, "unknown": [1, 2]}))
+    with pytest.raises(
+        ArtifactSchemaNewerError, match=rf"schema {SCHEMA_VERSION + 1}, .* {SCHEMA_VERSION}: upgrade bei"
+    ):
+        load(saved.path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.update(extra=1),
+        lambda manifest: manifest["source"].update(extra=1),
+        lambda manifest: manifest["files"][0].update(mode="0644"),
+        lambda manifest: manifest.pop("name"),
+        lambda manifest: manifest.update(max_seq_len="16"),
+        lambda manifest: manifest.update(schema_version="1"),
+        lambda manifest: manifest.update(schema_version=None),
+    ],
+    ids=[
+        "unlisted",
+        "unlisted in source",
+        "unlisted in file",
+        "missing",
+        "wrong type",
+        "text as schema",
+        "null schema",
+    ],
+)
+def test_fields_of_another_shape_are_refused(
+    change: Callable[[dict[str, Any]], object], saved: artifacts.Artifact
+) -> None:
+    rewrite(saved.path, change)
+    with pytest.raises(ArtifactManifestError, match=r"is not a manifest of schema 1 \(.*\)\. Build the artifact again"):
+        load(saved.path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"schema_version": 1}'])
+def test_a_manifest_that_is_no_manifest_is_refused(content: bytes, saved: artifacts.Artifact) -> None:
+    (saved.path / MANIFEST).write_bytes(content)
+    with pytest.raises(ArtifactManifestError, match="Build the artifact again"):
+        load(saved.path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.update(name="another"),
+        lambda manifest: manifest.update(digest="0" * 64),
+        lambda manifest: manifest.update(max_batch_size=9999),
+        lambda manifest: manifest["files"].pop(),
+        lambda manifest: None,  # the same content, laid out in another way
+    ],
+    ids=["name", "digest", "limit", "file", "layout"],
+)
+def test_a_manifest_that_was_edited_is_refused(
+    change: Callable[[dict[str, Any]], object], saved: artifacts.Artifact
+) -> None:
+    rewrite(saved.path, change)
+    with pytest.raises(ArtifactHashMismatchError, match=r"manifest\.json was changed after the build\. Build"):
+        load(saved.path)
+
+
+def test_an_artifact_saved_without_its_tokenizer_is_refused(saved: artifacts.Artifact) -> None:
+    (saved.path / TOKENIZER).unlink()
+    again = artifacts.save(saved.path, saved.manifest, saved.certificate)
+    with pytest.raises(ArtifactManifestError, match=r"does not list tokenizer\.json\. Build the artifact again"):
+        load(again.path)
+
+
+def test_saving_is_finished_by_the_manifest(saved: artifacts.Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the last step, a build leaves no artifact."""
+    (saved.path / MANIFEST).unlink()
+
+    def killed(*paths: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bei.artifact.os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        artifacts.save(saved.path, saved.manifest, saved.certificate)
+    assert not is_artifact(saved.path)
+
+
+def test_each_way_of_being_wrong_has_its_own_code() -> None:
+    classes = ArtifactError.__subclasses__()
+    assert len({error.code for error in classes} - {ArtifactError.code}) == len(classes) == 6

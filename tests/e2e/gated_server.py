@@ -1,0 +1,44 @@
+"""``bei serve`` whose engine waits for the test: real process, signals and HTTP, and a fake engine behind a gate.
+
+Each batch that reaches the engine is a line in the log. A line ``one`` on standard input lets one batch through,
+``open`` (or the end of the input) lets everything through from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from bei import cli
+from bei.artifact import Manifest
+from bei.core import Outputs, PackedBatch
+from bei.engine.fake import FakeEngine
+
+log = logging.getLogger(__name__)
+
+
+class StdinGatedEngine(FakeEngine):
+    """Waits for a line before it answers."""
+
+    is_open = False
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        """Say what has arrived, wait, answer."""
+        starts = batch.cu_seqlens[:-1]
+        log.info("engine has %s", batch.input_ids[starts].tolist())
+        if not self.is_open and sys.stdin.readline() != "one\n":
+            self.is_open = True
+        return super().run(batch)
+
+
+def load_engine(folder: Path, manifest: Manifest, **_: Any) -> StdinGatedEngine:
+    """Instead of the real one."""
+    return StdinGatedEngine(manifest.limits)
+
+
+if __name__ == "__main__":
+    with mock.patch("bei.service.load_engine", load_engine), mock.patch("bei.server.run._LINGER_S", 1):
+        cli.main(["serve", *sys.argv[1:], "--port", "0"])

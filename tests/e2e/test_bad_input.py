@@ -1,0 +1,62 @@
+"""Bad requests on the wire: a 4xx each, and the server goes on. tests/bei/server/ has the full list."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.process import DEADLINE_S, Server
+
+ROUTE = "/v1/embeddings"
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as client:
+        yield client
+        assert client.post(ROUTE, json={"input": "cat"}).status_code == 200  # the next good request is answered
+
+
+def chunks(size: int) -> Iterator[bytes]:
+    for _ in range(size // 100_000):
+        yield b"x" * 100_000
+
+
+def test_a_string_of_ten_megabytes_is_413_with_a_length_and_in_chunks(client: httpx.Client) -> None:
+    assert client.post(ROUTE, json={"input": "x" * 10_000_000}).status_code == 413
+    response = client.post(ROUTE, content=chunks(10_000_000))
+    assert response.status_code == 413
+    assert "the limit is 8000000" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe",
+        b'{"input": "\xff"}',
+        b'{"input": "\\ud800"}',
+        b'{"input": "a", "dimensions": NaN}',
+        b'{"input": [1, 99999999999999999999]}',
+        b'{"input": ' + b"[" * 500_000,
+    ],
+)
+def test_a_wrong_body_is_400(client: httpx.Client, body: bytes) -> None:
+    response = client.post(ROUTE, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_more_texts_than_allowed_are_400_and_as_many_as_allowed_are_not(client: httpx.Client) -> None:
+    assert client.post(ROUTE, json={"input": ["a"] * 2049}).status_code == 400
+    assert len(client.post(ROUTE, json={"input": ["a"] * 2048}).json()["data"]) == 2048
+
+
+@pytest.mark.parametrize("garbage", [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"])
+def test_what_is_no_http_is_refused_and_the_connection_closed(client: httpx.Client, garbage: bytes) -> None:
+    with socket.create_connection((str(client.base_url.host), client.base_url.port or 80), DEADLINE_S) as wire:
+        wire.sendall(garbage)
+        assert wire.recv(1000).startswith(b"HTTP/1.1 400")

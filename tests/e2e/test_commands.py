@@ -1,0 +1,71 @@
+"""``bei --version``, ``bei inspect``, ``bei serve CHECKPOINT``: the installed commands."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bei import __version__
+from bei.artifact import Artifact
+from tests.e2e import process
+from tests.e2e.conftest import StartServer
+from tests.e2e.process import DEADLINE_S, serve
+
+
+@pytest.mark.parametrize("command", [[sys.executable, "-m", "bei"], [str(Path(sys.executable).parent / "bei")]])
+def test_module_and_script_say_their_version(env: Mapping[str, str], tmp_path: Path, command: list[str]) -> None:
+    shown = subprocess.run(
+        [*command, "--version"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert (shown.stdout, shown.stderr) == (f"bei {__version__}\n", "")
+
+
+def test_inspect_shows_a_table_and_json(tiny: Artifact, env: Mapping[str, str], tmp_path: Path) -> None:
+    table = process.run(["inspect", tiny.path], env, tmp_path)
+    assert (table.returncode, table.stderr) == (0, "")
+    assert "BertModel" in table.stdout
+    as_json = process.run(["inspect", "--json", tiny.path], env, tmp_path)
+    content = json.loads(as_json.stdout)
+    assert content["manifest"]["name"] == "tiny"
+    assert content["certificate"]["passed"] is True
+
+
+def test_a_checkpoint_is_built_once_and_the_second_start_finds_it(
+    checkpoint: Path, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    arguments = [checkpoint, "--precision", "fp32", "--cache-dir", tmp_path / "cache"]
+    built = "is a checkpoint: building it into"
+    with serve(arguments, env, tmp_path) as first:
+        assert first.get_status("/ready") == 200
+        vector = first.embed("the cat", model=checkpoint.name).json()["data"][0]["embedding"]
+        assert sum(built in line for line in first.log) == 1
+        assert len(list((tmp_path / "cache").iterdir())) == 1
+    with serve(arguments, env, tmp_path) as second:
+        assert second.embed("the cat").json()["data"][0]["embedding"] == vector
+        assert not any(built in line for line in second.log)
+
+
+@pytest.mark.parametrize("flags", [(), ("--access-log",)])
+def test_requests_are_logged_where_asked_for(gated: StartServer, flags: tuple[str, ...]) -> None:
+    server = gated(*flags)
+    server.say("open")
+    assert server.embed([1]).status_code == 200
+    server.send_signal(signal.SIGTERM)
+    assert server.wait_exit() == 0
+    assert any("POST /v1/embeddings" in line for line in server.log) == bool(flags)
+
+
+@pytest.mark.slow
+def test_without_a_model_the_embedded_default_is_served(
+    minilm: Artifact, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    with serve(["--cache-dir", tmp_path / "cache"], env, tmp_path) as server:
+        response = server.embed("hello", model="all-MiniLM-L6-v2")
+        assert len(response.json()["data"][0]["embedding"]) == minilm.manifest.embedding_dimension
+        assert server.get_status("/ready") == 200

@@ -1,0 +1,91 @@
+"""Fake engines under a test's control: one waits at a gate, one fails on chosen inputs. No test sleeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bei.core import Int32Array, Limits, Outputs, PackedBatch
+from bei.engine.fake import FakeEngine
+
+# A test that waits longer than this has failed; it is no part of any passing test's time.
+DEADLINE_S = 60.0
+
+
+def sequences_of(batch: PackedBatch) -> list[list[int]]:
+    """The token ids of each sequence of ``batch``."""
+    bounds = zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
+    return [batch.input_ids[start:end].tolist() for start, end in bounds]
+
+
+class GatedEngine(FakeEngine):
+    """Every ``run`` waits until the test lets it through. ``batches`` holds what has been taken."""
+
+    def __init__(self, limits: Limits, num_streams: int = 1) -> None:
+        super().__init__(limits, num_streams)
+        self._entered = threading.Semaphore(0)
+        self._passes = threading.Semaphore(0)
+        self._is_open = threading.Event()
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        """Say that a batch was taken, then wait."""
+        outputs = super().run(batch)
+        self._entered.release()
+        if not self._is_open.is_set():
+            assert self._passes.acquire(timeout=DEADLINE_S), "nobody opened the gate"
+        return outputs
+
+    def wait_entered(self) -> None:
+        """Return once another batch has arrived at the gate."""
+        assert self._entered.acquire(timeout=DEADLINE_S), "no batch arrived at the engine"
+
+    def let_one_through(self) -> None:
+        """One batch that waits (or comes next) may finish."""
+        self._passes.release()
+
+    def open(self, num_waiting: int = 1) -> None:
+        """Nothing waits any more."""
+        self._is_open.set()
+        for _ in range(num_waiting):
+            self._passes.release()
+
+
+class PickyEngine(FakeEngine):
+    """Raises ``error`` for a batch in which any sequence ``is_poison``."""
+
+    def __init__(
+        self, limits: Limits, is_poison: Callable[[Sequence[int]], bool], error: type[Exception] = RuntimeError
+    ) -> None:
+        super().__init__(limits)
+        self._is_poison = is_poison
+        self._error = error
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        """Fail or answer."""
+        outputs = super().run(batch)
+        if any(self._is_poison(sequence) for sequence in sequences_of(batch)):
+            raise self._error("poison")
+        return outputs
+
+
+class NaNEngine(FakeEngine):
+    """Answers NaN for sequences that contain ``poison_id``, and finite vectors for their neighbours."""
+
+    def __init__(self, limits: Limits, poison_id: int) -> None:
+        super().__init__(limits)
+        self._poison_id = poison_id
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        """Spoil one component of the row."""
+        rows = super().run(batch)["embedding"]
+        for row, sequence in zip(rows, sequences_of(batch), strict=True):
+            if self._poison_id in sequence:
+                row[3] = np.nan
+        return {"embedding": rows}
+
+
+def ids(*values: int) -> Int32Array:
+    """Token ids as the engine takes them."""
+    return np.array(values, np.int32)
