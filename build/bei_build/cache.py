@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def build_cached(config: BuildConfig, cache: Path, open_engine: OpenEngine, prog
     try:
         load_manifest(out)
     except ArtifactError:
+        shutil.rmtree(out, ignore_errors=True)  # whatever is left of it: the cache is ours
         progress.note(f"{config.model} is a checkpoint: building it into {out} (once)")
         build(replace(config, out=str(out)), open_engine, progress)
     return out

@@ -82,7 +82,7 @@ def read_checkpoint(location: Location, pooling: Pooling | None = None, max_seq_
     folder = files.transformer_folder
     config, architecture = _config(folder)
     family = family_of(config.model_type, architecture)
-    spec = family.spec_from_config(config, architecture)
+    spec = _spec(family, config, architecture)
     spec = replace(spec, pooling=(pooling,) if pooling else files.pooling or ("mean",), tail=files.tail)
     _check_widths(spec)
     tokenizer = tokenizer_from_checkpoint(folder, files.do_lower_case)
@@ -228,7 +228,20 @@ def _config(folder: Path) -> tuple[Any, str]:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False), architecture
     except Exception as error:  # transformers validates with several exception types
-        raise CheckpointError(f"{path} was refused by transformers ({error}).") from error
+        raise CheckpointError(
+            f"{path} was refused by transformers ({error}). Download the checkpoint again."
+        ) from error
+
+
+def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
+    """The family's reading of ``config``. transformers checks the types of its values, not that they make a model."""
+    try:
+        spec = family.spec_from_config(config, architecture)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise CheckpointError(f"config.json describes no model ({error}). Download the checkpoint again.") from error
+    if not spec.layers:
+        raise CheckpointError("config.json describes a model without layers. Download the checkpoint again.")
+    return spec
 
 
 def _check_widths(spec: ModelSpec) -> None:

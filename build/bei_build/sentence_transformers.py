@@ -112,7 +112,11 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
 
 def _modules(folder: Path) -> list[dict[str, str]]:
     entries = read_json(folder / "modules.json")
-    if not isinstance(entries, list) or not all(isinstance(e, dict) and {"type", "path"} <= e.keys() for e in entries):
+    kinds = {"type": str, "path": str, "idx": int}
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and all(isinstance(entry.get(key, 0), kind) for key, kind in kinds.items())
+        for entry in entries
+    ):
         raise CheckpointError(f"{folder / 'modules.json'} is not a list of modules. Download the checkpoint again.")
     return sorted(entries, key=lambda entry: entry.get("idx", 0))
 

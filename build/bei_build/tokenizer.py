@@ -65,9 +65,15 @@ def _converted(folder: Path) -> Tokenizer:
 
     try:
         slow_or_fast = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
-        return Tokenizer.from_str(slow_or_fast.backend_tokenizer.to_str())
+        tokenizer = Tokenizer.from_str(slow_or_fast.backend_tokenizer.to_str())
+        special_tokens = set(slow_or_fast.all_special_tokens)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, AttributeError, ... here
         raise TokenizerError(
             f"{folder} has no tokenizer.json, and transformers could not make one from its other files ({error}). "
             "Download the tokenizer's files too."
         ) from error
+    if set(tokenizer.get_vocab()) <= special_tokens:  # what transformers 5 makes of a folder without any such file
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json and no other file with a vocabulary. Download the tokenizer's files too."
+        )
+    return tokenizer

@@ -1,0 +1,61 @@
+"""Building and running in one call each, as ``bei build`` and the server do; without its output."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from bei.artifact import Artifact, Manifest, load
+from bei.core import Encoding, Engine, Float32Array, PackedBatch
+from bei.engine import load_engine
+from bei_build.config import BuildConfig
+from bei_build.pipeline import OpenEngine, build
+from bei_build.progress import Progress
+
+
+def open_engine(folder: Path, manifest: Manifest) -> Engine:
+    """The runtime's loader, on one thread: these models are too small to share between cores."""
+    return load_engine(folder, manifest, num_threads=1)
+
+
+def silent() -> Progress:
+    """Progress that nobody sees."""
+    return Progress(Console(file=io.StringIO()))
+
+
+def build_artifact(checkpoint: Path, out: Path, open_engine: OpenEngine = open_engine, **settings: Any) -> Artifact:
+    """Build ``checkpoint`` into ``out`` (target cpu, FP32 unless told otherwise) and load it as a server would."""
+    settings = {"precision": "fp32", **settings}
+    build(BuildConfig(model=str(checkpoint), out=str(out), **settings), open_engine, silent())
+    return load(out)
+
+
+@contextmanager
+def running(artifact: Artifact) -> Iterator[Engine]:
+    """The engine of ``artifact``, closed at the end."""
+    engine = open_engine(artifact.engine_dir, artifact.manifest)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def random_encodings(lengths: Sequence[int], vocab_size: int, *, pairs: bool = False, seed: int = 0) -> list[Encoding]:
+    """Sequences of random ids; ``pairs``: the second half of each is of token type 1."""
+    generator = np.random.default_rng(seed)
+    encodings = []
+    for length in lengths:
+        types = (np.arange(length) >= length // 2).astype(np.int32) if pairs else None
+        encodings.append(Encoding(generator.integers(0, vocab_size, length, np.int32), types))
+    return encodings
+
+
+def embed(engine: Engine, encodings: Sequence[Encoding]) -> Float32Array:
+    """One packed batch through the engine."""
+    return engine.run(PackedBatch.from_encodings(encodings))["embedding"]

@@ -1,0 +1,79 @@
+"""The Hugging Face model as sentence-transformers runs it: padded, batched, masked. Shares nothing with the builder.
+
+``bei_build.reference`` runs one text at a time without padding, so the two agree only if both are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from bei.core import Encoding, Float32Array
+from tests.checkpoints import Dense, Normalize
+
+_ACTIVATIONS = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "GELU": torch.nn.functional.gelu,
+    "SiLU": torch.nn.functional.silu,
+}
+
+
+def hf_embed(
+    folder: Path,
+    encodings: Sequence[Encoding],
+    pooling: Sequence[str] = ("mean",),
+    tail: Sequence[Dense | Normalize] = (),
+) -> Float32Array:
+    """Vectors of ``encodings`` from the checkpoint in ``folder``, float32 [n, E]."""
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = _padded([encoding.input_ids for encoding in encodings], model.config.pad_token_id)
+    mask = _padded([np.ones_like(encoding.input_ids) for encoding in encodings], 0)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if all(encoding.token_type_ids is not None for encoding in encodings):
+        types = [encoding.token_type_ids for encoding in encodings if encoding.token_type_ids is not None]
+        inputs["token_type_ids"] = _padded(types, 0)
+    if model.config.model_type in ("roberta", "xlm-roberta"):
+        # These count positions over ids that are not padding; random ids may be, so say the positions.
+        inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape) + model.config.pad_token_id + 1
+    with torch.no_grad():
+        states = model(**inputs).last_hidden_state
+        vectors = torch.cat([_pool(states, mask, mode) for mode in pooling], dim=1)
+        for index, layer in enumerate(tail, start=2):
+            if isinstance(layer, Normalize):
+                vectors = torch.nn.functional.normalize(vectors, dim=1)
+            else:
+                weights = load_file(folder / f"{index}_Dense" / "model.safetensors")
+                vectors = vectors @ weights["linear.weight"].T + weights.get("linear.bias", torch.zeros(()))
+                vectors = _ACTIVATIONS[layer.activation](vectors)
+    array: Float32Array = vectors.numpy()
+    return array
+
+
+def _padded(rows: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int32]]], value: int) -> torch.Tensor:
+    width = max(len(row) for row in rows)
+    padded = np.full((len(rows), width), value, np.int64)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def _pool(states: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
+    """As in sentence-transformers' Pooling module."""
+    weights = mask[:, :, None].float()
+    if mode == "cls":
+        return states[:, 0]
+    if mode == "last":
+        return states[torch.arange(len(states)), mask.sum(1) - 1]
+    if mode == "max":
+        return states.masked_fill(weights == 0, float("-inf")).max(1).values
+    if mode == "weighted_mean":
+        weights = weights * torch.arange(1, states.shape[1] + 1)[None, :, None]
+    total, count = (states * weights).sum(1), weights.sum(1)
+    return total / (count.sqrt() if mode == "mean_sqrt_len" else count)

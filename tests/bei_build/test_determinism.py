@@ -1,0 +1,71 @@
+"""The same inputs give the same bytes: in another process, after other builds, with another number of threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bei.artifact import Artifact, load
+from tests.bei_build.builds import build_artifact
+from tests.checkpoints import Dense, Normalize, add_modules, save_checkpoint, write_json
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_checkpoint(tmp_path_factory.mktemp("determinism") / "tiny", "xlm-roberta")
+    add_modules(folder, ("mean", "max"), [Dense(24), Normalize()])
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q: ", "document": "d: "}})
+    return folder
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def artifact(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    out = tmp_path_factory.mktemp("first") / "artifact"
+    return build_artifact(checkpoint, out, precision=request.param, reference="hf")
+
+
+def assert_same(artifact: Artifact, first: Artifact) -> None:
+    assert {file.path: file.sha256 for file in artifact.manifest.files} == {
+        file.path: file.sha256 for file in first.manifest.files
+    }
+    assert artifact.manifest.digest == first.manifest.digest
+
+
+def test_a_build_after_another_build_gives_the_same_bytes(
+    artifact: Artifact, checkpoint: Path, bert: Path, tmp_path: Path
+) -> None:
+    build_artifact(bert, tmp_path / "other")
+    again = build_artifact(checkpoint, tmp_path / "again", precision=artifact.manifest.precision, reference="hf")
+    assert_same(again, artifact)
+
+
+def test_a_build_in_another_process_gives_the_same_bytes(artifact: Artifact, checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bei", "build", str(checkpoint), "--out", str(tmp_path / "artifact")]
+    command += ["--precision", artifact.manifest.precision, "--reference", "hf"]
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
+    assert_same(load(tmp_path / "artifact"), artifact)
+
+
+def test_the_time_and_place_of_the_checkpoint_do_not_matter(
+    artifact: Artifact, checkpoint: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "elsewhere" / checkpoint.name
+    copy.mkdir(parents=True)
+    for file in sorted(checkpoint.rglob("*"), reverse=True):
+        if file.is_file():
+            (copy / file.relative_to(checkpoint)).parent.mkdir(parents=True, exist_ok=True)
+            (copy / file.relative_to(checkpoint)).write_bytes(file.read_bytes())
+    again = build_artifact(copy, tmp_path / "again", precision=artifact.manifest.precision, reference="hf")
+    assert_same(again, artifact)
+
+
+def test_a_changed_weight_changes_the_digest(artifact: Artifact, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "tiny", "xlm-roberta", layer_norm_eps=1e-6)
+    other = build_artifact(folder, tmp_path / "artifact", precision=artifact.manifest.precision)
+    assert other.manifest.source.sha256 != artifact.manifest.source.sha256
+    assert other.manifest.digest != artifact.manifest.digest

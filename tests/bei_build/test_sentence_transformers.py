@@ -1,0 +1,164 @@
+"""The files sentence-transformers writes: what they say is obeyed, and what bei cannot do is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bei.errors import CheckpointError
+from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
+from bei_build.spec import DenseSpec, NormalizeSpec
+from tests.checkpoints import HIDDEN, POOLINGS, Dense, Normalize, add_modules, write_json
+
+PROMPTS = "config_sentence_transformers.json"
+
+
+def test_a_folder_without_any_of_them_gives_the_defaults(tmp_path: Path) -> None:
+    assert read_sentence_transformers(tmp_path) == SentenceTransformersFiles(tmp_path, (tmp_path,))
+
+
+@pytest.mark.parametrize("booleans", [True, False], ids=["booleans", "pooling_mode"])
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_every_pooling_is_read_in_both_formats(mode: str, booleans: bool, tmp_path: Path) -> None:
+    assert read_sentence_transformers(add_modules(tmp_path, (mode,), booleans=booleans)).pooling == (mode,)
+
+
+def test_several_poolings_keep_the_order_of_their_format(tmp_path: Path) -> None:
+    modes = ("mean", "cls")
+    assert read_sentence_transformers(add_modules(tmp_path, modes, booleans=False)).pooling == modes
+    assert read_sentence_transformers(add_modules(tmp_path, modes, booleans=True)).pooling == ("cls", "mean")
+
+
+def test_modules_are_taken_in_the_order_of_idx(tmp_path: Path) -> None:
+    types = {0: ("", "Transformer"), 1: ("1_Pooling", "Pooling"), 2: ("2_Normalize", "Normalize")}
+    modules = [
+        {"idx": i, "path": types[i][0], "type": f"sentence_transformers.models.{types[i][1]}"} for i in (2, 0, 1)
+    ]
+    add_modules(tmp_path)
+    write_json(tmp_path / "modules.json", modules)
+    assert read_sentence_transformers(tmp_path).normalize is True
+
+
+def test_the_tail_is_read_and_a_final_normalize_left_to_the_runtime(tmp_path: Path) -> None:
+    tail: list[Dense | Normalize] = [Dense(24, "Tanh"), Normalize(), Dense(8, "Identity", bias=False)]
+    expected = (DenseSpec(HIDDEN, 24, True, "tanh"), NormalizeSpec(), DenseSpec(24, 8, False, "identity"))
+    files = read_sentence_transformers(add_modules(tmp_path / "a", ("mean",), tail))
+    assert (files.tail, files.normalize) == (expected, False)
+    files = read_sentence_transformers(add_modules(tmp_path / "b", ("mean",), [*tail, Normalize()]))
+    assert (files.tail, files.normalize) == (expected, True)
+    assert [folder.name for folder in files.tail_folders] == ["2_Dense", "3_Normalize", "4_Dense"]
+
+
+def test_a_dense_config_without_activation_or_bias_means_what_the_library_means(tmp_path: Path) -> None:
+    add_modules(tmp_path, ("mean",), [Dense(8)])
+    write_json(tmp_path / "2_Dense" / "config.json", {"in_features": HIDDEN, "out_features": 8})
+    assert read_sentence_transformers(tmp_path).tail == (DenseSpec(HIDDEN, 8, True, "tanh"),)
+
+
+def test_the_transformer_may_lie_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    add_modules(tmp_path)
+    modules = [
+        {"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    write_json(tmp_path / "modules.json", modules)
+    write_json(tmp_path / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 12})
+    files = read_sentence_transformers(tmp_path)
+    assert files.transformer_folder == tmp_path / "0_Transformer"
+    assert files.max_seq_length == 12
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "xlm-roberta"])
+def test_settings_of_the_transformer_are_read_under_every_name(name: str, tmp_path: Path) -> None:
+    add_modules(tmp_path)
+    write_json(tmp_path / f"sentence_{name}_config.json", {"max_seq_length": 12, "do_lower_case": True})
+    files = read_sentence_transformers(tmp_path)
+    assert (files.max_seq_length, files.do_lower_case) == (12, True)
+
+
+@pytest.mark.parametrize("key", ["matryoshka_dims", "matryoshka_dimensions"])
+def test_prompts_similarity_and_matryoshka_dimensions_are_read(key: str, tmp_path: Path) -> None:
+    config = {
+        "prompts": {"query": "query: ", "document": ""},
+        "default_prompt_name": "query",
+        "similarity_fn_name": "dot",
+        key: [16, 8],
+    }
+    write_json(tmp_path / PROMPTS, config)
+    files = read_sentence_transformers(tmp_path)
+    assert files.prompts == {"query": "query: ", "document": ""}
+    assert (files.default_prompt_name, files.similarity, files.matryoshka_dimensions) == ("query", "dot", (16, 8))
+
+
+def test_null_settings_are_absent_settings(tmp_path: Path) -> None:
+    add_modules(tmp_path)
+    nothing = {"prompts": None, "default_prompt_name": None, "similarity_fn_name": None, "matryoshka_dims": None}
+    write_json(tmp_path / PROMPTS, nothing)
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": None, "do_lower_case": None})
+    files = read_sentence_transformers(tmp_path)
+    assert (files.prompts, files.similarity, files.max_seq_length, files.do_lower_case) == ({}, None, None, False)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [],
+        ["Transformer"],
+        ["Pooling", "Transformer"],
+        ["Transformer", "Pooling", "LSTM"],
+        ["StaticEmbedding", "Normalize"],
+        ["Transformer", "Pooling", "Pooling"],
+    ],
+    ids="-".join,
+)
+def test_unknown_modules_are_refused_by_name(kinds: list[str], tmp_path: Path) -> None:
+    modules = [{"idx": i, "path": "", "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+    write_json(tmp_path / "modules.json", modules)
+    with pytest.raises(CheckpointError, match=rf"asks for {' -> '.join(kinds)}; bei builds Transformer -> Pooling"):
+        read_sentence_transformers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modules.json", {}, "is not a list of modules"),
+        ("modules.json", [{"type": "Transformer"}], "is not a list of modules"),
+        ("1_Pooling/config.json", [], "does not hold a JSON object"),
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "asks for pooling 'median'. Supported: cls, max, mean"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", {}]}, "asks for pooling {}"),
+        ("1_Pooling/config.json", {"pooling_mode": "cls", "include_prompt": False}, "leaves prompts out"),
+        ("2_Dense/config.json", "text", "does not hold a JSON object"),
+        (
+            "2_Dense/config.json",
+            {"in_features": 2, "out_features": 2, "activation_function": "a.Mish"},
+            "activation Mish",
+        ),
+        ("2_Dense/config.json", {"in_features": 2, "out_features": 2, "use_residual": True}, "use_residual True"),
+        ("2_Dense/config.json", {"in_features": 2}, "lacks in_features or out_features"),
+        ("2_Dense/config.json", {"in_features": "2", "out_features": 2}, "in_features = '2'"),
+        ("sentence_bert_config.json", [1], "does not hold a JSON object"),
+        ("sentence_bert_config.json", {"max_seq_length": "128"}, "max_seq_length = '128'"),
+        ("sentence_bert_config.json", {"do_lower_case": "yes"}, "do_lower_case = 'yes'"),
+        (PROMPTS, [], "does not hold a JSON object"),
+        (PROMPTS, {"prompts": ["query: "]}, "prompts ="),
+        (PROMPTS, {"prompts": {"query": 3}}, "prompts that are not texts"),
+        (PROMPTS, {"prompts": {"a": ""}, "default_prompt_name": "b"}, r"names the default prompt 'b', .* \['a'\]"),
+        (PROMPTS, {"similarity_fn_name": 1}, "similarity_fn_name = 1"),
+        (PROMPTS, {"matryoshka_dims": "64,32"}, "matryoshka_dims = '64,32'"),
+        (PROMPTS, {"matryoshka_dims": [64, "32"]}, "Matryoshka dimensions"),
+    ],
+)
+def test_malformed_files_are_refused(file: str, content: Any, message: str, tmp_path: Path) -> None:
+    add_modules(tmp_path, ("mean",), [Dense(8)])
+    write_json(tmp_path / file, content)
+    with pytest.raises(CheckpointError, match=message):
+        read_sentence_transformers(tmp_path)
+
+
+def test_a_pooling_config_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    add_modules(tmp_path)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"1_Pooling.config\.json is not readable JSON.*Download"):
+        read_sentence_transformers(tmp_path)

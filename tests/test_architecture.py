@@ -1,0 +1,114 @@
+"""Who may import whom. Python has no crates; this file stands in for them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUNTIME = sorted((ROOT / "bei").rglob("*.py"))
+BUILDER = sorted((ROOT / "build" / "bei_build").rglob("*.py"))
+
+HEAVY = {"torch", "transformers", "onnx", "modelopt", "bei_build"}
+# An engine's library is imported by that engine alone, and there only when one is made.
+ENGINE_LIBRARIES = {"openvino": "bei/engine/openvino.py", "tensorrt": "bei/engine/tensorrt.py"}
+# Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).
+LAYERS = ["cli", "server", "service", "batching", "engine", "core"]
+CONTRACT = {"bei", "bei.artifact", "bei.core", "bei.errors"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports_of(path: Path, *, everywhere: bool = False) -> Iterator[str]:
+    """Modules imported by ``path`` at module level, or in its functions too; ``from a import b`` is ``a.b``."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree) if everywhere else module_level(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def module_level(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements that run on import: not the bodies of functions, but those of classes, ifs and tries."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield node
+            yield from module_level(node)
+
+
+def layer_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "bei" and parts[1] in LAYERS else None
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=name_of)
+def test_the_runtime_imports_nothing_heavy_at_module_level(path: Path) -> None:
+    tops = {module.split(".")[0] for module in imports_of(path)}
+    assert not tops & HEAVY
+    assert not tops & ENGINE_LIBRARIES.keys()
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=name_of)
+def test_heavy_imports_inside_functions_are_where_they_belong(path: Path) -> None:
+    for module in imports_of(path, everywhere=True):
+        top = module.split(".")[0]
+        if top == "bei_build":
+            assert name_of(path) == "bei/cli.py", module
+        elif top in ENGINE_LIBRARIES:
+            assert name_of(path) == ENGINE_LIBRARIES[top], module
+        else:
+            assert top not in HEAVY, module
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=name_of)
+def test_imports_go_down_the_layers(path: Path) -> None:
+    if path.name == "__main__.py":
+        return  # it is the entry, above all layers
+    own = layer_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    # A module that is no layer serves them all, so it may know the lowest ones only.
+    allowed = LAYERS[LAYERS.index(own or "engine") :]
+    for module in imports_of(path, everywhere=True):
+        assert layer_of(module) is None or layer_of(module) in allowed, module
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=name_of)
+def test_http_stays_in_the_server(path: Path) -> None:
+    if not path.is_relative_to(ROOT / "bei" / "server"):
+        tops = {module.split(".")[0] for module in imports_of(path, everywhere=True)}
+        assert not tops & {"fastapi", "starlette", "uvicorn", "uvloop", "httptools"}
+
+
+@pytest.mark.parametrize("path", BUILDER, ids=name_of)
+def test_the_builder_knows_the_contract_and_nothing_else_of_the_runtime(path: Path) -> None:
+    for module in imports_of(path, everywhere=True):
+        if module.split(".")[0] == "bei":
+            parent = module.rsplit(".", 1)[0]
+            assert module in CONTRACT or (parent in CONTRACT - {"bei"}) or module == "bei.__version__", module
+
+
+@pytest.mark.parametrize("path", BUILDER, ids=name_of)
+def test_the_builder_imports_torch_in_functions_only(path: Path) -> None:
+    tops = {module.split(".")[0] for module in imports_of(path)}
+    assert not tops & {"torch", "transformers", "openvino", "tensorrt", "modelopt", "huggingface_hub"}
+
+
+def test_families_emit_no_graph_nodes() -> None:
+    for path in sorted((ROOT / "build" / "bei_build" / "families").rglob("*.py")):
+        for module in imports_of(path, everywhere=True):
+            assert not module.startswith(("bei_build.graph", "bei_build.targets", "onnx")), (path, module)
+
+
+def test_importing_the_server_and_the_cli_loads_nothing_heavy() -> None:
+    heavy = sorted((HEAVY - {"modelopt"}) | ENGINE_LIBRARIES.keys())
+    code = f"import sys, bei.cli, bei.server.run; print(sorted(set({heavy}) & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout.strip() == "[]"
