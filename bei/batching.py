@@ -281,13 +281,13 @@ class BatchManager:
             rows = outputs["embedding"]
             if len(rows) != len(members):
                 raise EngineError(f"The engine answered {len(rows)} rows to {len(members)} sequences.")
-            finite = [bool(np.isfinite(row).all()) for row in rows]
-        except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is
+            finite = np.logical_and.reduce(np.isfinite(rows), axis=1)
+        except Exception:  # a border: a batch's failure must reach its requests, whatever it is
             if len(members) > 1:
                 half = len(members) // 2
                 return self._run_isolating(members[:half]) + self._run_isolating(members[half:])
             log.exception("engine failed on one sequence of %d tokens", members[0].encoding.num_tokens)
-            return [error if isinstance(error, BeiError) else EngineError("The engine failed on this input.")]
+            return [EngineError("The engine failed on this input; the server's log says why.")]
         return [
             row if is_finite else NonFiniteOutputError("The model's answer to this input is not a finite vector.")
             for row, is_finite in zip(rows, finite, strict=True)

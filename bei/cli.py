@@ -120,9 +120,9 @@ def _inspect(options: dict[str, Any]) -> None:
 
 def _artifact_for(model: str, config: Any) -> Path:
     """``model`` itself if it is an artifact; else a checkpoint, built into the cache unless it is there."""
-    from bei.artifact import is_artifact
+    from bei.artifact import ENGINE_DIR, is_artifact
 
-    if is_artifact(Path(model)):
+    if is_artifact(Path(model)) or (Path(model) / ENGINE_DIR).is_dir():  # loading says what the second one lacks
         return Path(model)
     return _built(model, None, config)
 
@@ -141,11 +141,14 @@ def _default_artifact(config: Any) -> Path:
 
 def _built(model: str, name: str | None, config: Any) -> Path:
     config_class = _build_config_class()
+    from bei.config import load
     from bei.engine import load_engine
     from bei_build.cache import build_cached
     from bei_build.progress import Progress
 
-    build_config = config_class(model=model, name=name, precision=config.precision)
+    # BEI_* variables of the builder hold here too.
+    options = {"model": model, "precision": config.precision} | ({"name": name} if name else {})
+    build_config = load(config_class, options)
     return build_cached(build_config, Path(config.cache_dir).expanduser(), load_engine, Progress())
 
 

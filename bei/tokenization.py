@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding
-from bei.errors import ArtifactManifestError, BeiError, InvalidRequestError
+from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,12 @@ log = logging.getLogger(__name__)
 # and that threads share it, large enough that the hand-over costs nothing beside 30 us of tokenizing a text.
 CHUNK = 32
 
-# A long text is first cut to this many characters a token, so that a book costs what its first page costs.
+# A long text is first cut to this many characters a token, so that a book costs what its first page costs; if they
+# turn out not to fill the model, more is shown, up to the second figure. Beyond it a text (megabytes of blanks, say)
+# counts as truncated whatever it holds.
 _CHARS_PER_TOKEN = 16
+_MOST_CHARS_PER_TOKEN = 256
+_LEAST_CHARS = 1 << 16
 
 # The cut goes through a word, whose tokens it changes. So many tokens behind the last kept one are proof that it went
 # through another word: WordPiece makes at most 100 of one.
@@ -50,15 +54,17 @@ class TextEncoder:
 
     def encode(self, texts: Seq[str]) -> list[Encoding]:
         """One encoding a text. Raises InvalidRequestError where a text is too long and ``auto_truncate`` is off."""
-        limit = self._max_seq_len * _CHARS_PER_TOKEN
-        raw = self._tokenizer.encode_batch_fast([text[:limit] for text in texts])
+        first = self._max_seq_len * _CHARS_PER_TOKEN
+        most = max(_LEAST_CHARS, self._max_seq_len * _MOST_CHARS_PER_TOKEN)
+        raw = self._tokenizer.encode_batch_fast([text[:first] for text in texts])
         encodings = []
         for text, encoded in zip(texts, raw, strict=True):
-            shown = limit
-            while shown < len(text) and not self._is_settled(encoded):  # few, long tokens: show more of the text
-                shown *= 4
+            shown = first
+            while shown < min(len(text), most) and not self._is_settled(encoded):  # few, long tokens: show more
+                shown = min(4 * shown, most)
                 encoded = self._tokenizer.encode_batch_fast([text[:shown]])[0]
-            if encoded.overflowing and not self._auto_truncate:
+            truncated = bool(encoded.overflowing) or shown < len(text)
+            if truncated and not self._auto_truncate:
                 raise InvalidRequestError(
                     f"An input has more than the model's {self._max_seq_len} tokens: shorten it, "
                     "or start the server with --auto-truncate.",
@@ -67,11 +73,7 @@ class TextEncoder:
             if not encoded.ids:
                 raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
             types = np.array(encoded.type_ids, np.int32)
-            encodings.append(
-                Encoding(
-                    np.array(encoded.ids, np.int32), types if types.any() else None, truncated=bool(encoded.overflowing)
-                )
-            )
+            encodings.append(Encoding(np.array(encoded.ids, np.int32), types if types.any() else None, truncated))
         return encodings
 
     def _is_settled(self, encoded: tokenizers.Encoding) -> bool:
@@ -128,6 +130,6 @@ class TokenizerPool:
                 on_encoded(start, self._encoder.encode(texts))
             except BeiError as error:
                 on_failed(error)
-            except Exception as error:  # a border: one request's failure must not end the thread
+            except Exception:  # a border: one request's failure must not end the thread
                 log.exception("tokenizer failed")
-                on_failed(InvalidRequestError(f"The tokenizer refused an input ({type(error).__name__}).", "input"))
+                on_failed(EngineError("The tokenizer failed on an input."))

@@ -31,7 +31,7 @@ class EmbeddingRequest(msgspec.Struct):
 
     input: msgspec.Raw
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None  # float
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     user: str | None = None
 
@@ -80,7 +80,7 @@ def parse_request(body: bytes) -> EmbeddingRequest:
         raise InvalidRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error
 
 
-def render(answer: Embeddings, model: str, encoding_format: str) -> bytes:
+def render(answer: Embeddings, model: str, encoding_format: str | None) -> bytes:
     """The response body. base64 is of little-endian float32, as OpenAI's clients decode it."""
     vectors = answer.vectors
     if encoding_format == "base64":
@@ -138,8 +138,6 @@ class EmbeddingsEndpoint:
 
 
 def _check_size(inputs: Sized, limit: int) -> None:
-    if not inputs:
-        raise InvalidRequestError("input is an empty list: send at least one input.", "input")
     if len(inputs) > limit:
         raise InvalidRequestError(
             f"The request has {len(inputs)} inputs, the limit is {limit}: split it into smaller requests.", "input"
@@ -155,7 +153,7 @@ _ERROR = {
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
-                "param": {"type": "string", "nullable": True},
+                "param": {"type": ["string", "null"]},
                 "code": {"type": "string"},
             },
         }

@@ -70,9 +70,8 @@ async def on_disconnect(_: Request, __: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def on_unexpected(request: Request, error: Exception) -> Response:
-    """A bug. The client learns that, the log learns where; no traceback leaves the process."""
-    log.error("unexpected error on %s", request.url.path, exc_info=error)
+async def on_unexpected(_: Request, __: Exception) -> Response:
+    """A bug. The client learns that; the framework raises the error again for the log. No traceback leaves."""
     return error_response(errors.BeiError("The server met an unexpected error: please report it with its log."))
 
 

@@ -14,6 +14,7 @@ def health_router(models: Models, metrics: Metrics) -> APIRouter:
     """The routes, bound to the served models."""
     router = APIRouter()
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Liveness")
     async def health() -> Response:
         """200 while every thread of every model works; 503 means: restart me."""
@@ -22,6 +23,7 @@ def health_router(models: Models, metrics: Metrics) -> APIRouter:
             return JSONResponse({"status": "dead", "models": dead}, 503)
         return JSONResponse({"status": "alive"})
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", summary="Readiness")
     async def ready() -> Response:
         """200 when every model answers a canary text, through the whole path, as it did at build time."""

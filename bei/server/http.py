@@ -13,9 +13,12 @@ from bei.errors import PayloadTooLargeError
 
 T = TypeVar("T")
 
+_DROPPED = 64_000_000  # bytes of an oversized body that are read to be polite
+
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. A longer one than ``limit`` is read to its end and dropped, so that the client sees the answer.
+    """The whole body. Of a longer one than ``limit`` some more is read and dropped, so that the client, which is still
+    sending, gets to see the answer.
 
     Raises PayloadTooLargeError, ClientDisconnect.
     """
@@ -27,8 +30,10 @@ async def read_body(request: Request, limit: int) -> bytes:
             chunks.append(chunk)
         else:
             chunks.clear()
+        if size > limit + _DROPPED:
+            break
     if size > limit:
-        raise PayloadTooLargeError(f"The body has {size} bytes, the limit is {limit}: send fewer or shorter inputs.")
+        raise PayloadTooLargeError(f"The body is larger than {limit} bytes: send fewer or shorter inputs.")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -25,12 +25,13 @@ log = logging.getLogger(__name__)
 # When everything accepted is answered, clients have this long to take the answers; one that never ends its own
 # request does not keep the process.
 _LINGER_S = 10
+_BACKLOG = 2048
 
 
 def run(artifacts: list[Path], config: ServeConfig) -> None:
     """Serve ``artifacts`` until SIGTERM or SIGINT; returns when every accepted request is answered.
 
-    Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, before anything listens.
+    Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, before it serves.
     """
     loop = uvloop.new_event_loop()
     try:
@@ -43,6 +44,8 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
     listener = _bind(config.host, config.port)  # first: a taken port is known before gigabytes are loaded
     metrics = Metrics()
     models = Models([load_service(path, config, metrics) for path in artifacts])
+    for service in models:
+        await service.check_ready()  # an engine that computes something else must not get a single request
     app = create_app(models, config, metrics)
     server = _DrainingServer(
         uvicorn.Config(
@@ -58,6 +61,10 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
         models,
     )
     host, port = listener.getsockname()[:2]
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {host} port {port} ({error}): choose another --port.") from error
     for service in models:
         log.info("serving %s (%s, %s)", service.name, service.manifest.target, service.manifest.precision)
     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)

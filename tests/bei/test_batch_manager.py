@@ -301,11 +301,11 @@ def test_a_poisonous_sequence_costs_only_its_own_request_the_answer(position: in
             assert rows_of(request) == fake_rows([[index, 1]])
 
 
-def test_an_error_of_the_tree_is_passed_on_as_it_is(make_front: MakeFront) -> None:
+def test_what_an_engine_says_of_its_failure_stays_in_the_log(make_front: MakeFront) -> None:
     front = make_front(PickyEngine(LIMITS, is_poison, EngineError))
     request = front.submit([POISON])
     front.wait(request)
-    assert str(request.error) == "poison"
+    assert "poison" not in str(request.error)
 
 
 def test_an_engine_that_always_fails_answers_everyone_with_an_error_and_is_asked_again(make_front: MakeFront) -> None:

@@ -1,7 +1,7 @@
 """``bei serve`` whose engine waits for the test: real process, signals and HTTP, and a fake engine behind a gate.
 
-Each batch that reaches the engine is a line in the log. A line ``one`` on standard input lets one batch through,
-``open`` (or the end of the input) lets everything through from then on.
+The canary of the start passes. From then on each batch that reaches the engine is a line in the log. A line ``one``
+on standard input lets one batch through, ``open`` (or the end of the input) lets everything through from then on.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class StdinGatedEngine(FakeEngine):
 
     def run(self, batch: PackedBatch) -> Outputs:
         """Say what has arrived, wait, answer."""
+        if not self.batches:
+            return super().run(batch)
         starts = batch.cu_seqlens[:-1]
         log.info("engine has %s", batch.input_ids[starts].tolist())
         if not self.is_open and sys.stdin.readline() != "one\n":

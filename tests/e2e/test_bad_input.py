@@ -29,7 +29,7 @@ def test_a_string_of_ten_megabytes_is_413_with_a_length_and_in_chunks(client: ht
     assert client.post(ROUTE, json={"input": "x" * 10_000_000}).status_code == 413
     response = client.post(ROUTE, content=chunks(10_000_000))
     assert response.status_code == 413
-    assert "the limit is 8000000" in response.json()["error"]["message"]
+    assert "larger than 8000000 bytes" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ ANEW = "Copy the artifact anew from its source"
         (lambda folder: truncate(folder / artifacts.MANIFEST), "Build the artifact again"),
         (lambda folder: edit(folder / artifacts.MANIFEST, max_seq_len=7), "was changed after the build"),
         (lambda folder: edit(folder / artifacts.MANIFEST, schema_version=99), "upgrade bei"),
-        (lambda folder: (folder / artifacts.MANIFEST).unlink(), "has no config.json"),
+        (lambda folder: (folder / artifacts.MANIFEST).unlink(), "it has no manifest.json"),
         (lambda folder: tiny_tokenizer().save(str(folder / artifacts.TOKENIZER)), ANEW),
     ],
     ids=["corrupt", "truncated", "missing", "certificate", "manifest", "edited", "newer", "no manifest", "tokenizer"],

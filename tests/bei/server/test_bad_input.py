@@ -141,7 +141,7 @@ def test_dimensions_with_more_digits_than_python_prints(app: App) -> None:
     check_error(app.post(b'{"input": "a", "dimensions": ' + b"9" * 50_000 + b"}"), 400, "dimensions")
 
 
-@pytest.mark.parametrize("encoding_format", ["FLOAT", "int8", "", 1, None, ["float"]])
+@pytest.mark.parametrize("encoding_format", ["FLOAT", "int8", "", 1, ["float"]])
 def test_an_unknown_encoding_format(app: App, encoding_format: object) -> None:
     check_error(app.embed(input="a", encoding_format=encoding_format), 400, param="encoding_format")
     check_still_answers(app)
@@ -170,7 +170,7 @@ async def _chunks(size: int) -> AsyncIterator[bytes]:
 def test_a_body_that_is_too_large_is_413_with_a_length_and_in_chunks(app: App) -> None:
     for content in (b"x" * 200_000, _chunks(200_000)):
         response = app.post(content)
-        check_error(response, 413, "200000 bytes, the limit is 100000: send fewer", code="payload_too_large")
+        check_error(response, 413, "larger than 100000 bytes: send fewer", code="payload_too_large")
         check_still_answers(app)
 
 
@@ -182,7 +182,7 @@ def test_a_body_of_exactly_the_limit_is_accepted(app: App) -> None:
 
 def test_a_text_of_ten_megabytes_is_413_by_default(make_app: MakeApp) -> None:
     app = make_app(FakeEngine(LIMITS))
-    check_error(app.embed(input="x" * 10_000_000), 413, "the limit is 8000000")
+    check_error(app.embed(input="x" * 10_000_000), 413, "larger than 8000000 bytes")
     check_still_answers(app)
 
 

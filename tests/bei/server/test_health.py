@@ -32,7 +32,10 @@ def test_a_server_with_a_broken_engine_is_alive_but_not_ready(make_app: MakeApp)
     assert app.get("/health").status_code == 200
     response = app.get("/ready")
     assert response.status_code == 503
-    assert response.json() == {"status": "not ready", "models": {"tiny": "The engine failed on this input."}}
+    assert response.json() == {
+        "status": "not ready",
+        "models": {"tiny": "The engine failed on this input; the server's log says why."},
+    }
 
 
 def test_one_model_with_a_wrong_canary_makes_the_server_not_ready(tmp_path: Path, make_app: MakeApp) -> None:
