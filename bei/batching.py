@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bei.core import Encoding, Engine, Float32Array, Limits, PackedBatch
+from bei.core import Encoding, Engine, Float32Array, Limits, Outputs, PackedBatch
 from bei.errors import BeiError, EngineError, NonFiniteOutputError, ShuttingDownError
 from bei.metrics import ModelMetrics
 
@@ -188,10 +188,21 @@ class _Step(NamedTuple):
 
 
 class BatchManager:
-    """Feeds one engine. ``submit`` from any thread; ``on_done`` is called in the manager's with finished requests."""
+    """Feeds one engine. ``submit`` from any thread.
 
-    def __init__(self, engine: Engine, on_done: Callable[[list[Request]], None], metrics: ModelMetrics) -> None:
+    ``rows_of`` turns the engine's outputs into one row a sequence, for a whole batch at once, in the engine's thread.
+    ``on_done`` gets finished requests, in the manager's thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        rows_of: Callable[[Outputs], Float32Array],
+        on_done: Callable[[list[Request]], None],
+        metrics: ModelMetrics,
+    ) -> None:
         self._engine = engine
+        self._rows_of = rows_of
         self._limits = engine.info.limits
         self._on_done = on_done
         self._metrics = metrics
@@ -277,8 +288,8 @@ class BatchManager:
     def _run_isolating(self, members: list[Sequence]) -> list[Float32Array | BeiError]:
         """Run ``members``; if the engine fails, halve until the poisonous sequence is alone with its error."""
         try:
-            outputs = self._engine.run(PackedBatch.from_encodings([member.encoding for member in members]))
-            rows = outputs["embedding"]
+            batch = PackedBatch.from_encodings([member.encoding for member in members])
+            rows = self._rows_of(self._engine.run(batch))
             if len(rows) != len(members):
                 raise EngineError(f"The engine answered {len(rows)} rows to {len(members)} sequences.")
             finite = np.logical_and.reduce(np.isfinite(rows), axis=1)

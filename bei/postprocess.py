@@ -7,15 +7,13 @@ import numpy as np
 from bei.core import Float32Array
 
 
-def finish_embeddings(rows: Float32Array, dimensions: int | None, normalize: bool) -> Float32Array:
-    """Keep the first ``dimensions`` components (Matryoshka, arXiv:2205.13147), then restore unit length.
+def unit_length(rows: Float32Array) -> Float32Array:
+    """``rows`` float32 [n, E], each divided by its L2 norm, which is computed in float64; a row of zeros stays.
 
-    ``rows`` is float32 [n, E], the result float32 [n, dimensions or E], contiguous. A truncated vector of a model that
-    normalizes is normalized again: clients compute dot products with it.
+    A vector that is cut to its first components (Matryoshka, arXiv:2205.13147) goes through here again: clients
+    compute dot products with it.
     """
-    if dimensions is not None:
-        rows = rows[:, :dimensions]
-    if normalize:
+    with np.errstate(invalid="ignore"):  # NaN and Inf stay NaN; the batch manager finds them
         norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-        rows = rows / np.maximum(norms, 1e-12)[:, None].astype(np.float32)
-    return np.ascontiguousarray(rows, dtype=np.float32)
+        unit: Float32Array = rows / np.maximum(norms, 1e-12)[:, None].astype(np.float32)
+    return unit

@@ -19,11 +19,11 @@ import numpy as np
 from bei import artifact as artifacts
 from bei.batching import BatchManager, Request, Sequence
 from bei.config import ServeConfig
-from bei.core import Encoding, Engine, Float32Array
+from bei.core import Encoding, Engine, Float32Array, Outputs
 from bei.engine import load_engine
 from bei.errors import BeiError, EngineError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
-from bei.postprocess import finish_embeddings
+from bei.postprocess import unit_length
 from bei.tokenization import TextEncoder, TokenizerPool
 
 # Once its canary has matched, readiness accepts an answer this fresh instead of computing the canary anew: traffic
@@ -64,7 +64,7 @@ class InferenceService:
         self._metrics = ModelMetrics(metrics, self.manifest.name)
         self._prompt = self.manifest.prompts.get(self.manifest.default_prompt_name or "", "")
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
-        self._batches = BatchManager(engine, self._requests_done, self._metrics)
+        self._batches = BatchManager(engine, self._rows_of, self._requests_done, self._metrics)
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ class InferenceService:
         except asyncio.TimeoutError as error:
             raise EngineError(f"{self.name} did not answer its canary within {_CANARY_TIMEOUT_S:.0f} s.") from error
         expected = np.array(self.certificate.canary_embedding, np.float32)
-        cosine = float(finish_embeddings(answer.vectors, None, normalize=True)[0] @ expected)
+        cosine = float(unit_length(answer.vectors)[0] @ expected)
         self._canary_matched = cosine >= _CANARY_MIN_COSINE
         if not self._canary_matched:
             raise EngineError(
@@ -180,13 +180,21 @@ class InferenceService:
         self._last_answer_s = time.monotonic()
         truncated = [index for index, encoding in enumerate(encodings) if encoding.truncated]
         self._metrics.truncated(len(truncated))
-        assert self.manifest.embedding is not None  # _check_dimensions
-        rows = np.stack([row for row in request.rows if row is not None])
+        vectors = np.stack([row for row in request.rows if row is not None])
+        if dimensions is not None and dimensions < vectors.shape[1]:
+            vectors = self._finished(vectors[:, :dimensions])
         return Embeddings(
-            vectors=finish_embeddings(rows, dimensions, self.manifest.embedding.normalize),
+            vectors=vectors,
             num_tokens=sum(encoding.num_tokens for encoding in encodings),
             truncated=truncated,
         )
+
+    def _rows_of(self, outputs: Outputs) -> Float32Array:
+        return self._finished(outputs["embedding"])
+
+    def _finished(self, rows: Float32Array) -> Float32Array:
+        embedding = self.manifest.embedding
+        return unit_length(rows) if embedding is not None and embedding.normalize else rows
 
     def _requests_done(self, requests: list[Request]) -> None:
         """Wake the callers; in any thread."""

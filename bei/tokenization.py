@@ -49,6 +49,8 @@ class TextEncoder:
             raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
         self._tokenizer.enable_truncation(max_seq_len)
         self._num_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        # Nearly every tokenizer gives a single text type 0 throughout; reading that back costs as much as the ids.
+        self._has_types = any(self._tokenizer.encode("a").type_ids)
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate
 
@@ -72,8 +74,8 @@ class TextEncoder:
                 )
             if not encoded.ids:
                 raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
-            types = np.array(encoded.type_ids, np.int32)
-            encodings.append(Encoding(np.array(encoded.ids, np.int32), types if types.any() else None, truncated))
+            types = np.array(encoded.type_ids, np.int32) if self._has_types else None
+            encodings.append(Encoding(np.array(encoded.ids, np.int32), types, truncated))
         return encodings
 
     def _is_settled(self, encoded: tokenizers.Encoding) -> bool:

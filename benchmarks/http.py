@@ -30,8 +30,8 @@ from benchmarks.common import alternate, mixed_lengths, random_texts, seconds, s
 from benchmarks.models import built, minilm_folder
 from benchmarks.server import serving
 
-_BULK_TEXTS = 1024  # mixed lengths, in requests of 32
-_SINGLE_TEXTS = 1024  # about 29 tokens
+_BULK_TEXTS = 2048  # mixed lengths, in requests of 32
+_SINGLE_TEXTS = 2048  # about 29 tokens
 _LATENCY_TEXTS = 200
 
 

@@ -21,7 +21,7 @@ from tokenizers.processors import TemplateProcessing
 from bei import artifact as artifacts
 from bei.core import Float32Array, Limits
 from bei.engine.fake import DIMENSION, fake_row
-from bei.postprocess import finish_embeddings
+from bei.postprocess import unit_length
 
 CANARY_TEXT = "hello world"
 VOCAB_SIZE = 128
@@ -61,7 +61,7 @@ def expected_vectors(
 ) -> Float32Array:
     """What a client gets for these token ids from an artifact of ``save_artifact`` over a FakeEngine."""
     rows = np.stack([fake_row(np.array(ids, np.int32)) for ids in inputs])
-    return finish_embeddings(rows, dimensions, normalize)
+    return unit_length(rows[:, :dimensions]) if normalize else rows[:, :dimensions]
 
 
 def save_artifact(path: Path, *, canary: Sequence[float] | None = None, **manifest_fields: Any) -> artifacts.Artifact:

@@ -53,7 +53,7 @@ class Front:
         self.metrics = QueueEvents()
         self._answered: dict[Request, threading.Semaphore] = {}
         self._num_answers = 0
-        self.manager = BatchManager(engine, self._on_done, self.metrics)
+        self.manager = BatchManager(engine, lambda outputs: outputs["embedding"], self._on_done, self.metrics)
 
     def submit(self, *inputs: Sequence[int]) -> Request:
         """One request of token id lists."""

@@ -1,47 +1,48 @@
-"""finish_embeddings: slice, then unit length."""
+"""unit_length: direction kept, length one."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bei.postprocess import finish_embeddings
+from bei.postprocess import unit_length
 
 Rows = npt.NDArray[np.float32]
 _values = st.floats(-(2.0**60), 2.0**60, width=32).map(lambda value: 0.0 if abs(value) < 2**-30 else value)
 _rows = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6), elements=_values)
 
 
-@given(rows=_rows, data=st.data(), normalize=st.booleans())
-def test_the_result_is_contiguous_float32_of_the_asked_width(rows: Rows, data: st.DataObject, normalize: bool) -> None:
-    dimensions = data.draw(st.one_of(st.none(), st.integers(1, rows.shape[1])))
-    finished = finish_embeddings(rows, dimensions, normalize)
-    assert finished.shape == (len(rows), dimensions or rows.shape[1])
-    assert finished.dtype == np.float32
-    assert finished.flags.c_contiguous
-    if not normalize:
-        np.testing.assert_array_equal(finished, rows[:, :dimensions])
+@given(rows=_rows)
+def test_rows_keep_their_direction_and_have_unit_length(rows: Rows) -> None:
+    unit = unit_length(rows)
+    assert unit.dtype == np.float32
+    assert unit.shape == rows.shape
+    for row, exact in zip(unit, rows.astype(np.float64), strict=True):
+        norm = np.linalg.norm(exact)
+        np.testing.assert_allclose(row, exact / norm if norm else exact, rtol=1e-6, atol=1e-12)
 
 
 @given(rows=_rows, data=st.data())
-def test_normalized_rows_keep_their_direction_and_have_unit_length(rows: Rows, data: st.DataObject) -> None:
-    dimensions = data.draw(st.integers(1, rows.shape[1]))
-    exact = rows[:, :dimensions].astype(np.float64)
-    for row, kept in zip(finish_embeddings(rows, dimensions, True), exact, strict=True):
-        norm = np.linalg.norm(kept)
-        np.testing.assert_allclose(row, kept / norm if norm else kept, rtol=1e-6, atol=1e-12)
+def test_a_cut_row_is_the_same_whether_it_had_unit_length_before_or_not(rows: Rows, data: st.DataObject) -> None:
+    width = data.draw(st.integers(1, rows.shape[1]))
+    kept = np.abs(rows[:, :width]).max(axis=1, initial=0.0) >= 1e-6 * np.abs(rows).max(axis=1)
+    once, twice = unit_length(rows[:, :width]), unit_length(unit_length(rows)[:, :width])
+    np.testing.assert_allclose(twice[kept], once[kept], rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_of_zeros_stays_zero_and_is_not_nan() -> None:
-    np.testing.assert_array_equal(finish_embeddings(np.zeros((2, 3), np.float32), None, True), np.zeros((2, 3)))
+    np.testing.assert_array_equal(unit_length(np.zeros((2, 3), np.float32)), np.zeros((2, 3)))
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_the_engine_s_rows_are_not_written_to(normalize: bool) -> None:
+def test_nan_and_inf_are_not_hidden() -> None:
+    rows = np.array([[np.nan, 1], [np.inf, 1], [3, 4]], np.float32)
+    assert np.isfinite(unit_length(rows)).all(axis=1).tolist() == [False, False, True]
+
+
+def test_the_engine_s_rows_are_not_written_to() -> None:
     rows = np.array([[3.0, 4.0]], np.float32)
-    finish_embeddings(rows, 1, normalize)
+    unit_length(rows)
     np.testing.assert_array_equal(rows, [[3.0, 4.0]])

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER, Artifact
 from bei.core import Encoding
-from bei.postprocess import finish_embeddings
+from bei.postprocess import unit_length
 from tests.bei_build.builds import embed, running
 from tests.e2e.process import DEADLINE_S, Server
 
@@ -60,7 +60,7 @@ def alone(tiny: Artifact, tokenizer: Tokenizer) -> list[list[float]]:
     with running(tiny) as engine:
         encodings = [Encoding(np.array(tokenizer.encode(text).ids, np.int32)) for text in TEXTS]
         rows = np.concatenate([embed(engine, [encoding]) for encoding in encodings])
-    vectors: list[list[float]] = finish_embeddings(rows, None, normalize=True).tolist()
+    vectors: list[list[float]] = unit_length(rows).tolist()
     return vectors
 
 
