@@ -19,9 +19,10 @@ USER bei
 ENV PATH=/opt/bei/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     BEI_HOST=0.0.0.0 \
+    BEI_PORT=8000 \
     BEI_MODELS=/models/all-MiniLM-L6-v2
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=12s --start-period=15s \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=10)"]
+  CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"BEI_PORT\"]}/health', timeout=10)"]
 ENTRYPOINT ["bei"]
 CMD ["serve"]

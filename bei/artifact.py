@@ -30,6 +30,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CERTIFICATE = "certificate.json"
 ENGINE_DIR = "engine"
+OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The compiled engine against the reference on held-out texts (docs/architecture.md, "Certificate").
+    """The compiled engine against the reference on held-out texts (docs/architecture.md, a build's life).
 
     Cosines are between engine and reference vectors of the same text. ``neighbour_overlap`` is the mean share of
     each text's ten nearest neighbours that both agree on. ``canary_embedding`` is the engine's vector (normalized)

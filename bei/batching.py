@@ -164,6 +164,14 @@ class _Queue:
             self._next_arrival += 1
             self.num_tokens += sequence.encoding.num_tokens
 
+    def drop_unwanted(self) -> None:
+        """Forget the sequences that nobody waits for any more."""
+        wanted = {arrival: sequence for arrival, sequence in self._by_arrival.items() if sequence.is_wanted}
+        self._by_arrival = wanted
+        self._by_identity = {sequence.identity: sequence for sequence in wanted.values()}
+        self._sorted = sorted(QueueKey(s.encoding.num_tokens, arrival) for arrival, s in wanted.items())
+        self.num_tokens = sum(key.num_tokens for key in self._sorted)
+
     def cut(self, limits: Limits) -> tuple[list[Sequence], bool]:
         """Remove the next batch. The second value: whether sequences were left behind, so the batch is full."""
         arrival, oldest = next(iter(self._by_arrival.items()))
@@ -213,6 +221,7 @@ class BatchManager:
         self._staged: list[Sequence] | None = None
         self._finished: deque[_Step] = deque()
         self._num_idle = 0
+        self._num_cancelled = 0
         self._closing = False
         self.seconds_per_sequence = 0.0
         self._engine_threads = [
@@ -228,6 +237,11 @@ class BatchManager:
         """Whether every thread still works."""
         return all(thread.is_alive() for thread in (*self._engine_threads, self._manager_thread))
 
+    @property
+    def queue_length(self) -> int:
+        """Sequences waiting, cancelled ones that were not dropped yet included."""
+        return len(self._queue)
+
     def submit(self, sequences: Seq[Sequence]) -> None:
         """Enqueue ``sequences``. Raises ShuttingDownError after ``close``."""
         with self._lock:
@@ -239,6 +253,18 @@ class BatchManager:
                 self._engine_wakes.notify(len(sequences))
             elif self._staged is None:
                 self._manager_wakes.notify()
+
+    def cancelled(self, num_sequences: int) -> None:
+        """So many submitted sequences are no longer wanted. Keeps the queue from filling with them.
+
+        They are dropped once they could be half of the queue, so that each costs a constant share of the sweeps.
+        """
+        with self._lock:
+            self._num_cancelled += num_sequences
+            if self._num_cancelled > len(self._queue) // 2:
+                self._num_cancelled = 0
+                self._queue.drop_unwanted()
+                self._metrics.queue(len(self._queue), self._queue.num_tokens)
 
     def close(self) -> None:
         """Run what is queued, deliver it, end the threads."""
@@ -348,7 +374,7 @@ class BatchManager:
             self._observe(step)
 
     def _observe(self, step: _Step) -> None:
-        spent = (step.ended_s - step.started_s) / len(step.members)
+        spent = (step.ended_s - step.started_s) / len(step.members) / self._engine.info.num_streams
         previous = self.seconds_per_sequence
         self.seconds_per_sequence = spent if not previous else previous + _SMOOTHING * (spent - previous)
         self._metrics.batch(

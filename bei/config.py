@@ -161,7 +161,7 @@ def _converted(value: object, hint: Any, key: str, source: str) -> object:
         return None
     hint = next(option for option in options if option is not type(None))
     if typing.get_origin(hint) is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
         if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
             return tuple(items)
     elif hint is bool:

@@ -167,7 +167,9 @@ class InferenceService:
         try:
             yield request
         finally:
-            request.cancel()  # without effect if it is done; else what is queued will not be run
+            if not request.is_done:  # the client left
+                request.cancel()
+                self._batches.cancelled(num_inputs)
             del self._waiting[request]
             self._num_admitted -= num_inputs
             if not self._num_admitted:

@@ -132,6 +132,6 @@ class TokenizerPool:
                 on_encoded(start, self._encoder.encode(texts))
             except BeiError as error:
                 on_failed(error)
-            except Exception:  # a border: one request's failure must not end the thread
+            except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
                 log.exception("tokenizer failed")
                 on_failed(EngineError("The tokenizer failed on an input."))

@@ -108,7 +108,8 @@ def _with_foreign_load(measure: Callable[[], float]) -> tuple[float, float]:
 def _own_cpu_s() -> float:
     process = psutil.Process()
     times = [member.cpu_times() for member in (process, *process.children(recursive=True))]
-    return float(sum(t.user + t.system for t in times))
+    finished = times[0].children_user + times[0].children_system
+    return float(sum(t.user + t.system for t in times) + finished)
 
 
 def _busy_cpu_s() -> float:

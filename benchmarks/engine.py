@@ -125,7 +125,8 @@ def _bf16_peak() -> float | None:
         program = Path(folder) / "peak"
         source = Path(__file__).parent / "peak.c"
         flags = ["-O2", "-funroll-loops", "-mavx512f", "-mavx512bf16"]
-        subprocess.run(["gcc", *flags, str(source), "-o", str(program)], check=True)
+        if subprocess.run(["gcc", *flags, str(source), "-o", str(program)], capture_output=True).returncode:
+            return None  # not an x86 compiler, or an old one
         runs = [subprocess.run([str(program)], capture_output=True, text=True) for _ in range(3)]
     if any(run.returncode for run in runs):
         return None  # illegal instruction: this CPU has no AVX512-BF16

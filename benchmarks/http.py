@@ -36,7 +36,7 @@ _LATENCY_TEXTS = 200
 
 
 def main() -> None:
-    """Measure and write ``results/http.json``."""
+    """Measure and write ``results/http-<streams>-streams.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--engine-streams", type=int, default=1)

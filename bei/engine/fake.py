@@ -20,9 +20,9 @@ class FakeEngine:
         """Answer at once and remember the batch."""
         self.batches.append(batch)
         starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+        types = batch.token_type_ids
         rows = [
             fake_row(batch.input_ids[start:end], None if types is None else types[start:end])
-            for types in (batch.token_type_ids,)
             for start, end in zip(starts, ends, strict=True)
         ]
         return {"embedding": np.stack(rows)}

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from bei.artifact import Manifest
+from bei.artifact import OPENVINO_MODEL, Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.cores import usable_cores
 from bei.errors import ArtifactWrongDeviceError, EngineError, MissingDependencyError
 from bei.packing import graph_inputs
-
-_MODEL_FILE = "model.xml"
 
 # OpenVINO keeps a compiled kernel for every shape it has met, 5,000 by default, and grows with traffic. Inputs come in
 # bucketed shapes (bei.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).
@@ -38,21 +36,21 @@ class OpenVINOEngine:
                 f"offers {', '.join(capabilities)}. Build it again on this machine, or with --precision fp32."
             )
         num_threads = num_threads or usable_cores()
+        # An FP32 engine may have the manifest of a BF16 one: it is the reference in a build.
+        computes_bf16 = manifest.precision != "fp32" and "BF16" in manifest.engine.capabilities
         properties = {
             # OpenVINO would choose by itself otherwise; the certificate holds for this one.
-            "INFERENCE_PRECISION_HINT": "bf16" if "BF16" in manifest.engine.capabilities else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if computes_bf16 else "f32",
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if manifest.precision == "int8" else "0",
             "NUM_STREAMS": str(num_streams),
             "INFERENCE_NUM_THREADS": str(num_threads),
             "CPU_RUNTIME_CACHE_CAPACITY": str(_KERNEL_CACHE_CAPACITY),
             "ENABLE_CPU_PINNING": "NO",  # pinned threads wait behind the tokenizer's when cores are shared
         }
-        if manifest.precision == "fp32":
-            properties["INFERENCE_PRECISION_HINT"] = "f32"
         try:
-            self._model = core.compile_model(core.read_model(folder / _MODEL_FILE), "CPU", properties)
+            self._model = core.compile_model(core.read_model(folder / OPENVINO_MODEL), "CPU", properties)
         except RuntimeError as error:
-            raise EngineError(f"OpenVINO could not compile {folder / _MODEL_FILE}: {error}") from error
+            raise EngineError(f"OpenVINO could not compile {folder / OPENVINO_MODEL}: {error}") from error
         self._input_names = [port.get_any_name() for port in self._model.inputs]
         self._output_names = [port.get_any_name() for port in self._model.outputs]
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -22,6 +22,7 @@ from bei.server.models import Models
 from bei.service import Embeddings
 
 TRUNCATED_HEADER = "x-truncated-inputs"
+_MOST_RANGES = 100  # about a kilobyte: clients and proxies refuse answers with large headers
 
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -133,8 +134,20 @@ class EmbeddingsEndpoint:
         else:
             work = service.embed_token_ids(token_ids or [], body.dimensions)
         answer = await unless_disconnected(request, work)
-        headers = {TRUNCATED_HEADER: ",".join(map(str, answer.truncated))} if answer.truncated else None
+        headers = {TRUNCATED_HEADER: index_ranges(answer.truncated)} if answer.truncated else None
         return Response(render(answer, service.name, body.encoding_format), 200, headers, JSON)
+
+
+def index_ranges(indices: list[int]) -> str:
+    """Ascending ``indices`` as ``0,4-7,9``; ``,...`` at the end where there are more than a header should hold."""
+    ranges: list[list[int]] = []
+    for index in indices:
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MOST_RANGES]]
+    return ",".join(texts + ["..."] * (len(ranges) > _MOST_RANGES))
 
 
 def _check_size(inputs: Sized, limit: int) -> None:
@@ -194,7 +207,10 @@ _OPENAPI: dict[str, Any] = {
         "200": {
             "description": "The embeddings, in the order of the inputs.",
             "headers": {
-                TRUNCATED_HEADER: {"schema": {"type": "string"}, "description": "Indices of inputs that were cut."}
+                TRUNCATED_HEADER: {
+                    "schema": {"type": "string"},
+                    "description": "Inputs that were cut: 0,4-7",
+                }
             },
             "content": {
                 JSON: {

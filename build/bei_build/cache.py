@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from bei import __version__
-from bei.artifact import SCHEMA_VERSION, load_manifest
+from bei.artifact import SCHEMA_VERSION, load
 from bei.errors import ArtifactError
 from bei_build.checkpoint import locate
 from bei_build.config import BuildConfig
 from bei_build.pipeline import OpenEngine, build
 from bei_build.progress import Progress
 from bei_build.targets import compiler_for
+from bei_build.targets.openvino import cpu_capabilities
 
 
 def build_cached(config: BuildConfig, cache: Path, open_engine: OpenEngine, progress: Progress) -> Path:
     """The artifact of ``config`` in ``cache``; built, with a note that says so, unless it is there. ``out`` is ours.
 
-    The key covers the checkpoint's files by name, size and time of change, the settings, and the versions of bei.
+    The key covers the checkpoint's files by name, size and time of change, the settings, what the CPU computes in, and
+    the versions of bei.
     Raises what ``build`` raises.
     """
     location = locate(config.model, config.revision)
     precision = compiler_for(config.target).resolve_precision(config.precision)
     config = replace(config, precision=precision)
-    key = hashlib.sha256(repr((__version__, SCHEMA_VERSION, config, _fingerprint(location.folder))).encode())
+    facts = (__version__, SCHEMA_VERSION, config, cpu_capabilities(), _fingerprint(location.folder))
+    key = hashlib.sha256(repr(facts).encode())
     name = (config.name or location.model).replace("/", "--")
     out = cache / f"{name}-{config.target}-{precision}-{key.hexdigest()[:12]}"
-    try:
-        load_manifest(out)
-    except ArtifactError:
-        shutil.rmtree(out, ignore_errors=True)  # whatever is left of it: the cache is ours
-        progress.note(f"{config.model} is a checkpoint: building it into {out} (once)")
-        build(replace(config, out=str(out)), open_engine, progress)
+    with _locked(cache, out.name):
+        try:
+            load(out)
+        except ArtifactError:
+            shutil.rmtree(out, ignore_errors=True)  # whatever is left of it: the cache is ours
+            progress.note(f"{config.model} is a checkpoint: building it into {out} (once)")
+            build(replace(config, out=str(out)), open_engine, progress)
     return out
+
+
+@contextmanager
+def _locked(cache: Path, entry: str) -> Iterator[None]:
+    """One builder an entry: a second server that starts meanwhile waits and finds it built."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f".{entry}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _fingerprint(folder: Path) -> list[tuple[str, int, int]]:

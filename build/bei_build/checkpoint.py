@@ -59,7 +59,7 @@ class Checkpoint:
 def locate(model: str, revision: str | None = None) -> Location:
     """Find ``model``: an existing folder, else an installed package, else a hub repository.
 
-    Raises CheckpointNotFoundError, MissingDependencyError.
+    Raises CheckpointNotFoundError.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -88,6 +88,8 @@ def read_checkpoint(location: Location, pooling: Pooling | None = None, max_seq_
     tokenizer = tokenizer_from_checkpoint(folder, files.do_lower_case)
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
     longest = _longest(spec, files, model_max_length(folder), max_seq_len)
+    if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
+        raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
     return Checkpoint(location, files, family, spec, tokenizer, longest)
 
 
@@ -284,17 +286,22 @@ def _package_folder(model: str) -> Path | None:
     )
 
 
+def _folders_with_weights(folder: Path) -> list[Path]:
+    """The root and the Dense modules of a downloaded repository."""
+    return [folder, *(path.parent for path in folder.glob("*_Dense/config.json"))]
+
+
 def _from_hub(model: str, revision: str | None) -> Location:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
-        if not any(folder.glob("*.safetensors")):
+        if any(not list(part.glob("*.safetensors")) for part in _folders_with_weights(folder)):
             folder = Path(snapshot_download(model, revision=revision, allow_patterns=[*_HUB_PATTERNS, *_HUB_FALLBACK]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise CheckpointNotFoundError(
             f"{model!r} is neither a folder here nor an installed package, and the hub did not give it "
             f"({type(error).__name__}). Check the name, or the network, or pass the path of a downloaded checkpoint."
         ) from error
-    return Location(folder, model, "hub", revision or folder.name)
+    return Location(folder, model, "hub", folder.name)  # a snapshot's folder is called after its commit

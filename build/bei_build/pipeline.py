@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -45,9 +44,6 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
 
     Raises BuildError and its subclasses, ConfigError, MissingDependencyError. A failed build leaves nothing behind.
     """
-    # Torch reads this once, when somebody first imports it. By default its threads spin while they wait for each other:
-    # on cores shared with anything else, or under a container's quota, MiniLM took 15 to 35 s to verify instead of 3.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # 1. Can this machine do it at all? Ask before reading gigabytes.
     compiler = compiler_for(config.target)
     precision = compiler.resolve_precision(config.precision)
@@ -59,7 +55,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     if checkpoint.files.pooling is None and config.pooling is None:
         progress.note("the checkpoint does not name its pooling; using mean, as sentence-transformers does")
-    out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").resolve()
+    out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").expanduser().resolve()
     _check_replaceable(out)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -83,16 +79,26 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as details:
             artifact = save(scratch, manifest, certificate)
-            if out.exists():
-                shutil.rmtree(out)
-            scratch.chmod(0o755)  # mkdtemp gives 0700
-            scratch.rename(out)
+            _put_in_place(scratch, out)
             details.append(in_bytes(_size(out)))
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     progress.finish(f"Built {out}")
     return msgspec.structs.replace(artifact, path=out)
+
+
+def _put_in_place(scratch: Path, out: Path) -> None:
+    """Rename; what is there steps aside first, so that a crash between the two renames loses neither."""
+    scratch.chmod(0o755)  # mkdtemp gives 0700
+    if out.exists():
+        _check_replaceable(out)  # again: the build took a while
+        replaced = scratch.with_name(scratch.name + ".replaced")
+        out.rename(replaced)
+        scratch.rename(out)
+        shutil.rmtree(replaced)
+    else:
+        scratch.rename(out)
 
 
 def _check_replaceable(out: Path) -> None:

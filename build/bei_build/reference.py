@@ -7,6 +7,7 @@ torch and transformers' model classes.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,14 +19,21 @@ from bei_build.spec import DenseSpec, Pooling
 
 
 def is_available() -> bool:
-    """Whether torch is installed."""
-    return importlib.util.find_spec("torch") is not None
+    """Whether torch is installed, in a version that transformers works with."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    from transformers.utils.import_utils import is_torch_available
+
+    return bool(is_torch_available())
 
 
 class HFReference:
     """``embed`` as transformers and sentence-transformers would."""
 
     def __init__(self, checkpoint: Checkpoint, weights: ModelWeights) -> None:
+        # Torch's threads spin by default while they wait for each other: on shared cores, or under a container's quota,
+        # MiniLM took 15 to 35 s to verify instead of 3. Torch reads this once, when it is first imported.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         import torch
         from transformers import AutoModel
         from transformers.utils import logging

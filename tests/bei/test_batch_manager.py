@@ -270,6 +270,22 @@ def test_a_cancelled_sequence_never_reaches_the_engine_be_it_queued_or_staged(
     assert [sequences_of(batch) for batch in engine.batches] == [[[1]], [[2]]]
 
 
+def test_cancelled_requests_do_not_fill_the_queue_while_the_engine_is_busy(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    front.submit([1])
+    engine.wait_entered()
+    kept = front.submit([2], [3])
+    for i in range(500):
+        left = front.submit([10 + i], [2000 + i])
+        left.cancel()
+        front.manager.cancelled(2)
+    assert front.manager.queue_length <= 10
+    engine.open()
+    front.wait(kept)
+    assert rows_of(kept) == fake_rows([[2], [3]])
+
+
 def test_a_cancelled_twin_does_not_take_the_answer_along(make_front: MakeFront) -> None:
     engine = GatedEngine(LIMITS)
     front = make_front(engine)

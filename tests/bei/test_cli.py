@@ -135,8 +135,12 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_builder_a_build_names_the_extra_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "bei_build.config", None)
-    assert "pip install 'bei[cpu]'" in fails_with(capsys, command, str(tmp_path))
+    for name in [name for name in sys.modules if name.split(".")[0] == "bei_build"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    error = fails_with(capsys, command, str(tmp_path))
+    assert "'ml_dtypes'" in error
+    assert "pip install 'bei[cpu]'" in error
 
 
 # serve
@@ -216,10 +220,15 @@ def test_a_checkpoint_is_built_into_the_cache_with_the_precision_asked_for(
     assert [(config.model, config.name, config.precision) for config in built] == [("org/model", None, "fp32")]
 
 
-@pytest.mark.parametrize("source", cli.DEFAULT_MODEL_SOURCES)
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [("pytest", "pytest"), ("not-installed-anywhere", cli.DEFAULT_MODEL_REPOSITORY)],
+    ids=["the package is installed", "it is not"],
+)
 def test_without_a_model_the_default_is_served_from_the_package_or_the_hub(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
 ) -> None:
+    monkeypatch.setattr(cli, "DEFAULT_MODEL_PACKAGE", package)
     built = _pretend_to_build(monkeypatch, {source})
     cli.main(["serve", "--cache-dir", str(tmp_path)])
     assert served[0][0] == [tmp_path / source]

@@ -124,10 +124,6 @@ class GraphWriter:
             self._initializers.append(numpy_helper.from_array(array, name))
         return self._constants[key]
 
-    def scalar(self, value: float) -> str:
-        """A scalar constant in the compute type."""
-        return self.constant(value, self.types.compute.numpy)
-
     def vector(self, name: str, array: FloatArray) -> str:
         """A bias or norm parameter, in the compute type."""
         return self._external(name, array, self.types.compute)

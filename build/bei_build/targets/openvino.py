@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bei.artifact import EngineRequirements
+from bei.artifact import OPENVINO_MODEL, EngineRequirements
 from bei.core import Limits
 from bei.errors import CompileError, ConfigError, MissingDependencyError
 from bei_build.checkpoint import ModelWeights
@@ -19,8 +19,6 @@ from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
 from bei_build.spec import ModelSpec
-
-MODEL_FILE = "model.xml"
 
 _STORAGE = {"fp32": DType.FP32, "bf16": DType.BF16, "int8": DType.INT8}
 
@@ -62,7 +60,7 @@ class OpenVINOCompiler:
                 for index, node in enumerate(model.get_ordered_ops()):
                     if node.get_type_name() not in ("Parameter", "Result"):
                         node.set_friendly_name(f"{node.get_type_name()}_{index}")
-                ov.save_model(model, folder / MODEL_FILE, compress_to_fp16=False)
+                ov.save_model(model, folder / OPENVINO_MODEL, compress_to_fp16=False)
             except RuntimeError as error:
                 raise CompileError(f"OpenVINO refused the graph: {error}") from error
             del model  # it maps the scratch files

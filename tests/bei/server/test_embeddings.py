@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bei.artifact import Artifact
 from bei.engine.fake import FakeEngine
 from bei.errors import InvalidRequestError
-from bei.server.embeddings import parse_input, parse_request
+from bei.server.embeddings import index_ranges, parse_input, parse_request
 from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, token_ids
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
@@ -205,3 +205,19 @@ def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
 
 def test_the_largest_token_id_is_accepted(app: App) -> None:
     assert app.embed(input=[0, VOCAB_SIZE - 1]).status_code == 200
+
+
+@given(indices=st.sets(st.integers(0, 300)).map(sorted))
+def test_the_header_s_ranges_give_the_indices_back(indices: list[int]) -> None:
+    found: list[int] = []
+    for part in filter(None, index_ranges(indices).split(",")):
+        if part != "...":
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    assert found == indices[: len(found)]
+    assert (len(found) < len(indices)) == index_ranges(indices).endswith("...")
+
+
+def test_the_header_stays_small_whatever_was_cut() -> None:
+    assert index_ranges(list(range(2048))) == "0-2047"
+    assert len(index_ranges(list(range(0, 2048, 2)))) < 1000
