@@ -55,6 +55,35 @@ def sorted_batches(encodings: list[Encoding], limits: Limits) -> list[PackedBatc
     return batches
 
 
+def batches_in_flight(
+    encodings: list[Encoding], limits: Limits, request_size: int, concurrency: int
+) -> list[PackedBatch]:
+    """The batches the same policy cuts when it knows only the requests in flight: each that ends is followed by one."""
+    requests = [list(range(i, i + request_size)) for i in range(0, len(encodings), request_size)]
+    waiting = iter(requests)
+    remaining = [len(request) for request in requests]
+    keys: list[QueueKey] = []
+
+    def follow() -> None:
+        keys.extend(QueueKey(encodings[i].num_tokens, i) for i in next(waiting, []))
+        keys.sort()
+
+    for _ in range(concurrency):
+        follow()
+    batches = []
+    while keys:
+        oldest = min(range(len(keys)), key=lambda position: keys[position].arrival)
+        window = next_batch(keys, oldest, limits)
+        members = [key.arrival for key in keys[window]]
+        del keys[window]
+        batches.append(PackedBatch.from_encodings([encodings[i] for i in members]))
+        for i in members:
+            remaining[i // request_size] -= 1
+            if not remaining[i // request_size]:
+                follow()
+    return batches
+
+
 def alternate(sides: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, dict[str, Any]]:
     """Measure all sides in turn, ``repetitions`` times after one warm-up; each call returns its figure.
 
