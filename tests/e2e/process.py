@@ -130,6 +130,11 @@ class Server:
         """To this process alone."""
         self._process.send_signal(number)
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def wait_exit(self) -> int:
         """The exit code, once it has stopped by itself."""
         code = self._process.wait(DEADLINE_S)
