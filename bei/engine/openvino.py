@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class OpenVINOEngine:
 
     def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int, num_streams: int) -> None:
         try:
+            sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # see bei_build.targets.openvino
             import openvino as ov
         except ImportError as error:
             raise MissingDependencyError("openvino", "cpu", f"Serving {manifest.name} (target cpu)") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -223,6 +224,8 @@ def _config(folder: Path) -> tuple[Any, str]:
     if not isinstance(architecture, str):
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
     family_of(raw["model_type"], architecture)  # before transformers, which would only say that it does not know it
+    # Without torch, which configs do not need, transformers would print that models are not available.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoConfig
     except ImportError as error:

@@ -15,7 +15,7 @@ from bei import __version__
 from bei.artifact import Artifact
 from tests.e2e import process
 from tests.e2e.conftest import StartServer
-from tests.e2e.process import DEADLINE_S, serve
+from tests.e2e.process import DEADLINE_S, Server, serve
 
 
 @pytest.mark.parametrize("command", [[sys.executable, "-m", "bei"], [str(Path(sys.executable).parent / "bei")]])
@@ -59,6 +59,14 @@ def test_requests_are_logged_where_asked_for(gated: StartServer, flags: tuple[st
     server.send_signal(signal.SIGTERM)
     assert server.wait_exit() == 0
     assert any("POST /v1/embeddings" in line for line in server.log) == bool(flags)
+
+
+def test_building_and_serving_report_nothing_to_anybody(
+    tiny: Artifact, server: Server, checkpoint: Path, env: Mapping[str, str], home: Path, tmp_path: Path
+) -> None:
+    process.run(["build", checkpoint, "--out", tmp_path / "out", "--reference", "engine"], env, tmp_path)
+    assert server.embed("the cat").status_code == 200
+    assert not (home / "intel").exists()  # where OpenVINO's telemetry keeps its client id
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ one scale a row, activations quantized by the engine as it runs, the rest as in 
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def cpu_capabilities() -> list[str]:
 
 def _openvino() -> Any:
     try:
+        # Importing openvino reports the import to a web analytics service unless this package is missing. A server that
+        # is to run without a network, and with other people's texts, reports nothing to anybody.
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         import openvino
     except ImportError as error:
         raise MissingDependencyError("openvino", "cpu", "Building for the target cpu") from error
