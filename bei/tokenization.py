@@ -23,7 +23,7 @@ from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequ
 log = logging.getLogger(__name__)
 
 # Texts of one request that a thread takes at a time: small enough that the engine starts on a large request early
-# and that threads share it, large enough that the hand-over costs nothing beside tokenizing (0.1 ms a text of 74 tokens).
+# and that threads share it, large enough that the hand-over is nothing beside tokenizing (0.1 ms a text of 74 tokens).
 CHUNK = 32
 
 # A long text is first cut to this many characters a token, so that a book costs what its first page costs; if they
