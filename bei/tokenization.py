@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from bei.core import Encoding
 from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
+from bei.word_cache import WordCache, treats_words_alone
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +50,33 @@ class TextEncoder:
             raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
         self._tokenizer.enable_truncation(max_seq_len)
         self._num_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        # Nearly every tokenizer gives a single text type 0 throughout; reading that back costs as much as the ids.
-        self._has_types = any(self._tokenizer.encode("a").type_ids)
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate
+        # Nearly every tokenizer gives a single text type 0 throughout; reading that back costs as much as the ids.
+        self._has_types = any(self._tokenizer.encode("a").type_ids)
+        self._words: WordCache | None = None
+        if treats_words_alone(self._tokenizer) and not self._has_types:
+            self._words = WordCache(self._tokenizer)
+            self._before, self._behind = _special_tokens_around(self._tokenizer)
 
     def encode(self, texts: Seq[str]) -> list[Encoding]:
         """One encoding a text. Raises InvalidRequestError where a text is too long and ``auto_truncate`` is off."""
+        if self._words is None:
+            return self._encode_whole(texts)
+        return [self._encode_by_word(text, self._words) or self._encode_whole([text])[0] for text in texts]
+
+    def _encode_by_word(self, text: str, words: WordCache) -> Encoding | None:
+        """The same from known words; None if the beginning of a long text does not fill the model."""
+        first = self._max_seq_len * _CHARS_PER_TOKEN
+        shown = text if len(text) <= first else text[: text.rfind(" ", 0, first) + 1]
+        ids = words.ids(shown)
+        room = (self._max_seq_len - self._num_special) * np.dtype(np.int32).itemsize
+        if len(shown) < len(text) and len(ids) <= room:
+            return None
+        kept = self._before + ids[:room] + self._behind
+        return self._checked(Encoding(np.frombuffer(kept, np.int32), None, truncated=len(ids) > room))
+
+    def _encode_whole(self, texts: Seq[str]) -> list[Encoding]:
         first = self._max_seq_len * _CHARS_PER_TOKEN
         most = max(_LEAST_CHARS, self._max_seq_len * _MOST_CHARS_PER_TOKEN)
         raw = self._tokenizer.encode_batch_fast([text[:first] for text in texts])
@@ -66,21 +87,33 @@ class TextEncoder:
                 shown = min(4 * shown, most)
                 encoded = self._tokenizer.encode_batch_fast([text[:shown]])[0]
             truncated = bool(encoded.overflowing) or shown < len(text)
-            if truncated and not self._auto_truncate:
-                raise InvalidRequestError(
-                    f"An input has more than the model's {self._max_seq_len} tokens: shorten it, "
-                    "or start the server with --auto-truncate.",
-                    param="input",
-                )
-            if not encoded.ids:
-                raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
             types = np.array(encoded.type_ids, np.int32) if self._has_types else None
-            encodings.append(Encoding(np.array(encoded.ids, np.int32), types, truncated))
+            encodings.append(self._checked(Encoding(np.array(encoded.ids, np.int32), types, truncated)))
         return encodings
+
+    def _checked(self, encoding: Encoding) -> Encoding:
+        """``encoding``, or InvalidRequestError where it cannot be answered."""
+        if encoding.truncated and not self._auto_truncate:
+            raise InvalidRequestError(
+                f"An input has more than the model's {self._max_seq_len} tokens: shorten it, "
+                "or start the server with --auto-truncate.",
+                param="input",
+            )
+        if not encoding.num_tokens:
+            raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
+        return encoding
 
     def _is_settled(self, encoded: tokenizers.Encoding) -> bool:
         """Whether the text was cut too far behind the kept tokens to change them."""
         return sum(len(part) - self._num_special for part in encoded.overflowing) >= _SETTLED_TOKENS
+
+
+def _special_tokens_around(tokenizer: Tokenizer) -> tuple[bytes, bytes]:
+    """The ids that stand before and behind every text, as the bytes of int32."""
+    letter = tokenizer.encode("a")
+    first = letter.special_tokens_mask.index(0)
+    last = len(letter.ids) - letter.special_tokens_mask[::-1].index(0)
+    return np.array(letter.ids[:first], np.int32).tobytes(), np.array(letter.ids[last:], np.int32).tobytes()
 
 
 OnEncoded = Callable[[int, list[Encoding]], None]

@@ -110,6 +110,17 @@ def alternate(sides: Mapping[str, Callable[[], float]], repetitions: int) -> dic
     }
 
 
+def ratio(results: Mapping[str, Mapping[str, Any]], numerator: str, denominator: str) -> dict[str, float]:
+    """Two sides of ``alternate``: the ratio of their medians, and the median of the ratios within a repetition.
+
+    A shared machine changes its clock every minute or so, by a tenth: medians of two sides may then be of two clocks,
+    while the two measurements of one repetition are seconds apart.
+    """
+    over, under = results[numerator], results[denominator]
+    within = statistics.median(a / b for a, b in zip(over["values"], under["values"], strict=True))
+    return {"of medians": round(over["median"] / under["median"], 3), "median within repetitions": round(within, 3)}
+
+
 def seconds(work: Callable[[], object]) -> float:
     """Wall time of one call."""
     started = time.perf_counter()

@@ -27,7 +27,16 @@ from bei.artifact import TOKENIZER, Artifact
 from bei.core import Engine, PackedBatch
 from bei.engine import load_engine
 from bei.tokenization import TextEncoder
-from benchmarks.common import alternate, batches_in_flight, mixed_lengths, random_texts, seconds, sorted_batches, write
+from benchmarks.common import (
+    alternate,
+    batches_in_flight,
+    mixed_lengths,
+    random_texts,
+    ratio,
+    seconds,
+    sorted_batches,
+    write,
+)
 from benchmarks.models import built, minilm_folder
 from benchmarks.server import serving
 
@@ -79,17 +88,16 @@ def measure(artifact: Artifact, engine: Engine, port: int, repetitions: int, str
     }
     texts_per_s = alternate(rates, repetitions)
     ms = alternate(latencies, repetitions)
-    median = {name: result["median"] for name, result in texts_per_s.items()}
     write(
         f"http-{streams}-streams",
         {
-            "bulk, HTTP / engine, same texts in flight": round(
-                median["HTTP, bulk"] / median["engine alone, bulk, same texts in flight"], 3
+            "bulk, HTTP / engine, all texts known": ratio(
+                texts_per_s, "HTTP, bulk", "engine alone, bulk, all texts known"
             ),
-            "bulk, HTTP / engine, all texts known": round(
-                median["HTTP, bulk"] / median["engine alone, bulk, all texts known"], 3
+            "bulk, HTTP / engine, same texts in flight": ratio(
+                texts_per_s, "HTTP, bulk", "engine alone, bulk, same texts in flight"
             ),
-            "single, HTTP / engine": round(median["HTTP, single"] / median["engine alone, single"], 3),
+            "single, HTTP / engine": ratio(texts_per_s, "HTTP, single", "engine alone, single"),
             "HTTP adds, ms": round(ms["HTTP"]["median"] - ms["engine call"]["median"], 3),
             "texts/s": texts_per_s,
             "ms, one text of one client": ms,
