@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -24,7 +25,7 @@ from bei.errors import (
     ArtifactSchemaNewerError,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -43,10 +44,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One output of the engine. ``dimension`` is the width of a row."""
+    """One output of the engine. ``dimension`` is the width of a row; there is a row a sequence, or ``per_token``."""
 
     name: str
     dimension: int
+    per_token: bool = False
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +89,25 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     matryoshka_dimensions: list[int] | None
 
 
+class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the columns of ``logits`` or ``token_logits`` mean, and the ``function`` that makes scores of them."""
+
+    labels: list[str]
+    function: Literal["sigmoid", "softmax", "none"]
+
+
+class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a language model is asked about a pair: ``prefix``, ``body`` and ``suffix`` are tokenized one by one.
+
+    The body has the slots {query}, {document} and {instruction}; only its tokens are cut where a pair is too long.
+    """
+
+    prefix: str
+    body: str
+    suffix: str
+    instruction: str
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the runtime knows about a model."""
 
@@ -98,6 +119,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spec: SpecSummary
     outputs: list[OutputInfo]
     embedding: Embedding | None
+    classification: Classification | None
+    rerank_template: RerankTemplate | None
     prompts: dict[str, str]
     default_prompt_name: str | None
     target: str
@@ -114,32 +137,34 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """What one batch may hold."""
         return Limits(self.max_num_tokens, self.max_batch_size, self.max_seq_len)
 
-    @property
-    def embedding_dimension(self) -> int:
-        """Width of the ``embedding`` output; KeyError if the model has none."""
-        return {output.name: output.dimension for output in self.outputs}["embedding"]
+    def dimension(self, output: str) -> int | None:
+        """Width of ``output``, None if the model has no such output."""
+        return next((info.dimension for info in self.outputs if info.name == output), None)
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The compiled engine against the reference on held-out texts (docs/architecture.md, a build's life).
 
-    Cosines are between engine and reference vectors of the same text. ``neighbour_overlap`` is the mean share of
-    each text's ten nearest neighbours that both agree on. ``canary_embedding`` is the engine's vector (normalized)
-    for ``canary_text``: readiness recomputes it.
+    ``output`` is the one that was compared. Cosines are between engine and reference: of each text's vector
+    (embeddings, sparse vectors), of each token's, or, for the logits of a classifier, of each label's scores over all
+    texts, centred (their correlation). ``ranking_overlap`` is the mean share of each text's ten nearest neighbours, or
+    of the ten texts that score highest for each label, that both agree on. ``canary_row`` is what the engine gives for
+    ``canary_text`` (vectors at unit length; of a token output the first token's): readiness recomputes it.
     """
 
     reference: str
+    output: str
     num_texts: int
     cosine_mean: float
     cosine_p1: float
     cosine_min: float
     max_abs_difference: float
-    neighbour_overlap: float
+    ranking_overlap: float
     worst_texts: list[str]
     threshold: float
     passed: bool
     canary_text: str
-    canary_embedding: list[float]
+    canary_row: list[float]
 
 
 class Artifact(msgspec.Struct, frozen=True):

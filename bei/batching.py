@@ -18,9 +18,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-import numpy as np
-
-from bei.core import Encoding, Engine, Float32Array, Limits, Outputs, PackedBatch
+from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch, Row, finite_sequences
 from bei.errors import BeiError, EngineError, NonFiniteOutputError, ShuttingDownError
 from bei.metrics import ModelMetrics
 
@@ -78,7 +76,7 @@ class Request:
     """
 
     def __init__(self, num_sequences: int) -> None:
-        self.rows: list[Float32Array | None] = [None] * num_sequences
+        self.rows: list[Row | None] = [None] * num_sequences
         self.error: BeiError | None = None
         self._remaining = num_sequences
         self._done = False
@@ -89,7 +87,7 @@ class Request:
         """Answered, failed or cancelled: nothing more needs to be computed for it."""
         return self._done
 
-    def record(self, index: int, row: Float32Array) -> bool:
+    def record(self, index: int, row: Row) -> bool:
         """Store the answer to input ``index``; True if it was the last one."""
         with self._lock:
             if self._done:
@@ -190,7 +188,7 @@ class _Step(NamedTuple):
     """A batch that has run: ``answers[i]`` is the row or the error of ``members[i]``. Times are monotonic seconds."""
 
     members: list[Sequence]
-    answers: list[Float32Array | BeiError]
+    answers: list[Row | BeiError]
     started_s: float
     ended_s: float
 
@@ -198,14 +196,14 @@ class _Step(NamedTuple):
 class BatchManager:
     """Feeds one engine. ``submit`` from any thread.
 
-    ``rows_of`` turns the engine's outputs into one row a sequence, for a whole batch at once, in the engine's thread.
+    ``rows_of`` cuts the engine's outputs into one row a sequence, for a whole batch at once, in the engine's thread.
     ``on_done`` gets finished requests, in the manager's thread.
     """
 
     def __init__(
         self,
         engine: Engine,
-        rows_of: Callable[[Outputs], Float32Array],
+        rows_of: Callable[[Outputs, PackedBatch], Seq[Row]],
         on_done: Callable[[list[Request]], None],
         metrics: ModelMetrics,
     ) -> None:
@@ -311,14 +309,15 @@ class BatchManager:
                 self._engine_wakes.wait()
                 self._num_idle -= 1
 
-    def _run_isolating(self, members: list[Sequence]) -> list[Float32Array | BeiError]:
+    def _run_isolating(self, members: list[Sequence]) -> list[Row | BeiError]:
         """Run ``members``; if the engine fails, halve until the poisonous sequence is alone with its error."""
         try:
             batch = PackedBatch.from_encodings([member.encoding for member in members])
-            rows = self._rows_of(self._engine.run(batch))
+            outputs = self._engine.run(batch)
+            finite = finite_sequences(outputs, batch, self._engine.info.per_token)
+            rows = self._rows_of(outputs, batch)
             if len(rows) != len(members):
                 raise EngineError(f"The engine answered {len(rows)} rows to {len(members)} sequences.")
-            finite = np.logical_and.reduce(np.isfinite(rows), axis=1)
         except Exception:  # a border: a batch's failure must reach its requests, whatever it is
             if len(members) > 1:
                 half = len(members) // 2

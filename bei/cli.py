@@ -68,6 +68,8 @@ def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any]) -> Non
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same settings (flags and BEI_* win)")
     hints = typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
+        if field.metadata.get("file_only"):
+            continue
         hint, text = hints[field.name], field.metadata["help"].replace("%", "%%")
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _default_text(field)}
         if field.metadata.get("positional"):

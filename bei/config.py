@@ -84,8 +84,16 @@ BUILD_SETTINGS = frozenset(
         "precision",
         "name",
         "revision",
+        "task",
         "pooling",
         "normalize",
+        "score_tokens",
+        "rerank_prefix",
+        "rerank_body",
+        "rerank_suffix",
+        "rerank_instruction",
+        "prompts",
+        "default_prompt_name",
         "max_seq_len",
         "max_num_tokens",
         "max_batch_size",
@@ -164,6 +172,9 @@ def _converted(value: object, hint: Any, key: str, source: str) -> object:
         items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
         if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
             return tuple(items)
+    elif typing.get_origin(hint) is dict:
+        if isinstance(value, dict) and all(isinstance(text, str) for item in value.items() for text in item):
+            return value
     elif hint is bool:
         if isinstance(value, bool):
             return value
@@ -185,4 +196,4 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "fals
 
 def _kind(hint: Any) -> str:
     names = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
-    return names.get(hint, "a list of texts")
+    return names.get(hint, "texts by name" if typing.get_origin(hint) is dict else "a list of texts")

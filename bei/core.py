@@ -5,7 +5,7 @@ Shapes use T (tokens of a batch), B (sequences of a batch), E (width of an embed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -16,8 +16,12 @@ import numpy.typing as npt
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 
-# What an engine answers: output name -> float32 array, row i for sequence i ("embedding" is [B, E]).
+# What an engine answers: output name -> float32 array, row i for sequence i ("embedding" is [B, E]) or, for outputs
+# per token, row t for packed token t ("token_embedding" is [T, D]).
 Outputs: TypeAlias = Mapping[str, Float32Array]
+
+# One sequence's part of it: output name -> [width], or [tokens, width] of outputs per token.
+Row: TypeAlias = Mapping[str, Float32Array]
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,20 @@ class PackedBatch:
         return cls(input_ids, cu_seqlens, token_type_ids)
 
 
+def rows_of_sequences(rows: Float32Array, batch: PackedBatch, *, per_token: bool) -> list[Float32Array]:
+    """One output of ``batch``, cut into the part of each sequence: [width] or, ``per_token``, [tokens, width]."""
+    return np.split(rows, batch.cu_seqlens[1:-1]) if per_token else list(rows)
+
+
+def finite_sequences(outputs: Outputs, batch: PackedBatch, per_token: Set[str]) -> npt.NDArray[np.bool_]:
+    """Which sequences have no NaN or Inf in any output, [B]."""
+    finite = np.ones(batch.batch_size, np.bool_)
+    for name, rows in outputs.items():
+        by_row = np.logical_and.reduce(np.isfinite(rows), axis=1)
+        finite &= np.logical_and.reduceat(by_row, batch.cu_seqlens[:-1]) if name in per_token else by_row
+    return finite
+
+
 @dataclass(frozen=True)
 class Limits:
     """What one batch may hold. Tokens are real tokens, not padded ones."""
@@ -88,13 +106,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Facts an engine states about itself. ``num_streams``: how many threads may call ``run`` at the same time."""
+    """Facts an engine states about itself.
+
+    ``outputs`` maps names to widths, those in ``per_token`` have a row a token. ``num_streams``: how many threads may
+    call ``run`` at the same time.
+    """
 
     target: str
     precision: str
     device: str
     limits: Limits
     outputs: Mapping[str, int]
+    per_token: frozenset[str] = frozenset()
     num_streams: int = 1
 
 
@@ -106,7 +129,7 @@ class Engine(Protocol):
         """The facts; constant for the engine's life."""
 
     def run(self, batch: PackedBatch) -> Outputs:
-        """Compute all outputs, float32, row i for sequence i. The arrays are the caller's to keep.
+        """Compute all outputs, float32, a row a sequence or a token. The arrays are the caller's to keep.
 
         At most ``info.num_streams`` calls at the same time. Raises EngineError.
         """

@@ -85,7 +85,7 @@ def _certificate_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("certificate", f"{verdict} (mean cosine >= {certificate.threshold})"),
         ("reference", f"{certificate.reference}; {certificate.num_texts} texts"),
         ("cosine", cosines),
-        ("neighbours kept", f"{certificate.neighbour_overlap:.1%} of ten"),
+        ("ranking kept", f"{certificate.ranking_overlap:.1%} of the ten best"),
         ("largest difference", f"{certificate.max_abs_difference:.2e}"),
         ("worst text", repr(certificate.worst_texts[0][:70])),
     ]

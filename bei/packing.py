@@ -29,6 +29,8 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
     With T', B', S' the bucketed token total, batch size and longest sequence, int32 but for the mask:
 
     - ``input_ids``, ``token_type_ids``, ``position_ids`` [T']: per token; positions count from 0 in each sequence.
+    - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
+    - ``slot_ids`` [S']: 0, 1, 2, ...
     - ``seq_lens`` [B']: tokens of each sequence.
     - ``pad_index`` [B', S']: for each slot of the padded view, the packed token to put there. Slots behind a
       sequence's end repeat its last token; whoever reads the padded view masks them by ``seq_lens``.
@@ -68,8 +70,12 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
         "unpad_index": unpad_index,
         "pad_index": pad_index,
         "slot_mask": slot_mask,
+        "slot_ids": slots,
         "seq_lens": padded_lens,
         "first_index": first_index,
         "last_index": last_index,
     }
+    if "token_seq_lens" in names:  # few models ask
+        tensors["token_seq_lens"] = np.zeros(len(input_ids), np.int32)
+        tensors["token_seq_lens"][:num_tokens] = np.repeat(seq_lens, seq_lens)
     return {name: tensors[name] for name in names}

@@ -19,7 +19,7 @@ import numpy as np
 from bei import artifact as artifacts
 from bei.batching import BatchManager, Request, Sequence
 from bei.config import ServeConfig
-from bei.core import Encoding, Engine, Float32Array, Outputs
+from bei.core import Encoding, Engine, Float32Array, Outputs, PackedBatch, Row, rows_of_sequences
 from bei.engine import load_engine
 from bei.errors import BeiError, EngineError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
@@ -182,7 +182,7 @@ class InferenceService:
         self._last_answer_s = time.monotonic()
         truncated = [index for index, encoding in enumerate(encodings) if encoding.truncated]
         self._metrics.truncated(len(truncated))
-        vectors = np.stack([row for row in request.rows if row is not None])
+        vectors = np.stack([row["embedding"] for row in request.rows if row is not None])
         if dimensions is not None and dimensions < vectors.shape[1]:
             vectors = self._finished(vectors[:, :dimensions])
         return Embeddings(
@@ -191,8 +191,12 @@ class InferenceService:
             truncated=truncated,
         )
 
-    def _rows_of(self, outputs: Outputs) -> Float32Array:
-        return self._finished(outputs["embedding"])
+    def _rows_of(self, outputs: Outputs, batch: PackedBatch) -> list[Row]:
+        """In the engine's thread: what can be computed for a whole batch at once is."""
+        finished = {name: self._finished(rows) if name == "embedding" else rows for name, rows in outputs.items()}
+        per_token = self._engine.info.per_token
+        parts = {name: rows_of_sequences(rows, batch, per_token=name in per_token) for name, rows in finished.items()}
+        return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
 
     def _finished(self, rows: Float32Array) -> Float32Array:
         embedding = self.manifest.embedding
@@ -214,7 +218,7 @@ class InferenceService:
             raise InvalidRequestError(f"{self.name} does not embed; it can do: {', '.join(self.manifest.tasks)}.")
         if dimensions is None:
             return
-        width = self.manifest.embedding_dimension
+        width = self.manifest.dimension("embedding") or 0
         allowed = embedding.matryoshka_dimensions
         if allowed is not None and dimensions not in (*allowed, width):
             names = ", ".join(map(str, (*allowed, width)))

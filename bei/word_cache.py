@@ -1,7 +1,7 @@
 """Token ids of words seen before, for tokenizers that treat every word by itself.
 
-Texts repeat their words, and the library tokenizes each of them anew: 0.1 ms for a text of 74 tokens, of which two cores
-that compute an engine feel every bit (docs/decisions.md, "Words are tokenized once").
+Texts repeat their words, and the library tokenizes each of them anew: 0.1 ms for a text of 74 tokens, which two cores
+that compute an engine feel (docs/decisions.md, "Words are tokenized once").
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class WordCache:
 
     def _learn(self, known: dict[str, bytes], words: Iterable[str]) -> None:
         missing = [word for word in dict.fromkeys(words) if word not in known]
-        for word, encoded in zip(missing, self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)):
+        encodings = self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)
+        for word, encoded in zip(missing, encodings, strict=True):
             known[word] = np.array(encoded.ids, np.int32).tobytes()
             self._num_bytes += len(word) + len(known[word]) + _BYTES_PER_WORD
         if self._num_bytes > _MAX_BYTES:

@@ -13,7 +13,7 @@ class FakeEngine:
     """Row i is [number of tokens, first id, last id, sum of ids, sum of token types, 0, 0, 1] of sequence i."""
 
     def __init__(self, limits: Limits, num_streams: int = 1) -> None:
-        self.info = EngineInfo("fake", "fp32", "none", limits, {"embedding": DIMENSION}, num_streams)
+        self.info = EngineInfo("fake", "fp32", "none", limits, {"embedding": DIMENSION}, num_streams=num_streams)
         self.batches: list[PackedBatch] = []
 
     def run(self, batch: PackedBatch) -> Outputs:

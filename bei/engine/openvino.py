@@ -64,6 +64,7 @@ class OpenVINOEngine:
             device=core.get_property("CPU", "FULL_DEVICE_NAME"),
             limits=manifest.limits,
             outputs={output.name: output.dimension for output in manifest.outputs},
+            per_token=frozenset(output.name for output in manifest.outputs if output.per_token),
             num_streams=num_streams,
         )
 
@@ -73,20 +74,23 @@ class OpenVINOEngine:
         return self._info
 
     def run(self, batch: PackedBatch) -> Outputs:
-        """Compute all outputs, float32, row i for sequence i. Raises EngineError."""
+        """Compute all outputs, float32, a row a sequence or a token. Raises EngineError."""
         inputs = graph_inputs(batch, self._input_names)
         request = self._requests.get()
         try:
             request.infer(inputs, share_inputs=True)
             # A copy: the request's buffers belong to the next batch.
             return {
-                name: np.array(request.get_tensor(name).data[: batch.batch_size], np.float32)
+                name: np.array(request.get_tensor(name).data[: self._num_rows(name, batch)], np.float32)
                 for name in self._output_names
             }
         except RuntimeError as error:
             raise EngineError(f"OpenVINO failed on a batch of {batch.batch_size} sequences: {error}") from error
         finally:
             self._requests.put(request)
+
+    def _num_rows(self, output: str, batch: PackedBatch) -> int:
+        return batch.num_tokens if output in self._info.per_token else batch.batch_size
 
     def warmup(self) -> None:
         """Run one full batch on every stream: allocates what the largest shapes need."""

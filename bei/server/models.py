@@ -86,7 +86,7 @@ def _describe(service: InferenceService, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "bei",
         "max_model_len": manifest.max_seq_len,
-        "embedding_dimension": manifest.embedding_dimension,
+        "embedding_dimension": manifest.dimension("embedding"),
         "tasks": manifest.tasks,
         "target": manifest.target,
         "precision": manifest.precision,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bei.artifact import Source, sha256_of_file
-from bei.errors import CheckpointError, CheckpointNotFoundError, MissingDependencyError, WeightsError
+from bei.errors import CheckpointError, CheckpointNotFoundError, MissingDependencyError
 from bei_build.families import family_of
 from bei_build.families.base import Family
-from bei_build.graph.writer import FloatArray
+from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
+from bei_build.model_weights import ModelWeights, SideModule
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_object, read_sentence_transformers
-from bei_build.spec import DenseSpec, ModelSpec, Pooling, Shape
+from bei_build.spec import ModelSpec
 from bei_build.tokenizer import check_vocabulary, model_max_length, tokenizer_from_checkpoint
-from bei_build.weights import TensorStore, open_weights, weight_files
+from bei_build.weights import weight_files
 
-_HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json"]
+_HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
 _READ_SUFFIXES = (".json", ".txt", ".model")  # configs and tokenizers; weights are found by weight_files
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 
@@ -50,11 +51,18 @@ class Checkpoint:
     spec: ModelSpec
     tokenizer: Tokenizer
     max_seq_len: int
+    labels: Labels | None
+    modules: Mapping[str, SideModule]
+    config: Any
 
     @property
     def folder(self) -> Path:
         """Where config, tokenizer and weights of the transformer lie."""
         return self.files.transformer_folder
+
+    def weights(self) -> ModelWeights:
+        """Open the weights. Raises WeightsError naming the tensors that are missing, misshapen or left over."""
+        return ModelWeights(self.spec, self.family, self.folder, self.modules)
 
 
 def locate(model: str, revision: str | None = None) -> Location:
@@ -74,7 +82,7 @@ def locate(model: str, revision: str | None = None) -> Location:
     return _from_hub(model, revision)
 
 
-def read_checkpoint(location: Location, pooling: Pooling | None = None, max_seq_len: int | None = None) -> Checkpoint:
+def read_checkpoint(location: Location, choice: HeadChoice | None = None, max_seq_len: int | None = None) -> Checkpoint:
     """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
 
     Raises CheckpointError and its subclasses.
@@ -84,14 +92,15 @@ def read_checkpoint(location: Location, pooling: Pooling | None = None, max_seq_
     config, architecture = _config(folder)
     family = family_of(config.model_type, architecture)
     spec = _spec(family, config, architecture)
-    spec = replace(spec, pooling=(pooling,) if pooling else files.pooling or ("mean",), tail=files.tail)
-    _check_widths(spec)
     tokenizer = tokenizer_from_checkpoint(folder, files.do_lower_case)
+    heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
+    spec = replace(spec, heads=heads)
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
-    longest = _longest(spec, files, model_max_length(folder), max_seq_len)
+    longest = _longest(spec, config, files, model_max_length(folder), max_seq_len)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
-    return Checkpoint(location, files, family, spec, tokenizer, longest)
+    modules = side_modules(spec, files)
+    return Checkpoint(location, files, family, spec, tokenizer, longest, labels_of(spec, config), modules, config)
 
 
 def source_of(checkpoint: Checkpoint) -> Source:
@@ -100,109 +109,13 @@ def source_of(checkpoint: Checkpoint) -> Source:
     found = (path for folder in folders for suffix in _READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
     files = {path for path in found if path.is_file()}
     files.update(weight_files(checkpoint.folder))
-    for layer, folder in zip(checkpoint.spec.tail, checkpoint.files.tail_folders, strict=True):
-        if isinstance(layer, DenseSpec):
-            files.update(weight_files(folder))
+    for module in checkpoint.modules.values():
+        files.update(weight_files(module.location) if module.location.is_dir() else [module.location])
     sha = hashlib.sha256()
     for path in sorted(files):
         sha.update(f"{path.relative_to(checkpoint.location.folder).as_posix()} {sha256_of_file(path)}\n".encode())
     location = checkpoint.location
     return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
-
-
-class ModelWeights:
-    """The weights of ``checkpoint`` under the names of its spec. Opening it checks names and shapes.
-
-    Raises WeightsError naming the tensors that are missing, misshapen or left over.
-    """
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._spec = checkpoint.spec
-        self._stores: list[TensorStore] = [open_weights(checkpoint.folder)]
-        self._where: dict[str, tuple[TensorStore, str]] = {}
-        try:
-            self._map_backbone(checkpoint)
-            self._map_tail(checkpoint)
-        except BaseException:
-            self.close()
-            raise
-
-    def read(self, name: str) -> FloatArray:
-        """The weight called ``name`` in ``spec.weights()``, float32; KeyError if there is none."""
-        store, stored_name = self._where[name]
-        array = store.read(stored_name)
-        if name == "embeddings.position.weight":
-            array = array[self._spec.embeddings.position_offset :]
-        return array
-
-    def close(self) -> None:
-        """Unmap the files."""
-        for store in self._stores:
-            store.close()
-
-    def __enter__(self) -> ModelWeights:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _map_backbone(self, checkpoint: Checkpoint) -> None:
-        store, family = self._stores[0], checkpoint.family
-        shapes = store.shapes
-        wanted: dict[str, Shape] = {}
-        for name, shape in checkpoint.spec.backbone_weights():
-            stored = _stored_name(name, family, shapes)
-            if name == "embeddings.position.weight":
-                shape = (shape[0] + checkpoint.spec.embeddings.position_offset, shape[1])
-            wanted[stored] = shape
-            self._where[name] = (store, stored)
-        unused = tuple(f"{prefix}{start}" for prefix in ("", family.prefix) for start in family.unused)
-        _compare(wanted, {n: s for n, s in shapes.items() if n in wanted or not n.startswith(unused)})
-
-    def _map_tail(self, checkpoint: Checkpoint) -> None:
-        expected = dict(checkpoint.spec.tail_weights())
-        for index, (layer, folder) in enumerate(zip(checkpoint.spec.tail, checkpoint.files.tail_folders, strict=True)):
-            if not isinstance(layer, DenseSpec):
-                continue
-            store = open_weights(folder)
-            self._stores.append(store)
-            kinds = [kind for kind in ("weight", "bias") if f"tail.{index}.{kind}" in expected]
-            _compare({f"linear.{kind}": expected[f"tail.{index}.{kind}"] for kind in kinds}, store.shapes)
-            self._where.update({f"tail.{index}.{kind}": (store, f"linear.{kind}") for kind in kinds})
-
-
-def _stored_name(name: str, family: Family, stored: dict[str, tuple[int, ...]]) -> str:
-    module, kind = name.rsplit(".", 1)
-    index = re.match(r"layers\.(\d+)\.", module)
-    template = re.sub(r"^layers\.\d+", "layers.{i}", module)
-    plain = family.weights[template].replace("{i}", index[1] if index else "")
-    # Checkpoints converted from TensorFlow call a norm's parameters gamma and beta; transformers accepts both.
-    old_kind = {"weight": "gamma", "bias": "beta"}[kind]
-    candidates = [f"{prefix}{plain}.{k}" for k in (kind, old_kind) for prefix in (family.prefix, "")]
-    return next((candidate for candidate in candidates if candidate in stored), f"{plain}.{kind}")
-
-
-def _compare(wanted: dict[str, Shape], stored: dict[str, tuple[int, ...]]) -> None:
-    missing = sorted(wanted.keys() - stored.keys())
-    extra = sorted(stored.keys() - wanted.keys())
-    wrong = sorted(name for name in wanted.keys() & stored.keys() if wanted[name] != stored[name])
-    if wrong:
-        name = wrong[0]
-        raise WeightsError(
-            f"Tensor {name} has shape {list(stored[name])}, but config.json implies {list(wanted[name])}"
-            f"{_and_more(wrong)}: the two are not of the same checkpoint. Download it again."
-        )
-    if missing:
-        raise WeightsError(f"Tensor {missing[0]} is missing{_and_more(missing)}. Download the checkpoint again.")
-    if extra:
-        raise WeightsError(
-            f"Tensor {extra[0]} is not part of this architecture{_and_more(extra)}: building without it would give "
-            "other vectors than the checkpoint's. Merge adapters before the build."
-        )
-
-
-def _and_more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
 def _config(folder: Path) -> tuple[Any, str]:
@@ -223,19 +136,24 @@ def _config(folder: Path) -> tuple[Any, str]:
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(architecture, str):
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
-    family_of(raw["model_type"], architecture)  # before transformers, which would only say that it does not know it
+    family = family_of(raw["model_type"], architecture)  # before transformers, which would only say it does not know it
     # Without torch, which configs do not need, transformers would print that models are not available.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
-        from transformers import AutoConfig
+        from transformers import CONFIG_MAPPING, AutoConfig
     except ImportError as error:
         raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False), architecture
+        if raw["model_type"] == family.model_type and not family.config_keys:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        else:
+            keys = {family.config_keys.get(key, key): value for key, value in raw.items()}
+            config = CONFIG_MAPPING[family.model_type].from_dict({**keys, "model_type": family.model_type})
     except Exception as error:  # transformers validates with several exception types
         raise CheckpointError(
             f"{path} was refused by transformers ({error}). Download the checkpoint again."
         ) from error
+    return config, architecture
 
 
 def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
@@ -249,22 +167,15 @@ def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
     return spec
 
 
-def _check_widths(spec: ModelSpec) -> None:
-    width = spec.hidden_size * len(spec.pooling)
-    for layer in spec.tail:
-        if isinstance(layer, DenseSpec):
-            if layer.in_features != width:
-                raise CheckpointError(
-                    f"A Dense layer takes {layer.in_features} features but is given {width}: check the pooling, "
-                    "or download the checkpoint again."
-                )
-            width = layer.out_features
-
-
-def _longest(spec: ModelSpec, files: SentenceTransformersFiles, tokenizer_max: int | None, asked: int | None) -> int:
-    table = spec.embeddings.max_positions
+def _longest(
+    spec: ModelSpec, config: Any, files: SentenceTransformersFiles, tokenizer_max: int | None, asked: int | None
+) -> int:
+    """Relative and rotary positions reach as far as the config says; a table of positions has no more rows."""
+    table = spec.embeddings.max_positions or config.max_position_embeddings
     if asked is not None and asked > table:
-        raise CheckpointError(f"max_seq_len {asked} is beyond the position table of {table} rows: choose at most that.")
+        raise CheckpointError(
+            f"max_seq_len {asked} is beyond the {table} positions of the checkpoint: choose at most that."
+        )
     if files.max_seq_length is not None and files.max_seq_length < 1:
         raise CheckpointError(f"max_seq_length {files.max_seq_length} of the checkpoint's files must be at least 1.")
     return asked or min(table, files.max_seq_length or tokenizer_max or table)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bei.errors import ConfigError
+from bei_build.heads import TASKS
 from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
 
@@ -28,8 +29,16 @@ class BuildConfig:
     precision: str = _option("auto", "auto: what the device does best", PRECISIONS)
     name: str | None = _option(None, "name the model is served under (default: the checkpoint's)")
     revision: str | None = _option(None, "revision of the hub repository")
+    task: str = _option("auto", "auto: what the checkpoint's class and files say", TASKS)
     pooling: str | None = _option(None, "pooling, against what the checkpoint says", POOLINGS)
     normalize: bool | None = _option(None, "whether answers have unit length, against what the checkpoint says")
+    score_tokens: tuple[str, ...] = _option((), "tokens of a language model whose scores are compared: no,yes")
+    rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")
+    rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")
+    rerank_suffix: str = _option("", "text behind a pair, tokenized by itself")
+    rerank_instruction: str = _option("", "what {instruction} is if a request does not say")
+    prompts: dict[str, str] = field(default_factory=dict, metadata={"help": "", "file_only": True})
+    default_prompt_name: str | None = _option(None, "prompt that is used if a request names none")
     max_seq_len: int | None = _option(None, "most tokens of one sequence")
     max_num_tokens: int | None = _option(None, "token budget of one batch")
     max_batch_size: int | None = _option(None, "most sequences of one batch")

@@ -18,18 +18,22 @@ from bei.artifact import (
     TOKENIZER,
     Artifact,
     Certificate,
+    Classification,
     Embedding,
     EngineRequirements,
     Manifest,
     OutputInfo,
+    RerankTemplate,
     SpecSummary,
     save,
 )
 from bei.core import Engine, Limits
 from bei.errors import BuildError, ConfigError, VerificationError
 from bei_build import reference as hf
-from bei_build.checkpoint import Checkpoint, ModelWeights, locate, read_checkpoint, source_of
+from bei_build.checkpoint import Checkpoint, locate, read_checkpoint, source_of
 from bei_build.config import BuildConfig
+from bei_build.heads import HeadChoice, tasks_of
+from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress, in_bytes
 from bei_build.spec import ModelSpec
 from bei_build.targets import Compiler, compiler_for
@@ -51,17 +55,19 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     # 2. Checkpoint to spec.
     with progress.step("Read checkpoint") as details:
         location = locate(config.model, config.revision)
-        checkpoint = read_checkpoint(location, config.pooling, config.max_seq_len)  # type: ignore[arg-type]
+        choice = HeadChoice(config.task, config.pooling, config.score_tokens)  # type: ignore[arg-type]
+        checkpoint = read_checkpoint(location, choice, config.max_seq_len)
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
-    if checkpoint.files.pooling is None and config.pooling is None:
-        progress.note("the checkpoint does not name its pooling; using mean, as sentence-transformers does")
+    embedding = checkpoint.spec.head("embedding")
+    if embedding and checkpoint.files.pooling is None and config.pooling is None:
+        progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")
     out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").expanduser().resolve()
     _check_replaceable(out)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        with ModelWeights(checkpoint) as weights:
+        with checkpoint.weights() as weights:
             # 3. Spec and weights to engine.
             with progress.step(f"Compile ({config.target}, {precision})") as details:
                 requirements = _compile(compiler, checkpoint.spec, weights, precision, limits, scratch)
@@ -140,15 +146,14 @@ def _compile(
 def _manifest(
     config: BuildConfig, checkpoint: Checkpoint, precision: str, limits: Limits, requirements: EngineRequirements
 ) -> Manifest:
-    spec, files = checkpoint.spec, checkpoint.files
-    # Without modules.json nothing says whether vectors have unit length; clients of embedding APIs expect it.
-    normalize = next(choice for choice in (config.normalize, files.normalize, True) if choice is not None)
+    spec, files, labels = checkpoint.spec, checkpoint.files, checkpoint.labels
+    tasks = [task for head in spec.heads for task in tasks_of(head, spec.hidden_size)]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         bei_version=__version__,
         name=config.name or checkpoint.location.model,
         source=source_of(checkpoint),
-        tasks=["embed"],
+        tasks=list(dict.fromkeys(tasks)),
         spec=SpecSummary(
             family=spec.family,
             architecture=spec.architecture,
@@ -158,15 +163,15 @@ def _manifest(
             vocab_size=spec.embeddings.vocab_size,
             num_parameters=spec.num_parameters,
         ),
-        outputs=[OutputInfo(name="embedding", dimension=spec.embedding_dimension)],
-        embedding=Embedding(
-            pooling="+".join(spec.pooling),
-            normalize=normalize,
-            similarity=files.similarity,
-            matryoshka_dimensions=list(files.matryoshka_dimensions) if files.matryoshka_dimensions else None,
-        ),
-        prompts=dict(files.prompts),
-        default_prompt_name=files.default_prompt_name,
+        outputs=[
+            OutputInfo(name=head.output, dimension=spec.dimensions[head.output], per_token=not head.pooling)
+            for head in spec.heads
+        ],
+        embedding=_embedding(config, checkpoint),
+        classification=Classification(labels=list(labels.names), function=labels.function) if labels else None,
+        rerank_template=_rerank_template(config),
+        prompts={**files.prompts, **dict(config.prompts)},
+        default_prompt_name=config.default_prompt_name or files.default_prompt_name,
         target=config.target,
         precision=precision,
         engine=requirements,
@@ -174,6 +179,31 @@ def _manifest(
         max_batch_size=limits.max_batch_size,
         max_seq_len=limits.max_seq_len,
         files=[],
+    )
+
+
+def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
+    head, files = checkpoint.spec.head("embedding"), checkpoint.files
+    if head is None:
+        return None
+    # Without modules.json nothing says whether vectors have unit length; clients of embedding APIs expect it.
+    normalize = next(choice for choice in (config.normalize, files.normalize, True) if choice is not None)
+    return Embedding(
+        pooling="+".join(head.pooling),
+        normalize=normalize,
+        similarity=files.similarity,
+        matryoshka_dimensions=list(files.matryoshka_dimensions) if files.matryoshka_dimensions else None,
+    )
+
+
+def _rerank_template(config: BuildConfig) -> RerankTemplate | None:
+    if not config.rerank_body:
+        return None
+    return RerankTemplate(
+        prefix=config.rerank_prefix,
+        body=config.rerank_body,
+        suffix=config.rerank_suffix,
+        instruction=config.rerank_instruction,
     )
 
 

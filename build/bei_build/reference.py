@@ -1,7 +1,7 @@
 """The Hugging Face implementation in FP32: what every engine is held against.
 
-One text at a time, without padding, pooled here in torch; shares no code with the graph. The only file that imports
-torch and transformers' model classes.
+One text at a time, without padding; shares the spec of the heads with the graph, and no code. The only file that
+imports torch and transformers' model classes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from bei.core import Encoding, Float32Array
-from bei_build.checkpoint import Checkpoint, ModelWeights
-from bei_build.spec import DenseSpec, Pooling
+from bei_build.checkpoint import Checkpoint
+from bei_build.model_weights import ModelWeights
+from bei_build.spec import Activation, ActivationSpec, DenseSpec, HeadLayer, HeadSpec, NormLayerSpec, NormSpec, Pooling
 
 
 def is_available() -> bool:
@@ -28,7 +29,7 @@ def is_available() -> bool:
 
 
 class HFReference:
-    """``embed`` as transformers and sentence-transformers would."""
+    """The backbone is transformers' model class; pooling and heads are written here, in torch."""
 
     def __init__(self, checkpoint: Checkpoint, weights: ModelWeights) -> None:
         # Torch's threads spin by default while they wait for each other: on shared cores, or under a container's quota,
@@ -43,28 +44,39 @@ class HFReference:
         self.name = "transformers, FP32, one text at a time"
         self._spec = checkpoint.spec
         self._torch = torch
-        self._model = AutoModel.from_pretrained(checkpoint.folder, dtype=torch.float32).eval()
-        self._tail = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.tail_weights()}
+        self._model = AutoModel.from_pretrained(
+            checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        # Decoders made bidirectional by their authors' own code: transformers would mask what comes later.
+        own_mask = bool(getattr(checkpoint.config, "use_bidirectional_attention", False))
+        is_decoder = "score" in checkpoint.family.weights
+        self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
+        self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
 
-    def embed(self, encodings: Sequence[Encoding]) -> Float32Array:
-        """Vectors before the final normalization, float32 [n, E]."""
+    def run(self, encodings: Sequence[Encoding], output: str) -> list[Float32Array]:
+        """``output`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
+        head = next(head for head in self._spec.heads if head.output == output)
         with self._torch.inference_mode():
-            rows = [self._embed_one(encoding) for encoding in encodings]
-        array: Float32Array = np.stack(rows)
-        return array
+            return [self._head(self._states(encoding), head).numpy() for encoding in encodings]
 
-    def _embed_one(self, encoding: Encoding) -> Float32Array:
+    def _states(self, encoding: Encoding) -> Any:
         torch = self._torch
-        inputs = {"input_ids": torch.from_numpy(encoding.input_ids.astype(np.int64))[None]}
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        ids = torch.from_numpy(encoding.input_ids.astype(np.int64))[None]
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if self._unmask:
+            inputs["attention_mask"] = torch.zeros((1, 1, ids.shape[1], ids.shape[1]))
         if encoding.token_type_ids is not None and self._spec.embeddings.type_vocab_size > 1:
             inputs["token_type_ids"] = torch.from_numpy(encoding.token_type_ids.astype(np.int64))[None]
-        states = self._model(**inputs).last_hidden_state[0]
-        vector = torch.cat([self._pool(states, mode) for mode in self._spec.pooling])
-        for index, layer in enumerate(self._spec.tail):
-            vector = self._apply_tail(vector, layer, index)
-        row: Float32Array = vector.numpy()
-        return row
+        return self._model(**inputs).last_hidden_state[0]
+
+    def _head(self, states: Any, head: HeadSpec) -> Any:
+        for layer in head.token_layers:
+            states = self._layer(states, layer)
+        if head.pooling:
+            states = self._torch.cat([self._pool(states, mode) for mode in head.pooling])
+        for layer in head.layers:
+            states = self._layer(states, layer)
+        return states
 
     def _pool(self, states: Any, mode: Pooling) -> Any:
         torch, count = self._torch, len(states)
@@ -76,19 +88,37 @@ class HFReference:
             "last": lambda: states[-1],
             "mean": lambda: states.mean(0),
             "max": lambda: states.max(0).values,
+            "sum": lambda: states.sum(0),
             "mean_sqrt_len": lambda: states.sum(0) / count**0.5,
         }[mode]()
 
-    def _apply_tail(self, vector: Any, layer: Any, index: int) -> Any:
+    def _layer(self, states: Any, layer: HeadLayer) -> Any:
         functional = self._torch.nn.functional
-        if not isinstance(layer, DenseSpec):
-            return functional.normalize(vector, dim=0)
-        vector = functional.linear(vector, self._tail[f"tail.{index}.weight"], self._tail.get(f"tail.{index}.bias"))
+        if isinstance(layer, DenseSpec):
+            weight, bias = self._weights[f"{layer.name}.weight"], self._weights.get(f"{layer.name}.bias")
+            return self._activate(functional.linear(states, weight, bias), layer.activation)
+        if isinstance(layer, NormLayerSpec):
+            return self._norm(states, layer.name, layer.norm)
+        if isinstance(layer, ActivationSpec):
+            return self._activate(states, layer.activation)
+        return functional.normalize(states, dim=-1)
+
+    def _norm(self, states: Any, name: str, norm: NormSpec) -> Any:
+        functional, width = self._torch.nn.functional, states.shape[-1:]
+        weight = self._weights[f"{name}.weight"] + norm.offset
+        if norm.kind == "rms":
+            return functional.rms_norm(states, width, weight, norm.eps)
+        return functional.layer_norm(states, width, weight, self._weights.get(f"{name}.bias"), norm.eps)
+
+    def _activate(self, states: Any, activation: Activation) -> Any:
+        torch, functional = self._torch, self._torch.nn.functional
         return {
             "identity": lambda v: v,
-            "tanh": self._torch.tanh,
+            "tanh": torch.tanh,
             "relu": functional.relu,
             "gelu": functional.gelu,
             "silu": functional.silu,
+            "sigmoid": torch.sigmoid,
             "gelu_tanh": lambda v: functional.gelu(v, approximate="tanh"),
-        }[layer.activation](vector)
+            "log1p_relu": lambda v: torch.log1p(functional.relu(v)),
+        }[activation](states)

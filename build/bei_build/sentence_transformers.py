@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from bei.errors import CheckpointError
-from bei_build.spec import Activation, DenseSpec, NormalizeSpec, Pooling, TailLayer
+from bei_build.spec import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
 
 _POOLING_NAMES: dict[str, Pooling] = {
     "cls": "cls",
@@ -51,15 +51,19 @@ _T = TypeVar("_T")
 class SentenceTransformersFiles:
     """What the files say; defaults are those of a checkpoint without them.
 
-    ``normalize`` is None where there is no ``modules.json``. ``tail_folders[i]`` holds the weights of ``tail[i]``.
+    ``normalize`` is None where there is no ``modules.json``. ``tail`` are the layers behind the pooling, on each token
+    where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
+    ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models.
     ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders.
     """
 
     transformer_folder: Path
     folders: tuple[Path, ...]
     pooling: tuple[Pooling, ...] | None = None
-    tail: tuple[TailLayer, ...] = ()
-    tail_folders: tuple[Path, ...] = ()
+    tail: tuple[HeadLayer, ...] = ()
+    tail_folders: dict[str, Path] = field(default_factory=dict)
+    per_token: bool = False
+    sparse: Literal["max", "sum"] | None = None
     normalize: bool | None = None
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -92,22 +96,60 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **prompts)
     modules = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
     kinds = [kind for kind, _ in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
+    if kinds[:2] == ["MLMTransformer", "SpladePooling"] or kinds[:2] == ["Transformer", "SpladePooling"]:
+        return SentenceTransformersFiles(
+            transformer_folder=modules[0][1],
+            folders=tuple(path for _, path in modules),
+            sparse=_splade_pooling(modules[1][1]),
+            **_transformer_settings(modules[0][1]),
+            **prompts,
+        )
+    per_token = kinds[:2] == ["Transformer", "Dense"] and "Pooling" not in kinds
+    behind = modules[1:] if per_token else modules[2:]
+    if kinds[0] != "Transformer" or not (per_token or kinds[1:2] == ["Pooling"]) or _unknown(behind):
         raise CheckpointError(
-            f"modules.json asks for {' -> '.join(kinds)}; bei builds Transformer -> Pooling -> Dense / Normalize."
+            f"modules.json asks for {' -> '.join(kinds)}; bei builds Transformer -> Pooling -> Dense / LayerNorm / "
+            "Normalize, Transformer -> Dense (late interaction) and MLMTransformer -> SpladePooling."
         )
     normalize = kinds[-1] == "Normalize"
-    tail_modules = modules[2:-1] if normalize else modules[2:]
+    behind = behind[:-1] if normalize else behind
+    tail = tuple(_tail_layer(kind, path, f"tail.{index}") for index, (kind, path) in enumerate(behind))
     return SentenceTransformersFiles(
         transformer_folder=modules[0][1],
         folders=tuple(path for _, path in modules),
-        pooling=_pooling(modules[1][1]),
-        tail=tuple(_dense(path) if kind == "Dense" else NormalizeSpec() for kind, path in tail_modules),
-        tail_folders=tuple(path for _, path in tail_modules),
-        normalize=normalize,
+        pooling=None if per_token else _pooling(modules[1][1]),
+        tail=tail,
+        tail_folders={f"tail.{index}": path for index, (kind, path) in enumerate(behind) if kind != "Normalize"},
+        per_token=per_token,
+        normalize=normalize or per_token,
         **_transformer_settings(modules[0][1]),
         **prompts,
     )
+
+
+def _unknown(modules: list[tuple[str, Path]]) -> set[str]:
+    return {kind for kind, _ in modules} - {"Dense", "LayerNorm", "Normalize"}
+
+
+def _tail_layer(kind: str, folder: Path, name: str) -> HeadLayer:
+    if kind == "Dense":
+        return _dense(folder, name)
+    if kind == "LayerNorm":
+        path = folder / "config.json"
+        width = _setting(path, read_object(path), "dimension", int)
+        if width is None:
+            raise CheckpointError(f"{path} lacks dimension. Download the checkpoint again.")
+        return NormLayerSpec(name, width, NormSpec(1e-5))  # torch's default, which the module uses
+    return NormalizeSpec()
+
+
+def _splade_pooling(folder: Path) -> Literal["max", "sum"]:
+    path = folder / "config.json"
+    config = read_object(path)
+    strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    if strategy not in ("max", "sum") or activation != "relu":
+        raise CheckpointError(f"{path} asks for {strategy} pooling of {activation}; supported: max and sum of relu.")
+    return "max" if strategy == "max" else "sum"
 
 
 def _modules(folder: Path) -> list[dict[str, str]]:
@@ -133,7 +175,7 @@ def _pooling(folder: Path) -> tuple[Pooling, ...]:
     return tuple(_POOLING_NAMES[mode] for mode in modes)
 
 
-def _dense(folder: Path) -> DenseSpec:
+def _dense(folder: Path, name: str) -> DenseSpec:
     path = folder / "config.json"
     config = read_object(path)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
@@ -146,7 +188,7 @@ def _dense(folder: Path) -> DenseSpec:
     if in_features is None or out_features is None:
         raise CheckpointError(f"{path} lacks in_features or out_features. Download the checkpoint again.")
     bias = _setting(path, config, "bias", bool)
-    return DenseSpec(in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
+    return DenseSpec(name, in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
 
 
 def _transformer_settings(folder: Path) -> dict[str, Any]:

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from bei.artifact import Certificate
-from bei.core import Encoding, Engine, Float32Array, PackedBatch
+from bei.core import Encoding, Engine, Float32Array, PackedBatch, rows_of_sequences
 from bei.errors import VerificationError
+from bei_build.heads import tasks_of
 from bei_build.spec import ModelSpec
 
-# Mean cosine a build must reach. int8: measured 0.9993 on MiniLM (docs/decisions.md), with room for other models.
+# Mean cosine (of logits: correlation) a build must reach. int8: measured 0.9993 on MiniLM (docs/decisions.md), with
+# room for other models.
 THRESHOLDS = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999, "int8": 0.99}
 
 CANARY_TEXT = "The quick brown fox jumps over the lazy dog."
 _NUM_NEIGHBOURS = 10
 _NUM_WORST = 3
+_MOST_NEIGHBOURS = 1000
 _SIMILARITY_DIGITS = 5
 
 
+# Outputs whose columns mean something each: compared column by column over all texts, not row by row.
+_BY_COLUMN = ("logits", "token_logits", "token_weights")
+
+
 class Reference(Protocol):
-    """Something that embeds by other means than the engine under test."""
+    """Something that computes a model's outputs by other means than the engine under test."""
 
     name: str
 
-    def embed(self, encodings: Sequence[Encoding]) -> Float32Array:
-        """Vectors before the final normalization, float32 [n, E]."""
+    def run(self, encodings: Sequence[Encoding], output: str) -> list[Float32Array]:
+        """``output`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
 
 
 class EngineReference:
@@ -40,9 +48,9 @@ class EngineReference:
         self.name = name
         self._engine = engine
 
-    def embed(self, encodings: Sequence[Encoding]) -> Float32Array:
-        """Vectors before the final normalization, float32 [n, E]."""
-        return np.concatenate([_run(self._engine, [encoding]) for encoding in encodings])
+    def run(self, encodings: Sequence[Encoding], output: str) -> list[Float32Array]:
+        """``output`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
+        return [row for encoding in encodings for row in _run(self._engine, [encoding], output)]
 
 
 def held_out_texts() -> list[str]:
@@ -51,13 +59,15 @@ def held_out_texts() -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str], spec: ModelSpec, max_seq_len: int) -> list[Encoding]:
-    """Tokenize ``texts`` as the server will: truncated with special tokens kept."""
+def encode(
+    tokenizer: Tokenizer, texts: Sequence[str], spec: ModelSpec, max_seq_len: int, *, pairs: bool = False
+) -> list[Encoding]:
+    """Tokenize ``texts`` as the server will: truncated with special tokens kept. ``pairs``: each with the next one."""
     tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: truncation is state
     tokenizer.enable_truncation(max_seq_len)
     encodings = []
-    for text in texts:
-        encoding = tokenizer.encode(text)
+    for index, text in enumerate(texts):
+        encoding = tokenizer.encode(text, texts[(index + 1) % len(texts)] if pairs else None)
         types = np.array(encoding.type_ids, np.int32) if spec.embeddings.type_vocab_size > 1 else None
         encodings.append(Encoding(np.array(encoding.ids, np.int32), types))
     return encodings
@@ -70,73 +80,135 @@ def certify(
     spec: ModelSpec,
     threshold: float,
 ) -> Certificate:
-    """Run engine (packed batches of mixed lengths) and reference over the held-out texts and compare.
+    """Run engine (packed batches of mixed lengths) and reference over the held-out texts and compare the first output.
 
-    Raises VerificationError only where the reference cannot be compared with; the caller judges ``passed``.
+    A scorer of pairs is compared on pairs. Raises VerificationError only where the reference cannot be compared with;
+    the caller judges ``passed``.
     """
-    texts = held_out_texts()
-    encodings = encode(tokenizer, texts, spec, engine.info.limits.max_seq_len)
-    expected = reference.embed(encodings)
-    if not np.isfinite(expected).all():
+    output, texts = spec.heads[0].output, held_out_texts()
+    longest = engine.info.limits.max_seq_len
+    pairs = "rerank" in tasks_of(spec.heads[0], spec.hidden_size)
+    encodings = encode(tokenizer, texts, spec, longest, pairs=pairs and longest > 8)
+    expected = reference.run(encodings, output)
+    if not all(np.isfinite(rows).all() for rows in expected):
         raise VerificationError(
             f"The reference ({reference.name}) itself gives NaN or Inf: the checkpoint's weights are damaged. "
             "Download the checkpoint again."
         )
-    actual = _run_in_batches(engine, encodings)
-    # NaN and Inf have no place in a certificate: such a vector counts as the opposite of what it should be.
-    actual = np.where(np.isfinite(actual).all(axis=1, keepdims=True), actual, -expected)
-    # Rounded before anything is decided: the reference's last bits depend on torch's number of threads, and equal
-    # builds must have equal certificates. In float64 the figures move by 1e-9 with them, far below the rounding.
-    cosines = np.round((normalized(actual) * normalized(expected)).sum(axis=1), 6)
-    worst = [texts[index] for index in np.argsort(cosines, kind="stable")[:_NUM_WORST]]
-    canary = _run(engine, encode(tokenizer, [CANARY_TEXT], spec, engine.info.limits.max_seq_len))
-    canary = np.nan_to_num(canary, posinf=0.0, neginf=0.0)
-    mean = float(cosines.mean())
+    agreement = _compare(_run_in_batches(engine, encodings, output), expected, output)
+    canary = _run(engine, encode(tokenizer, [CANARY_TEXT], spec, longest), output)[0]
+    mean = float(agreement.cosines.mean())
     return Certificate(
         reference=reference.name,
+        output=output,
         num_texts=len(texts),
         cosine_mean=round(mean, 6),
-        cosine_p1=round(float(np.percentile(cosines, 1)), 6),
-        cosine_min=round(float(cosines.min()), 6),
-        max_abs_difference=round(float(np.abs(normalized(actual) - normalized(expected)).max()), 5),
-        neighbour_overlap=round(_neighbour_overlap(actual, expected), 4),
-        worst_texts=worst,
+        cosine_p1=round(float(np.percentile(agreement.cosines, 1)), 6),
+        cosine_min=round(float(agreement.cosines.min()), 6),
+        max_abs_difference=round(float(agreement.differences.max()), 5),
+        ranking_overlap=round(agreement.ranking_overlap, 4),
+        worst_texts=[texts[index] for index in np.argsort(-agreement.differences, kind="stable")[:_NUM_WORST]],
         threshold=threshold,
         passed=bool(mean >= threshold),
         canary_text=CANARY_TEXT,
-        canary_embedding=[round(float(value), 5) for value in normalized(canary)[0]],
+        canary_row=[round(float(value), 5) for value in canary_row(canary, output)],
     )
 
 
-def normalized(vectors: Float32Array) -> npt.NDArray[np.float64]:
+def canary_row(answer: Float32Array, output: str) -> npt.NDArray[np.float64]:
+    """What is kept of an engine's ``answer`` to the canary: of tokens the first, and of vectors the unit vector."""
+    row = np.nan_to_num(answer.astype(np.float64), posinf=0.0, neginf=0.0)
+    row = row[0] if row.ndim == 2 else row
+    return row if output in _BY_COLUMN else normalized(row[None])[0]
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """``cosines`` of rows or columns; ``differences`` the largest of each text."""
+
+    cosines: npt.NDArray[np.float64]
+    differences: npt.NDArray[np.float64]
+    ranking_overlap: float
+
+
+def _compare(actual: Sequence[Float32Array], expected: Sequence[Float32Array], output: str) -> _Agreement:
+    # NaN and Inf have no place in a certificate: such an answer counts as the opposite of what it should be.
+    checked = [
+        rows if np.isfinite(rows).all() else -reference for rows, reference in zip(actual, expected, strict=True)
+    ]
+    by_column = output in _BY_COLUMN
+    ours, theirs = (
+        (_centred if by_column else normalized)(np.concatenate([np.atleast_2d(rows) for rows in side]))
+        for side in (checked, expected)
+    )
+    # Rounded before anything is decided: the reference's last bits depend on torch's number of threads, and equal
+    # builds must have equal certificates. In float64 the figures move by 1e-9 with them, far below the rounding.
+    differences = np.round(np.abs(ours - theirs).max(axis=1), 6)
+    ends = np.cumsum([len(np.atleast_2d(rows)) for rows in expected])
+    of_texts = np.array([part.max() for part in np.split(differences, ends[:-1])])
+    if by_column:
+        return _Agreement(np.round(_cosines(ours.T, theirs.T), 6), of_texts, _top_overlap(ours.T, theirs.T))
+    return _Agreement(np.round(_cosines(ours, theirs), 6), of_texts, _neighbour_overlap(ours, theirs))
+
+
+def _centred(rows: Float32Array) -> npt.NDArray[np.float64]:
+    """Columns less their means, in float64; a column that hardly varies stays as it is."""
+    wide = rows.astype(np.float64)
+    centred: npt.NDArray[np.float64] = np.where(wide.std(axis=0) > 1e-6, wide - wide.mean(axis=0), wide)
+    return centred
+
+
+def _cosines(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Row by row. Two rows of zeros agree: a sparse vector may be empty."""
+    products = (normalized(ours) * normalized(theirs)).sum(axis=1)
+    empty = ~ours.any(axis=1) & ~theirs.any(axis=1)
+    cosines: npt.NDArray[np.float64] = np.where(empty, 1.0, products)
+    return cosines
+
+
+def normalized(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Rows at unit length, in float64."""
     wide = vectors.astype(np.float64)
     unit: npt.NDArray[np.float64] = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
     return unit
 
 
-def _run(engine: Engine, encodings: Sequence[Encoding]) -> Float32Array:
-    return engine.run(PackedBatch.from_encodings(encodings))["embedding"]
+def _run(engine: Engine, encodings: Sequence[Encoding], output: str) -> list[Float32Array]:
+    batch = PackedBatch.from_encodings(encodings)
+    return rows_of_sequences(engine.run(batch)[output], batch, per_token=output in engine.info.per_token)
 
 
-def _run_in_batches(engine: Engine, encodings: Sequence[Encoding]) -> Float32Array:
+def _run_in_batches(engine: Engine, encodings: Sequence[Encoding], output: str) -> list[Float32Array]:
     """In the given order, so that short and long texts share batches."""
-    limits, rows, batch = engine.info.limits, [], list[Encoding]()
+    limits, rows, batch = engine.info.limits, list[Float32Array](), list[Encoding]()
     for encoding in encodings:
         tokens = sum(member.num_tokens for member in batch)
         if batch and (tokens + encoding.num_tokens > limits.max_num_tokens or len(batch) == limits.max_batch_size):
-            rows.append(_run(engine, batch))
+            rows += _run(engine, batch, output)
             batch = []
         batch.append(encoding)
-    rows.append(_run(engine, batch))
-    return np.concatenate(rows)
+    return rows + _run(engine, batch, output)
 
 
-def _neighbour_overlap(actual: Float32Array, expected: Float32Array) -> float:
-    neighbours = []
-    for vectors in (normalized(actual), normalized(expected)):
-        similarity = (vectors @ vectors.T).round(_SIMILARITY_DIGITS)  # near ties go by position, not by noise
+def _neighbour_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
+    """Over at most the first thousand rows: tokens are many."""
+
+    def similarities(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        first = vectors[:_MOST_NEIGHBOURS]
+        similarity: npt.NDArray[np.float64] = (first @ first.T).round(_SIMILARITY_DIGITS)  # near ties go by position
         np.fill_diagonal(similarity, -2.0)
-        neighbours.append(np.argsort(-similarity, axis=1, kind="stable")[:, :_NUM_NEIGHBOURS])
-    shared = [len(set(a) & set(b)) for a, b in zip(*neighbours, strict=True)]
-    return float(np.mean(shared)) / min(_NUM_NEIGHBOURS, len(actual) - 1)
+        return similarity
+
+    return _overlap(similarities(actual), similarities(expected), among=min(len(actual), _MOST_NEIGHBOURS) - 1)
+
+
+def _top_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
+    """Rows are labels, columns texts or tokens."""
+    digits = _SIMILARITY_DIGITS
+    return _overlap(actual.round(digits), expected.round(digits), among=actual.shape[1])
+
+
+def _overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64], among: int) -> float:
+    best = [np.argsort(-scores, axis=1, kind="stable")[:, :_NUM_NEIGHBOURS] for scores in (actual, expected)]
+    shared = [len(set(a) & set(b)) for a, b in zip(*best, strict=True)]
+    return float(np.mean(shared)) / min(_NUM_NEIGHBOURS, among)

@@ -131,7 +131,15 @@ def weight_files(folder: Path) -> list[Path]:
 
 def open_weights(folder: Path) -> TensorStore:
     """Open the weights of ``folder``. Raises WeightsError, and MissingDependencyError for .bin without torch."""
-    files = weight_files(folder)
+    return _open(weight_files(folder))
+
+
+def open_file(path: Path) -> TensorStore:
+    """Open one file of weights. Raises as ``open_weights``."""
+    return _open([path])
+
+
+def _open(files: list[Path]) -> TensorStore:
     if files[0].suffix == ".safetensors":
         return SafetensorsStore(files)
     if importlib.util.find_spec("torch") is None:

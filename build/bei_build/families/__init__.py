@@ -8,14 +8,41 @@ from __future__ import annotations
 import difflib
 
 from bei.errors import UnsupportedArchitectureError
-from bei_build.families import bert, distilbert, roberta
+from bei_build.families import (
+    bert,
+    deberta,
+    distilbert,
+    electra,
+    gemma,
+    llama,
+    modernbert,
+    mpnet,
+    nomic,
+    phi3,
+    qwen,
+    roberta,
+)
 from bei_build.families.base import Family
 
 FAMILIES: tuple[Family, ...] = (
     bert.FAMILY,
     roberta.FAMILY,
     roberta.XLM_FAMILY,
+    roberta.CAMEMBERT_FAMILY,
     distilbert.FAMILY,
+    mpnet.FAMILY,
+    electra.FAMILY,
+    deberta.FAMILY,
+    modernbert.FAMILY,
+    nomic.NOMIC_FAMILY,
+    nomic.GTE_FAMILY,
+    llama.FAMILY,
+    llama.MISTRAL_FAMILY,
+    qwen.QWEN2_FAMILY,
+    qwen.QWEN3_FAMILY,
+    phi3.FAMILY,
+    gemma.GEMMA2_FAMILY,
+    gemma.GEMMA3_FAMILY,
 )
 
 
@@ -25,7 +52,7 @@ def family_of(model_type: str, architecture: str) -> Family:
     Raises UnsupportedArchitectureError with the supported names and the nearest one.
     """
     for family in FAMILIES:
-        if family.model_type == model_type and architecture in family.architectures:
+        if model_type in (family.model_type, *family.aliases) and architecture in family.architectures:
             return family
     supported = [name for family in FAMILIES for name in family.architectures]
     near = difflib.get_close_matches(architecture, supported, n=1, cutoff=0.0)

@@ -1,13 +1,22 @@
-"""What a family file says."""
+"""What a family file says, and what family files share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from bei.errors import CheckpointError
-from bei_build.spec import Activation, ModelSpec
+from bei_build.spec import (
+    Activation,
+    ActivationSpec,
+    DenseSpec,
+    HeadSpec,
+    ModelSpec,
+    NormLayerSpec,
+    NormSpec,
+    Pooling,
+)
 
 # transformers' ACT2FN names -> ours. "gelu" there is the exact form, "gelu_new" and "gelu_pytorch_tanh" the tanh one.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -20,23 +29,32 @@ _ACTIVATIONS: dict[str, Activation] = {
     "tanh": "tanh",
 }
 
+# From an HF config to the heads of one architecture.
+HeadsOf: TypeAlias = Callable[[Any], tuple[HeadSpec, ...]]
+
 
 @dataclass(frozen=True)
 class Family:
     """One HF config class.
 
+    ``model_type`` is transformers' name of it; ``aliases`` are model types of remote code whose configs read the same,
+    with the keys of ``config_keys`` renamed. ``architectures`` says which heads a class has.
+
     ``weights`` maps our module names to the checkpoint's; ``{i}`` is the layer index; ``.weight`` and ``.bias`` are
-    appended on both sides. ``prefix`` is what task classes put before the names of their base model. ``unused`` are
-    the beginnings of tensor names (without prefix) that an embedding model leaves aside.
+    appended on both sides, unless our name ends so already. A tuple lists alternatives, the first one there counts.
+    Several of our names may share one tensor: then they are its rows, in the order of the table. ``prefix`` is what
+    task classes put before the names of their base model. ``unused`` are the beginnings of tensor names (without
+    prefix) that may be left aside.
     """
 
-    name: str
     model_type: str
-    architectures: tuple[str, ...]
+    architectures: Mapping[str, HeadsOf]
     prefix: str
-    weights: Mapping[str, str]
+    weights: Mapping[str, str | tuple[str, ...]]
     unused: tuple[str, ...]
     spec_from_config: Callable[[Any, str], ModelSpec]
+    aliases: tuple[str, ...] = ()
+    config_keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def activation_named(name: object) -> Activation:
@@ -46,10 +64,62 @@ def activation_named(name: object) -> Activation:
     raise CheckpointError(f"Activation {name!r} is not supported. Supported: {', '.join(sorted(_ACTIVATIONS))}.")
 
 
-def require(config: Any, key: str, expected: object) -> None:
+def require(config: Any, key: str, *expected: object) -> None:
     """Refuse a config whose ``key`` (if present) asks for something the family does not describe."""
-    value = getattr(config, key, expected)
-    if value != expected:
+    value = getattr(config, key, expected[0])
+    if value not in expected:
         raise CheckpointError(
-            f"config.json has {key} = {value!r}; bei's {config.model_type} family supports only {expected!r}."
+            f"config.json has {key} = {value!r}; bei's {config.model_type} family supports only "
+            f"{' or '.join(map(repr, expected))}."
         )
+
+
+def embedder(config: Any) -> tuple[HeadSpec, ...]:
+    """Base models: an embedding. Its pooling is what the sentence-transformers files or the user say."""
+    return (HeadSpec("embedding", ("mean",)),)
+
+
+def classifier(
+    *names: str, activation: Activation = "identity", pooling: Pooling = "cls", bias: bool = True
+) -> HeadsOf:
+    """Sequence classification: ``names`` are linear layers on the pooled state, ``activation`` between them."""
+
+    def heads(config: Any) -> tuple[HeadSpec, ...]:
+        width = config.hidden_size
+        hidden = tuple(DenseSpec(name, width, width, bias, activation) for name in names[:-1])
+        return (HeadSpec("logits", (pooling,), layers=(*hidden, DenseSpec(names[-1], width, config.num_labels, bias))),)
+
+    return heads
+
+
+def token_classifier(name: str = "classifier", bias: bool = True) -> HeadsOf:
+    """Token classification: one linear layer on every token's state."""
+
+    def heads(config: Any) -> tuple[HeadSpec, ...]:
+        layer = DenseSpec(name, config.hidden_size, config.num_labels, bias)
+        return (HeadSpec("token_logits", token_layers=(layer,)),)
+
+    return heads
+
+
+def masked_lm(
+    norm: NormSpec | None = None, activation: Activation | None = None, width: Callable[[Any], int] | None = None
+) -> HeadsOf:
+    """A masked language model's scores as SPLADE reads them: log(1 + relu(score)), the largest over the tokens.
+
+    (arXiv:2109.10086, equation 1 with max pooling.) Names: ``mlm.dense``, ``mlm.norm``, ``mlm.decoder``.
+    """
+
+    def heads(config: Any) -> tuple[HeadSpec, ...]:
+        hidden = config.hidden_size
+        inner = width(config) if width else hidden
+        function = activation or activation_named(getattr(config, "hidden_act", None) or config.activation)
+        dense = DenseSpec("mlm.dense", hidden, inner, activation=function)
+        layers = (
+            dense,
+            NormLayerSpec("mlm.norm", inner, norm or NormSpec(config.layer_norm_eps)),
+            DenseSpec("mlm.decoder", inner, config.vocab_size),
+        )
+        return (HeadSpec("sparse", ("max",), token_layers=layers, layers=(ActivationSpec("log1p_relu"),)),)
+
+    return heads

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from bei_build.families.base import Family, activation_named, require
+from bei_build.families.base import (
+    Family,
+    activation_named,
+    classifier,
+    embedder,
+    masked_lm,
+    require,
+    token_classifier,
+)
 from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
 WEIGHTS = {
@@ -20,16 +28,18 @@ WEIGHTS = {
     "layers.{i}.mlp.up": "encoder.layer.{i}.intermediate.dense",
     "layers.{i}.mlp.down": "encoder.layer.{i}.output.dense",
     "layers.{i}.mlp_norm": "encoder.layer.{i}.output.LayerNorm",
+    "classifier": "classifier",
 }
 
 
-def bert_like_spec(config: Any, architecture: str, position_offset: int) -> ModelSpec:
+def bert_like_spec(config: Any, architecture: str, position_offset: int = 0) -> ModelSpec:
     """The spec of a BERT-shaped config whose positions start at ``position_offset`` in its table."""
     require(config, "position_embedding_type", "absolute")
     require(config, "is_decoder", False)
     norm = NormSpec(config.layer_norm_eps)
+    num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     layer = LayerSpec(
-        attention=AttentionSpec(config.num_attention_heads, config.hidden_size // config.num_attention_heads),
+        attention=AttentionSpec(num_heads, head_dim, num_kv_heads=num_heads, scale=head_dim**-0.5),
         mlp=MLPSpec(config.intermediate_size, activation_named(config.hidden_act)),
         norm=norm,
     )
@@ -41,7 +51,7 @@ def bert_like_spec(config: Any, architecture: str, position_offset: int) -> Mode
             vocab_size=config.vocab_size,
             max_positions=config.max_position_embeddings - position_offset,
             position_offset=position_offset,
-            type_vocab_size=config.type_vocab_size,
+            type_vocab_size=getattr(config, "type_vocab_size", 0),
             norm=norm,
         ),
         layers=(layer,) * config.num_hidden_layers,
@@ -49,11 +59,23 @@ def bert_like_spec(config: Any, architecture: str, position_offset: int) -> Mode
 
 
 FAMILY = Family(
-    name="bert",
     model_type="bert",
-    architectures=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
+    architectures={
+        "BertModel": embedder,
+        "BertForPreTraining": embedder,
+        "BertForMaskedLM": masked_lm(),
+        "BertForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
+        "BertForTokenClassification": token_classifier(),
+    },
     prefix="bert.",
-    weights=WEIGHTS,
+    weights={
+        **WEIGHTS,
+        "pooler": "pooler.dense",
+        "mlm.dense": "cls.predictions.transform.dense",
+        "mlm.norm": "cls.predictions.transform.LayerNorm",
+        "mlm.decoder.weight": ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+        "mlm.decoder.bias": ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    },
     unused=("pooler.", "cls.", "embeddings.position_ids"),
-    spec_from_config=lambda config, architecture: bert_like_spec(config, architecture, position_offset=0),
+    spec_from_config=bert_like_spec,
 )

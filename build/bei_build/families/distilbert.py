@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from bei_build.families.base import Family, activation_named
+from bei_build.families.base import Family, activation_named, classifier, embedder, masked_lm, token_classifier
 from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
 _NORM = NormSpec(1e-12)  # transformers hard-codes it: DistilBertConfig has no layer_norm_eps
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    head_dim = config.dim // config.n_heads
     layer = LayerSpec(
-        attention=AttentionSpec(config.n_heads, config.dim // config.n_heads),
+        attention=AttentionSpec(config.n_heads, head_dim, num_kv_heads=config.n_heads, scale=head_dim**-0.5),
         mlp=MLPSpec(config.hidden_dim, activation_named(config.activation)),
         norm=_NORM,
     )
@@ -23,8 +24,6 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
         embeddings=EmbeddingsSpec(
             vocab_size=config.vocab_size,
             max_positions=config.max_position_embeddings,
-            position_offset=0,
-            type_vocab_size=0,
             norm=_NORM,
         ),
         layers=(layer,) * config.n_layers,
@@ -32,9 +31,13 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 FAMILY = Family(
-    name="distilbert",
     model_type="distilbert",
-    architectures=("DistilBertModel", "DistilBertForMaskedLM"),
+    architectures={
+        "DistilBertModel": embedder,
+        "DistilBertForMaskedLM": masked_lm(_NORM),
+        "DistilBertForSequenceClassification": classifier("pre_classifier", "classifier", activation="relu"),
+        "DistilBertForTokenClassification": token_classifier(),
+    },
     prefix="distilbert.",
     weights={
         "embeddings.word": "embeddings.word_embeddings",
@@ -48,6 +51,12 @@ FAMILY = Family(
         "layers.{i}.mlp.up": "transformer.layer.{i}.ffn.lin1",
         "layers.{i}.mlp.down": "transformer.layer.{i}.ffn.lin2",
         "layers.{i}.mlp_norm": "transformer.layer.{i}.output_layer_norm",
+        "pre_classifier": "pre_classifier",
+        "classifier": "classifier",
+        "mlm.dense": "vocab_transform",
+        "mlm.norm": "vocab_layer_norm",
+        "mlm.decoder.weight": ("vocab_projector.weight", "embeddings.word_embeddings.weight"),
+        "mlm.decoder.bias": "vocab_projector.bias",
     },
     unused=("vocab_", "embeddings.position_ids"),
     spec_from_config=_spec_from_config,

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from bei_build.graph.writer import GraphWriter
 from bei_build.spec import Activation
 
+_OPS = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
+
 
 def emit_activation(graph: GraphWriter, value: str, activation: Activation, name: str) -> str:
-    """Apply ``activation`` to ``value``."""
+    """Apply ``activation`` to ``value``; ``log1p_relu``, SPLADE's, takes FP32 values only."""
     if activation == "identity":
         return value
     if activation in ("gelu", "gelu_tanh"):
         return graph.op("Gelu", [value], name, approximate="none" if activation == "gelu" else "tanh")
     if activation == "silu":
         return graph.op("Mul", [value, graph.op("Sigmoid", [value], f"{name}.gate")], name)
-    return graph.op({"relu": "Relu", "tanh": "Tanh"}[activation], [value], name)
+    if activation == "log1p_relu":
+        positive = graph.op("Relu", [value], f"{name}.relu")
+        return graph.op("Log", [graph.op("Add", [positive, graph.constant(1.0, np.float32)], f"{name}.plus_1")], name)
+    return graph.op(_OPS[activation], [value], name)

@@ -1,6 +1,7 @@
-"""From token states to one vector a sequence, in FP32: pooling modes, then the tail.
+"""From token states to outputs: layers on every token, pooling, layers on what it gives.
 
-The modes are those of sentence-transformers' Pooling module; several are concatenated in its order.
+Layers on tokens compute in the graph's type, everything from the pooling on in FP32. The pooling modes are those of
+sentence-transformers' Pooling module, and a sum; several are concatenated.
 """
 
 from __future__ import annotations
@@ -11,31 +12,58 @@ import numpy as np
 
 from bei_build.graph.activation import emit_activation
 from bei_build.graph.writer import DType, FloatArray, GraphWriter
-from bei_build.spec import DenseSpec, ModelSpec, Pooling
+from bei_build.spec import ActivationSpec, DenseSpec, HeadLayer, HeadSpec, NormLayerSpec, Pooling
 
 _EMPTY = -3e38  # what max pooling sees in an empty slot: below any state, finite in FP32 and BF16
 
 
-def emit_embedding_head(graph: GraphWriter, read: Callable[[str], FloatArray], spec: ModelSpec, hidden: str) -> str:
-    """Pool ``hidden`` [T, hidden] and apply the tail; FP32 [B, ``spec.embedding_dimension``]."""
-    pooling = _PoolingEmitter(graph, hidden)
-    parts = [pooling.emit(mode) for mode in spec.pooling]
-    vector = parts[0] if len(parts) == 1 else graph.op("Concat", parts, "pooling.all", axis=1)
-    for index, layer in enumerate(spec.tail):
-        name = f"tail.{index}"
-        if isinstance(layer, DenseSpec):
-            vector = _emit_dense(graph, read, layer, vector, name)
+class HeadEmitter:
+    """Emits heads over ``hidden`` [T, hidden_size]."""
+
+    def __init__(self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str) -> None:
+        self._graph = graph
+        self._read = read
+        self._hidden = hidden
+        self._pooled: dict[str, _PoolingEmitter] = {}
+
+    def emit(self, head: HeadSpec) -> str:
+        """FP32 [B, width]; without pooling [T, width]."""
+        graph, name = self._graph, head.output
+        value = self._hidden
+        for index, layer in enumerate(head.token_layers):
+            value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=False)
+        if head.pooling:
+            pooling = self._pooled.setdefault(value, _PoolingEmitter(graph, value))
+            parts = [pooling.emit(mode) for mode in head.pooling]
+            value = parts[0] if len(parts) == 1 else graph.op("Concat", parts, f"{name}.pooled", axis=1)
         else:
-            norm = graph.op("ReduceL2", [vector, graph.constant([1])], f"{name}.norm", keepdims=1)
-            floor = graph.constant(1e-12, np.float32)  # torch.nn.functional.normalize's eps
-            vector = graph.op("Div", [vector, graph.op("Max", [norm, floor], f"{name}.floor")], name)
-    return vector
+            value = graph.cast(value, DType.FP32, f"{name}.fp32")
+        for index, layer in enumerate(head.layers):
+            value = self._layer(layer, value, f"{name}.layers.{index}", in_fp32=True)
+        return value
 
-
-def _emit_dense(graph: GraphWriter, read: Callable[[str], FloatArray], layer: DenseSpec, value: str, name: str) -> str:
-    matrix = graph.fp32(f"{name}.weight", read(f"{name}.weight"))
-    bias = graph.fp32(f"{name}.bias", read(f"{name}.bias")) if layer.bias else None
-    return emit_activation(graph, graph.linear(value, matrix, bias, name), layer.activation, f"{name}.act")
+    def _layer(self, layer: HeadLayer, value: str, name: str, *, in_fp32: bool) -> str:
+        graph = self._graph
+        vector = graph.fp32 if in_fp32 else graph.vector
+        if isinstance(layer, DenseSpec):
+            matrix = (graph.fp32 if in_fp32 else graph.matrix)(f"{name}.weight", self._read(f"{layer.name}.weight"))
+            bias = vector(f"{name}.bias", self._read(f"{layer.name}.bias")) if layer.bias else None
+            return emit_activation(graph, graph.linear(value, matrix, bias, name), layer.activation, f"{name}.act")
+        if isinstance(layer, NormLayerSpec):
+            inputs = [
+                value,
+                vector(f"{name}.weight", self._read(f"{layer.name}.weight") + np.float32(layer.norm.offset)),
+            ]
+            if layer.norm.kind == "rms":
+                return graph.op("RMSNormalization", inputs, name, axis=-1, epsilon=layer.norm.eps)
+            if layer.norm.bias:
+                inputs.append(vector(f"{name}.bias", self._read(f"{layer.name}.bias")))
+            return graph.op("LayerNormalization", inputs, name, axis=-1, epsilon=layer.norm.eps)
+        if isinstance(layer, ActivationSpec):
+            return emit_activation(graph, value, layer.activation, name)
+        norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
+        floor = graph.constant(1e-12, np.float32)  # torch.nn.functional.normalize's eps
+        return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)
 
 
 class _PoolingEmitter:
@@ -44,11 +72,16 @@ class _PoolingEmitter:
     def __init__(self, graph: GraphWriter, hidden: str) -> None:
         self._graph = graph
         self._hidden = hidden
+        self._prefix = f"pooling.{hidden}"
         self._shared: dict[str, str] = {}
 
     def emit(self, mode: Pooling) -> str:
-        """One mode; FP32 [B, hidden]."""
-        name = f"pooling.{mode}"
+        """One mode; FP32 [B, width]. Emitted once, however many heads ask for it."""
+        if mode not in self._shared:
+            self._shared[mode] = self._emit(mode, f"{self._prefix}.{mode}")
+        return self._shared[mode]
+
+    def _emit(self, mode: Pooling, name: str) -> str:
         if mode in ("cls", "last"):
             return self._token("first_index" if mode == "cls" else "last_index", name)
         if mode == "max":
@@ -68,7 +101,7 @@ class _PoolingEmitter:
         return graph.op("ReduceMax", [states, graph.constant([1])], name, keepdims=0)
 
     def _weighted_sum(self, mode: Pooling, name: str) -> str:
-        """mean: sum / n; mean_sqrt_len: sum / sqrt(n); weighted_mean: sum of (1 + position) x / sum of weights."""
+        """sum; mean: sum / n; mean_sqrt_len: sum / sqrt(n); weighted_mean: sum of (1 + position) x / sum of weights."""
         graph = self._graph
         weights = self._mask_3d()
         if mode == "weighted_mean":
@@ -76,6 +109,8 @@ class _PoolingEmitter:
             weights = graph.op("Mul", [ranks, weights], f"{name}.weights")
         product = graph.op("Mul", [self._view(), weights], f"{name}.product")
         total = graph.op("ReduceSum", [product, graph.constant([1])], f"{name}.sum", keepdims=0)
+        if mode == "sum":
+            return total
         count = graph.op("ReduceSum", [weights, graph.constant([1])], f"{name}.count", keepdims=0)
         if mode == "mean_sqrt_len":
             count = graph.op("Sqrt", [count], f"{name}.sqrt")
@@ -86,15 +121,18 @@ class _PoolingEmitter:
         if "view" not in self._shared:
             graph = self._graph
             rows = graph.op(
-                "Gather", [self._hidden, graph.input("pad_index", DType.INT32, ["B", "S"])], "pooling.rows", axis=0
+                "Gather",
+                [self._hidden, graph.input("pad_index", DType.INT32, ["B", "S"])],
+                f"{self._prefix}.rows",
+                axis=0,
             )
-            self._shared["view"] = graph.cast(rows, DType.FP32, "pooling.view")
+            self._shared["view"] = graph.cast(rows, DType.FP32, f"{self._prefix}.view")
         return self._shared["view"]
 
     def _mask_3d(self) -> str:
         if "mask" not in self._shared:
             graph = self._graph
             slot_mask = graph.input("slot_mask", DType.FP32, ["B", "S"])
-            mask = graph.op("Unsqueeze", [slot_mask, graph.constant([2])], "pooling.mask")
+            mask = graph.op("Unsqueeze", [slot_mask, graph.constant([2])], f"{self._prefix}.mask")
             self._shared["mask"] = mask
         return self._shared["mask"]

@@ -108,10 +108,11 @@ class GraphWriter:
         self._nodes.append(helper.make_node(op_type, list(inputs), [name], name=name, domain=domain, **attributes))
         return name
 
-    def split(self, value: str, parts: int, name: str, axis: int) -> list[str]:
-        """Split ``value`` into ``parts`` equal pieces along ``axis``."""
-        outputs = [f"{name}.{index}" for index in range(parts)]
-        self._nodes.append(helper.make_node("Split", [value], outputs, name=name, axis=axis, num_outputs=parts))
+    def split(self, value: str, sizes: Sequence[int], name: str, axis: int) -> list[str]:
+        """Split ``value`` into pieces of ``sizes`` along ``axis``."""
+        outputs = [f"{name}.{index}" for index in range(len(sizes))]
+        inputs = [value, self.constant(sizes)]
+        self._nodes.append(helper.make_node("Split", inputs, outputs, name=name, axis=axis))
         return outputs
 
     def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 from bei.artifact import EngineRequirements
 from bei.core import Limits
 from bei.errors import ConfigError
-from bei_build.checkpoint import ModelWeights
+from bei_build.model_weights import ModelWeights
 from bei_build.spec import ModelSpec
 
 

@@ -15,10 +15,10 @@ from typing import Any
 from bei.artifact import OPENVINO_MODEL, EngineRequirements
 from bei.core import Limits
 from bei.errors import CompileError, ConfigError, MissingDependencyError
-from bei_build.checkpoint import ModelWeights
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
+from bei_build.model_weights import ModelWeights
 from bei_build.spec import ModelSpec
 
 _STORAGE = {"fp32": DType.FP32, "bf16": DType.BF16, "int8": DType.INT8}
@@ -54,7 +54,9 @@ class OpenVINOCompiler:
         ov = _openvino()
         types = GraphTypes(compute=DType.FP32, storage=_STORAGE[precision])
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            path = write_graph(spec, weights.read, Path(scratch), types, AttentionCore.MATMUL_SOFTMAX)
+            path = write_graph(
+                spec, weights.read, Path(scratch), types, AttentionCore.MATMUL_SOFTMAX, limits.max_seq_len
+            )
             try:
                 model = ov.Core().read_model(path)
                 # OpenVINO numbers nodes it creates by a counter of the process; a build must not depend on it.

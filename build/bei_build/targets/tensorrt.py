@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 from bei.artifact import EngineRequirements
 from bei.core import Limits
 from bei.errors import BeiError, CompileError, ConfigError, MissingDependencyError
-from bei_build.checkpoint import ModelWeights
-from bei_build.graph.attention import AttentionCore
+from bei_build.graph.attention import AttentionCore, is_primitive
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
+from bei_build.model_weights import ModelWeights
 from bei_build.spec import ModelSpec
 
 PLAN_FILE = "model.plan"
@@ -84,8 +84,10 @@ class TensorRTCompiler:
         device, capability = current_gpu()
         types = GraphTypes(compute=_TYPES[precision], storage=_TYPES[precision])
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            path = write_graph(spec, weights.read, Path(scratch), types, AttentionCore.TRT_ATTENTION)
-            plan = plan_from_onnx(trt, path, limits, num_layers=len(spec.layers))
+            path = write_graph(
+                spec, weights.read, Path(scratch), types, AttentionCore.TRT_ATTENTION, limits.max_seq_len
+            )
+            plan = plan_from_onnx(trt, path, limits, num_attentions(spec))
         (folder / PLAN_FILE).write_bytes(plan)
         return EngineRequirements(
             compiler="tensorrt", compiler_version=trt.__version__, device=device, capabilities=[capability]
@@ -121,8 +123,13 @@ def current_gpu() -> tuple[str, str]:
     return properties.name.decode(), f"SM{properties.major}{properties.minor}"
 
 
+def num_attentions(spec: ModelSpec) -> int:
+    """How many layers of ``spec`` use TensorRT's attention op; the others are written out."""
+    return sum(not is_primitive(layer.attention) for layer in spec.layers)
+
+
 def plan_from_onnx(trt: Any, path: Path, limits: Limits, num_layers: int) -> bytes:
-    """Compile the graph at ``path``, which has ``num_layers`` attentions, with the two ``profiles`` of ``limits``.
+    """Compile the graph at ``path``, which has ``num_layers`` attention ops, with the two ``profiles`` of ``limits``.
 
     The workspace stays at TensorRT's default, all the device has. Raises CompileError that quotes TensorRT's log, also
     where TensorRT would have given a plan: after an error in its log, for an input that nothing reads, and for an

@@ -1,0 +1,137 @@
+"""What the decoder families share: pre-norm RMSNorm layers with rotary, grouped-query, causal attention, gated MLP.
+
+As embedders they give the last token's state unless the checkpoint says otherwise; as classifiers and reward models
+its linear ``score``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bei_build.families.base import Family, HeadsOf, activation_named
+from bei_build.families.rope import rope_from_config
+from bei_build.spec import (
+    AttentionSpec,
+    DenseSpec,
+    EmbeddingsSpec,
+    HeadSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+)
+
+WEIGHTS: dict[str, str | tuple[str, ...]] = {
+    "embeddings.word": "embed_tokens",
+    "layers.{i}.attention.query": "layers.{i}.self_attn.q_proj",
+    "layers.{i}.attention.key": "layers.{i}.self_attn.k_proj",
+    "layers.{i}.attention.value": "layers.{i}.self_attn.v_proj",
+    "layers.{i}.attention.query_norm": "layers.{i}.self_attn.q_norm",
+    "layers.{i}.attention.key_norm": "layers.{i}.self_attn.k_norm",
+    "layers.{i}.attention.output": "layers.{i}.self_attn.o_proj",
+    "layers.{i}.attention_norm": "layers.{i}.input_layernorm",
+    "layers.{i}.mlp.gate": "layers.{i}.mlp.gate_proj",
+    "layers.{i}.mlp.up": "layers.{i}.mlp.up_proj",
+    "layers.{i}.mlp.down": "layers.{i}.mlp.down_proj",
+    "layers.{i}.mlp_norm": "layers.{i}.post_attention_layernorm",
+    "final_norm": "norm",
+    "score": "score",
+    "lm_head.weight": ("lm_head.weight", "embed_tokens.weight"),  # absent where it is tied to the embeddings
+}
+
+
+def decoder_spec(
+    config: Any,
+    architecture: str,
+    *,
+    bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: NormSpec | None = None,
+) -> ModelSpec:
+    """The spec of a Llama-shaped config. ``bias`` is that of query, key and value."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = rope_from_config(config, head_dim)
+    causal = is_causal(config, architecture)
+    layer_types = getattr(config, "layer_types", None) or (None,) * config.num_hidden_layers
+
+    def layer(layer_type: str | None) -> LayerSpec:
+        attention = AttentionSpec(
+            config.num_attention_heads,
+            head_dim,
+            num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+            scale=head_dim**-0.5,
+            bias=bias,
+            output_bias=output_bias,
+            causal=causal,
+            window=window(config, layer_type),
+            rope=rope,
+            qk_norm=qk_norm,
+        )
+        activation = activation_named(config.hidden_act)
+        mlp = MLPSpec(config.intermediate_size, activation, gated=True, bias=mlp_bias, down_bias=mlp_bias)
+        return LayerSpec(attention, mlp, rms(config), "pre")
+
+    return ModelSpec(
+        family=config.model_type,
+        architecture=architecture,
+        hidden_size=config.hidden_size,
+        embeddings=EmbeddingsSpec(config.vocab_size),
+        layers=tuple(layer(layer_type) for layer_type in layer_types),
+        final_norm=rms(config),
+    )
+
+
+def rms(config: Any, offset: float = 0.0) -> NormSpec:
+    """The config's RMSNorm."""
+    return NormSpec(config.rms_norm_eps, kind="rms", bias=False, offset=offset)
+
+
+def is_causal(config: Any, architecture: str) -> bool:
+    """Whether tokens see only what is before them.
+
+    Embedders made from decoders say otherwise in three ways: ``is_causal`` (GTE-Qwen2), ``use_bidirectional_attention``
+    (EmbeddingGemma), or a class of their own (Nemotron's LlamaBidirectionalModel).
+    """
+    if getattr(config, "is_causal", None) is False or getattr(config, "use_bidirectional_attention", None):
+        return False
+    return "Bidirectional" not in architecture
+
+
+def window(config: Any, layer_type: str | None) -> int | None:
+    """How far a token of such a layer sees; transformers counts the token itself in ``sliding_window``."""
+    width = getattr(config, "sliding_window", None)
+    if width is None or layer_type == "full_attention":
+        return None
+    return int(width) - 1
+
+
+def last_token_embedder(config: Any) -> tuple[HeadSpec, ...]:
+    """The state of the last token, which has seen all others; the checkpoint's files or the user may say otherwise."""
+    return (HeadSpec("embedding", ("last",)),)
+
+
+def score(config: Any) -> tuple[HeadSpec, ...]:
+    """``ForSequenceClassification``: a linear layer without bias on the last token's state."""
+    return (HeadSpec("logits", ("last",), layers=(DenseSpec("score", config.hidden_size, config.num_labels, False),)),)
+
+
+def architectures(class_prefix: str) -> dict[str, HeadsOf]:
+    """The classes of a decoder family."""
+    heads = {"Model": last_token_embedder, "ForCausalLM": last_token_embedder, "ForSequenceClassification": score}
+    return {f"{class_prefix}{suffix}": head for suffix, head in heads.items()}
+
+
+def decoder_family(
+    model_type: str, class_prefix: str, spec_from_config: Any, weights: Mapping[str, str | tuple[str, ...]] = WEIGHTS
+) -> Family:
+    """A family whose tensors are called as Llama's."""
+    return Family(
+        model_type=model_type,
+        architectures=architectures(class_prefix),
+        prefix="model.",
+        weights=weights,
+        unused=("lm_head.", "rotary_emb.", "score."),
+        spec_from_config=spec_from_config,
+    )

@@ -1,0 +1,76 @@
+"""Gemma 2 (arXiv:2408.00118: soft caps, windows) and Gemma 3 text (arXiv:2503.19786: norms of query and key).
+
+Norms on both sides of attention and MLP; embeddings are scaled by the root of the width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bei_build.families.base import activation_named, embedder
+from bei_build.families.decoder import WEIGHTS, decoder_family, is_causal, rms, score
+from bei_build.families.rope import rope_from_config
+from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+
+_OFFSET = 1.0  # Gemma's norms multiply by 1 + weight
+
+_WEIGHTS = {
+    **WEIGHTS,
+    "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
+    "layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm",
+    "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
+}
+
+
+def _spec(config: Any, architecture: str, *, softcap: float | None, qk_norm: NormSpec | None) -> ModelSpec:
+    causal = is_causal(config, architecture)
+    per_type = "full_attention" in config.rope_parameters or "sliding_attention" in config.rope_parameters
+
+    def layer(layer_type: str) -> LayerSpec:
+        attention = AttentionSpec(
+            config.num_attention_heads,
+            config.head_dim,
+            num_kv_heads=config.num_key_value_heads,
+            scale=config.query_pre_attn_scalar**-0.5,
+            bias=config.attention_bias,
+            output_bias=config.attention_bias,
+            causal=causal,
+            window=config.sliding_window - 1 if layer_type == "sliding_attention" else None,
+            rope=rope_from_config(config, config.head_dim, layer_type if per_type else None),
+            qk_norm=qk_norm,
+            softcap=softcap,
+        )
+        activation = activation_named(config.hidden_activation)
+        mlp = MLPSpec(config.intermediate_size, activation, gated=True, bias=False, down_bias=False)
+        return LayerSpec(attention, mlp, rms(config, _OFFSET), "both")
+
+    return ModelSpec(
+        family=config.model_type,
+        architecture=architecture,
+        hidden_size=config.hidden_size,
+        embeddings=EmbeddingsSpec(config.vocab_size, scale=config.hidden_size**0.5),
+        layers=tuple(layer(layer_type) for layer_type in config.layer_types),
+        final_norm=rms(config, _OFFSET),
+    )
+
+
+def _gemma2_spec(config: Any, architecture: str) -> ModelSpec:
+    return _spec(config, architecture, softcap=config.attn_logit_softcapping, qk_norm=None)
+
+
+def _gemma3_spec(config: Any, architecture: str) -> ModelSpec:
+    return _spec(config, architecture, softcap=config.attn_logit_softcapping, qk_norm=rms(config, _OFFSET))
+
+
+GEMMA2_FAMILY = decoder_family("gemma2", "Gemma2", _gemma2_spec, _WEIGHTS)
+
+_GEMMA3 = decoder_family("gemma3_text", "Gemma3", _gemma3_spec, _WEIGHTS)
+GEMMA3_FAMILY = replace(
+    _GEMMA3,
+    architectures={
+        "Gemma3TextModel": embedder,
+        "Gemma3ForCausalLM": _GEMMA3.architectures["Gemma3ForCausalLM"],
+        "Gemma3TextForSequenceClassification": score,
+    },
+)

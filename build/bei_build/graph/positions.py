@@ -1,0 +1,236 @@
+"""What positions add to attention: rotations of queries and keys, masks and biases of the scores.
+
+Everything that depends on positions alone is emitted once per graph and shared by all layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from bei_build.graph.writer import DType, GraphWriter
+from bei_build.spec import AttentionSpec, DisentangledSpec, RelativeBiasSpec, RopeSpec
+
+
+class Rotations:
+    """Rotary positions of packed queries and keys. Tables reach up to ``max_seq_len``; no sequence is longer."""
+
+    def __init__(self, graph: GraphWriter, position_ids: str, max_seq_len: int) -> None:
+        self._graph = graph
+        self._position_ids = position_ids
+        self._max_seq_len = max_seq_len
+        self._tables: dict[RopeSpec, tuple[str, str]] = {}
+
+    def emit(self, value: str, spec: RopeSpec, head_dim: int, name: str) -> str:
+        """Turn ``value`` [T, heads, head_dim]: (a, b) -> (a cos - b sin, b cos + a sin) of the two rotary halves."""
+        graph = self._graph
+        cos, sin = self._tables.get(spec) or self._emit_tables(spec)
+        half, rest = spec.rotary_dim // 2, head_dim - spec.rotary_dim
+        sizes = [half, half] + [rest] * (rest > 0)
+        first, second, *untouched = graph.split(value, sizes, f"{name}.halves", axis=2)
+
+        def product(part: str, table: str, kind: str) -> str:
+            return graph.op("Mul", [part, table], f"{name}.{kind}")
+
+        turned = [
+            graph.op("Sub", [product(first, cos, "a_cos"), product(second, sin, "b_sin")], f"{name}.a"),
+            graph.op("Add", [product(second, cos, "b_cos"), product(first, sin, "a_sin")], f"{name}.b"),
+        ]
+        return graph.op("Concat", [*turned, *untouched], name, axis=2)
+
+    def _emit_tables(self, spec: RopeSpec) -> tuple[str, str]:
+        """Cosines and sines of every token, [T, 1, rotary_dim / 2], in the compute type."""
+        graph, name = self._graph, f"rope.{len(self._tables)}"
+        rows = self._position_ids
+        angles = _angles(spec.inv_freq, self._max_seq_len)
+        if spec.long_inv_freq is not None and spec.long_from < self._max_seq_len:  # a second table below the first
+            angles = np.concatenate([angles, _angles(spec.long_inv_freq, self._max_seq_len)])
+            lengths = graph.input("token_seq_lens", DType.INT32, ["T"])
+            is_long = graph.op("Greater", [lengths, graph.constant(spec.long_from, np.int32)], f"{name}.is_long")
+            below = graph.op("Add", [rows, graph.constant(self._max_seq_len, np.int32)], f"{name}.below")
+            rows = graph.op("Where", [is_long, below, rows], f"{name}.rows")
+        tables = []
+        for kind, function in (("cos", np.cos), ("sin", np.sin)):
+            table = graph.fp32(f"{name}.{kind}.table", (function(angles) * spec.factor).astype(np.float32))
+            of_token = graph.op("Gather", [table, rows], f"{name}.{kind}.of_token", axis=0)
+            per_head = graph.op("Unsqueeze", [of_token, graph.constant([1])], f"{name}.{kind}.per_head")
+            tables.append(graph.cast(per_head, graph.types.compute, f"{name}.{kind}"))
+        self._tables[spec] = (tables[0], tables[1])
+        return self._tables[spec]
+
+
+class ScoreBiases:
+    """Masks and biases of the padded scores [B, heads, S, S], and the distances they are made of."""
+
+    def __init__(self, graph: GraphWriter, max_seq_len: int) -> None:
+        self._graph = graph
+        self._max_seq_len = max_seq_len
+        self._shared: dict[object, str] = {}
+        # Added where a token must not look; finite, so that no row of a softmax can be NaN.
+        self._masked = -6e4 if graph.types.compute is DType.FP16 else -1e9
+
+    def additive(self, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
+        """All of it as one additive tensor that broadcasts to the scores, empty slots included."""
+        return self._once(("additive", _key(spec)), lambda: self._combine(self._empty_slots(), spec, relative_bias))
+
+    def without_empty_slots(self, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
+        """The same but for empty slots, which the attention op leaves out itself; boolean (True: look) if it can be."""
+        if spec.alibi or relative_bias is not None:
+            return self._once(("by position", _key(spec)), lambda: self._combine(None, spec, relative_bias))
+        return self._once(("visible", spec.causal, spec.window), lambda: self._visible_4d(spec))
+
+    def distances(self, *, negated: bool = False) -> str:
+        """Key position less query position, INT32 [S, S] (``negated``: query less key)."""
+        return self._once(("distances", negated), lambda: self._emit_distances(negated))
+
+    def disentangled_rows(self, spec: DisentangledSpec, *, by_key: bool) -> str:
+        """The row of DeBERTa's table for each pair of slots, INT32 [query, key], or ``by_key`` [key, query]."""
+        return self._once(("rows", spec, by_key), lambda: self._emit_rows(spec, by_key))
+
+    def _emit_rows(self, spec: DisentangledSpec, by_key: bool) -> str:
+        reach = self._max_seq_len - 1
+        rows = _disentangled_bucket(np.arange(-reach, reach + 1), spec) + spec.span
+        table = self._graph.constant(np.clip(rows, 0, 2 * spec.span - 1), np.int32)
+        name = "relative.by_key" if by_key else "relative.by_query"
+        return self._by_distance(table, self.distances(negated=not by_key), name)
+
+    def _combine(self, slots: str | None, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
+        graph, total, name = self._graph, slots, f"mask.{len(self._shared)}"
+        if relative_bias is not None:
+            total = self._sum(total, self._once("relative", lambda: self._relative(relative_bias)), f"{name}.relative")
+        if spec.alibi:
+            total = self._sum(total, self._once("alibi", lambda: self._alibi(spec.num_heads)), f"{name}.alibi")
+        if spec.causal or spec.window is not None:
+            zero, masked = self._number(0.0), self._number(self._masked)
+            hidden = graph.op("Where", [self._visible(spec), zero, masked], f"{name}.hidden")
+            total = hidden if total is None else graph.op("Min", [total, hidden], f"{name}.visible")
+        assert total is not None
+        return total
+
+    def _sum(self, total: str | None, term: str, name: str) -> str:
+        return term if total is None else self._graph.op("Add", [total, term], name)
+
+    def _empty_slots(self) -> str:
+        return self._once("empty slots", self._emit_empty_slots)
+
+    def _emit_empty_slots(self) -> str:
+        """[B, 1, 1, S]: 0 where a slot holds a token."""
+        graph = self._graph
+        one, scale = graph.constant(1.0, np.float32), graph.constant(-self._masked, np.float32)
+        shifted = graph.op("Sub", [graph.input("slot_mask", DType.FP32, ["B", "S"]), one], "mask.shifted")
+        additive = graph.op("Mul", [shifted, scale], "mask.additive")
+        return graph.cast(
+            graph.op("Unsqueeze", [additive, graph.constant([1, 2])], "mask.slots"), graph.types.compute, "mask.bias"
+        )
+
+    def _visible(self, spec: AttentionSpec) -> str:
+        """BOOL [S, S]: whether the query (row) may look at the key (column)."""
+        return self._once(("visible 2d", spec.causal, spec.window), lambda: self._emit_visible(spec))
+
+    def _emit_visible(self, spec: AttentionSpec) -> str:
+        graph, name = self._graph, f"visible.{'causal' if spec.causal else 'both'}.{spec.window}"
+        parts = []
+        if spec.causal:
+            parts.append(graph.op("LessOrEqual", [self.distances(), graph.constant(0, np.int32)], f"{name}.not_later"))
+        if spec.window is not None:
+            away = graph.op("Abs", [self.distances()], f"{name}.away")
+            parts.append(graph.op("LessOrEqual", [away, graph.constant(spec.window, np.int32)], f"{name}.near"))
+        if not parts:  # beside layers with a window: everything
+            away = graph.op("Abs", [self.distances()], f"{name}.away")
+            parts.append(graph.op("GreaterOrEqual", [away, graph.constant(0, np.int32)], f"{name}.any"))
+        return parts[0] if len(parts) == 1 else graph.op("And", parts, name)
+
+    def _visible_4d(self, spec: AttentionSpec) -> str:
+        visible = self._visible(spec)
+        return self._graph.op("Unsqueeze", [visible, self._graph.constant([0, 1])], f"{visible}.4d")
+
+    def _relative(self, table: npt.NDArray[np.float32]) -> str:
+        """[1, heads, S, S] from ``table`` [2 * max_seq_len - 1, heads], one row a distance."""
+        graph = self._graph
+        rows = self._by_distance(graph.vector("relative_bias.table", table), self.distances(), "relative_bias.rows")
+        by_head = graph.op("Transpose", [rows], "relative_bias.by_head", perm=[2, 0, 1])
+        return graph.op("Unsqueeze", [by_head, graph.constant([0])], "relative_bias")
+
+    def _alibi(self, num_heads: int) -> str:
+        graph = self._graph
+        slopes = graph.vector("alibi.slopes", -alibi_slopes(num_heads)[None, :, None, None])
+        away = graph.cast(graph.op("Abs", [self.distances()], "alibi.away"), graph.types.compute, "alibi.distance")
+        return graph.op("Mul", [slopes, away], "alibi")
+
+    def _by_distance(self, table: str, distances: str, name: str) -> str:
+        """Rows of ``table``, whose middle row is distance 0, at ``distances`` [S, S]."""
+        graph, reach = self._graph, self._max_seq_len - 1
+        shifted = graph.op("Add", [distances, graph.constant(reach, np.int32)], f"{name}.shifted")
+        least, most = graph.constant(0, np.int32), graph.constant(2 * reach, np.int32)  # S has filler beyond the reach
+        clipped = graph.op("Min", [graph.op("Max", [shifted, least], f"{name}.least"), most], f"{name}.clipped")
+        return graph.op("Gather", [table, clipped], name, axis=0)
+
+    def _emit_distances(self, negated: bool) -> str:
+        graph = self._graph
+        slots = graph.input("slot_ids", DType.INT32, ["S"])
+        row = self._once("row", lambda: graph.op("Unsqueeze", [slots, graph.constant([0])], "slots.row"))
+        column = self._once("column", lambda: graph.op("Unsqueeze", [slots, graph.constant([1])], "slots.column"))
+        return graph.op("Sub", [column, row] if negated else [row, column], f"distances{'.negated' * negated}")
+
+    def _number(self, value: float) -> str:
+        return self._graph.constant(value, self._graph.types.compute.numpy)
+
+    def _once(self, key: object, emit: Callable[[], str]) -> str:
+        if key not in self._shared:
+            self._shared[key] = emit()
+        return self._shared[key]
+
+
+def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
+    """Slopes of the heads, [num_heads]: 2^(-8 i / n) for n a power of two; else those of the next lower power, then
+    every other one of the next higher (the paper's code, ofirpress/attention_with_linear_biases)."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (num_heads - power), 2)]
+    return np.array(slopes, np.float32)
+
+
+def relative_bias_table(
+    weight: npt.NDArray[np.float32], spec: RelativeBiasSpec, max_seq_len: int
+) -> npt.NDArray[np.float32]:
+    """One row a distance (key less query) from -(max_seq_len - 1) on, [2 * max_seq_len - 1, heads].
+
+    Half of the buckets are for keys before the query, half for keys behind it; of each half, the first half is one
+    bucket a distance, the rest logarithmic up to ``max_distance`` (T5's, as transformers' MPNet has it).
+    """
+    distances = np.arange(-(max_seq_len - 1), max_seq_len)
+    half = spec.num_buckets // 2
+    exact = half // 2
+    away = np.abs(distances)
+    with np.errstate(divide="ignore"):
+        # float32, as transformers computes it: the edges of the buckets depend on its rounding
+        log = np.log(away.astype(np.float32) / np.float32(exact)) / np.float32(math.log(spec.max_distance / exact))
+    far = exact + (log * np.float32(half - exact)).astype(np.float64).clip(-exact, half).astype(np.int64)
+    bucket = np.where(away < exact, away, np.minimum(far, half - 1)) + np.where(distances > 0, half, 0)
+    table: npt.NDArray[np.float32] = weight[bucket]
+    return table
+
+
+def _angles(inv_freq: tuple[float, ...], num_positions: int) -> npt.NDArray[np.float32]:
+    """Position times frequency, in float32 as every implementation has it."""
+    positions = np.arange(num_positions, dtype=np.float32)
+    angles: npt.NDArray[np.float32] = np.outer(positions, np.array(inv_freq, np.float32))
+    return angles
+
+
+def _disentangled_bucket(distances: npt.NDArray[np.int64], spec: DisentangledSpec) -> npt.NDArray[np.int64]:
+    """Query less key as a signed bucket (transformers: make_log_bucket_position)."""
+    if not spec.buckets:
+        return distances
+    middle = spec.span // 2
+    away = np.where((distances < middle) & (distances > -middle), middle - 1, np.abs(distances)).astype(np.float32)
+    scale = np.log(np.float32((spec.max_distance - 1) / middle))
+    log = np.ceil(np.log(away / np.float32(middle)) / scale * np.float32(middle - 1)) + middle
+    return np.where(away <= middle, distances, log * np.sign(distances)).astype(np.int64)
+
+
+def _key(spec: AttentionSpec) -> tuple[object, ...]:
+    return spec.causal, spec.window, spec.alibi, spec.relative_bias
