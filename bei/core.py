@@ -25,12 +25,26 @@ Row: TypeAlias = Mapping[str, Float32Array]
 
 
 @dataclass(frozen=True)
+class TokenSpans:
+    """Where the n tokens of an encoding lie in its text.
+
+    ``offsets`` int32 [n, 2], first and one past the last character; ``words`` int32 [n], the index of each token's
+    word, -1 of special tokens; ``special`` bool [n].
+    """
+
+    offsets: Int32Array
+    words: Int32Array
+    special: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class Encoding:
-    """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``."""
+    """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for."""
 
     input_ids: Int32Array
     token_type_ids: Int32Array | None = None
     truncated: bool = False
+    spans: TokenSpans | None = None
 
     @property
     def num_tokens(self) -> int:

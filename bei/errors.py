@@ -22,6 +22,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   └── ArtifactWrongDeviceError
     ├── RequestError                the client's request is wrong; nothing was computed for it
     │   ├── InvalidRequestError
+    │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
     │   ├── PayloadTooLargeError
     │   ├── RouteNotFoundError
@@ -158,6 +159,12 @@ class RequestError(BeiError):
 
 class InvalidRequestError(RequestError):
     """A field is missing, of the wrong type or out of range."""
+
+
+class TaskNotSupportedError(RequestError):
+    """The served model cannot do what the route asks; the message names what it can do."""
+
+    code = "task_not_supported"
 
 
 class ModelNotFoundError(RequestError):

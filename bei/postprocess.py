@@ -1,6 +1,8 @@
-"""From engine rows to the vectors a client gets: pure numpy."""
+"""From engine rows to the vectors and scores a client gets: pure numpy."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 
@@ -17,3 +19,18 @@ def unit_length(rows: Float32Array) -> Float32Array:
         norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
         unit: Float32Array = rows / np.maximum(norms, 1e-12)[:, None].astype(np.float32)
     return unit
+
+
+def apply_function(logits: Float32Array, function: Literal["sigmoid", "softmax", "none"]) -> Float32Array:
+    """Scores of ``logits`` float32 [..., labels], computed in float64; stable for logits of any size."""
+    if function == "none":
+        return logits
+    wide = logits.astype(np.float64)
+    if function == "softmax":
+        powers = np.exp(wide - wide.max(axis=-1, keepdims=True))
+        scores = powers / powers.sum(axis=-1, keepdims=True)
+    else:
+        powers = np.exp(-np.abs(wide))
+        scores = np.where(wide >= 0, 1.0, powers) / (1.0 + powers)
+    narrow: Float32Array = scores.astype(np.float32)
+    return narrow

@@ -1,6 +1,6 @@
-"""One served model: admit, tokenize, batch, run, postprocess. No HTTP here.
+"""One served model: admit, tokenize, batch, run. What is made of the rows is in ``bei.tasks``. No HTTP here.
 
-``embed_*`` run on the event loop; tokenizer, batch manager and engine have threads of their own and answer through
+``infer`` runs on the event loop; tokenizer, batch manager and engine have threads of their own and answer through
 ``_requests_done``, one wake-up of the loop for all requests that a batch completes.
 """
 
@@ -18,29 +18,41 @@ import numpy as np
 
 from bei import artifact as artifacts
 from bei.batching import BatchManager, Request, Sequence
+from bei.canary import canary_row, deviation
 from bei.config import ServeConfig
-from bei.core import Encoding, Engine, Float32Array, Outputs, PackedBatch, Row, rows_of_sequences
+from bei.core import Encoding, Engine, Outputs, PackedBatch, Row, rows_of_sequences
 from bei.engine import load_engine
 from bei.errors import BeiError, EngineError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
 from bei.postprocess import unit_length
-from bei.tokenization import TextEncoder, TokenizerPool
+from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
 
 # Once its canary has matched, readiness accepts an answer this fresh instead of computing the canary anew: traffic
 # proves the path, and probes then neither queue behind bulk work nor add to it.
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
-_CANARY_MIN_COSINE = 0.99
 _MIN_RETRY_S = 0.1
+
+# A row's embedding at unit length, computed for a whole batch beside the one the engine gives.
+UNIT_EMBEDDING = "unit_embedding"
 
 
 @dataclass(frozen=True)
-class Embeddings:
-    """``vectors`` float32 [n, dimension], row i for input i. ``truncated`` lists the inputs that were cut."""
+class Answer:
+    """What the engine gave, row i for input i, and how the inputs were encoded."""
 
-    vectors: Float32Array
-    num_tokens: int
-    truncated: list[int]
+    rows: list[Row]
+    encodings: list[Encoding]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all inputs, special tokens included."""
+        return sum(encoding.num_tokens for encoding in self.encodings)
+
+    @property
+    def truncated(self) -> list[int]:
+        """The inputs that were cut."""
+        return [index for index, encoding in enumerate(self.encodings) if encoding.truncated]
 
 
 class InferenceService:
@@ -51,6 +63,7 @@ class InferenceService:
     ) -> None:
         self.manifest = artifact.manifest
         self.certificate = artifact.certificate
+        self.encoder = encoder
         self._engine = engine
         self._max_queue_size = config.max_queue_size
         self._loop = asyncio.get_running_loop()
@@ -62,7 +75,6 @@ class InferenceService:
         self._last_answer_s = float("-inf")
         self._canary_matched = False
         self._metrics = ModelMetrics(metrics, self.manifest.name)
-        self._prompt = self.manifest.prompts.get(self.manifest.default_prompt_name or "", "")
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
         self._batches = BatchManager(engine, self._rows_of, self._requests_done, self._metrics)
 
@@ -76,21 +88,57 @@ class InferenceService:
         """Whether every thread of the path still works."""
         return self._tokenizers.is_alive and self._batches.is_alive
 
-    async def embed_texts(self, texts: Seq[str], dimensions: int | None = None) -> Embeddings:
-        """Embed ``texts`` (at least one), the model's default prompt in front of each.
+    async def infer(self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED) -> Answer:
+        """Run texts or pairs (at least one), as they are, through the model.
 
         A cancelled call takes back what is still queued. Raises InvalidRequestError, OverloadedError,
         ShuttingDownError, EngineError.
         """
-        return await self._embed_texts([self._prompt + text for text in texts] if self._prompt else texts, dimensions)
+        encodings = [_NOT_YET] * len(inputs)
+        with self._admit(len(inputs)) as request:
 
-    async def embed_token_ids(self, inputs: Seq[Seq[int]], dimensions: int | None = None) -> Embeddings:
-        """Embed token ids exactly as given: no prompt, no special tokens added, never truncated. Raises as above."""
-        self._check_dimensions(dimensions)
+            def on_encoded(start: int, chunk: list[Encoding]) -> None:  # in a tokenizer's thread
+                encodings[start : start + len(chunk)] = chunk
+                self._batches.submit([Sequence(encoding, request, start + i) for i, encoding in enumerate(chunk)])
+
+            def on_failed(error: BeiError) -> None:
+                if request.fail(error):
+                    self._requests_done([request])
+
+            self._tokenizers.submit(inputs, on_encoded, on_failed, lambda: request.is_done, options)
+            return await self._answer(request, encodings)
+
+    async def infer_token_ids(self, inputs: Seq[Seq[int]]) -> Answer:
+        """Run token ids exactly as given: no special tokens added, never truncated. Raises as above."""
         encodings = [self._encoding_of_ids(ids) for ids in inputs]
         with self._admit(len(inputs)) as request:
             self._batches.submit([Sequence(encoding, request, i) for i, encoding in enumerate(encodings)])
-            return await self._answer(request, encodings, dimensions)
+            return await self._answer(request, encodings)
+
+    async def encode(self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED) -> list[Encoding]:
+        """Tokenize only, in the tokenizers' threads. Raises InvalidRequestError, OverloadedError, ShuttingDownError."""
+        self._check_admission(len(inputs))
+        done: asyncio.Future[None] = self._loop.create_future()
+        encodings: dict[int, Encoding] = {}
+
+        def arrived(start: int, chunk: list[Encoding]) -> None:
+            encodings.update(enumerate(chunk, start))
+            if len(encodings) == len(inputs) and not done.done():
+                done.set_result(None)
+
+        def failed(error: BeiError) -> None:
+            if not done.done():
+                done.set_exception(error)
+
+        def on_encoded(start: int, chunk: list[Encoding]) -> None:  # in a tokenizer's thread, as the next one
+            self._loop.call_soon_threadsafe(arrived, start, chunk)
+
+        def on_failed(error: BeiError) -> None:
+            self._loop.call_soon_threadsafe(failed, error)
+
+        self._tokenizers.submit(inputs, on_encoded, on_failed, done.done, options)
+        await done
+        return [encodings[index] for index in range(len(inputs))]
 
     async def check_ready(self) -> None:
         """Return if the whole path answers, and answers what it did at build time. Raises BeiError if not."""
@@ -101,16 +149,16 @@ class InferenceService:
         if self._canary_matched and time.monotonic() - self._last_answer_s < _FRESH_S:
             return
         try:
-            call = self._embed_texts([self.certificate.canary_text], dimensions=None)
-            answer = await asyncio.wait_for(call, _CANARY_TIMEOUT_S)
+            answer = await asyncio.wait_for(self.infer([self.certificate.canary_text]), _CANARY_TIMEOUT_S)
         except asyncio.TimeoutError as error:
             raise EngineError(f"{self.name} did not answer its canary within {_CANARY_TIMEOUT_S:.0f} s.") from error
-        expected = np.array(self.certificate.canary_embedding, np.float32)
-        cosine = float(unit_length(answer.vectors)[0] @ expected)
-        self._canary_matched = cosine >= _CANARY_MIN_COSINE
-        if not self._canary_matched:
+        output = self.certificate.output
+        expected = np.array(self.certificate.canary_row, np.float64)
+        found = deviation(canary_row(answer.rows[0][output], output), expected, output)
+        self._canary_matched = found is None
+        if found is not None:
             raise EngineError(
-                f"{self.name} answers its canary with cosine {cosine:.4f} to the vector it had at build time: "
+                f"{self.name} answers its canary with {found} it had at build time: "
                 "this machine computes something else. Build the artifact again here."
             )
 
@@ -133,25 +181,7 @@ class InferenceService:
         self._batches.close()
         self._engine.close()
 
-    async def _embed_texts(self, texts: Seq[str], dimensions: int | None) -> Embeddings:
-        self._check_dimensions(dimensions)
-        encodings = [_NOT_YET] * len(texts)
-        with self._admit(len(texts)) as request:
-
-            def on_encoded(start: int, chunk: list[Encoding]) -> None:  # in a tokenizer's thread
-                encodings[start : start + len(chunk)] = chunk
-                self._batches.submit([Sequence(encoding, request, start + i) for i, encoding in enumerate(chunk)])
-
-            def on_failed(error: BeiError) -> None:
-                if request.fail(error):
-                    self._requests_done([request])
-
-            self._tokenizers.submit(texts, on_encoded, on_failed, lambda: request.is_done)
-            return await self._answer(request, encodings, dimensions)
-
-    @contextmanager
-    def _admit(self, num_inputs: int) -> Iterator[Request]:
-        """Count the inputs as accepted until the call ends, however it ends."""
+    def _check_admission(self, num_inputs: int) -> None:
         if self._draining:
             raise ShuttingDownError("The server is shutting down: send the request to another replica.")
         if self._num_admitted + num_inputs > self._max_queue_size:
@@ -159,6 +189,11 @@ class InferenceService:
                 f"{self._num_admitted} inputs are waiting and the limit is {self._max_queue_size}: retry later.",
                 retry_after_s=max(_MIN_RETRY_S, self._num_admitted * self._batches.seconds_per_sequence),
             )
+
+    @contextmanager
+    def _admit(self, num_inputs: int) -> Iterator[Request]:
+        """Count the inputs as accepted until the call ends, however it ends."""
+        self._check_admission(num_inputs)
         request = Request(num_inputs)
         self._waiting[request] = self._loop.create_future()
         self._num_admitted += num_inputs
@@ -175,32 +210,22 @@ class InferenceService:
             if not self._num_admitted:
                 self._idle.set()
 
-    async def _answer(self, request: Request, encodings: Seq[Encoding], dimensions: int | None) -> Embeddings:
+    async def _answer(self, request: Request, encodings: list[Encoding]) -> Answer:
         await self._waiting[request]
         if request.error is not None:
             raise request.error
         self._last_answer_s = time.monotonic()
-        truncated = [index for index, encoding in enumerate(encodings) if encoding.truncated]
-        self._metrics.truncated(len(truncated))
-        vectors = np.stack([row["embedding"] for row in request.rows if row is not None])
-        if dimensions is not None and dimensions < vectors.shape[1]:
-            vectors = self._finished(vectors[:, :dimensions])
-        return Embeddings(
-            vectors=vectors,
-            num_tokens=sum(encoding.num_tokens for encoding in encodings),
-            truncated=truncated,
-        )
+        answer = Answer([row for row in request.rows if row is not None], encodings)
+        self._metrics.truncated(len(answer.truncated))
+        return answer
 
     def _rows_of(self, outputs: Outputs, batch: PackedBatch) -> list[Row]:
         """In the engine's thread: what can be computed for a whole batch at once is."""
-        finished = {name: self._finished(rows) if name == "embedding" else rows for name, rows in outputs.items()}
         per_token = self._engine.info.per_token
-        parts = {name: rows_of_sequences(rows, batch, per_token=name in per_token) for name, rows in finished.items()}
+        parts = {name: rows_of_sequences(rows, batch, per_token=name in per_token) for name, rows in outputs.items()}
+        if "embedding" in outputs:
+            parts[UNIT_EMBEDDING] = list(unit_length(outputs["embedding"]))
         return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
-
-    def _finished(self, rows: Float32Array) -> Float32Array:
-        embedding = self.manifest.embedding
-        return unit_length(rows) if embedding is not None and embedding.normalize else rows
 
     def _requests_done(self, requests: list[Request]) -> None:
         """Wake the callers; in any thread."""
@@ -211,20 +236,6 @@ class InferenceService:
             future = self._waiting.get(request)
             if future is not None and not future.done():
                 future.set_result(None)
-
-    def _check_dimensions(self, dimensions: int | None) -> None:
-        embedding = self.manifest.embedding
-        if embedding is None:
-            raise InvalidRequestError(f"{self.name} does not embed; it can do: {', '.join(self.manifest.tasks)}.")
-        if dimensions is None:
-            return
-        width = self.manifest.dimension("embedding") or 0
-        allowed = embedding.matryoshka_dimensions
-        if allowed is not None and dimensions not in (*allowed, width):
-            names = ", ".join(map(str, (*allowed, width)))
-            raise InvalidRequestError(f"{self.name} has dimensions {names}, not {dimensions}.", "dimensions")
-        if not 1 <= dimensions <= width:
-            raise InvalidRequestError(f"dimensions must be from 1 to {width}, not {dimensions}.", "dimensions")
 
     def _encoding_of_ids(self, ids: Seq[int]) -> Encoding:
         manifest = self.manifest
@@ -253,7 +264,13 @@ def load_service(path: Path, config: ServeConfig, metrics: Metrics) -> Inference
     """
     artifact = artifacts.load(path)
     manifest = artifact.manifest
-    encoder = TextEncoder(path / artifacts.TOKENIZER, manifest.max_seq_len, auto_truncate=config.auto_truncate)
+    template = manifest.rerank_template
+    encoder = TextEncoder(
+        path / artifacts.TOKENIZER,
+        manifest.max_seq_len,
+        auto_truncate=config.auto_truncate,
+        frame=(template.prefix, template.suffix) if template else ("", ""),
+    )
     engine = load_engine(
         artifact.engine_dir, manifest, num_threads=config.engine_threads, num_streams=config.engine_streams
     )

@@ -64,10 +64,13 @@ def expected_vectors(
     return unit_length(rows[:, :dimensions]) if normalize else rows[:, :dimensions]
 
 
-def save_artifact(path: Path, *, canary: Sequence[float] | None = None, **manifest_fields: Any) -> artifacts.Artifact:
+def save_artifact(
+    path: Path, *, canary: Sequence[float] | None = None, output: str = "embedding", **manifest_fields: Any
+) -> artifacts.Artifact:
     """Write an artifact to the new folder ``path``; keyword arguments replace fields of its manifest.
 
     ``embedding`` is a dict of the fields of ``Embedding`` to replace, or None for a model that does not embed.
+    ``canary`` and ``output`` are the certificate's row and what it is a row of.
     """
     if manifest_fields.get("embedding") is not None:
         manifest_fields["embedding"] = msgspec.structs.replace(_EMBEDDING, **manifest_fields["embedding"])
@@ -91,6 +94,8 @@ def save_artifact(path: Path, *, canary: Sequence[float] | None = None, **manife
         ),
         outputs=[artifacts.OutputInfo(name="embedding", dimension=DIMENSION)],
         embedding=_EMBEDDING,
+        classification=None,
+        rerank_template=None,
         prompts={},
         default_prompt_name=None,
         target="fake",
@@ -103,16 +108,17 @@ def save_artifact(path: Path, *, canary: Sequence[float] | None = None, **manife
     )
     certificate = artifacts.Certificate(
         reference="nothing",
+        output=output,
         num_texts=1,
         cosine_mean=1.0,
         cosine_p1=1.0,
         cosine_min=1.0,
         max_abs_difference=0.0,
-        neighbour_overlap=1.0,
+        ranking_overlap=1.0,
         worst_texts=["the worst text"],
         threshold=0.99,
         passed=True,
         canary_text=CANARY_TEXT,
-        canary_embedding=list(canary if canary is not None else expected_vectors([token_ids(CANARY_TEXT)])[0].tolist()),
+        canary_row=list(canary if canary is not None else expected_vectors([token_ids(CANARY_TEXT)])[0].tolist()),
     )
     return artifacts.save(path, msgspec.structs.replace(manifest, **manifest_fields), certificate)

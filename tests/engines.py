@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from bei.core import Int32Array, Limits, Outputs, PackedBatch
+from bei.core import Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 
 # A test that waits longer than this has failed; it is no part of any passing test's time.
@@ -84,6 +85,27 @@ class NaNEngine(FakeEngine):
             if self._poison_id in sequence:
                 row[3] = np.nan
         return {"embedding": rows}
+
+
+class TokenEngine(FakeEngine):
+    """Also answers "token_ids", a row a token: its id, its place in the sequence, and NaN for ``poison_id``."""
+
+    def __init__(self, limits: Limits, num_streams: int = 1, poison_id: int | None = None) -> None:
+        super().__init__(limits, num_streams)
+        outputs = {**self.info.outputs, "token_ids": 2}
+        self.info = replace(self.info, outputs=outputs, per_token=frozenset({"token_ids"}))
+        self._poison_id = poison_id
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        """Two outputs."""
+        tokens = np.concatenate([token_rows(np.array(sequence, np.int32)) for sequence in sequences_of(batch)])
+        tokens[batch.input_ids == self._poison_id, 1] = np.nan
+        return {**super().run(batch), "token_ids": tokens}
+
+
+def token_rows(input_ids: Int32Array) -> Float32Array:
+    """What the token engine answers for the tokens of one sequence, float32 [tokens, 2]."""
+    return np.stack([input_ids, np.arange(len(input_ids))], axis=1).astype(np.float32)
 
 
 def ids(*values: int) -> Int32Array:

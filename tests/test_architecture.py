@@ -18,8 +18,17 @@ HEAVY = {"torch", "transformers", "onnx", "modelopt", "bei_build"}
 # An engine's library is imported by that engine alone, and there only when one is made.
 ENGINE_LIBRARIES = {"openvino": "bei/engine/openvino.py", "tensorrt": "bei/engine/tensorrt.py"}
 # Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).
-LAYERS = ["cli", "server", "service", "batching", "engine", "core"]
-CONTRACT = {"bei", "bei.artifact", "bei.core", "bei.errors"}
+LAYERS = ["cli", "server", "tasks", "service", "batching", "engine", "core"]
+# Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
+LEAVES = {
+    "canary": {"bei.core"},
+    "entities": {"bei.core"},
+    "packing": {"bei.core"},
+    "postprocess": {"bei.core"},
+    "tokenization": {"bei.core", "bei.errors", "bei.word_cache"},
+    "word_cache": set(),
+}
+CONTRACT = {"bei", "bei.artifact", "bei.canary", "bei.core", "bei.errors"}
 
 
 def name_of(path: Path) -> str:
@@ -78,6 +87,13 @@ def test_imports_go_down_the_layers(path: Path) -> None:
     allowed = LAYERS[LAYERS.index(own or "engine") :]
     for module in imports_of(path, everywhere=True):
         assert layer_of(module) is None or layer_of(module) in allowed, module
+
+
+@pytest.mark.parametrize(("name", "known"), sorted(LEAVES.items()))
+def test_leaves_know_the_nouns_at_most(name: str, known: set[str]) -> None:
+    modules = {module for module in imports_of(ROOT / "bei" / f"{name}.py", everywhere=True)}
+    own = {module.rsplit(".", 1)[0] for module in modules if module.split(".")[0] == "bei"}
+    assert own <= known
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=name_of)

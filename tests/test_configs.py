@@ -1,23 +1,116 @@
-"""Every recipe in configs/ is a valid build configuration of a target that exists."""
+"""Every recipe in configs/ is a valid build configuration, and builds a repository of its shape (tests/recipes.py)."""
 
+from __future__ import annotations
+
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+from bei.artifact import TOKENIZER, Artifact, Manifest
 from bei.config import load
+from bei_build import verification
 from bei_build.config import BuildConfig
+from bei_build.pipeline import build
 from bei_build.targets import compiler_for
+from tests.bei_build.builds import open_engine, silent
+from tests.checkpoints import MAX_TOKENS
+from tests.recipes import FAMILY_TABLE, REPOSITORIES, Repository
 
 RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+NUM_TEXTS = 12  # of the held-out ones: enough for a tiny model, and verification is most of a build
 
 
-def test_there_are_recipes() -> None:
-    assert RECIPES
+def _config(recipe: Path) -> BuildConfig:
+    return load(BuildConfig, {}, str(recipe), env={})
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_a_recipe_loads_and_names_a_model_and_a_target(recipe: Path) -> None:
-    config = load(BuildConfig, {}, str(recipe), env={})
-    assert config.model
-    assert (config.name or "").lower() == recipe.stem
+def test_a_recipe_is_called_after_its_model_and_names_a_target(recipe: Path) -> None:
+    config = _config(recipe)
+    assert config.name == config.model.split("/")[1]
+    assert config.name.lower() == recipe.stem
     assert compiler_for(config.target).resolve_precision("auto")
+
+
+def test_every_repository_of_the_family_table_has_a_recipe() -> None:
+    models = {_config(recipe).model for recipe in RECIPES}
+    assert {model for repositories in FAMILY_TABLE.values() for model in repositories} - models == set()
+
+
+def test_every_recipe_has_its_repository_made_small() -> None:
+    assert [recipe.stem for recipe in RECIPES] == sorted(REPOSITORIES)
+
+
+@pytest.fixture
+def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = verification.held_out_texts()[:NUM_TEXTS]
+    monkeypatch.setattr(verification, "held_out_texts", lambda: texts)
+
+
+def _expected(recipe: Path) -> Any:
+    lacks = REPOSITORIES[recipe.stem].lacks if recipe.stem in REPOSITORIES else ""
+    marks = [pytest.mark.xfail(reason=f"the builder lacks: {lacks}", strict=True)] if lacks else []
+    return pytest.param(recipe, id=recipe.stem, marks=marks)
+
+
+@pytest.mark.usefixtures("few_texts")
+@pytest.mark.parametrize("recipe", [_expected(recipe) for recipe in RECIPES])
+def test_a_recipe_builds_its_repository_made_small(recipe: Path, tmp_path: Path) -> None:
+    config, repository = _config(recipe), REPOSITORIES[recipe.stem]
+    artifact = _built(config, repository, tmp_path)
+    manifest = artifact.manifest
+    assert manifest.name == config.name
+    assert manifest.tasks == list(repository.tasks)
+    assert {output.name: output.dimension for output in manifest.outputs} == repository.outputs
+    assert (manifest.embedding.pooling if manifest.embedding else None) == repository.pooling
+    assert manifest.prompts == {**repository.prompts, **config.prompts}
+    _assert_classification(manifest, repository)
+    _assert_template(manifest, config)
+    _assert_tokenizer(artifact, repository)
+
+
+def _built(config: BuildConfig, repository: Repository, folder: Path) -> Artifact:
+    """The recipe's settings on a small checkpoint; only what depends on its place and size is replaced."""
+    config = replace(
+        config,
+        model=str(repository.save(folder / "checkpoint")),
+        out=str(folder / "artifact"),
+        max_seq_len=min(config.max_seq_len or MAX_TOKENS, MAX_TOKENS),
+        reference="engine",
+    )
+    return build(config, open_engine, silent())
+
+
+def _assert_classification(manifest: Manifest, repository: Repository) -> None:
+    if not repository.labels:
+        assert manifest.classification is None
+        return
+    assert manifest.classification is not None
+    assert manifest.classification.labels == list(repository.labels)
+    assert manifest.classification.function == repository.function
+
+
+def _assert_template(manifest: Manifest, config: BuildConfig) -> None:
+    if not config.rerank_body:
+        assert manifest.rerank_template is None
+        return
+    template = manifest.rerank_template
+    assert template is not None
+    assert (template.prefix, template.body) == (config.rerank_prefix, config.rerank_body)
+    assert (template.suffix, template.instruction) == (config.rerank_suffix, config.rerank_instruction)
+    assert "{query}" in template.body
+    assert "{document}" in template.body
+    assert ("{instruction}" in template.body) == bool(template.instruction)
+
+
+def _assert_tokenizer(artifact: Artifact, repository: Repository) -> None:
+    """Prompts that are tokens stay tokens, and the last token, which such models pool, is the one asked for."""
+    tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
+    if repository.last_token:
+        assert tokenizer.encode("hello").tokens[-1] == repository.last_token
+    if artifact.manifest.tasks == ["embed_tokens"]:
+        for prompt in artifact.manifest.prompts.values():
+            assert tokenizer.encode(f"{prompt}hello").tokens[1] == prompt

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer
@@ -22,22 +21,30 @@ from tests.checkpoints import bpe_tokenizer, change_config, unigram_tokenizer, w
 MAX_TOKENS = 48
 WINDOW = 8
 
+Settings: TypeAlias = dict[str, Any]
+TokenizerOf: TypeAlias = Callable[[], Tokenizer]
+
+# These classes count positions over ids that are not padding; random ids may be, so positions are said.
+_COUNTED_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+
 
 @dataclass(frozen=True)
 class Case:
     """One checkpoint. ``architecture`` is the HF class; ``saved_as`` another name that its config.json gets.
 
     ``settings`` configure the class, ``changes`` are written into config.json afterwards (keys of remote code).
+    ``note`` says what is special, beside what the family is known for. ``stored``: the type of the saved weights.
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
     gives a text other outputs in a batch with longer ones (LongRoPE), so it is asked one by one.
     """
 
     family: str
     architecture: str
-    settings: dict[str, Any]
-    tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer
-    changes: dict[str, Any] = field(default_factory=dict)
+    settings: Settings
+    tokenizer: TokenizerOf = wordpiece_tokenizer
+    changes: Settings = field(default_factory=dict)
     note: str = ""
+    stored: torch.dtype = torch.float32
     unmasked: bool = False
     alone: bool = False
 
@@ -55,11 +62,8 @@ class Case:
         return "embedding"
 
 
-_OUTPUTS = {
-    "ForSequenceClassification": "logits",
-    "ForTokenClassification": "token_logits",
-    "ForMaskedLM": "sparse",
-}
+_OUTPUTS = {"ForSequenceClassification": "logits", "ForTokenClassification": "token_logits", "ForMaskedLM": "sparse"}
+_NUM_LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
 
 _ENCODER = {
     "hidden_size": 32,
@@ -85,6 +89,7 @@ _DEBERTA = {
     "pooler_hidden_act": "gelu",
 }
 _MODERN = {**_ENCODER, "local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2, "pad_token_id": 0}
+_MODERN_BIASES = {"norm_bias": True, "mlp_bias": True, "attention_bias": True}
 _NOMIC = {**_ENCODER, "type_vocab_size": 2}
 _GTE = {**_ENCODER, "type_vocab_size": 1}
 _DECODER = {
@@ -104,7 +109,7 @@ _GEMMA2 = {**_WINDOWED, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5
 _GEMMA3 = {**_WINDOWED, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2}
 
 
-def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+def _rope(kind: str, **parameters: Any) -> Settings:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **parameters}}
 
 
@@ -113,8 +118,17 @@ _LLAMA3 = _rope(
 )
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=MAX_TOKENS // 4)
 
+# As Gemma 3's larger models: the layers that see everything turn slower.
+_GEMMA3_ROPE = {
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+    }
+}
 
-def _phi3_rope(rotary: int) -> dict[str, Any]:
+
+def _phi3_rope(rotary: int) -> Settings:
+    """LongRoPE of heads of which ``rotary`` components turn, long from half of the longest text."""
     half = rotary // 2
     return {
         "rope_parameters": {
@@ -128,9 +142,15 @@ def _phi3_rope(rotary: int) -> dict[str, Any]:
     }
 
 
-def _of(family: str, prefix: str, settings: dict[str, Any], suffixes: Sequence[str], tokenizer: Any) -> list[Case]:
-    labels = {"ForSequenceClassification": {"num_labels": 3}, "ForTokenClassification": {"num_labels": 5}}
-    return [Case(family, prefix + suffix, {**settings, **labels.get(suffix, {})}, tokenizer) for suffix in suffixes]
+def _of(
+    family: str, prefix: str, settings: Settings, suffixes: Sequence[str], tokenizer: TokenizerOf, **fields: Any
+) -> list[Case]:
+    """A case for each class of a family: ``prefix`` and one of ``suffixes``."""
+    labels = {suffix: {"num_labels": count} for suffix, count in _NUM_LABELS.items()}
+    return [
+        Case(family, prefix + suffix, {**settings, **labels.get(suffix, {})}, tokenizer, **fields)
+        for suffix in suffixes
+    ]
 
 
 _ALL = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
@@ -140,12 +160,14 @@ _DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
 CASES: tuple[Case, ...] = (
     *_of("BERT", "Bert", _ENCODER, _ALL, wordpiece_tokenizer),
     Case("BERT", "BertForSequenceClassification", {**_ENCODER, "num_labels": 1}, note="one label"),
+    Case("BERT", "BertForMaskedLM", {**_ENCODER, "tie_word_embeddings": False}, note="untied decoder"),
     *_of("RoBERTa", "Roberta", _ROBERTA, _ALL, bpe_tokenizer),
     *_of("XLM-RoBERTa", "XLMRoberta", _ROBERTA, _ALL, unigram_tokenizer),
     *_of("CamemBERT", "Camembert", _ROBERTA, _ALL, unigram_tokenizer),
     *_of("DistilBERT", "DistilBert", _DISTILBERT, _ALL, wordpiece_tokenizer),
-    *_of("MPNet", "MPNet", _MPNET, _ALL, wordpiece_tokenizer),
+    *_of("MPNet", "MPNet", _MPNET, _ALL, bpe_tokenizer),
     *_of("ELECTRA", "Electra", _ELECTRA, _NO_LM, wordpiece_tokenizer),
+    Case("ELECTRA", "ElectraModel", {**_ELECTRA, "embedding_size": 32}, note="embeddings as wide as the layers"),
     *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _NO_LM, wordpiece_tokenizer),
     Case(
         "DeBERTa-v2/v3",
@@ -159,22 +181,31 @@ CASES: tuple[Case, ...] = (
         },
         note="own position projections",
     ),
+    Case("DeBERTa-v2/v3", "DebertaV2Model", {**_DEBERTA, "pos_att_type": ["c2p"]}, note="content to position only"),
+    Case(
+        "DeBERTa-v2/v3",
+        "DebertaV2Model",
+        {**_DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
+        note="position to content only",
+    ),
     *_of("ModernBERT", "ModernBert", _MODERN, _ALL, wordpiece_tokenizer),
     Case(
         "ModernBERT",
         "ModernBertForSequenceClassification",
-        {
-            **_MODERN,
-            "num_labels": 1,
-            "classifier_pooling": "mean",
-            "norm_bias": True,
-            "mlp_bias": True,
-            "attention_bias": True,
-        },
+        {**_MODERN, **_MODERN_BIASES, "num_labels": 1, "classifier_pooling": "mean"},
         note="mean pooling and biases",
+    ),
+    *_of("EuroBERT", "EuroBert", _DECODER, _NO_LM, bpe_tokenizer),
+    Case(
+        "EuroBERT",
+        "EuroBertForSequenceClassification",
+        {**_DECODER, "num_labels": 2, "classifier_pooling": "mean", "attention_bias": True},
+        bpe_tokenizer,
+        note="mean pooling before the classifier",
     ),
     *_of("NomicBERT", "NomicBert", _NOMIC, _NO_LM, wordpiece_tokenizer),
     *_of("GTE", "Gte", _GTE, _NO_LM, unigram_tokenizer),
+    Case("GTE", "GteModel", {**_GTE, "type_vocab_size": 0}, unigram_tokenizer, note="no token types"),
     *_of("Llama", "Llama", _DECODER, _DECODERS, bpe_tokenizer),
     Case(
         "Llama",
@@ -195,6 +226,8 @@ CASES: tuple[Case, ...] = (
         note="bidirectional",
         unmasked=True,
     ),
+    Case("Llama", "LlamaModel", _DECODER, bpe_tokenizer, note="stored in float16", stored=torch.float16),
+    Case("Llama", "LlamaModel", _DECODER, bpe_tokenizer, note="stored in bfloat16", stored=torch.bfloat16),
     *_of("Mistral", "Mistral", _WINDOWED, _DECODERS, bpe_tokenizer),
     *_of("Qwen2", "Qwen2", {**_NO_HEAD_DIM, **_QWEN_WINDOW}, _DECODERS, bpe_tokenizer),
     Case(
@@ -207,11 +240,18 @@ CASES: tuple[Case, ...] = (
         unmasked=True,
     ),
     *_of("Qwen3", "Qwen3", {**_DECODER, "tie_word_embeddings": True}, _DECODERS, bpe_tokenizer),
-    *(
-        replace(case, alone=True)
-        for case in _of("Phi-3", "Phi3", {**_NO_HEAD_DIM, **_phi3_rope(8)}, _DECODERS, bpe_tokenizer)
+    Case("Qwen3", "Qwen3Model", {**_DECODER, "attention_bias": True}, bpe_tokenizer, note="biases"),
+    Case("Qwen3", "Qwen3ForSequenceClassification", {**_DECODER, "num_labels": 1}, bpe_tokenizer, note="one label"),
+    *_of("Phi-3", "Phi3", {**_NO_HEAD_DIM, **_phi3_rope(8)}, _DECODERS, bpe_tokenizer, alone=True),
+    Case(
+        "Phi-3",
+        "Phi3Model",
+        {**_NO_HEAD_DIM, **_rope("default", partial_rotary_factor=0.5), "sliding_window": WINDOW},
+        bpe_tokenizer,
+        note="partial rotation and window",
     ),
     *_of("Gemma 2", "Gemma2", _GEMMA2, _DECODERS, bpe_tokenizer),
+    Case("Gemma 2", "Gemma2Model", {**_GEMMA2, "attn_logit_softcapping": None}, bpe_tokenizer, note="no soft cap"),
     *_of("Gemma 3 text", "Gemma3", _GEMMA3, ("ForCausalLM",), bpe_tokenizer),
     Case("Gemma 3 text", "Gemma3TextModel", _GEMMA3, bpe_tokenizer),
     Case(
@@ -221,23 +261,42 @@ CASES: tuple[Case, ...] = (
         bpe_tokenizer,
         note="bidirectional",
     ),
+    Case("Gemma 3 text", "Gemma3TextModel", {**_GEMMA3, **_GEMMA3_ROPE}, bpe_tokenizer, note="scaled global rope"),
     Case("Gemma 3 text", "Gemma3TextForSequenceClassification", {**_GEMMA3, "num_labels": 2}, bpe_tokenizer),
 )
 
 
-def save_case(folder: Path, case: Case, **settings: Any) -> Path:
+def widened(case: Case, width: int, layers: int) -> Case:
+    """``case`` with realistic sizes: hidden states of ``width``, heads of 64. The vocabulary stays small."""
+    heads = width // 64
+    sizes = {
+        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size"), width),
+        **dict.fromkeys(("num_hidden_layers", "n_layers"), layers),
+        **dict.fromkeys(("num_attention_heads", "n_heads"), heads),
+        **dict.fromkeys(("intermediate_size", "hidden_dim"), 3 * width),
+        "num_key_value_heads": max(1, heads // 4),
+        "head_dim": 64,
+        "embedding_size": width // 2 if case.settings.get("embedding_size", 0) < 32 else width,
+        **(_phi3_rope(64) if "short_factor" in case.settings.get("rope_parameters", {}) else {}),
+    }
+    settings = {key: sizes.get(key, value) for key, value in case.settings.items()}
+    return replace(case, settings=settings)
+
+
+def save_case(folder: Path, case: Case) -> Path:
     """Save the random checkpoint of ``case`` into ``folder`` as ``save_pretrained`` does; returns ``folder``."""
     tokenizer = case.tokenizer()
     model_class = getattr(transformers, case.architecture)
-    config = model_class.config_class(**{"vocab_size": tokenizer.get_vocab_size(), **case.settings, **settings})
+    config = model_class.config_class(**{"vocab_size": tokenizer.get_vocab_size(), **case.settings})
     with torch.random.fork_rng():
         torch.manual_seed(20)
         model = model_class(config)
-        spread = 0.2 if config.hidden_size < 256 else 0.05
         for name, parameter in model.named_parameters():
+            # Wide matrices have smaller weights, or sums would grow from layer to layer.
+            spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
             mean = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
-    model.save_pretrained(folder)
+    model.to(case.stored).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return change_config(folder, **case.changes) if case.changes else folder
 
@@ -245,55 +304,52 @@ def save_case(folder: Path, case: Case, **settings: Any) -> Path:
 def hf_outputs(folder: Path, case: Case, encodings: Sequence[Encoding]) -> list[Float32Array]:
     """What the HF class gives for each of ``encodings``, all in one padded batch, FP32.
 
-    Embeddings are the token states, [tokens, hidden]: pooling is the caller's.
+    Logits are [labels], token logits [tokens, labels], sparse vectors [vocabulary]. Embeddings are the token states,
+    [tokens, hidden]: pooling is the caller's.
     """
+    model = _load(folder, case)
+    with torch.no_grad():
+        if case.alone:
+            return [_outputs(model, case, [encoding])[0].numpy() for encoding in encodings]
+        return [rows.numpy() for rows in _outputs(model, case, encodings)]
+
+
+def _load(folder: Path, case: Case) -> Any:
+    """By the class itself, whatever name ``changes`` gave it."""
     model_class = getattr(transformers, case.architecture)
-    config = model_class.config_class.from_dict(
-        {**transformers.PreTrainedConfig.get_config_dict(folder)[0], "model_type": model_class.config_class.model_type}
-    )
-    model = model_class.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager").eval()
-    if case.alone and len(encodings) > 1:
-        return [row for encoding in encodings for row in hf_outputs(folder, case, [encoding])]
-    ids, mask = _padded(encodings, model.config.pad_token_id or 0)
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-    if case.unmasked:
-        inputs["attention_mask"] = torch.where(mask[:, None, None, :] > 0, 0.0, -1e9).expand(-1, 1, ids.shape[1], -1)
-    if model.config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        # These count positions over ids that are not padding; random ids may be, so say the positions.
-        inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape) + 2
-    if case.output == "logits" and hasattr(model, "score"):
-        return [_score(model, encoding, inputs) for encoding in encodings]
-    with torch.no_grad():
-        if case.output == "embedding":
-            states = (
-                getattr(model, "model", model)(**inputs).last_hidden_state
-                if case.architecture.endswith("CausalLM")
-                else model(**inputs).last_hidden_state
-            )
-            return [states[i, : e.num_tokens].numpy() for i, e in enumerate(encodings)]
-        logits = model(**inputs).logits
+    config_class = model_class.config_class
+    saved = transformers.PreTrainedConfig.get_config_dict(folder)[0]
+    config = config_class.from_dict({**saved, "model_type": config_class.model_type})
+    return model_class.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def _outputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> list[torch.Tensor]:
+    inputs = _inputs(model, case, encodings)
+    lengths = [encoding.num_tokens for encoding in encodings]
+    is_decoder_head = case.architecture.endswith("ForCausalLM") or hasattr(model, "score")
+    if case.output == "embedding" or is_decoder_head:
+        states = (model.model if is_decoder_head else model)(**inputs).last_hidden_state
+        if case.output == "logits":
+            # HF finds the last token by the padding id, which random ids may be.
+            return [model.score(row[length - 1]) for row, length in zip(states, lengths, strict=True)]
+        return [row[:length] for row, length in zip(states, lengths, strict=True)]
+    logits = model(**inputs).logits
     if case.output == "logits":
-        return list(logits.numpy())
-    rows = [logits[i, : e.num_tokens] for i, e in enumerate(encodings)]
-    if case.output == "sparse":
-        rows = [torch.log1p(torch.relu(row)).max(0).values for row in rows]
-    return [row.numpy() for row in rows]
+        return list(logits)
+    rows = [row[:length] for row, length in zip(logits, lengths, strict=True)]
+    return [torch.log1p(torch.relu(row)).max(0).values for row in rows] if case.output == "sparse" else rows
 
 
-def _score(model: Any, encoding: Encoding, inputs: dict[str, Any]) -> Float32Array:
-    """One at a time: HF finds the last token by the padding id, which random ids may hold."""
-    ids = torch.from_numpy(encoding.input_ids.astype(np.int64))[None]
-    with torch.no_grad():
-        states = model.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
-        row: Float32Array = model.score(states[0, -1]).numpy()
-    return row
-
-
-def _padded(encodings: Sequence[Encoding], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _inputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> dict[str, torch.Tensor]:
     width = max(encoding.num_tokens for encoding in encodings)
-    ids = np.full((len(encodings), width), pad, np.int64)
-    mask = np.zeros_like(ids)
+    ids = torch.full((len(encodings), width), model.config.pad_token_id or 0)
+    mask = torch.zeros_like(ids)
     for row, encoding in enumerate(encodings):
-        ids[row, : encoding.num_tokens] = encoding.input_ids
+        ids[row, : encoding.num_tokens] = torch.from_numpy(encoding.input_ids)
         mask[row, : encoding.num_tokens] = 1
-    return torch.from_numpy(ids), torch.from_numpy(mask)
+    if case.unmasked:
+        mask = torch.where(mask[:, None, None, :] > 0, 0.0, -1e9).expand(-1, 1, width, -1)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if model.config.model_type in _COUNTED_POSITIONS:
+        inputs["position_ids"] = torch.arange(width).expand(ids.shape) + model.config.pad_token_id + 1
+    return inputs

@@ -19,6 +19,8 @@ from bei.packing import graph_inputs
 # bucketed shapes (bei.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).
 _KERNEL_CACHE_CAPACITY = 1024
 
+_WARMUP_TOKENS = 1024
+
 
 class OpenVINOEngine:
     """A compiled model with one infer request a stream; requests share the weights."""
@@ -93,10 +95,10 @@ class OpenVINOEngine:
         return batch.num_tokens if output in self._info.per_token else batch.batch_size
 
     def warmup(self) -> None:
-        """Run one full batch on every stream: allocates what the largest shapes need."""
+        """Run one batch on every stream, full if it is of usual size: a text of 8,192 tokens may take seconds."""
         limits = self._info.limits
-        length = min(limits.max_seq_len, limits.max_num_tokens)
-        count = max(1, min(limits.max_batch_size, limits.max_num_tokens // length))
+        length = min(limits.max_seq_len, _WARMUP_TOKENS)
+        count = max(1, min(limits.max_batch_size, min(limits.max_num_tokens, _WARMUP_TOKENS) // length))
         cu_seqlens = np.arange(count + 1, dtype=np.int32) * np.int32(length)
         for _ in range(self._info.num_streams):
             self.run(PackedBatch(np.zeros(count * length, np.int32), cu_seqlens))

@@ -19,7 +19,9 @@ from bei.errors import InvalidRequestError
 from bei.server.errors import JSON
 from bei.server.http import read_body, unless_disconnected
 from bei.server.models import Models
-from bei.service import Embeddings
+from bei.server.truncation import Direction, TokenLimit, Truncate, encoding_options
+from bei.tasks import Embeddings, embed_texts, embed_token_ids, prompt_of
+from bei.tokenization import EncodingOptions
 
 TRUNCATED_HEADER = "x-truncated-inputs"
 _MOST_RANGES = 100  # about a kilobyte: clients and proxies refuse answers with large headers
@@ -35,6 +37,13 @@ class EmbeddingRequest(msgspec.Struct):
     encoding_format: Literal["float", "base64"] | None = None  # float
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     user: str | None = None
+    prompt_name: str | None = None
+    input_type: str | None = None
+    normalize: bool | None = None
+    truncate: Truncate | None = None
+    truncation_direction: Direction | None = None
+    truncate_prompt_tokens: TokenLimit | None = None
+    add_special_tokens: bool = True
 
 
 _request_decoder = msgspec.json.Decoder(EmbeddingRequest)
@@ -130,12 +139,28 @@ class EmbeddingsEndpoint:
         if texts is not None:
             if "" in texts:
                 raise InvalidRequestError(f"input {texts.index('')} is an empty text: leave it out.", "input")
-            work = service.embed_texts(texts, body.dimensions)
+            work = embed_texts(
+                service,
+                texts,
+                prompt=prompt_of(service.manifest, body.prompt_name, body.input_type),
+                dimensions=body.dimensions,
+                normalize=body.normalize,
+                options=_options(body),
+            )
         else:
-            work = service.embed_token_ids(token_ids or [], body.dimensions)
+            work = embed_token_ids(service, token_ids or [], dimensions=body.dimensions, normalize=body.normalize)
         answer = await unless_disconnected(request, work)
         headers = {TRUNCATED_HEADER: index_ranges(answer.truncated)} if answer.truncated else None
         return Response(render(answer, service.name, body.encoding_format), 200, headers, JSON)
+
+
+def _options(body: EmbeddingRequest) -> EncodingOptions:
+    return encoding_options(
+        body.truncate,
+        body.truncation_direction,
+        body.truncate_prompt_tokens,
+        add_special_tokens=body.add_special_tokens,
+    )
 
 
 def index_ranges(indices: list[int]) -> str:
@@ -172,6 +197,15 @@ _ERROR = {
         }
     },
 }
+_CONTROLS = {
+    "prompt_name": {"type": "string", "description": "A prompt of the model's; see /v1/models."},
+    "input_type": {"type": "string", "description": "query, document, or the name of a prompt of the model's."},
+    "normalize": {"type": "boolean", "description": "Vectors of unit length; by default as the checkpoint says."},
+    "truncate": {"oneOf": [{"type": "boolean"}, {"enum": ["NONE", "START", "END"]}]},
+    "truncation_direction": {"enum": ["Left", "Right"]},
+    "truncate_prompt_tokens": {"type": "integer", "minimum": -1, "description": "-1: the model's limit."},
+    "add_special_tokens": {"type": "boolean", "default": True},
+}
 _INPUT = {
     "oneOf": [
         {"type": "string", "minLength": 1},
@@ -198,6 +232,7 @@ _OPENAPI: dict[str, Any] = {
                         "encoding_format": {"type": "string", "enum": ["float", "base64"], "default": "float"},
                         "dimensions": {"type": "integer", "minimum": 1},
                         "user": {"type": "string"},
+                        **_CONTROLS,
                     },
                 }
             }

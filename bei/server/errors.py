@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import TypedDict
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -31,17 +32,32 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
 }
 
 
+class ErrorDetail(TypedDict):
+    """What is wrong and what to do; ``param`` is the field to blame, ``code`` is stable."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(TypedDict):
+    """The body of every error, on every route (docs/decisions.md, "One form of errors")."""
+
+    error: ErrorDetail
+
+
 def error_response(error: errors.BeiError) -> Response:
-    """``{"error": {"message", "type", "param", "code"}}`` with the status of the table."""
+    """An ErrorBody with the status of the table."""
     status, kind = next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
-    body = {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": error.code}
+    detail = ErrorDetail(message=str(error), type=kind, param=getattr(error, "param", None), code=error.code)
     headers = {}
     if isinstance(error, errors.OverloadedError):
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
         headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
     if isinstance(error, errors.ShuttingDownError):
         headers["connection"] = "close"
-    return Response(orjson.dumps({"error": body}), status, headers, JSON)
+    return Response(orjson.dumps(ErrorBody(error=detail)), status, headers, JSON)
 
 
 async def on_bei_error(_: Request, error: Exception) -> Response:

@@ -88,6 +88,8 @@ def _describe(service: InferenceService, created: int) -> dict[str, Any]:
         "max_model_len": manifest.max_seq_len,
         "embedding_dimension": manifest.dimension("embedding"),
         "tasks": manifest.tasks,
+        "prompts": sorted(manifest.prompts),
+        "labels": manifest.classification.labels if manifest.classification else None,
         "target": manifest.target,
         "precision": manifest.precision,
     }

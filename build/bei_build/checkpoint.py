@@ -20,14 +20,17 @@ from bei.errors import CheckpointError, CheckpointNotFoundError, MissingDependen
 from bei_build.families import family_of
 from bei_build.families.base import Family
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
-from bei_build.model_weights import ModelWeights, SideModule
+from bei_build.model_weights import ModelWeights, SideModule, with_stored_widths
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_object, read_sentence_transformers
 from bei_build.spec import ModelSpec
 from bei_build.tokenizer import check_vocabulary, model_max_length, tokenizer_from_checkpoint
 from bei_build.weights import weight_files
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
-_READ_SUFFIXES = (".json", ".txt", ".model")  # configs and tokenizers; weights are found by weight_files
+_HUB_PATTERNS += ["artifact.metadata"]
+_READ_SUFFIXES = (".json", ".txt", ".model", ".metadata")  # configs and tokenizers; weights are found by weight_files
+# Files in which quantizers leave their settings where config.json does not have them.
+_QUANTIZATION_CONFIGS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 
 
@@ -62,7 +65,8 @@ class Checkpoint:
 
     def weights(self) -> ModelWeights:
         """Open the weights. Raises WeightsError naming the tensors that are missing, misshapen or left over."""
-        return ModelWeights(self.spec, self.family, self.folder, self.modules)
+        tied = bool(getattr(self.config, "tie_word_embeddings", True))
+        return ModelWeights(self.spec, self.family, self.folder, self.modules, tied=tied)
 
 
 def locate(model: str, revision: str | None = None) -> Location:
@@ -92,15 +96,15 @@ def read_checkpoint(location: Location, choice: HeadChoice | None = None, max_se
     config, architecture = _config(folder)
     family = family_of(config.model_type, architecture)
     spec = _spec(family, config, architecture)
-    tokenizer = tokenizer_from_checkpoint(folder, files.do_lower_case)
+    tokenizer = tokenizer_from_checkpoint(folder, files.do_lower_case, files.markers)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
-    spec = replace(spec, heads=heads)
+    spec = replace(spec, heads=with_stored_widths(heads, family, folder))
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
     longest = _longest(spec, config, files, model_max_length(folder), max_seq_len)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
-    modules = side_modules(spec, files)
-    return Checkpoint(location, files, family, spec, tokenizer, longest, labels_of(spec, config), modules, config)
+    modules, labels = side_modules(spec, files), labels_of(spec, config, files.activation)
+    return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config)
 
 
 def source_of(checkpoint: Checkpoint) -> Source:
@@ -121,6 +125,11 @@ def source_of(checkpoint: Checkpoint) -> Source:
 def _config(folder: Path) -> tuple[Any, str]:
     """The HF config (its class knows the defaults that config.json leaves out) and the architecture's name."""
     path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter. Merge it into its base model (peft: merge_and_unload, then save_pretrained) "
+            "and build the result."
+        )
     if not path.is_file():
         raise CheckpointNotFoundError(
             f"{folder} has no config.json: it is not a Hugging Face checkpoint. Pass the folder that holds one."
@@ -128,10 +137,7 @@ def _config(folder: Path) -> tuple[Any, str]:
     raw = read_object(path)
     if not isinstance(raw.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
-    if raw.get("quantization_config"):
-        settings = raw["quantization_config"]
-        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
-        raise CheckpointError(f"The checkpoint is quantized ({method}): build from the original 16- or 32-bit one.")
+    _refuse_quantized(folder, raw)
     architectures = raw.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(architecture, str):
@@ -144,11 +150,13 @@ def _config(folder: Path) -> tuple[Any, str]:
     except ImportError as error:
         raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
     try:
-        if raw["model_type"] == family.model_type and not family.config_keys:
+        translated = family.translate(raw) if family.translate else raw
+        if translated is raw and raw["model_type"] == family.model_type:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         else:
-            keys = {family.config_keys.get(key, key): value for key, value in raw.items()}
-            config = CONFIG_MAPPING[family.model_type].from_dict({**keys, "model_type": family.model_type})
+            config = CONFIG_MAPPING[family.model_type].from_dict({**translated, "model_type": family.model_type})
+    except CheckpointError:  # of translate
+        raise
     except Exception as error:  # transformers validates with several exception types
         raise CheckpointError(
             f"{path} was refused by transformers ({error}). Download the checkpoint again."
@@ -156,11 +164,38 @@ def _config(folder: Path) -> tuple[Any, str]:
     return config, architecture
 
 
+def _refuse_quantized(folder: Path, raw: dict[str, Any]) -> None:
+    """Raise CheckpointError for a checkpoint whose configs say that it is quantized."""
+    settings = raw.get("quantization_config") or raw.get("compression_config")
+    method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
+    for name, writer in _QUANTIZATION_CONFIGS.items():
+        if not method and (path := folder / name).is_file():
+            method, settings = writer, read_object(path)
+    if method == "modelopt":
+        raise CheckpointError(
+            f"The checkpoint is quantized by ModelOpt ({_modelopt_format(settings)}): FP8 checkpoints are not "
+            "supported yet. Build from the original 16- or 32-bit one, with --precision bf16, fp16 or int8 for a smaller engine."
+        )
+    if method:
+        raise CheckpointError(
+            f"The checkpoint is quantized ({method}): build from the original 16- or 32-bit one; bei quantizes itself "
+            "(--precision int8)."
+        )
+
+
+def _modelopt_format(settings: Any) -> str:
+    """The format's name: config.json has it at the top, hf_quant_config.json under ``quantization``."""
+    if not isinstance(settings, dict):
+        return "FP8"
+    nested = settings.get("quantization")
+    return str((nested if isinstance(nested, dict) else settings).get("quant_algo") or "FP8")
+
+
 def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
     """The family's reading of ``config``. transformers checks the types of its values, not that they make a model."""
     try:
         spec = family.spec_from_config(config, architecture)
-    except (ArithmeticError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json describes no model ({error}). Download the checkpoint again.") from error
     if not spec.layers:
         raise CheckpointError("config.json describes a model without layers. Download the checkpoint again.")
@@ -201,8 +236,8 @@ def _package_folder(model: str) -> Path | None:
 
 
 def _folders_with_weights(folder: Path) -> list[Path]:
-    """The root and the Dense modules of a downloaded repository."""
-    return [folder, *(path.parent for path in folder.glob("*_Dense/config.json"))]
+    """The root and those modules of a downloaded repository that have weights."""
+    return [folder, *(path.parent for kind in ("Dense", "LayerNorm") for path in folder.glob(f"*_{kind}/config.json"))]
 
 
 def _from_hub(model: str, revision: str | None) -> Location:

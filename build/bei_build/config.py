@@ -53,9 +53,20 @@ class BuildConfig:
             value, choices = getattr(self, option.name), option.metadata.get("choices")
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
+        if self.score_tokens and len(self.score_tokens) != 2:
+            raise ConfigError(f"score_tokens must be two tokens, such as no,yes; not {','.join(self.score_tokens)}.")
+        self._check_rerank_template()
         if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
             raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")
         for name in ("max_seq_len", "max_num_tokens", "max_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")
+
+    def _check_rerank_template(self) -> None:
+        missing = [name for name in ("{query}", "{document}") if name not in self.rerank_body]
+        if self.rerank_body and missing:
+            raise ConfigError(f"rerank_body has no {missing[0]}: without it every pair would be the same text.")
+        for name in ("rerank_prefix", "rerank_suffix", "rerank_instruction"):
+            if getattr(self, name) and not self.rerank_body:
+                raise ConfigError(f"{name} needs a rerank_body, the text of a pair with {{query}} and {{document}}.")

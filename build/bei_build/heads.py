@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from bei.errors import CheckpointError, ConfigError
 from bei_build.families.base import Family
-from bei_build.model_weights import SideModule
-from bei_build.sentence_transformers import SentenceTransformersFiles
+from bei_build.model_weights import SideModule, stored_width
+from bei_build.sentence_transformers import SentenceTransformersFiles, SparsePooling
 from bei_build.spec import (
     ActivationSpec,
     DenseSpec,
     HeadSpec,
     ModelSpec,
     NormLayerSpec,
+    Output,
     Pooling,
 )
 
@@ -25,7 +26,25 @@ TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", 
 
 # Files beside the weights that hold one linear layer on every token: layer name -> (file, output, activation). BGE-M3
 # (arXiv:2402.03216) has both; the dense embedding, lexical weights and token vectors then come out of one pass.
-_TOKEN_FILES = {"sparse_linear": "token_weights", "colbert_linear": "token_embedding"}
+_TOKEN_FILES: dict[str, Output] = {"sparse_linear": "token_weights", "colbert_linear": "token_embedding"}
+
+_TASKS_OF: dict[Output, tuple[str, ...]] = {
+    "embedding": ("embed",),
+    "sparse": ("embed_sparse",),
+    "token_weights": ("embed_sparse",),
+    "token_embedding": ("embed_tokens",),
+    "token_logits": ("classify_tokens",),
+}
+
+Function = Literal["sigmoid", "softmax", "none"]
+
+# What sentence-transformers' CrossEncoder puts on its score: torch's class -> ours.
+_CROSS_ENCODER_FUNCTIONS: dict[str, Function] = {"Identity": "none", "Sigmoid": "sigmoid"}
+_PROBLEM_FUNCTIONS: dict[str, Function] = {
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+    "regression": "none",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +61,7 @@ class Labels:
     """What the columns of ``logits`` or ``token_logits`` mean, and what makes scores of them."""
 
     names: tuple[str, ...]
-    function: Literal["sigmoid", "softmax", "none"]
+    function: Function
 
 
 def choose_heads(
@@ -53,25 +72,17 @@ def choose_heads(
     choice: HeadChoice,
     tokenizer: Tokenizer,
 ) -> tuple[HeadSpec, ...]:
-    """The heads to build. Raises CheckpointError, ConfigError where the checkpoint has no such head."""
+    """The heads to build; of a named task only those that serve it. Raises CheckpointError, ConfigError."""
     own = family.architectures[architecture](config)
-    if choice.score_tokens:
-        heads: tuple[HeadSpec, ...] = (_token_comparison(family, config, choice.score_tokens, tokenizer),)
-    elif choice.pooling or choice.task == "embed" or (files.pooling and choice.task == "auto"):
-        heads = (_embedding(own, files, choice.pooling), *_token_heads(config, files))
-    elif files.per_token:
-        heads = (HeadSpec("token_embedding", token_layers=files.tail),)
-    elif files.sparse == "sum":
-        heads = tuple(
-            HeadSpec(head.output, ("sum",), (*head.token_layers, ActivationSpec("log1p_relu"))) for head in own
-        )
-    else:
-        heads = (*own, *(_token_heads(config, files) if own[0].output == "embedding" else ()))
-    if choice.task not in ("auto", *(task for head in heads for task in tasks_of(head, config.hidden_size))):
+    heads = _all_heads(family, config, own, files, choice, tokenizer)
+    tasks = {task: None for head in heads for task in tasks_of(head, config.hidden_size)}
+    if choice.task not in ("auto", *tasks):
         raise ConfigError(
-            f"{architecture} has no head for the task {choice.task}; it has "
-            f"{', '.join(task for head in heads for task in tasks_of(head, config.hidden_size))}."
+            f"{architecture} has no head for the task {choice.task}: choose one that it has, {' or '.join(tasks)}, "
+            "or another checkpoint."
         )
+    if choice.task != "auto":
+        heads = tuple(head for head in heads if choice.task in tasks_of(head, config.hidden_size))
     _check_widths(heads, config.hidden_size)
     return heads
 
@@ -80,17 +91,15 @@ def tasks_of(head: HeadSpec, hidden_size: int) -> tuple[str, ...]:
     """What a served ``head`` can do. A classifier of one label is a scorer: it reranks."""
     if head.output == "logits":
         return ("rerank", "classify") if head.dimension(hidden_size) == 1 else ("classify",)
-    return {
-        "embedding": ("embed",),
-        "sparse": ("embed_sparse",),
-        "token_weights": ("embed_sparse",),
-        "token_embedding": ("embed_tokens",),
-        "token_logits": ("classify_tokens",),
-    }[head.output]
+    return _TASKS_OF[head.output]
 
 
-def labels_of(spec: ModelSpec, config: Any) -> Labels | None:
-    """The labels of a classifier, and its function: ``function_to_apply`` of the config, else by ``problem_type``."""
+def labels_of(spec: ModelSpec, config: Any, activation: str | None = None) -> Labels | None:
+    """The labels of a classifier, and its function; ``activation`` is what a CrossEncoder's own file names.
+
+    The function is ``function_to_apply`` of the config, else that of a CrossEncoder, else by ``problem_type``, else the
+    sigmoid of one label and the softmax of several. Raises CheckpointError for a function that is not supported.
+    """
     head = spec.head("logits") or spec.head("token_logits")
     if head is None:
         return None
@@ -99,16 +108,35 @@ def labels_of(spec: ModelSpec, config: Any) -> Labels | None:
     names = tuple(named.get(index, f"LABEL_{index}") for index in range(count))
     if head.output == "token_logits":
         return Labels(names, "softmax")
-    by_problem = {
-        "multi_label_classification": "sigmoid",
-        "single_label_classification": "softmax",
-        "regression": "none",
-    }
-    function = getattr(config, "function_to_apply", None) or by_problem.get(getattr(config, "problem_type", None) or "")
+    chosen = _asked_function(config) or (_cross_encoder_function(config, activation) if count == 1 else None)
+    chosen = chosen or _PROBLEM_FUNCTIONS.get(getattr(config, "problem_type", None) or "")
+    return Labels(names, chosen or ("sigmoid" if count == 1 else "softmax"))
+
+
+def _asked_function(config: Any) -> Function | None:
+    function = getattr(config, "function_to_apply", None)
     if function not in (None, "sigmoid", "softmax", "none"):
         raise CheckpointError(f"config.json has function_to_apply {function!r}; supported: sigmoid, softmax, none.")
-    chosen = function or ("sigmoid" if count == 1 else "softmax")
-    return Labels(names, cast(Literal["sigmoid", "softmax", "none"], chosen))
+    chosen: Function | None = function
+    return chosen
+
+
+def _cross_encoder_function(config: Any, activation: str | None) -> Function | None:
+    """What sentence-transformers applies to a score: its key of the config, that before version 4, ``activation``."""
+    nested = getattr(config, "sentence_transformers", None)
+    if isinstance(nested, dict) and "activation_fn" in nested:
+        activation = nested["activation_fn"]
+    else:
+        activation = getattr(config, "sbert_ce_default_activation_function", None) or activation
+    if activation is None:
+        return None
+    name = str(activation).rsplit(".", 1)[-1]
+    if name not in _CROSS_ENCODER_FUNCTIONS:
+        raise CheckpointError(
+            f"The checkpoint's activation_fn is {activation!r}; supported: torch.nn.Sigmoid and torch.nn.Identity. "
+            'Set "function_to_apply" in config.json to sigmoid or none to choose one.'
+        )
+    return _CROSS_ENCODER_FUNCTIONS[name]
 
 
 def side_modules(spec: ModelSpec, files: SentenceTransformersFiles) -> dict[str, SideModule]:
@@ -126,32 +154,82 @@ def side_modules(spec: ModelSpec, files: SentenceTransformersFiles) -> dict[str,
     return modules
 
 
+def _all_heads(
+    family: Family,
+    config: Any,
+    own: tuple[HeadSpec, ...],
+    files: SentenceTransformersFiles,
+    choice: HeadChoice,
+    tokenizer: Tokenizer,
+) -> tuple[HeadSpec, ...]:
+    """What the user says comes first, then the files, then ``own``, what the class says."""
+    if choice.score_tokens:
+        return (_token_comparison(family, config, _ids_of(choice.score_tokens, tokenizer)),)
+    if choice.pooling or choice.task == "embed" or (files.pooling and choice.task == "auto"):
+        return (_embedding(own, files, choice.pooling), *_token_heads(config, files, choice.task))
+    if files.score_ids:
+        return (_token_comparison(family, config, files.score_ids),)
+    if files.per_token:
+        return (HeadSpec("token_embedding", token_layers=files.tail),)
+    if files.sparse:
+        return (_sparse(own, files.sparse),)
+    return (*own, *(_token_heads(config, files, choice.task) if own[0].output == "embedding" else ()))
+
+
 def _embedding(own: tuple[HeadSpec, ...], files: SentenceTransformersFiles, pooling: Pooling | None) -> HeadSpec:
     default = own[0].pooling if own[0].output == "embedding" else ("mean",)
     chosen = (pooling,) if pooling else files.pooling or default
-    return HeadSpec("embedding", chosen, layers=files.tail)
+    return HeadSpec("embedding", chosen, layers=() if files.per_token else files.tail)
 
 
-def _token_heads(config: Any, files: SentenceTransformersFiles) -> tuple[HeadSpec, ...]:
+def _sparse(own: tuple[HeadSpec, ...], pooling: SparsePooling) -> HeadSpec:
+    head = own[0]
+    if head.output != "sparse":
+        raise CheckpointError(
+            "modules.json asks for SpladePooling, but the class in config.json has no scores of the vocabulary: "
+            "correct its architectures to the ForMaskedLM class, or download the checkpoint again."
+        )
+    logarithms = (ActivationSpec("log1p_relu"),) * pooling.logarithms
+    if pooling.mode == "max":  # the logarithm grows with its argument: the largest one's is the largest
+        return HeadSpec(head.output, ("max",), head.token_layers, logarithms)
+    return HeadSpec(head.output, ("sum",), (*head.token_layers, *logarithms))
+
+
+def _token_heads(config: Any, files: SentenceTransformersFiles, task: str) -> tuple[HeadSpec, ...]:
+    """The heads of the files beside the weights; of a named ``task`` only its own, as the files may need torch."""
     heads = []
     for name, output in _TOKEN_FILES.items():
-        if (files.transformer_folder / f"{name}.pt").is_file():
-            width = 1 if output == "token_weights" else config.hidden_size
+        path = files.transformer_folder / f"{name}.pt"
+        if path.is_file() and task in ("auto", *_TASKS_OF[output]):
+            width = 1 if output == "token_weights" else stored_width(path)
             layer = DenseSpec(name, config.hidden_size, width, activation="relu" if width == 1 else "identity")
-            heads.append(HeadSpec(output, token_layers=(layer,)))  # type: ignore[arg-type]
+            heads.append(HeadSpec(output, token_layers=(layer,)))
     return tuple(heads)
 
 
-def _token_comparison(family: Family, config: Any, tokens: tuple[str, ...], tokenizer: Tokenizer) -> HeadSpec:
+def _token_comparison(family: Family, config: Any, ids: tuple[int, int]) -> HeadSpec:
     """The score of the second token less that of the first, at the last position: its sigmoid is the share of "yes"."""
     if "lm_head.weight" not in family.weights:
-        raise ConfigError(f"score_tokens needs a language model; {config.model_type} has no scores of tokens.")
-    ids = [tokenizer.token_to_id(token) for token in tokens]  # None for a text that is no token
-    if len(ids) != 2 or None in ids:
-        raise ConfigError(f"score_tokens must be two tokens of the vocabulary, such as no,yes; not {','.join(tokens)}.")
-    no, yes = (token for token in ids if token is not None)
+        raise ConfigError(
+            f"score_tokens needs a language model; {config.model_type} has no scores of tokens. Leave score_tokens out."
+        )
+    no, yes = ids
     layer = DenseSpec("lm_head", config.hidden_size, 1, bias=False, rows=(yes, no))
     return HeadSpec("logits", ("last",), layers=(layer,))
+
+
+def _ids_of(tokens: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, int]:
+    ids = [tokenizer.token_to_id(token) for token in tokens]  # None for a text that is no token
+    if len(tokens) != 2:
+        raise ConfigError(f"score_tokens must be two tokens of the vocabulary, such as no,yes; not {','.join(tokens)}.")
+    unknown = [token for token, index in zip(tokens, ids, strict=True) if index is None]
+    if unknown:
+        raise ConfigError(
+            f"score_tokens: {unknown[0]!r} is not one token of the vocabulary. Name two that are, such as no,yes, as "
+            "the vocabulary spells them (a space in front may be part of it)."
+        )
+    no, yes = (index for index in ids if index is not None)
+    return no, yes
 
 
 def _check_widths(heads: tuple[HeadSpec, ...], hidden_size: int) -> None:

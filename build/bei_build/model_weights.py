@@ -5,14 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bei.errors import WeightsError
-from bei_build.families.base import Family
+from bei_build.families.base import AS_STORED, Family
 from bei_build.graph.writer import FloatArray
-from bei_build.spec import DenseSpec, ModelSpec, Shape
+from bei_build.spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec, Shape
 from bei_build.weights import TensorStore, open_file, open_weights
+
+# What a quantized checkpoint stores in place of a matrix, or beside it.
+_QUANTIZED = (
+    *(".qweight", ".qzeros", ".scales", ".g_idx"),  # GPTQ, AWQ
+    *(".SCB", ".absmax", ".quant_map"),  # bitsandbytes
+    *(".weight_packed", ".weight_shape", ".weight_zero_point"),  # compressed-tensors
+    *(".weight_scale", ".weight_scale_inv", ".input_scale"),  # FP8
+)
+
+# Parts of names that PEFT gives the tensors of an adapter.
+_ADAPTER = ("lora_", "base_layer.", "modules_to_save.", "ia3_l")
+
+# Buffers: transformers computes them from the config, older versions stored them.
+_BUFFERS = ("rotary_emb.inv_freq", "position_ids", "token_type_ids")
+
+# The names of what comes before the heads, among ours.
+_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_")
 
 # Checkpoints converted from TensorFlow call a norm's parameters gamma and beta; transformers accepts both.
 _OLD_KINDS = {"weight": "gamma", "bias": "beta"}
@@ -44,12 +61,15 @@ class _Source:
 class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
-    Raises WeightsError naming the tensors that are missing, misshapen or left over.
+    ``tied``: a language model's last matrix may be that of its embeddings. Raises WeightsError naming the tensors that
+    are missing, misshapen or left over.
     """
 
-    def __init__(self, spec: ModelSpec, family: Family, folder: Path, modules: Mapping[str, SideModule]) -> None:
+    def __init__(
+        self, spec: ModelSpec, family: Family, folder: Path, modules: Mapping[str, SideModule], *, tied: bool = True
+    ) -> None:
         self._spec = spec
-        self._family = family
+        self._names = StoredNames(family, tied)
         self._differences = {
             f"{layer.name}.weight": layer.rows
             for head in spec.heads
@@ -94,9 +114,9 @@ class ModelWeights:
     def _map_checkpoint(self, store: TensorStore, modules: Mapping[str, SideModule]) -> None:
         stored = store.shapes
         shapes = {name: shape for name, shape in self._spec.weights() if name.rsplit(".", 1)[0] not in modules}
-        chosen = {name: _stored_name(name, self._family, stored) for name in shapes}
+        chosen = {name: self._names.of(name, stored) for name in shapes}
         wanted: Shapes = {}
-        for name in _in_table_order(shapes, self._family):
+        for name in self._names.in_table_order(shapes):
             tensor, shape = chosen[name], shapes[name]
             if name in self._differences:  # of how many rows the table is does not matter
                 shape = (stored.get(tensor, shape)[0], shape[1])
@@ -105,8 +125,7 @@ class ModelWeights:
             start = wanted[tensor][0] if tensor in wanted and self._is_joined(name) else 0
             self._sources[name] = _Source(store, tensor, start, start + shape[0] if self._is_joined(name) else None)
             wanted[tensor] = (start + shape[0], *shape[1:])
-        unused = tuple(f"{prefix}{start}" for prefix in ("", self._family.prefix) for start in self._family.unused)
-        _compare(wanted, {n: s for n, s in stored.items() if n in wanted or not n.startswith(unused)})
+        _compare(wanted, {name: shape for name, shape in stored.items() if name in wanted or self._names.is_read(name)})
 
     def _is_joined(self, name: str) -> bool:
         """Whether the tensor of ``name`` may hold several of ours: parts of a layer can, a tied table is one tensor."""
@@ -125,35 +144,105 @@ class ModelWeights:
             self._sources.update({f"{name}.{kind}": _Source(store, names[kind]) for kind in kinds})
 
 
-def _in_table_order(names: Mapping[str, Shape], family: Family) -> list[str]:
-    """``names`` in the order of the family's table, which is that of the rows of joined tensors."""
-    rank = {template: index for index, template in enumerate(family.weights)}
-    return sorted(names, key=lambda name: rank.get(_template(name.rsplit(".", 1)[0]), 0))
+class StoredNames:
+    """What a family's tensors are called in a checkpoint."""
+
+    def __init__(self, family: Family, tied: bool = True) -> None:
+        self._family = family
+        self._tied = tied
+        self._prefixes = (family.prefix, "", *(f"{alias}." for alias in family.aliases))
+        self._unused = tuple(
+            f"{prefix}{start}" for prefix in self._prefixes for start in (*family.unused, *_own(family))
+        )
+
+    def of(self, name: str, stored: Mapping[str, tuple[int, ...]]) -> str:
+        """The checkpoint's name of ``name``: the first of the family's alternatives that is there."""
+        candidates = self._candidates(name)
+        names = [f"{prefix}{candidate}" for candidate in candidates for prefix in self._prefixes]
+        found = next((candidate for candidate in names if candidate in stored), None)
+        if found is not None or not name.startswith(_BACKBONE):
+            return found or candidates[0]
+        # It is missing: say its name as the others are spelled.
+        return next((p for p in self._prefixes if p and any(n.startswith(p) for n in stored)), "") + candidates[0]
+
+    def in_table_order(self, names: Mapping[str, Shape]) -> list[str]:
+        """``names`` in the order of the family's table, which is that of the rows of joined tensors."""
+        rank = {template: index for index, template in enumerate(self._family.weights)}
+        return sorted(names, key=lambda name: rank.get(_template(name.rsplit(".", 1)[0]), 0))
+
+    def is_read(self, stored: str) -> bool:
+        """Whether the tensor called ``stored`` counts: buffers do not, nor heads that are not built."""
+        return not stored.startswith(self._unused) and not stored.endswith(_BUFFERS)
+
+    def _candidates(self, name: str) -> list[str]:
+        """The checkpoint's possible names of ``name``, without prefixes."""
+        table = self._family.weights
+        module, kind = name.rsplit(".", 1)
+        index = re.match(r"layers\.(\d+)\.", module)
+
+        def spelled(alternatives: str | tuple[str, ...]) -> list[str]:
+            names = (alternatives,) if isinstance(alternatives, str) else alternatives
+            return [alternative.replace("{i}", index[1] if index else "") for alternative in names]
+
+        if _template(name) not in table:
+            return [f"{stored}.{k}" for stored in spelled(table[_template(module)]) for k in (kind, _OLD_KINDS[kind])]
+        embeddings = {f"{stored}.weight" for stored in spelled(table["embeddings.word"])}
+        return [stored for stored in spelled(table[_template(name)]) if self._tied or stored not in embeddings]
+
+
+def _own(family: Family) -> list[str]:
+    """The beginnings of the names of the family's heads: whatever is not built of them may be left aside."""
+    stored = []
+    for name, names in family.weights.items():
+        if not name.startswith(_BACKBONE):
+            end = "" if name.endswith((".weight", ".bias")) else "."
+            stored += [f"{each}{end}" for each in ((names,) if isinstance(names, str) else names)]
+    return stored
+
+
+def stored_width(location: Path) -> int:
+    """How many rows the matrix in the file ``location`` has. Raises WeightsError, MissingDependencyError."""
+    store = open_file(location)
+    try:
+        widths = [shape[0] for shape in store.shapes.values() if len(shape) == 2]
+    finally:
+        store.close()
+    if len(widths) != 1:
+        raise WeightsError(f"{location} does not hold one linear layer. Download the checkpoint again.")
+    return widths[0]
+
+
+def with_stored_widths(heads: tuple[HeadSpec, ...], family: Family, folder: Path) -> tuple[HeadSpec, ...]:
+    """``heads`` with the layers that are AS_STORED as wide as their matrices in ``folder``. Raises WeightsError."""
+
+    def is_open(layer: HeadLayer) -> bool:
+        return isinstance(layer, DenseSpec) and layer.out_features == AS_STORED
+
+    if not any(is_open(layer) for head in heads for layer in head.token_layers):
+        return heads
+    store = open_weights(folder)
+    shapes = store.shapes
+    store.close()
+
+    def resolved(layer: HeadLayer) -> HeadLayer:
+        if not isinstance(layer, DenseSpec) or not is_open(layer):
+            return layer
+        name = StoredNames(family).of(f"{layer.name}.weight", shapes)
+        if name not in shapes or len(shapes[name]) != 2:
+            raise WeightsError(f"Tensor {name} is missing or no matrix. Download the checkpoint again.")
+        return replace(layer, out_features=shapes[name][0])
+
+    return tuple(replace(head, token_layers=tuple(resolved(layer) for layer in head.token_layers)) for head in heads)
 
 
 def _template(module: str) -> str:
     return re.sub(r"^layers\.\d+", "layers.{i}", module)
 
 
-def _stored_name(name: str, family: Family, stored: Mapping[str, tuple[int, ...]]) -> str:
-    """The checkpoint's name of ``name``: the first of the family's alternatives that is there."""
-    module, kind = name.rsplit(".", 1)
-    index = re.match(r"layers\.(\d+)\.", module)
-    whole = family.weights.get(_template(name))
-    alternatives = family.weights[_template(module)] if whole is None else whole
-    plain = [
-        alternative.replace("{i}", index[1] if index else "")
-        for alternative in ((alternatives,) if isinstance(alternatives, str) else alternatives)
-    ]
-    candidates = plain if whole is not None else [f"{module}.{k}" for module in plain for k in (kind, _OLD_KINDS[kind])]
-    prefixes = (family.prefix, "", *(f"{alias}." for alias in family.aliases))
-    names = [f"{prefix}{candidate}" for candidate in candidates for prefix in prefixes]
-    return next((candidate for candidate in names if candidate in stored), candidates[0])
-
-
 def _compare(wanted: Shapes, stored: Shapes) -> None:
     missing = sorted(wanted.keys() - stored.keys())
     extra = sorted(stored.keys() - wanted.keys())
+    _refuse_quantized_and_adapters(extra)
     wrong = sorted(name for name in wanted.keys() & stored.keys() if wanted[name] != stored[name])
     if wrong:
         name = wrong[0]
@@ -167,6 +256,22 @@ def _compare(wanted: Shapes, stored: Shapes) -> None:
         raise WeightsError(
             f"Tensor {extra[0]} is not part of this architecture{_and_more(extra)}: building without it would give "
             "other vectors than the checkpoint's. Merge adapters before the build."
+        )
+
+
+def _refuse_quantized_and_adapters(extra: list[str]) -> None:
+    """What these are says more than the tensors that are missing because of them."""
+    quantized = [name for name in extra if name.endswith(_QUANTIZED) or ".quant_state." in name]
+    if quantized:
+        raise WeightsError(
+            f"Tensor {quantized[0]}{_and_more(quantized)} belongs to a quantized checkpoint: build from the original "
+            "16- or 32-bit one; bei quantizes itself (--precision int8)."
+        )
+    adapters = [name for name in extra if any(part in name for part in _ADAPTER)]
+    if adapters:
+        raise WeightsError(
+            f"Tensor {adapters[0]}{_and_more(adapters)} belongs to an adapter. Merge adapters before the build "
+            "(peft: merge_and_unload, then save_pretrained)."
         )
 
 

@@ -58,6 +58,9 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         choice = HeadChoice(config.task, config.pooling, config.score_tokens)  # type: ignore[arg-type]
         checkpoint = read_checkpoint(location, choice, config.max_seq_len)
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
+    if config.max_seq_len is None and checkpoint.max_seq_len > (longest := compiler.longest_by_default):
+        progress.note(f"the model takes {checkpoint.max_seq_len:,} tokens; built for {longest:,} (see --max-seq-len)")
+        checkpoint = replace(checkpoint, max_seq_len=longest)
     embedding = checkpoint.spec.head("embedding")
     if embedding and checkpoint.files.pooling is None and config.pooling is None:
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")

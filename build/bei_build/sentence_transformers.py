@@ -1,12 +1,13 @@
 """The files sentence-transformers writes beside a checkpoint, read without the library.
 
-``modules.json`` (Transformer, Pooling, then Dense and Normalize in any number), ``sentence_bert_config.json``,
-``config_sentence_transformers.json``. Formats of sentence-transformers 2 to 6.
+``modules.json`` and the modules' folders, ``sentence_bert_config.json``, ``config_sentence_transformers.json``, and
+ColBERT's ``artifact.metadata``. Formats of sentence-transformers 2 to 6 and of PyLate.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,7 +38,14 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "ReLU": "relu",
     "GELU": "gelu",
     "SiLU": "silu",
+    "Sigmoid": "sigmoid",
 }
+# Modules that change nothing here: one works in training only, the other is about which rows a client scores.
+_IDLE_MODULES = ("Dropout", "MultiVectorMask")
+_SUPPORTED_MODULES = (
+    "Transformer -> Pooling -> Dense / LayerNorm / Normalize, Transformer -> Dense -> Normalize (late interaction), "
+    "MLMTransformer -> SpladePooling, Transformer -> LogitScore, and Transformer alone for sequence-classification"
+)
 _MATRYOSHKA_KEYS = ("matryoshka_dims", "matryoshka_dimensions")
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -48,12 +56,22 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
+class SparsePooling:
+    """How scores of the vocabulary become one row (SPLADE): ``logarithms`` times log(1 + x) of the positive ones."""
+
+    mode: Literal["max", "sum"]
+    logarithms: int = 1
+
+
+@dataclass(frozen=True)
 class SentenceTransformersFiles:
     """What the files say; defaults are those of a checkpoint without them.
 
     ``normalize`` is None where there is no ``modules.json``. ``tail`` are the layers behind the pooling, on each token
     where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
-    ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models.
+    ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the tokens
+    (no, yes) whose scores a reranker compares, ``activation`` is the class of what a CrossEncoder puts on its scores.
+    ``markers`` are prompts that ColBERT was trained with as one token each.
     ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders.
     """
 
@@ -63,7 +81,10 @@ class SentenceTransformersFiles:
     tail: tuple[HeadLayer, ...] = ()
     tail_folders: dict[str, Path] = field(default_factory=dict)
     per_token: bool = False
-    sparse: Literal["max", "sum"] | None = None
+    sparse: SparsePooling | None = None
+    score_ids: tuple[int, int] | None = None
+    activation: str | None = None
+    markers: tuple[str, ...] = ()
     normalize: bool | None = None
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -91,44 +112,76 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     """Read all files; a folder without ``modules.json`` gives the defaults. Raises CheckpointError."""
-    prompts = _prompts(folder)
+    settings = _model_settings(folder)
     if not (folder / "modules.json").is_file():
-        return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **prompts)
-    modules = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
+        return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
+    entries = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
+    modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
-    if kinds[:2] == ["MLMTransformer", "SpladePooling"] or kinds[:2] == ["Transformer", "SpladePooling"]:
-        return SentenceTransformersFiles(
-            transformer_folder=modules[0][1],
-            folders=tuple(path for _, path in modules),
-            sparse=_splade_pooling(modules[1][1]),
-            **_transformer_settings(modules[0][1]),
-            **prompts,
-        )
-    per_token = kinds[:2] == ["Transformer", "Dense"] and "Pooling" not in kinds
-    behind = modules[1:] if per_token else modules[2:]
-    if kinds[0] != "Transformer" or not (per_token or kinds[1:2] == ["Pooling"]) or _unknown(behind):
-        raise CheckpointError(
-            f"modules.json asks for {' -> '.join(kinds)}; bei builds Transformer -> Pooling -> Dense / LayerNorm / "
-            "Normalize, Transformer -> Dense (late interaction) and MLMTransformer -> SpladePooling."
-        )
-    normalize = kinds[-1] == "Normalize"
-    behind = behind[:-1] if normalize else behind
-    tail = tuple(_tail_layer(kind, path, f"tail.{index}") for index, (kind, path) in enumerate(behind))
+    if kinds[:1] not in (["Transformer"], ["MLMTransformer"]):
+        raise _unsupported(kinds)
+    task, transformer = _transformer_settings(modules[0][1])
+    if (read := _HEADS.get(_form(kinds, task))) is None:
+        raise _unsupported(kinds)
     return SentenceTransformersFiles(
         transformer_folder=modules[0][1],
-        folders=tuple(path for _, path in modules),
-        pooling=None if per_token else _pooling(modules[1][1]),
-        tail=tail,
-        tail_folders={f"tail.{index}": path for index, (kind, path) in enumerate(behind) if kind != "Normalize"},
-        per_token=per_token,
-        normalize=normalize or per_token,
-        **_transformer_settings(modules[0][1]),
-        **prompts,
+        folders=tuple(path for _, path in entries),
+        **{**transformer, **settings, **read(modules[1:])},
     )
 
 
-def _unknown(modules: list[tuple[str, Path]]) -> set[str]:
-    return {kind for kind, _ in modules} - {"Dense", "LayerNorm", "Normalize"}
+def _unsupported(kinds: list[str]) -> CheckpointError:
+    return CheckpointError(f"modules.json asks for {' -> '.join(kinds)}; bei builds {_SUPPORTED_MODULES}.")
+
+
+def _form(kinds: list[str], task: str | None) -> str:
+    """What kind of head the modules make, "" where bei knows none. ``task`` is what the Transformer is loaded for."""
+    second, behind = kinds[1:2], set(kinds[2:])
+    if kinds[0] == "Transformer" and behind <= {"Dense", "LayerNorm", "Normalize"}:
+        if second == ["Pooling"]:
+            return "pooled"
+        if second == ["Dense"]:
+            return "per_token"
+    if kinds == ["Transformer"] and task == "sequence-classification":
+        return "classifier"
+    return second[0] if len(kinds) == 2 and second[0] in ("SpladePooling", "LogitScore") else ""
+
+
+def _pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+    return {"pooling": _pooling(modules[0][1]), **_tail(modules[1:], "sentence_embedding")}
+
+
+def _per_token(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+    # PyLate lists no Normalize: its vectors are normalized when they are encoded.
+    return {**_tail(modules, "token_embeddings"), "per_token": True, "normalize": True}
+
+
+def _tail(modules: list[tuple[str, Path]], feature: str) -> dict[str, Any]:
+    """The layers of ``modules``, which read and write ``feature``; a final Normalize is left to the runtime."""
+    normalize = bool(modules) and modules[-1][0] == "Normalize"
+    layers = {f"tail.{index}": module for index, module in enumerate(modules[: len(modules) - normalize])}
+    for kind, path in modules:
+        _check_feature(kind, path, feature)
+    return {
+        "tail": tuple(_tail_layer(kind, path, name) for name, (kind, path) in layers.items()),
+        "tail_folders": {name: path for name, (kind, path) in layers.items() if kind != "Normalize"},
+        "normalize": normalize,
+    }
+
+
+def _check_feature(kind: str, folder: Path, feature: str) -> None:
+    """Refuse a module that works on something else than what comes before it."""
+    path = folder / "config.json"
+    if (
+        not path.is_file()
+    ):  # Normalize had none before sentence-transformers 6, and the others say so when they are read
+        return
+    config = read_object(path)
+    named = {_setting(path, config, f"module_{end}_name", str) for end in ("input", "output")} - {None}
+    if named - {feature, "sentence_embedding"}:
+        raise CheckpointError(
+            f"{folder.name} ({kind}) works on {' and '.join(sorted(map(str, named)))}; supported here: {feature}."
+        )
 
 
 def _tail_layer(kind: str, folder: Path, name: str) -> HeadLayer:
@@ -143,13 +196,34 @@ def _tail_layer(kind: str, folder: Path, name: str) -> HeadLayer:
     return NormalizeSpec()
 
 
-def _splade_pooling(folder: Path) -> Literal["max", "sum"]:
-    path = folder / "config.json"
+def _sparse(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+    path = modules[0][1] / "config.json"
     config = read_object(path)
-    strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
-    if strategy not in ("max", "sum") or activation != "relu":
-        raise CheckpointError(f"{path} asks for {strategy} pooling of {activation}; supported: max and sum of relu.")
-    return "max" if strategy == "max" else "sum"
+    mode, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    logarithms = {"relu": 1, "log1p_relu": 2}
+    if mode not in ("max", "sum") or activation not in logarithms:
+        raise CheckpointError(
+            f"{path} asks for {mode} pooling of {activation}; supported: max and sum of relu and log1p_relu."
+        )
+    return {"sparse": SparsePooling(mode, logarithms[activation])}
+
+
+def _token_scores(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+    path = modules[0][1] / "config.json"
+    config = read_object(path)
+    no, yes = (_setting(path, config, f"{kind}_token_id", int) for kind in ("false", "true"))
+    if no is None or yes is None:
+        raise CheckpointError(f"{path} lacks true_token_id or false_token_id; bei compares the scores of two tokens.")
+    return {"score_ids": (no, yes)}
+
+
+_HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
+    "pooled": _pooled,
+    "per_token": _per_token,
+    "classifier": lambda modules: {},
+    "SpladePooling": _sparse,
+    "LogitScore": _token_scores,
+}
 
 
 def _modules(folder: Path) -> list[dict[str, str]]:
@@ -191,28 +265,33 @@ def _dense(folder: Path, name: str) -> DenseSpec:
     return DenseSpec(name, in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
 
 
-def _transformer_settings(folder: Path) -> dict[str, Any]:
-    for name in _TRANSFORMER_CONFIGS:
-        if (folder / name).is_file():
-            path = folder / name
-            config = read_object(path)
-            return {
-                "max_seq_length": _setting(path, config, "max_seq_length", int),
-                "do_lower_case": bool(_setting(path, config, "do_lower_case", bool)),
-            }
-    return {}
+def _transformer_settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
+    """The Transformer's task, and its settings."""
+    path = next((folder / name for name in _TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
+    if path is None:
+        return None, {}
+    config = read_object(path)
+    return _setting(path, config, "transformer_task", str), {
+        "max_seq_length": _setting(path, config, "max_seq_length", int),
+        "do_lower_case": bool(_setting(path, config, "do_lower_case", bool)),
+    }
 
 
-def _prompts(folder: Path) -> dict[str, Any]:
+def _model_settings(folder: Path) -> dict[str, Any]:
+    """config_sentence_transformers.json, and the original ColBERT's artifact.metadata."""
     path = folder / "config_sentence_transformers.json"
     if not path.is_file():
-        return {}
+        return _colbert_settings(folder / "artifact.metadata")
     config = read_object(path)
     dimensions = next((_setting(path, config, key, list) for key in _MATRYOSHKA_KEYS if config.get(key)), None)
     prompts = _setting(path, config, "prompts", dict) or {}
     default = _setting(path, config, "default_prompt_name", str)
     if not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise CheckpointError(f"{path} has prompts that are not texts: correct them, or download the checkpoint again.")
+    # PyLate puts a marker in front of the text, and of the prompt where there is one too.
+    named = {name: _setting(path, config, f"{name}_prefix", str) for name in ("query", "document")}
+    markers = {name: marker for name, marker in named.items() if marker}
+    prompts.update({name: marker + prompts.get(name, "").removeprefix(marker) for name, marker in markers.items()})
     if default is not None and default not in prompts:
         raise CheckpointError(f"{path} names the default prompt {default!r}, but its prompts are {list(prompts)}.")
     if not all(type(dimension) is int and dimension > 0 for dimension in dimensions or ()):
@@ -222,7 +301,20 @@ def _prompts(folder: Path) -> dict[str, Any]:
         "default_prompt_name": default,
         "similarity": _setting(path, config, "similarity_fn_name", str),
         "matryoshka_dimensions": tuple(dimensions) if dimensions else None,
+        "activation": _setting(path, config, "activation_fn", str),
+        "markers": tuple(markers.values()),
     }
+
+
+def _colbert_settings(path: Path) -> dict[str, Any]:
+    """The markers of queries and documents, tokens of the vocabulary that the original ColBERT puts behind [CLS]."""
+    if not path.is_file():
+        return {}
+    config = read_object(path)
+    named = {"query": "query_token_id", "document": "doc_token_id"}  # tokens in spite of their names
+    markers = {name: _setting(path, config, key, str) for name, key in named.items()}
+    prompts = {name: f"{marker} " for name, marker in markers.items() if marker}
+    return {"prompts": prompts, "markers": tuple(prompts.values())}
 
 
 def _setting(path: Path, config: dict[str, Any], key: str, kind: type[_T]) -> _T | None:

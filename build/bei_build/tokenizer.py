@@ -6,10 +6,16 @@ on purpose. Truncation and padding are switched off; the runtime does both itsel
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
-from tokenizers.normalizers import Lowercase, Normalizer, Sequence
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.normalizers import Lowercase, Normalizer
+from tokenizers.normalizers import Sequence as NormalizerSequence
+from tokenizers.processors import PostProcessor, TemplateProcessing
+from tokenizers.processors import Sequence as ProcessorSequence
 
 from bei.errors import TokenizerError
 from bei_build.sentence_transformers import read_object
@@ -18,10 +24,11 @@ from bei_build.sentence_transformers import read_object
 _NO_LIMIT = 1 << 24
 
 
-def tokenizer_from_checkpoint(folder: Path, do_lower_case: bool) -> Tokenizer:
+def tokenizer_from_checkpoint(folder: Path, do_lower_case: bool, markers: Sequence[str] = ()) -> Tokenizer:
     """The tokenizer of ``folder``. Raises TokenizerError.
 
     ``do_lower_case`` (sentence_bert_config.json) puts a Lowercase normalizer in front, as sentence-transformers does.
+    ``markers`` are beginnings of texts that are one token each, if the vocabulary has them.
     """
     path = folder / "tokenizer.json"
     if path.is_file():
@@ -31,12 +38,14 @@ def tokenizer_from_checkpoint(folder: Path, do_lower_case: bool) -> Tokenizer:
             raise TokenizerError(
                 f"{path} is not a readable tokenizer ({error}). Download the checkpoint again."
             ) from error
+        _add_asked_tokens(tokenizer, folder)
     else:
         tokenizer = _converted(folder)
     if do_lower_case:
         before = [Lowercase()] + ([tokenizer.normalizer] if tokenizer.normalizer else [])
         normalizers: list[Normalizer] = before
-        tokenizer.normalizer = Sequence(normalizers)
+        tokenizer.normalizer = NormalizerSequence(normalizers)
+    _keep_whole(tokenizer, markers)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -57,6 +66,71 @@ def model_max_length(folder: Path) -> int | None:
     path = folder / "tokenizer_config.json"
     value = read_object(path).get("model_max_length") if path.is_file() else None
     return int(value) if isinstance(value, (int, float)) and 0 < value < _NO_LIMIT else None
+
+
+def _add_asked_tokens(tokenizer: Tokenizer, folder: Path) -> None:
+    """Put BOS and EOS around texts where tokenizer_config.json asks for one and tokenizer.json does not add it.
+
+    transformers up to 4 follows tokenizer_config.json, 5 follows tokenizer.json: e5-mistral, whose embedding is the
+    state of an EOS that only tokenizer_config.json asks for, lost it (https://github.com/embeddings-benchmark/mteb/pull/5237).
+    """
+    path = folder / "tokenizer_config.json"
+    config = read_object(path) if path.is_file() else {}
+    named = {kind: _token_of(folder, config, kind) for kind in ("bos", "eos")}
+    ids = {kind: tokenizer.token_to_id(token) for kind, token in named.items() if token is not None}
+    added = tokenizer.encode("").ids
+    asked = {kind for kind, index in ids.items() if index is not None and config.get(f"add_{kind}_token") is True}
+    if all(ids[kind] in added for kind in asked) or not set(added) <= set(ids.values()):  # or more than those two
+        return
+    _surround(tokenizer, {kind: named[kind] for kind in ids if kind in asked or ids[kind] in added})
+
+
+def _surround(tokenizer: Tokenizer, tokens: dict[str, str | None]) -> None:
+    """Let every text be BOS, text, EOS of ``tokens``; a pair is two such, as in transformers' update_post_processor."""
+    bos, eos = tokens.get("bos"), tokens.get("eos")
+    first = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    second = [f"{part}:1" for part in (*first[: first.index("$A")], "$B", *first[first.index("$A") + 1 :])]
+    specials = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
+    template = TemplateProcessing(single=first, pair=[*first, *second], special_tokens=specials)
+    kept = _without_templates(tokenizer.post_processor)
+    tokenizer.post_processor = ProcessorSequence([*kept, template]) if kept else template
+
+
+def _without_templates(processor: PostProcessor | None) -> list[PostProcessor]:
+    """The parts of ``processor`` that add no tokens (ByteLevel, which sets offsets)."""
+    if processor is None:
+        return []
+    parts = [processor]
+    if isinstance(processor, ProcessorSequence):
+        parts = []
+        with contextlib.suppress(IndexError):  # it has no length
+            while True:
+                parts.append(processor[len(parts)])
+    return [part for part in parts if part.num_special_tokens_to_add(False) == 0]
+
+
+def _token_of(folder: Path, config: dict[str, Any], kind: str) -> str | None:
+    """The ``kind`` token as tokenizer_config.json spells it, else special_tokens_map.json."""
+    path = folder / "special_tokens_map.json"
+    for source in (config, read_object(path) if path.is_file() else {}):
+        token = source.get(f"{kind}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            return token
+    return None
+
+
+def _keep_whole(tokenizer: Tokenizer, markers: Sequence[str]) -> None:
+    """Let ``markers`` that are in the vocabulary stay one token each, as they were in training.
+
+    A marker may be stored with its space ("[Q] "), or be an unused token that the tokenizer would take apart.
+    """
+    for marker in markers:
+        for spelling in (marker, *marker.split()[:1]):
+            if tokenizer.token_to_id(spelling) is not None:
+                if tokenizer.encode(spelling, add_special_tokens=False).tokens != [spelling]:
+                    tokenizer.add_special_tokens([AddedToken(spelling, normalized=False, special=True)])
+                break
 
 
 def _converted(folder: Path) -> Tokenizer:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from bei.artifact import Certificate
+from bei.canary import BY_COLUMN, canary_row
 from bei.core import Encoding, Engine, Float32Array, PackedBatch, rows_of_sequences
 from bei.errors import VerificationError
 from bei_build.heads import tasks_of
@@ -26,10 +27,6 @@ _NUM_NEIGHBOURS = 10
 _NUM_WORST = 3
 _MOST_NEIGHBOURS = 1000
 _SIMILARITY_DIGITS = 5
-
-
-# Outputs whose columns mean something each: compared column by column over all texts, not row by row.
-_BY_COLUMN = ("logits", "token_logits", "token_weights")
 
 
 class Reference(Protocol):
@@ -115,13 +112,6 @@ def certify(
     )
 
 
-def canary_row(answer: Float32Array, output: str) -> npt.NDArray[np.float64]:
-    """What is kept of an engine's ``answer`` to the canary: of tokens the first, and of vectors the unit vector."""
-    row = np.nan_to_num(answer.astype(np.float64), posinf=0.0, neginf=0.0)
-    row = row[0] if row.ndim == 2 else row
-    return row if output in _BY_COLUMN else normalized(row[None])[0]
-
-
 @dataclass(frozen=True)
 class _Agreement:
     """``cosines`` of rows or columns; ``differences`` the largest of each text."""
@@ -136,7 +126,7 @@ def _compare(actual: Sequence[Float32Array], expected: Sequence[Float32Array], o
     checked = [
         rows if np.isfinite(rows).all() else -reference for rows, reference in zip(actual, expected, strict=True)
     ]
-    by_column = output in _BY_COLUMN
+    by_column = output in BY_COLUMN  # compared column by column over all texts, not row by row
     ours, theirs = (
         (_centred if by_column else normalized)(np.concatenate([np.atleast_2d(rows) for rows in side]))
         for side in (checked, expected)

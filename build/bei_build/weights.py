@@ -21,6 +21,7 @@ from bei.errors import MissingDependencyError, WeightsError
 
 _SAFETENSORS = "model.safetensors"
 _PYTORCH = "pytorch_model.bin"
+_SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16")
 
 
 class TensorStore(ABC):
@@ -67,9 +68,10 @@ class SafetensorsStore(TensorStore):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
+        stored = self._owner[name].get_slice(name).get_dtype()
+        if stored not in _SAFETENSORS_TYPES:
+            raise _quantized(name, stored)
         tensor = self._owner[name].get_tensor(name)
-        if tensor.dtype.kind in "iub":
-            raise _not_floating_point(name, tensor.dtype)
         return np.ascontiguousarray(tensor, dtype=np.float32)
 
     def close(self) -> None:
@@ -106,9 +108,10 @@ class TorchStore(TensorStore):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
-        if not self._tensors[name].is_floating_point():
-            raise _not_floating_point(name, self._tensors[name].dtype)
-        array: npt.NDArray[np.float32] = self._tensors[name].float().contiguous().numpy()
+        tensor = self._tensors[name]
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise _quantized(name, tensor.dtype)
+        array: npt.NDArray[np.float32] = tensor.float().contiguous().numpy()
         return array
 
     def close(self) -> None:
@@ -147,9 +150,9 @@ def _open(files: list[Path]) -> TensorStore:
     return TorchStore(files)
 
 
-def _not_floating_point(name: str, dtype: object) -> WeightsError:
+def _quantized(name: str, dtype: object) -> WeightsError:
     return WeightsError(
-        f"Tensor {name} is {dtype}, not floating point: the checkpoint seems to be quantized. "
+        f"Tensor {name} is {dtype}, not 16-, 32- or 64-bit floating point: the checkpoint seems to be quantized. "
         "Use the original 16- or 32-bit checkpoint; bei quantizes at build time."
     )
 

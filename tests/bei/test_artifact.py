@@ -109,7 +109,8 @@ def test_an_artifact_may_be_moved(saved: artifacts.Artifact, tmp_path: Path) -> 
 
 def test_facts_are_read_from_the_manifest(saved: artifacts.Artifact) -> None:
     assert saved.manifest.limits == Limits(64, 8, 16)
-    assert saved.manifest.embedding_dimension == 8
+    assert saved.manifest.dimension("embedding") == 8
+    assert saved.manifest.dimension("logits") is None
 
 
 # Refusing what was changed.
@@ -201,7 +202,7 @@ def test_fields_of_another_shape_are_refused(
     change: Callable[[dict[str, Any]], object], saved: artifacts.Artifact
 ) -> None:
     rewrite(saved.path, change)
-    with pytest.raises(ArtifactManifestError, match=r"is not a manifest of schema 1 \(.*\)\. Build the artifact again"):
+    with pytest.raises(ArtifactManifestError, match=rf"is not a manifest of schema {SCHEMA_VERSION} \(.*\)\. Build the artifact again"):
         load(saved.path)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bei import batching
 from bei.batching import BatchManager, Request
-from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch
+from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch, Row, rows_of_sequences
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineError, NonFiniteOutputError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
@@ -53,7 +53,12 @@ class Front:
         self.metrics = QueueEvents()
         self._answered: dict[Request, threading.Semaphore] = {}
         self._num_answers = 0
-        self.manager = BatchManager(engine, lambda outputs: outputs["embedding"], self._on_done, self.metrics)
+        self._per_token = engine.info.per_token
+        self.manager = BatchManager(engine, self._rows_of, self._on_done, self.metrics)
+
+    def _rows_of(self, outputs: Outputs, batch: PackedBatch) -> list[Row]:
+        parts = [rows_of_sequences(rows, batch, per_token=name in self._per_token) for name, rows in outputs.items()]
+        return [dict(zip(outputs, row, strict=True)) for row in zip(*parts, strict=True)]
 
     def submit(self, *inputs: Sequence[int]) -> Request:
         """One request of token id lists."""
@@ -100,7 +105,7 @@ def make_front() -> Iterator[MakeFront]:
 def rows_of(request: Request) -> list[list[float]]:
     """The answer; fails if a row is missing."""
     assert request.error is None
-    return [row.tolist() for row in request.rows if row is not None]
+    return [row["embedding"].tolist() for row in request.rows if row is not None]
 
 
 def fake_rows(inputs: Sequence[Sequence[int]]) -> list[list[float]]:

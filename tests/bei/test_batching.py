@@ -92,7 +92,7 @@ def test_one_long_text_does_not_pad_many_short_ones() -> None:
     assert next_batch(queued, 49, Limits(4096, 128, 512)) == slice(48, 50)
 
 
-ROW = np.zeros(1, np.float32)
+ROW = {"embedding": np.zeros(1, np.float32)}
 
 
 def test_a_request_is_done_when_its_last_row_is_recorded() -> None:

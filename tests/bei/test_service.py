@@ -1,8 +1,9 @@
-"""InferenceService over fake engines: admission, draining, prompts, dimensions."""
+"""InferenceService over fake engines: rows in order, admission, draining."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from bei.artifact import Artifact
 from bei.config import ServeConfig
-from bei.engine.fake import FakeEngine
+from bei.core import Float32Array
+from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import (
     ArtifactWrongTargetError,
     EngineError,
@@ -20,10 +22,11 @@ from bei.errors import (
     ShuttingDownError,
 )
 from bei.metrics import Metrics
-from bei.service import InferenceService, load_service
-from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, token_ids
+from bei.service import UNIT_EMBEDDING, Answer, InferenceService, load_service
+from bei.tokenization import CHUNK, EncodingOptions
+from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, tiny_tokenizer, token_ids
 from tests.bei.services import entered, run_async, running_service
-from tests.engines import GatedEngine, NaNEngine, PickyEngine, sequences_of
+from tests.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, sequences_of, token_rows
 
 
 @pytest.fixture
@@ -31,24 +34,59 @@ def artifact(tmp_path: Path) -> Artifact:
     return save_artifact(tmp_path / "tiny")
 
 
-def test_texts_are_embedded_in_order_with_their_token_count(artifact: Artifact) -> None:
+def rows_of(answer: Answer) -> Float32Array:
+    """The embeddings as the engine gave them."""
+    return np.stack([row["embedding"] for row in answer.rows])
+
+
+def fake_rows(inputs: Sequence[Sequence[int]]) -> Float32Array:
+    return np.stack([fake_row(np.array(ids, np.int32)) for ids in inputs])
+
+
+def test_texts_are_run_in_order_with_their_token_count(artifact: Artifact) -> None:
     async def test() -> None:
         texts = [f"cat {index % 10} " * (1 + index % 5) for index in range(100)]
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.embed_texts(texts)
-        np.testing.assert_array_equal(answer.vectors, expected_vectors([token_ids(text) for text in texts]))
-        assert answer.num_tokens == sum(len(token_ids(text)) for text in texts)
+            answer = await service.infer(texts)
+        ids = [token_ids(text) for text in texts]
+        np.testing.assert_array_equal(rows_of(answer), fake_rows(ids))
+        assert [encoding.input_ids.tolist() for encoding in answer.encodings] == ids
+        assert answer.num_tokens == sum(map(len, ids))
         assert answer.truncated == []
 
     run_async(test)
 
 
-def test_token_ids_are_embedded_exactly_as_given(artifact: Artifact) -> None:
+def test_rows_have_the_embedding_at_unit_length_too(artifact: Artifact) -> None:
+    async def test() -> None:
+        async with running_service(artifact, FakeEngine(LIMITS)) as service:
+            answer = await service.infer(["cat", "the cat"])
+        np.testing.assert_array_equal(
+            np.stack([row[UNIT_EMBEDDING] for row in answer.rows]),
+            expected_vectors([token_ids("cat"), token_ids("the cat")]),
+        )
+
+    run_async(test)
+
+
+def test_pairs_and_texts_may_share_a_request_and_token_types_reach_the_engine(artifact: Artifact) -> None:
+    async def test() -> None:
+        async with running_service(artifact, FakeEngine(LIMITS)) as service:
+            answer = await service.infer(["cat", ("cat", "the cat")])
+        pair = tiny_tokenizer().encode("cat", "the cat")
+        text = fake_row(np.array(token_ids("cat"), np.int32))
+        both = fake_row(np.array(pair.ids, np.int32), np.array(pair.type_ids, np.int32))
+        np.testing.assert_array_equal(rows_of(answer), [text, both])
+
+    run_async(test)
+
+
+def test_token_ids_are_run_exactly_as_given(artifact: Artifact) -> None:
     async def test() -> None:
         inputs = [[5], [2, 7, 3], [VOCAB_SIZE - 1] * LIMITS.max_seq_len]
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.embed_token_ids(inputs)
-        np.testing.assert_array_equal(answer.vectors, expected_vectors(inputs))
+            answer = await service.infer_token_ids(inputs)
+        np.testing.assert_array_equal(rows_of(answer), fake_rows(inputs))
         assert answer.num_tokens == 4 + LIMITS.max_seq_len
 
     run_async(test)
@@ -57,96 +95,59 @@ def test_token_ids_are_embedded_exactly_as_given(artifact: Artifact) -> None:
 def test_truncated_inputs_are_reported_by_position(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.embed_texts(["a", "a " * 100, "b", "b " * 15])
+            answer = await service.infer(["a", "a " * 100, "b", "b " * 15])
         assert answer.truncated == [1, 3]
         assert answer.num_tokens == 3 + 16 + 3 + 16
 
     run_async(test)
 
 
-def test_vectors_keep_their_length_where_the_model_does_not_normalize(tmp_path: Path) -> None:
-    artifact = save_artifact(tmp_path / "raw", embedding={"normalize": False})
-
+def test_outputs_per_token_are_cut_to_the_tokens_of_each_input(artifact: Artifact) -> None:
     async def test() -> None:
-        async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.embed_token_ids([[5, 6]])
-        np.testing.assert_array_equal(answer.vectors, [[2, 5, 6, 11, 0, 0, 0, 1]])
+        texts = [f"the cat {'s' * (1 + index % 9)}" for index in range(40)]
+        async with running_service(artifact, TokenEngine(LIMITS)) as service:
+            answer = await service.infer(texts)
+        for text, row in zip(texts, answer.rows, strict=True):
+            ids = np.array(token_ids(text), np.int32)
+            np.testing.assert_array_equal(row["token_ids"], token_rows(ids))
+            np.testing.assert_array_equal(row["embedding"], fake_row(ids))
 
     run_async(test)
 
 
-def test_the_default_prompt_stands_before_texts_but_not_before_token_ids(tmp_path: Path) -> None:
-    prompts = {"query": "query: ", "passage": "the "}
-    artifact = save_artifact(tmp_path / "prompted", prompts=prompts, default_prompt_name="query")
+def test_options_reach_the_tokenizer(artifact: Artifact) -> None:
+    async def test() -> None:
+        options = EncodingOptions(direction="left", max_tokens=4, with_spans=True)
+        async with running_service(artifact, FakeEngine(LIMITS)) as service:
+            answer = await service.infer(["a b c d"], options)
+        assert answer.encodings[0].input_ids.tolist() == [*token_ids("c d")]
+        assert answer.encodings[0].spans is not None
+        assert answer.truncated == [0]
 
+    run_async(test)
+
+
+# Tokenizing only
+
+
+def test_encoding_alone_answers_in_order_and_runs_nothing(artifact: Artifact) -> None:
     async def test() -> None:
         engine = FakeEngine(LIMITS)
-        async with running_service(artifact, engine) as service:
-            of_text = await service.embed_texts(["cat"])
-            await service.embed_token_ids([[2, 9, 3]])
-        assert [sequences_of(batch) for batch in engine.batches] == [[token_ids("query: cat")], [[2, 9, 3]]]
-        assert of_text.num_tokens == len(token_ids("query: cat"))
+        texts = [f"cat {index % 10} " * (1 + index % 5) for index in range(3 * CHUNK + 1)]
+        async with running_service(artifact, engine, tokenizer_threads=3) as service:
+            encodings = await service.encode(texts)
+        assert [encoding.input_ids.tolist() for encoding in encodings] == [token_ids(text) for text in texts]
+        assert engine.batches == []
 
     run_async(test)
 
 
-def test_without_a_default_prompt_texts_are_embedded_as_they_are(tmp_path: Path) -> None:
-    artifact = save_artifact(tmp_path / "prompted", prompts={"query": "query: "})
-
-    async def test() -> None:
-        engine = FakeEngine(LIMITS)
-        async with running_service(artifact, engine) as service:
-            await service.embed_texts(["cat"])
-        assert sequences_of(engine.batches[0]) == [token_ids("cat")]
-
-    run_async(test)
-
-
-# Dimensions
-
-
-def test_dimensions_truncate_and_restore_unit_length(artifact: Artifact) -> None:
+def test_encoding_alone_says_what_is_wrong_with_an_input(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.embed_token_ids([[5, 6, 7]], dimensions=3)
-        np.testing.assert_allclose(answer.vectors, expected_vectors([[5, 6, 7]], 3), rtol=1e-6)
-        np.testing.assert_allclose(np.linalg.norm(answer.vectors, axis=1), 1.0, rtol=1e-6)
-
-    run_async(test)
-
-
-@pytest.mark.parametrize("dimensions", [0, -1, 9, 10**30])
-def test_dimensions_must_be_within_the_width(artifact: Artifact, dimensions: int) -> None:
-    async def test() -> None:
-        async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            with pytest.raises(InvalidRequestError, match="from 1 to 8") as caught:
-                await service.embed_texts(["a"], dimensions)
-        assert caught.value.param == "dimensions"
-
-    run_async(test)
-
-
-def test_dimensions_must_be_in_the_matryoshka_list_or_the_full_width(tmp_path: Path) -> None:
-    artifact = save_artifact(tmp_path / "matryoshka", embedding={"matryoshka_dimensions": [2, 4]})
-
-    async def test() -> None:
-        async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            for dimensions in (2, 4, 8):
-                assert (await service.embed_texts(["a"], dimensions)).vectors.shape == (1, dimensions)
-            for dimensions in (1, 3, 7, 9):
-                with pytest.raises(InvalidRequestError, match=f"dimensions 2, 4, 8, not {dimensions}"):
-                    await service.embed_texts(["a"], dimensions)
-
-    run_async(test)
-
-
-def test_a_model_that_does_not_embed_says_what_it_can_do(tmp_path: Path) -> None:
-    artifact = save_artifact(tmp_path / "classifier", tasks=["classify"], embedding=None)
-
-    async def test() -> None:
-        async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            with pytest.raises(InvalidRequestError, match="can do: classify"):
-                await service.embed_texts(["a"])
+            with pytest.raises(InvalidRequestError, match="more than the model's 16 tokens"):
+                await service.encode(["a", "a " * 100, *["b"] * 100], EncodingOptions(truncate=False))
+            assert len(await service.encode(["a"])) == 1
 
     run_async(test)
 
@@ -169,7 +170,7 @@ def test_bad_token_ids_are_refused_before_anything_is_queued(artifact: Artifact,
         engine = FakeEngine(LIMITS)
         async with running_service(artifact, engine) as service:
             with pytest.raises(InvalidRequestError, match=message):
-                await service.embed_token_ids([[1], ids])
+                await service.infer_token_ids([[1], ids])
         assert engine.batches == []
 
     run_async(test)
@@ -182,21 +183,21 @@ def test_beyond_max_queue_size_requests_are_refused_with_a_time_to_come_back(art
     async def test() -> None:
         engine = GatedEngine(LIMITS)
         async with running_service(artifact, engine, max_queue_size=3, max_client_batch_size=3) as service:
-            accepted = asyncio.ensure_future(service.embed_texts(["a", "b"]))
+            accepted = asyncio.ensure_future(service.infer(["a", "b"]))
             await entered(engine)
             with pytest.raises(OverloadedError, match="2 inputs are waiting and the limit is 3") as caught:
-                await service.embed_texts(["c", "d"])
+                await service.infer(["c", "d"])
             assert caught.value.retry_after_s > 0
-            fits = asyncio.ensure_future(service.embed_texts(["c"]))
+            fits = asyncio.ensure_future(service.infer(["c"]))
             engine.open()
-            assert len((await accepted).vectors) + len((await fits).vectors) == 3
+            assert len((await accepted).rows) + len((await fits).rows) == 3
 
     run_async(test)
 
 
 async def _admits_a_full_queue(service: InferenceService) -> None:
     """The next request of max_queue_size inputs is answered: nothing of the former ones is still counted."""
-    assert len((await service.embed_texts(["a", "b", "c"])).vectors) == 3
+    assert len((await service.infer(["a", "b", "c"])).rows) == 3
 
 
 def test_admission_is_released_after_success(artifact: Artifact) -> None:
@@ -214,7 +215,7 @@ def test_admission_is_released_after_an_engine_failure(artifact: Artifact) -> No
         async with running_service(artifact, engine, max_queue_size=3, max_client_batch_size=3) as service:
             for _ in range(5):
                 with pytest.raises(EngineError):
-                    await service.embed_token_ids([[1], [99], [2]])
+                    await service.infer_token_ids([[1], [99], [2]])
             await _admits_a_full_queue(service)
 
     run_async(test)
@@ -226,7 +227,7 @@ def test_admission_is_released_after_a_tokenizer_failure(artifact: Artifact) -> 
         async with running_service(artifact, FakeEngine(LIMITS), **settings) as service:
             for _ in range(5):
                 with pytest.raises(InvalidRequestError, match="more than the model's 16 tokens"):
-                    await service.embed_texts(["a", "a " * 100, "b"])
+                    await service.infer(["a", "a " * 100, "b"])
             await _admits_a_full_queue(service)
 
     run_async(test)
@@ -236,14 +237,14 @@ def test_admission_is_released_after_cancellation_and_what_was_queued_is_not_run
     async def test() -> None:
         engine = GatedEngine(LIMITS)
         async with running_service(artifact, engine, max_queue_size=4, max_client_batch_size=3) as service:
-            first = asyncio.ensure_future(service.embed_token_ids([[1]]))
+            first = asyncio.ensure_future(service.infer_token_ids([[1]]))
             await entered(engine)
-            leaves = asyncio.ensure_future(service.embed_token_ids([[50], [51], [52]]))
+            leaves = asyncio.ensure_future(service.infer_token_ids([[50], [51], [52]]))
             await asyncio.sleep(0)  # one turn of the loop: it is admitted
             leaves.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaves
-            stays = asyncio.ensure_future(service.embed_token_ids([[60], [61], [62]]))
+            stays = asyncio.ensure_future(service.infer_token_ids([[60], [61], [62]]))
             await asyncio.sleep(0)
             engine.open()
             await asyncio.gather(first, stays)
@@ -256,7 +257,7 @@ def test_a_row_of_nan_fails_its_request_alone(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, NaNEngine(LIMITS, 99)) as service:
             good, bad = await asyncio.gather(
-                service.embed_token_ids([[1]]), service.embed_token_ids([[2], [99]]), return_exceptions=True
+                service.infer_token_ids([[1]]), service.infer_token_ids([[2], [99]]), return_exceptions=True
             )
         assert isinstance(bad, NonFiniteOutputError)
         assert not isinstance(good, BaseException)
@@ -271,10 +272,10 @@ def test_draining_refuses_new_work_and_answers_what_was_accepted(artifact: Artif
     async def test() -> None:
         engine = GatedEngine(LIMITS)
         async with running_service(artifact, engine) as service:
-            accepted = asyncio.ensure_future(service.embed_texts(["a", "b"]))
+            accepted = asyncio.ensure_future(service.infer(["a", "b"]))
             await entered(engine)
             service.begin_drain()
-            for refused in (service.embed_texts(["c"]), service.embed_token_ids([[1]])):
+            for refused in (service.infer(["c"]), service.infer_token_ids([[1]])):
                 with pytest.raises(ShuttingDownError, match="another replica"):
                     await refused
             drained = asyncio.ensure_future(service.wait_drained())
@@ -282,7 +283,7 @@ def test_draining_refuses_new_work_and_answers_what_was_accepted(artifact: Artif
             assert not drained.done()
             engine.open()
             await drained
-            assert len((await accepted).vectors) == 2
+            assert len((await accepted).rows) == 2
 
     run_async(test)
 
@@ -291,9 +292,9 @@ def test_abandoning_answers_everything_that_waits_and_runs_nothing_more(artifact
     async def test() -> None:
         engine = GatedEngine(LIMITS)
         async with running_service(artifact, engine) as service:
-            waiting = [asyncio.ensure_future(service.embed_token_ids([[1]]))]
+            waiting = [asyncio.ensure_future(service.infer_token_ids([[1]]))]
             await entered(engine)
-            waiting += [asyncio.ensure_future(service.embed_token_ids([[value]])) for value in range(10, 30)]
+            waiting += [asyncio.ensure_future(service.infer_token_ids([[value]])) for value in range(10, 30)]
             await asyncio.sleep(0)
             service.begin_drain()
             service.abandon()

@@ -24,8 +24,9 @@ from bei.errors import (
     UnsupportedArchitectureError,
     WeightsError,
 )
-from bei_build.checkpoint import Checkpoint, ModelWeights, locate, read_checkpoint, source_of
+from bei_build.checkpoint import Checkpoint, locate, read_checkpoint, source_of
 from bei_build.families import FAMILIES as KNOWN_FAMILIES
+from bei_build.heads import HeadChoice
 from tests.checkpoints import (
     FAMILIES,
     HIDDEN,
@@ -49,13 +50,13 @@ def folder(bert: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bert, tmp_path / "tiny"))
 
 
-def read(folder: Path) -> Checkpoint:
-    return read_checkpoint(locate(str(folder)))
+def read(folder: Path, task: str = "auto") -> Checkpoint:
+    return read_checkpoint(locate(str(folder)), HeadChoice(task))
 
 
-def weights_of(folder: Path) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-    checkpoint = read(folder)
-    with ModelWeights(checkpoint) as weights:
+def weights_of(folder: Path, task: str = "auto") -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    checkpoint = read(folder, task)
+    with checkpoint.weights() as weights:
         return {name: weights.read(name) for name, _ in checkpoint.spec.weights()}
 
 
@@ -151,7 +152,9 @@ def test_every_family_takes_sequences_up_to_its_position_table(family: str, tmp_
 
 
 def test_a_length_beyond_the_position_table_is_refused(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"{MAX_TOKENS + 1} is beyond the position table of {MAX_TOKENS} rows"):
+    with pytest.raises(
+        CheckpointError, match=rf"{MAX_TOKENS + 1} is beyond the {MAX_TOKENS} positions of the checkpoint"
+    ):
         read_checkpoint(locate(str(folder)), max_seq_len=MAX_TOKENS + 1)
 
 
@@ -261,7 +264,7 @@ def test_any_value_of_any_setting_is_understood_or_refused(data: st.DataObject, 
 def test_task_checkpoints_build_as_embedders(family: str, task: str, tmp_path: Path) -> None:
     expected = weights_of(save_checkpoint(tmp_path / "base", family))
     folder = save_checkpoint(tmp_path / "task", family, task=task)
-    actual = weights_of(folder)
+    actual = weights_of(folder, task="embed")
     assert {name: array.shape for name, array in actual.items()} == {n: a.shape for n, a in expected.items()}
     stored = read_tensors(folder)
     word = next(name for name in stored if name.endswith("word_embeddings.weight"))

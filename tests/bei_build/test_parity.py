@@ -38,7 +38,7 @@ def assert_parity(
     with running(artifact) as engine:
         actual = embed(engine, encodings)
     expected = hf_embed(checkpoint, encodings, pooling, tail)
-    assert actual.shape == expected.shape == (len(encodings), artifact.manifest.embedding_dimension)
+    assert actual.shape == expected.shape == (len(encodings), artifact.manifest.dimension("embedding"))
     assert np.abs(actual - expected).max() <= TOLERANCE
 
 
@@ -57,7 +57,7 @@ def test_engine_equals_the_hf_model_for_concatenated_poolings(checkpoint: Path, 
     folder = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
     add_modules(folder, CONCATENATED, booleans=booleans)
     artifact = build_artifact(folder, tmp_path / "artifact")
-    assert artifact.manifest.embedding_dimension == len(CONCATENATED) * HIDDEN
+    assert artifact.manifest.dimension("embedding") == len(CONCATENATED) * HIDDEN
     assert_parity(artifact, folder, CONCATENATED)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei_build.checkpoint import ModelWeights, locate, read_checkpoint
+from bei_build.checkpoint import locate, read_checkpoint
 from bei_build.reference import HFReference
 from tests.bei_build.builds import random_encodings
 from tests.bei_build.oracle import hf_embed
@@ -24,8 +24,8 @@ def test_reference_equals_the_oracle_for_every_family_and_pooling(family: str, t
     if family in ("roberta", "xlm-roberta"):  # no padding inside a text: these would count positions around it
         for encoding in encodings:
             encoding.input_ids[encoding.input_ids == 1] = 2
-    with ModelWeights(checkpoint) as weights:
-        actual = HFReference(checkpoint, weights).embed(encodings)
+    with checkpoint.weights() as weights:
+        actual = np.stack(HFReference(checkpoint, weights).run(encodings, "embedding"))
     assert actual.dtype == np.float32
     assert np.abs(actual - hf_embed(folder, encodings, tuple(POOLINGS))).max() <= 1e-5
 
@@ -36,8 +36,8 @@ def test_reference_equals_the_oracle_behind_a_tail(activation: str, tmp_path: Pa
     folder = add_modules(save_checkpoint(tmp_path), ("mean",), tail)
     checkpoint = read_checkpoint(locate(str(folder)))
     encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size, pairs=True)
-    with ModelWeights(checkpoint) as weights:
-        actual = HFReference(checkpoint, weights).embed(encodings)
+    with checkpoint.weights() as weights:
+        actual = np.stack(HFReference(checkpoint, weights).run(encodings, "embedding"))
     assert np.abs(actual - hf_embed(folder, encodings, ("mean",), tail)).max() <= 1e-5
 
 
@@ -47,6 +47,6 @@ def test_reference_computes_in_fp32_whatever_the_checkpoint_stores(tmp_path: Pat
     folder = save_checkpoint(tmp_path, dtype=torch.float16)
     checkpoint = read_checkpoint(locate(str(folder)))
     encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
-    with ModelWeights(checkpoint) as weights:
-        actual = HFReference(checkpoint, weights).embed(encodings)
+    with checkpoint.weights() as weights:
+        actual = np.stack(HFReference(checkpoint, weights).run(encodings, "embedding"))
     assert np.abs(actual - hf_embed(folder, encodings)).max() <= 1e-5

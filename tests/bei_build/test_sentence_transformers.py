@@ -43,18 +43,25 @@ def test_modules_are_taken_in_the_order_of_idx(tmp_path: Path) -> None:
 
 def test_the_tail_is_read_and_a_final_normalize_left_to_the_runtime(tmp_path: Path) -> None:
     tail: list[Dense | Normalize] = [Dense(24, "Tanh"), Normalize(), Dense(8, "Identity", bias=False)]
-    expected = (DenseSpec(HIDDEN, 24, True, "tanh"), NormalizeSpec(), DenseSpec(24, 8, False, "identity"))
+    expected = (
+        DenseSpec("tail.0", HIDDEN, 24, True, "tanh"),
+        NormalizeSpec(),
+        DenseSpec("tail.2", 24, 8, False, "identity"),
+    )
     files = read_sentence_transformers(add_modules(tmp_path / "a", ("mean",), tail))
     assert (files.tail, files.normalize) == (expected, False)
     files = read_sentence_transformers(add_modules(tmp_path / "b", ("mean",), [*tail, Normalize()]))
     assert (files.tail, files.normalize) == (expected, True)
-    assert [folder.name for folder in files.tail_folders] == ["2_Dense", "3_Normalize", "4_Dense"]
+    assert {name: folder.name for name, folder in files.tail_folders.items()} == {
+        "tail.0": "2_Dense",
+        "tail.2": "4_Dense",
+    }
 
 
 def test_a_dense_config_without_activation_or_bias_means_what_the_library_means(tmp_path: Path) -> None:
     add_modules(tmp_path, ("mean",), [Dense(8)])
     write_json(tmp_path / "2_Dense" / "config.json", {"in_features": HIDDEN, "out_features": 8})
-    assert read_sentence_transformers(tmp_path).tail == (DenseSpec(HIDDEN, 8, True, "tanh"),)
+    assert read_sentence_transformers(tmp_path).tail == (DenseSpec("tail.0", HIDDEN, 8, True, "tanh"),)
 
 
 def test_the_transformer_may_lie_in_a_folder_of_its_own(tmp_path: Path) -> None:

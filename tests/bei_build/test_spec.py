@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import AutoModel
 
 from bei_build.checkpoint import locate, read_checkpoint
-from bei_build.spec import DenseSpec, NormalizeSpec
+from bei_build.spec import DenseSpec, HeadSpec, NormalizeSpec
 from tests.checkpoints import FAMILIES, HIDDEN, save_checkpoint
 
 
@@ -23,11 +22,17 @@ def test_weights_are_those_of_the_hf_model_but_for_pooler_and_unused_positions(f
     assert len(names) == len(set(names))
 
 
-def test_the_tail_decides_the_dimension(bert: Path) -> None:
-    spec = read_checkpoint(locate(str(bert))).spec
-    assert spec.embedding_dimension == HIDDEN
-    assert replace(spec, pooling=("mean", "cls", "max")).embedding_dimension == 3 * HIDDEN
-    tail = (DenseSpec(HIDDEN, 24, True, "tanh"), NormalizeSpec(), DenseSpec(24, 8, False, "identity"), NormalizeSpec())
-    assert replace(spec, tail=tail).embedding_dimension == 8
+def test_poolings_and_layers_decide_the_dimension_of_a_head(bert: Path) -> None:
+    assert read_checkpoint(locate(str(bert))).spec.dimensions == {"embedding": HIDDEN}
+    assert HeadSpec("embedding", ("mean", "cls", "max")).dimension(HIDDEN) == 3 * HIDDEN
+    assert HeadSpec("token_embedding").dimension(HIDDEN) == HIDDEN
+    layers = (
+        DenseSpec("tail.0", HIDDEN, 24, True, "tanh"),
+        NormalizeSpec(),
+        DenseSpec("tail.2", 24, 8, False),
+        NormalizeSpec(),
+    )
     shapes = {"tail.0.weight": (24, HIDDEN), "tail.0.bias": (24,), "tail.2.weight": (8, 24)}
-    assert dict(replace(spec, tail=tail).tail_weights()) == shapes
+    for head in (HeadSpec("embedding", ("mean",), layers=layers), HeadSpec("token_embedding", token_layers=layers)):
+        assert head.dimension(HIDDEN) == 8
+        assert dict(head.weights()) == shapes

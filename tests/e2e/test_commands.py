@@ -75,5 +75,5 @@ def test_without_a_model_the_embedded_default_is_served(
 ) -> None:
     with serve(["--cache-dir", tmp_path / "cache"], env, tmp_path) as server:
         response = server.embed("hello", model="all-MiniLM-L6-v2")
-        assert len(response.json()["data"][0]["embedding"]) == minilm.manifest.embedding_dimension
+        assert len(response.json()["data"][0]["embedding"]) == minilm.manifest.dimension("embedding")
         assert server.get_status("/ready") == 200

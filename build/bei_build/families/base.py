@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from bei.errors import CheckpointError
@@ -32,13 +32,17 @@ _ACTIVATIONS: dict[str, Activation] = {
 # From an HF config to the heads of one architecture.
 HeadsOf: TypeAlias = Callable[[Any], tuple[HeadSpec, ...]]
 
+# ``out_features`` of a layer whose width the config does not say: as many as its stored matrix has rows.
+AS_STORED = 0
+
 
 @dataclass(frozen=True)
 class Family:
     """One HF config class.
 
-    ``model_type`` is transformers' name of it; ``aliases`` are model types of remote code whose configs read the same,
-    with the keys of ``config_keys`` renamed. ``architectures`` says which heads a class has.
+    ``model_type`` is transformers' name of it; ``aliases`` are model types of remote code. ``translate`` turns the
+    config.json of remote code into one of the native class; it gets and leaves the native ones as they are, and raises
+    CheckpointError. ``architectures`` says which heads a class has.
 
     ``weights`` maps our module names to the checkpoint's; ``{i}`` is the layer index; ``.weight`` and ``.bias`` are
     appended on both sides, unless our name ends so already. A tuple lists alternatives, the first one there counts.
@@ -54,7 +58,7 @@ class Family:
     unused: tuple[str, ...]
     spec_from_config: Callable[[Any, str], ModelSpec]
     aliases: tuple[str, ...] = ()
-    config_keys: Mapping[str, str] = field(default_factory=dict)
+    translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
 
 def activation_named(name: object) -> Activation:
@@ -98,6 +102,16 @@ def token_classifier(name: str = "classifier", bias: bool = True) -> HeadsOf:
     def heads(config: Any) -> tuple[HeadSpec, ...]:
         layer = DenseSpec(name, config.hidden_size, config.num_labels, bias)
         return (HeadSpec("token_logits", token_layers=(layer,)),)
+
+    return heads
+
+
+def late_interaction(name: str) -> HeadsOf:
+    """ColBERT (arXiv:2004.12832): a linear layer without bias on every token's state, as wide as its stored matrix."""
+
+    def heads(config: Any) -> tuple[HeadSpec, ...]:
+        layer = DenseSpec(name, config.hidden_size, AS_STORED, bias=False)
+        return (HeadSpec("token_embedding", token_layers=(layer,)),)
 
     return heads
 

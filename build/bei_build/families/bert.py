@@ -9,6 +9,7 @@ from bei_build.families.base import (
     activation_named,
     classifier,
     embedder,
+    late_interaction,
     masked_lm,
     require,
     token_classifier,
@@ -66,11 +67,13 @@ FAMILY = Family(
         "BertForMaskedLM": masked_lm(),
         "BertForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
         "BertForTokenClassification": token_classifier(),
+        "HF_ColBERT": late_interaction("colbert"),  # the original ColBERT's class
     },
     prefix="bert.",
     weights={
         **WEIGHTS,
         "pooler": "pooler.dense",
+        "colbert": "linear",
         "mlm.dense": "cls.predictions.transform.dense",
         "mlm.norm": "cls.predictions.transform.LayerNorm",
         "mlm.decoder.weight": ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),

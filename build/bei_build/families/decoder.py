@@ -49,11 +49,12 @@ def decoder_spec(
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: NormSpec | None = None,
+    causal: bool | None = None,
 ) -> ModelSpec:
-    """The spec of a Llama-shaped config. ``bias`` is that of query, key and value."""
+    """The spec of a Llama-shaped config. ``bias`` is that of query, key and value; ``causal`` None: see below."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = rope_from_config(config, head_dim)
-    causal = is_causal(config, architecture)
+    causal = is_causal(config, architecture) if causal is None else causal
     layer_types = getattr(config, "layer_types", None) or (None,) * config.num_hidden_layers
 
     def layer(layer_type: str | None) -> LayerSpec:

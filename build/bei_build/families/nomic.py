@@ -6,8 +6,10 @@ and the ones transformers saves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, classifier, embedder, require, token_classifier
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
@@ -42,13 +44,71 @@ def _spec(config: Any, architecture: str, *, bias: bool) -> ModelSpec:
     )
 
 
+# What the original code can be configured to and the published models are not: key -> the only value read here.
+_NOMIC_SWITCHES: Mapping[str, object] = {
+    "causal": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "num_experts": 0,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_fraction": 1,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+}
+_NOMIC_KEYS = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+_NOMIC_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
+
+
+def _nomic_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the original code, which is GPT-2's with switches, in the native class's keys."""
+    if "n_embd" not in raw:
+        return raw
+    activation = raw.get("activation_function")
+    if activation not in _NOMIC_ACTIVATIONS:
+        raise CheckpointError(
+            f"config.json has activation_function {activation!r}; bei's nomic_bert family supports only "
+            f"{' or '.join(_NOMIC_ACTIVATIONS)}."
+        )
+    config = {_NOMIC_KEYS.get(key, key): value for key, value in raw.items()}
+    config["hidden_act"] = _NOMIC_ACTIVATIONS[activation]
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": raw.get("rotary_emb_base", 10000.0)}
+    if config.get("intermediate_size") is None:
+        config["intermediate_size"] = 4 * config["hidden_size"]
+    if raw.get("rotary_scaling_factor"):  # behind the trained length the frequencies would change with every token
+        config["max_position_embeddings"] = raw.get("max_trained_positions", 2048)
+    return config
+
+
 def _nomic_spec(config: Any, architecture: str) -> ModelSpec:
-    # What the original code can be configured to and the published models are not.
-    require(config, "rotary_emb_interleaved", False)
-    require(config, "rotary_emb_scale_base", None)
-    require(config, "prenorm", False)
-    require(config, "num_experts", 0)
+    for key, value in _NOMIC_SWITCHES.items():
+        require(config, key, value)
     return _spec(config, architecture, bias=False)
+
+
+def _gte_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The original code's fixed NTK scaling (https://kexue.fm/archives/9706, equation 6) in terms of the native class.
+
+    It multiplies the base by ``factor`` and divides all frequencies by ``factor ** (2 / head_dim)``: a linear scaling.
+    """
+    scaling = raw.get("rope_scaling")
+    if not isinstance(scaling, dict) or (kind := scaling.get("type", scaling.get("rope_type"))) != "ntk":
+        return raw
+    if scaling.get("mixed_b") is not None:
+        raise CheckpointError(f"config.json asks for rope_scaling {kind!r} with mixed_b; supported: without it.")
+    factor, head_dim = scaling["factor"], raw["hidden_size"] // raw["num_attention_heads"]
+    theta = raw.get("rope_theta", 10000.0) * factor
+    rope = {"rope_type": "linear", "factor": factor ** (2 / head_dim), "rope_theta": theta}
+    kept = {key: value for key, value in raw.items() if key not in ("rope_scaling", "rope_theta")}
+    return {**kept, "rope_parameters": rope}
 
 
 def _gte_spec(config: Any, architecture: str) -> ModelSpec:
@@ -85,6 +145,7 @@ NOMIC_FAMILY = Family(
     },
     unused=("pooler.", "cls.", "embeddings.position_ids", "embeddings.token_type_ids"),
     spec_from_config=_nomic_spec,
+    translate=_nomic_from_remote,
 )
 
 GTE_FAMILY = Family(
@@ -116,4 +177,5 @@ GTE_FAMILY = Family(
     },
     unused=("pooler.", "lm_head.", "embeddings.position_ids"),
     spec_from_config=_gte_spec,
+    translate=_gte_from_remote,
 )

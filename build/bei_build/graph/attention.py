@@ -21,6 +21,7 @@ from bei_build.graph.writer import OPSET, DType, GraphWriter
 from bei_build.spec import AttentionSpec, LayerSpec
 
 _TRT_DOMAIN = "trt"
+_HEAD_DIM_STEP = 8  # TensorRT-RTX fails on attention over heads of other widths (rubert-tiny has 26)
 
 
 class AttentionCore(Enum):
@@ -101,8 +102,21 @@ class PaddedAttention:
         lengths = graph.input("seq_lens", DType.INT32, ["B"])
         mask = self._biases.without_empty_slots(spec, tables.relative_bias) if self._masked else ""
         causal = {"causal_kind": "upper_left"} if spec.causal and not self._masked else {}
+        query, key, value = (self._widened(tensor, spec.head_dim) for tensor in (query, key, value))
         inputs = [query, key, value, mask, "", lengths]  # Q K V mask query_lengths kv_lengths
-        return graph.op("TRT_Attention", inputs, f"{name}.attention", domain=_TRT_DOMAIN, TRT_decomposable=1, **causal)
+        attended = f"{name}.attention"
+        graph.op("TRT_Attention", inputs, attended, domain=_TRT_DOMAIN, TRT_decomposable=1, **causal)
+        if spec.head_dim % _HEAD_DIM_STEP == 0:
+            return attended
+        window = [graph.constant([bound]) for bound in (0, spec.head_dim, 3)]
+        return graph.op("Slice", [attended, *window], f"{name}.narrowed")
+
+    def _widened(self, heads: str, head_dim: int) -> str:
+        """``heads`` [B, heads, S, head_dim] with zeros behind each head, up to a width that the attention op takes."""
+        if head_dim % _HEAD_DIM_STEP == 0:
+            return heads
+        filler = self._graph.constant([0] * 7 + [-head_dim % _HEAD_DIM_STEP])
+        return self._graph.op("Pad", [heads, filler], f"{heads}.widened")
 
     def _written_out(
         self, query: str, key: str, value: str, spec: AttentionSpec, tables: PositionTables, name: str

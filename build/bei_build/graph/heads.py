@@ -1,7 +1,8 @@
 """From token states to outputs: layers on every token, pooling, layers on what it gives.
 
-Layers on tokens compute in the graph's type, everything from the pooling on in FP32. The pooling modes are those of
-sentence-transformers' Pooling module, and a sum; several are concatenated.
+Layers on tokens compute in the graph's type, everything from the pooling on, or from a layer that 16 bits are too
+narrow for, in FP32. The pooling modes are those of sentence-transformers' Pooling module, and a sum; several are
+concatenated.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import numpy as np
 
 from bei_build.graph.activation import emit_activation
 from bei_build.graph.writer import DType, FloatArray, GraphWriter
-from bei_build.spec import ActivationSpec, DenseSpec, HeadLayer, HeadSpec, NormLayerSpec, Pooling
-
-_EMPTY = -3e38  # what max pooling sees in an empty slot: below any state, finite in FP32 and BF16
+from bei_build.spec import ActivationSpec, DenseSpec, HeadLayer, HeadSpec, NormalizeSpec, NormLayerSpec, Pooling
 
 
 class HeadEmitter:
@@ -29,9 +28,11 @@ class HeadEmitter:
     def emit(self, head: HeadSpec) -> str:
         """FP32 [B, width]; without pooling [T, width]."""
         graph, name = self._graph, head.output
-        value = self._hidden
+        value, in_fp32 = self._hidden, False
         for index, layer in enumerate(head.token_layers):
-            value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=False)
+            if not in_fp32 and _needs_fp32(layer):
+                value, in_fp32 = graph.cast(value, DType.FP32, f"{name}.token_layers.{index}.fp32"), True
+            value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
         if head.pooling:
             pooling = self._pooled.setdefault(value, _PoolingEmitter(graph, value))
             parts = [pooling.emit(mode) for mode in head.pooling]
@@ -66,6 +67,11 @@ class HeadEmitter:
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)
 
 
+def _needs_fp32(layer: HeadLayer) -> bool:
+    """A length overflows FP16 and its floor vanishes in it; SPLADE sums logarithms of numbers near 1."""
+    return layer in (NormalizeSpec(), ActivationSpec("log1p_relu"))
+
+
 class _PoolingEmitter:
     """Shares the padded view and its token counts between modes."""
 
@@ -94,11 +100,9 @@ class _PoolingEmitter:
         return self._graph.cast(rows, DType.FP32, name)
 
     def _max(self, name: str) -> str:
-        graph = self._graph
-        full = graph.op("Greater", [self._mask_3d(), graph.constant(0.0, np.float32)], f"{name}.full")
-        empty = graph.constant(_EMPTY, np.float32)
-        states = graph.op("Where", [full, self._view(), empty], f"{name}.states")
-        return graph.op("ReduceMax", [states, graph.constant([1])], name, keepdims=0)
+        """Slots behind a sequence's end repeat its last token (``bei.packing``), so the largest needs no mask."""
+        largest = self._graph.op("ReduceMax", [self._rows(), self._graph.constant([1])], f"{name}.largest", keepdims=0)
+        return self._graph.cast(largest, DType.FP32, name)
 
     def _weighted_sum(self, mode: Pooling, name: str) -> str:
         """sum; mean: sum / n; mean_sqrt_len: sum / sqrt(n); weighted_mean: sum of (1 + position) x / sum of weights."""
@@ -117,17 +121,17 @@ class _PoolingEmitter:
         return graph.op("Div", [total, count], name)
 
     def _view(self) -> str:
-        """Padded token states, FP32 [B, S, hidden]; slots behind a sequence's end are not zero."""
+        """Padded token states, FP32 [B, S, width]; slots behind a sequence's end are not zero."""
         if "view" not in self._shared:
-            graph = self._graph
-            rows = graph.op(
-                "Gather",
-                [self._hidden, graph.input("pad_index", DType.INT32, ["B", "S"])],
-                f"{self._prefix}.rows",
-                axis=0,
-            )
-            self._shared["view"] = graph.cast(rows, DType.FP32, f"{self._prefix}.view")
+            self._shared["view"] = self._graph.cast(self._rows(), DType.FP32, f"{self._prefix}.view")
         return self._shared["view"]
+
+    def _rows(self) -> str:
+        """The same in the graph's type."""
+        if "rows" not in self._shared:
+            index = self._graph.input("pad_index", DType.INT32, ["B", "S"])
+            self._shared["rows"] = self._graph.op("Gather", [self._hidden, index], f"{self._prefix}.rows", axis=0)
+        return self._shared["rows"]
 
     def _mask_3d(self) -> str:
         if "mask" not in self._shared:

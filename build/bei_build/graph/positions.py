@@ -155,10 +155,11 @@ class ScoreBiases:
         return graph.op("Unsqueeze", [by_head, graph.constant([0])], "relative_bias")
 
     def _alibi(self, num_heads: int) -> str:
+        """[1, heads, S, S], multiplied in FP32: BF16 counts to 256."""
         graph = self._graph
-        slopes = graph.vector("alibi.slopes", -alibi_slopes(num_heads)[None, :, None, None])
-        away = graph.cast(graph.op("Abs", [self.distances()], "alibi.away"), graph.types.compute, "alibi.distance")
-        return graph.op("Mul", [slopes, away], "alibi")
+        slopes = graph.fp32("alibi.slopes", -alibi_slopes(num_heads)[None, :, None, None])
+        away = graph.cast(graph.op("Abs", [self.distances()], "alibi.away"), DType.FP32, "alibi.distance")
+        return graph.cast(graph.op("Mul", [slopes, away], "alibi.fp32"), graph.types.compute, "alibi")
 
     def _by_distance(self, table: str, distances: str, name: str) -> str:
         """Rows of ``table``, whose middle row is distance 0, at ``distances`` [S, S]."""

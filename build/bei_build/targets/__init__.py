@@ -16,6 +16,7 @@ class Compiler(Protocol):
     """What a target does. ``compile`` writes into an existing empty folder."""
 
     precisions: tuple[str, ...]
+    longest_by_default: int  # tokens of a sequence, unless the user asks for more: what they cost is theirs to decide
 
     def resolve_precision(self, precision: str) -> str:
         """The precision that ``auto`` means on this machine, or ``precision`` itself. Raises ConfigError."""

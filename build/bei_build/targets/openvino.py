@@ -28,6 +28,7 @@ class OpenVINOCompiler:
     """Compiles for CPUs with OpenVINO."""
 
     precisions = tuple(_STORAGE)
+    longest_by_default = 8192  # masks of causal and windowed attention are [S, S]: 256 MiB here, 4 GiB at 32,768
 
     def resolve_precision(self, precision: str) -> str:
         """``auto`` is bf16 where the CPU computes in it, else fp32."""

@@ -41,6 +41,7 @@ class TensorRTCompiler:
     """Compiles for NVIDIA GPUs with TensorRT. Its graphs are tested; ``compile`` has not met TensorRT itself yet."""
 
     precisions = tuple(_TYPES)
+    longest_by_default = 8192  # the padded view is reserved for the longest sequence
 
     def resolve_precision(self, precision: str) -> str:
         """``auto`` is bf16: it cannot overflow as fp16 can, and GPUs since Ampere compute in it as fast."""

@@ -45,7 +45,7 @@ def test_it_states_the_facts_of_its_manifest(engine: Engine, artifact: Artifact)
     info = engine.info
     assert (info.target, info.precision, info.num_streams) == ("cpu", "fp32", NUM_STREAMS)
     assert info.limits == artifact.manifest.limits
-    assert info.outputs == {"embedding": artifact.manifest.embedding_dimension}
+    assert info.outputs == {"embedding": artifact.manifest.dimension("embedding")}
 
 
 def test_batches_that_run_side_by_side_get_their_own_rows(engine: Engine) -> None:

@@ -6,14 +6,11 @@ has the same kernels, and how fast they are.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
-import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
@@ -21,72 +18,25 @@ from bei.cli import main
 from bei.core import Limits
 from bei.errors import CompileError, ConfigError, MissingDependencyError
 from bei.packing import bucket
-from bei_build.checkpoint import ModelWeights
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.writer import DType
+from bei_build.model_weights import ModelWeights
 from bei_build.spec import POOLINGS, Pooling
 from bei_build.targets import compiler_for, tensorrt
+from tests.bei_build.targets.rtx import (
+    VERSION,
+    AheadOfTimeBuilder,
+    attention_nodes,
+    compiled,
+    edited,
+    forbid_decomposition,
+    limits_of,
+    module_like,
+    needs_rtx,
+)
 from tests.bei_build.targets.tiny import HEADS, MAX_SEQ_LEN, graph_of, random_weights, tiny_spec, with_tail
 
-LIMITS = Limits(max_num_tokens=1000, max_batch_size=30, max_seq_len=MAX_SEQ_LEN)
-
-needs_rtx = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx_bindings") is None,
-    reason="tensorrt_rtx_bindings is not installed: pip install -e '.[trt-ci]'",
-)
-
-
-def edited(path: Path, edit: Callable[[ModelProto], object]) -> Path:
-    model = onnx.load(path, load_external_data=False)
-    edit(model)
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-def attention_nodes(model: ModelProto) -> Iterator[onnx.NodeProto]:
-    nodes = [node for node in model.graph.node if node.op_type == "TRT_Attention"]
-    assert len(nodes) == 2
-    yield from nodes
-
-
-class AheadOfTimeBuilder:
-    """TensorRT-RTX's builder (which cannot be subclassed), set to a GPU that need not be here."""
-
-    def __init__(self, rtx: Any, logger: object) -> None:
-        self._rtx, self._builder = rtx, rtx.Builder(logger)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._builder, name)
-
-    def create_builder_config(self) -> Any:
-        config = self._builder.create_builder_config()
-        config.builder_optimization_level = 0
-        config.num_compute_capabilities = 1
-        assert config.set_compute_capability(self._rtx.ComputeCapability.SM89, 0)
-        return config
-
-    def build_serialized_network(self, network: object, config: Any) -> Any:
-        assert config.num_optimization_profiles == 2
-        assert not config.get_flag(self._rtx.BuilderFlag.TF32)
-        return self._builder.build_serialized_network(network, config)
-
-
-@pytest.fixture(scope="session")
-def trt() -> ModuleType:
-    """TensorRT-RTX as the module ``tensorrt``."""
-    import tensorrt_rtx_bindings as rtx
-
-    return module_like(rtx, Builder=lambda logger: AheadOfTimeBuilder(rtx, logger), __version__="11.4.0.106")
-
-
-def module_like(original: ModuleType, **changes: object) -> ModuleType:
-    module = ModuleType("tensorrt")
-    vars(module).update(vars(original) | changes)
-    return module
-
-
-def compiled(trt: ModuleType, path: Path) -> bytes:
-    return tensorrt.plan_from_onnx(trt, path, LIMITS, num_layers=2)
+LIMITS = limits_of(MAX_SEQ_LEN)
 
 
 @needs_rtx
@@ -122,11 +72,6 @@ def test_attention_may_be_decomposed(trt: ModuleType, tmp_path: Path) -> None:
         compiled(trt, edited(path, forbid_decomposition))
 
 
-def forbid_decomposition(model: ModelProto) -> None:
-    for node in attention_nodes(model):
-        node.CopyFrom(helper.make_node(node.op_type, node.input, node.output, domain="trt", TRT_decomposable=0))
-
-
 @needs_rtx
 def test_compile_writes_the_plan_alone(trt: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "load_tensorrt", lambda: trt)
@@ -135,7 +80,7 @@ def test_compile_writes_the_plan_alone(trt: ModuleType, tmp_path: Path, monkeypa
     weights = cast(ModelWeights, SimpleNamespace(read=random_weights(spec)))
     requirements = tensorrt.TensorRTCompiler().compile(spec, weights, "bf16", LIMITS, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [tensorrt.PLAN_FILE]
-    assert (requirements.compiler, requirements.compiler_version) == ("tensorrt", "11.4.0.106")
+    assert (requirements.compiler, requirements.compiler_version) == ("tensorrt", VERSION)
     assert (requirements.device, requirements.capabilities) == ("NVIDIA L4", ["SM89"])
 
 

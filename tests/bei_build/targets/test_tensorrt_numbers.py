@@ -1,19 +1,56 @@
-"""Numbers: the very file that TensorRT gets, run by ONNX Runtime, against the graph for the CPU, run by OpenVINO."""
+"""Numbers: the very file that TensorRT gets, run by ONNX Runtime.
+
+Every model against the HF class; what the zoo does not have against the graph for the CPU, run by OpenVINO.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from bei.core import Encoding, Float32Array, PackedBatch
+from bei.core import Encoding, Float32Array, Outputs, PackedBatch, rows_of_sequences
 from bei.packing import bucket, graph_inputs
+from bei_build.checkpoint import Checkpoint
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.writer import DType
-from bei_build.spec import POOLINGS
-from tests.bei_build.targets.tiny import HEADS, MAX_SEQ_LEN, VOCABULARY, graph_of, tiny_spec
+from bei_build.spec import POOLINGS, ModelSpec
+from tests.bei_build.builds import random_encodings
+from tests.bei_build.targets.tiny import (
+    BY_POSITION,
+    HEADS,
+    MAX_SEQ_LEN,
+    VOCABULARY,
+    case_named,
+    graph_of,
+    graph_of_checkpoint,
+    read_case,
+    tiny_spec,
+    with_heads_on_tokens,
+)
+from tests.zoo import CASES, MAX_TOKENS, Case, hf_outputs
+
+TOLERANCE = 2e-4
+LONGEST = MAX_TOKENS - 3  # no bucket: there are slots beyond the model's last position
+LENGTHS = [1, LONGEST, 2, 17, 16, 5, 33, 9, *range(1, 26)]  # 33 sequences, no bucket either: there is a filler row
+
+# One model a lowering and kind of output: those whose FP16 is looked at.
+IN_FP16 = (
+    "BertModel",
+    "BertForMaskedLM",
+    "MPNetModel",
+    "MPNetForTokenClassification",
+    "DebertaV2Model",
+    "ModernBertModel",
+    "LlamaModel",
+    "MistralForSequenceClassification",
+    "Qwen3Model",
+    "Gemma2Model",
+    "Gemma3TextModel",
+)
 
 
 def mixed_batch(lengths: tuple[int, ...] = (1, 5, MAX_SEQ_LEN, 17, 2, 33, 8)) -> PackedBatch:
@@ -26,47 +63,127 @@ def mixed_batch(lengths: tuple[int, ...] = (1, 5, MAX_SEQ_LEN, 17, 2, 33, 8)) ->
     )
 
 
-def run_onnxruntime(path: Path, batch: PackedBatch, **changes: Any) -> Float32Array:
+def run_onnxruntime(path: Path, batch: PackedBatch, **changes: Any) -> Outputs:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     inputs = graph_inputs(batch, [tensor.name for tensor in session.get_inputs()]) | changes
-    (embedding,) = session.run(["embedding"], inputs)
-    return cast(Float32Array, embedding[: batch.batch_size])
+    names = [tensor.name for tensor in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def run_openvino(path: Path, batch: PackedBatch) -> Float32Array:
+def run_openvino(path: Path, batch: PackedBatch, names: Iterable[str]) -> Outputs:
     import openvino
 
     model = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     outputs = model(graph_inputs(batch, [tensor.any_name for tensor in model.inputs]))
-    return cast(Float32Array, outputs["embedding"][: batch.batch_size])
+    return {name: outputs[name] for name in names}
+
+
+def without_filler(outputs: Outputs, spec: ModelSpec, batch: PackedBatch) -> dict[str, Float32Array]:
+    rows: dict[str, int] = {head.output: batch.batch_size if head.pooling else batch.num_tokens for head in spec.heads}
+    return {name: values[: rows[name]] for name, values in outputs.items()}
+
+
+def rows_of(checkpoint: Checkpoint, path: Path, case: Case, encodings: list[Encoding]) -> list[Float32Array]:
+    """What the graph at ``path`` gives for each of ``encodings``."""
+    batch = PackedBatch.from_encodings(encodings)
+    head = checkpoint.spec.heads[0]
+    assert head.output == case.output
+    outputs = without_filler(run_onnxruntime(path, batch), checkpoint.spec, batch)
+    return rows_of_sequences(outputs[head.output], batch, per_token=not head.pooling)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_trt_graph_computes_what_the_hf_model_computes(tmp_path: Path, case: Case) -> None:
+    checkpoint = read_case(case, tmp_path, pooling="mean", max_seq_len=LONGEST)
+    encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
+    actual = rows_of(checkpoint, graph_of_checkpoint(checkpoint, tmp_path, DType.FP32), case, encodings)
+    expected = hf_outputs(checkpoint.folder, case, encodings)
+    if case.output == "embedding":
+        expected = [states.mean(0) for states in expected]
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", IN_FP16)
+def test_trt_graph_of_every_lowering_is_close_in_fp16(tmp_path: Path, name: str) -> None:
+    """Filler slots and rows see nothing but masks; whatever 16 bits make of them, no NaN reaches a token."""
+    case = case_named(name)
+    checkpoint = read_case(case, tmp_path, pooling="mean", max_seq_len=LONGEST)
+    encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
+    wide, narrow = (
+        np.concatenate(
+            [
+                np.atleast_2d(row)
+                for row in rows_of(
+                    checkpoint, graph_of_checkpoint(checkpoint, tmp_path / dtype.value, dtype), case, encodings
+                )
+            ]
+        )
+        for dtype in (DType.FP32, DType.FP16)
+    )
+    assert cosines(wide, narrow).min() > 0.999
+
+
+def cosines(first: Float32Array, second: Float32Array) -> Float32Array:
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return cast(Float32Array, (first * second).sum(1) / lengths)
+
+
+def assert_same_as_cpu_graph(spec: ModelSpec, folder: Path) -> None:
+    batch = mixed_batch()
+    actual = without_filler(run_onnxruntime(graph_of(spec, folder / "trt", DType.FP32), batch), spec, batch)
+    path = graph_of(spec, folder / "cpu", DType.FP32, AttentionCore.MATMUL_SOFTMAX)
+    for outputs in (run_openvino(path, batch, actual), run_onnxruntime(path, batch)):
+        expected = without_filler(outputs, spec, batch)
+        assert set(actual) == set(expected) == set(spec.dimensions)
+        for name, values in actual.items():
+            np.testing.assert_allclose(values, expected[name], atol=1e-5, rtol=0, err_msg=name)
 
 
 @pytest.mark.parametrize("family", HEADS)
 def test_trt_graph_computes_what_the_cpu_graph_computes(tmp_path: Path, family: str) -> None:
-    spec, batch = tiny_spec(family, POOLINGS), mixed_batch()
-    actual = run_onnxruntime(graph_of(spec, tmp_path / "trt", DType.FP32), batch)
-    path = graph_of(spec, tmp_path / "cpu", DType.FP32, AttentionCore.MATMUL_SOFTMAX)
-    for expected in (run_openvino(path, batch), run_onnxruntime(path, batch)):
-        np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
+    assert_same_as_cpu_graph(tiny_spec(family, POOLINGS), tmp_path)
 
 
-def test_trt_graph_obeys_the_lengths(tmp_path: Path) -> None:
-    """The control of the test above: with lengths that reach into the padding, the vectors are others."""
-    batch, path = mixed_batch((1, 5, MAX_SEQ_LEN, 17, 2)), graph_of(tiny_spec(), tmp_path, DType.FP32)
-    right = run_onnxruntime(path, batch)
-    wrong = run_onnxruntime(path, batch, seq_lens=np.full(batch.batch_size, bucket(MAX_SEQ_LEN), np.int32))
+@pytest.mark.parametrize("attention", BY_POSITION.values(), ids=BY_POSITION)
+def test_trt_graph_has_the_cpu_graphs_biases_by_position(tmp_path: Path, attention: dict[str, Any]) -> None:
+    assert_same_as_cpu_graph(tiny_spec(**attention), tmp_path)
+
+
+def test_trt_graph_has_the_cpu_graphs_heads_on_tokens(tmp_path: Path) -> None:
+    assert_same_as_cpu_graph(with_heads_on_tokens(tiny_spec()), tmp_path)
+
+
+@pytest.mark.parametrize("attention", [{}, {"window": 8}, {"alibi": True}], ids=["padded", "boolean", "additive"])
+def test_trt_graph_obeys_the_lengths(tmp_path: Path, attention: dict[str, Any]) -> None:
+    """The control of the tests above: with lengths that reach into the padding, the vectors are others."""
+    batch = mixed_batch((1, 5, MAX_SEQ_LEN, 17, 2))
+    path = graph_of(tiny_spec(**attention), tmp_path, DType.FP32)
+    right = run_onnxruntime(path, batch)["embedding"]
+    lengths = np.full(batch.batch_size, bucket(MAX_SEQ_LEN), np.int32)
+    wrong = run_onnxruntime(path, batch, seq_lens=lengths)["embedding"]
     _, *shorter = np.abs(right - wrong).max(axis=1)  # one token is padded with itself: the mean over it is the same
     longest = shorter.pop(1)
     assert longest == 0.0
     assert min(shorter) > 1e-3
 
 
+@pytest.mark.parametrize("attention", BY_POSITION.values(), ids=BY_POSITION)
+def test_biases_by_position_are_close_in_fp16(tmp_path: Path, attention: dict[str, Any]) -> None:
+    spec, batch = tiny_spec(**attention), mixed_batch()
+    wide, narrow = (
+        run_onnxruntime(graph_of(spec, tmp_path / dtype.value, dtype), batch)["embedding"]
+        for dtype in (DType.FP32, DType.FP16)
+    )
+    assert cosines(wide, narrow).min() > 0.9999
+
+
 def test_trt_graph_in_fp16_is_close(tmp_path: Path) -> None:
     spec, batch = tiny_spec("bert", POOLINGS), mixed_batch()
     wide, narrow = (
-        run_onnxruntime(graph_of(spec, tmp_path / dtype.value, dtype), batch) for dtype in (DType.FP32, DType.FP16)
+        run_onnxruntime(graph_of(spec, tmp_path / dtype.value, dtype), batch)["embedding"]
+        for dtype in (DType.FP32, DType.FP16)
     )
-    cosines = (wide * narrow).sum(1) / np.linalg.norm(wide, axis=1) / np.linalg.norm(narrow, axis=1)
-    assert cosines.min() > 0.9999
+    assert cosines(wide, narrow).min() > 0.9999

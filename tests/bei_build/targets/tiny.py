@@ -1,29 +1,39 @@
-"""Tiny models of every family, with random weights, and their graphs."""
+"""Tiny models and their graphs: the zoo's checkpoints, and specs with random weights, which need no checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from bei_build.checkpoint import Checkpoint, locate, read_checkpoint
 from bei_build.families import FAMILIES
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, FloatArray, GraphTypes
-from bei_build.spec import DenseSpec, ModelSpec, NormalizeSpec, Pooling
+from bei_build.heads import HeadChoice
+from bei_build.spec import ActivationSpec, DenseSpec, HeadSpec, ModelSpec, NormalizeSpec, Pooling
+from tests.zoo import CASES, Case, save_case
 
 HIDDEN, VOCABULARY, MAX_SEQ_LEN = 64, 100, 64
 HEADS = {"bert": 2, "roberta": 1, "xlm-roberta": 2, "distilbert": 1}  # of 32 or 64
 TYPES = {"roberta": 1, "xlm-roberta": 1}
+BY_POSITION: dict[str, dict[str, Any]] = {  # no family of the zoo has ALiBi
+    "alibi": {"alibi": True},
+    "alibi, causal": {"alibi": True, "causal": True},
+    "alibi, window": {"alibi": True, "window": 8},
+    "causal, window": {"causal": True, "window": 8},
+}
 
 
-def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",)) -> ModelSpec:
-    """Two layers, from the family's own reading of its HF config."""
+def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",), **attention: Any) -> ModelSpec:
+    """Two layers, from the family's own reading of its HF config; ``attention`` changes the spec of theirs."""
     from transformers import AutoConfig
 
-    family = next(family for family in FAMILIES if family.name == family_name)
+    family = next(family for family in FAMILIES if family.model_type == family_name)
     config = AutoConfig.for_model(
         family.model_type,
         vocab_size=VOCABULARY,
@@ -35,7 +45,9 @@ def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",
         intermediate_size=128,
         hidden_dim=128,  # DistilBERT's word for it
     )
-    return replace(family.spec_from_config(config, family.architectures[0]), pooling=pooling)
+    spec = family.spec_from_config(config, next(iter(family.architectures)))
+    layers = tuple(replace(layer, attention=replace(layer.attention, **attention)) for layer in spec.layers)
+    return replace(spec, layers=layers, heads=(HeadSpec("embedding", pooling),))
 
 
 def random_weights(spec: ModelSpec) -> Callable[[str], FloatArray]:
@@ -47,9 +59,49 @@ def graph_of(
     spec: ModelSpec, folder: Path, dtype: DType = DType.FP16, core: AttentionCore = AttentionCore.TRT_ATTENTION
 ) -> Path:
     folder.mkdir(exist_ok=True)
-    return write_graph(spec, random_weights(spec), folder, GraphTypes(dtype, dtype), core)
+    return write_graph(spec, random_weights(spec), folder, GraphTypes(dtype, dtype), core, MAX_SEQ_LEN)
 
 
 def with_tail(spec: ModelSpec) -> ModelSpec:
-    width = HIDDEN * len(spec.pooling)
-    return replace(spec, tail=(DenseSpec(width, 48, True, "tanh"), NormalizeSpec(), DenseSpec(48, 32, False, "gelu")))
+    (head,) = spec.heads
+    wide, narrow = (
+        DenseSpec("tail.0", spec.hidden_size * len(head.pooling), 48, True, "tanh"),
+        DenseSpec("tail.1", 48, 32, False, "gelu"),
+    )
+    return replace(spec, heads=(replace(head, layers=(wide, NormalizeSpec(), narrow)),))
+
+
+def with_heads_on_tokens(spec: ModelSpec) -> ModelSpec:
+    """The outputs of BGE-M3, ColBERT's unit vectors and the sum of SPLADE's logarithms, all out of one pass."""
+    width = spec.hidden_size
+    heads = (
+        HeadSpec("embedding", ("cls",)),
+        HeadSpec("token_weights", token_layers=(DenseSpec("weights", width, 1, activation="relu"),)),
+        HeadSpec("token_embedding", token_layers=(DenseSpec("vectors", width, 16, bias=False), NormalizeSpec())),
+        HeadSpec("sparse", ("sum",), (DenseSpec("words", width, VOCABULARY), ActivationSpec("log1p_relu"))),
+    )
+    return replace(spec, heads=heads)
+
+
+def case_named(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def read_case(
+    case: Case, folder: Path, *, pooling: Pooling | None = None, max_seq_len: int | None = None, **settings: Any
+) -> Checkpoint:
+    """Save the zoo's ``case``, changed by ``settings``, and read it; an embedder with ``pooling`` if that is given."""
+    checkpoint = save_case(folder / "checkpoint", replace(case, settings={**case.settings, **settings}))
+    choice = HeadChoice(pooling=pooling if case.output == "embedding" else None)
+    return read_checkpoint(locate(str(checkpoint)), choice, max_seq_len)
+
+
+def graph_of_checkpoint(
+    checkpoint: Checkpoint,
+    folder: Path,
+    dtype: DType = DType.FP16,
+    core: AttentionCore = AttentionCore.TRT_ATTENTION,
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    types = GraphTypes(dtype, dtype)
+    return write_graph(checkpoint.spec, checkpoint.weights().read, folder, types, core, checkpoint.max_seq_len)

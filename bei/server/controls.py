@@ -1,0 +1,47 @@
+"""Fields that many routes share: which model, how inputs are cut, what stands in front of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from bei.artifact import Manifest
+from bei.server.truncation import Direction, TokenLimit, Truncate, encoding_options
+from bei.tasks import prompt_of
+from bei.tokenization import EncodingOptions
+
+Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]
+Dimensions: TypeAlias = Annotated[int, Meta(ge=1, description="Vectors are cut to their first components.")]
+
+
+class Controls(msgspec.Struct, kw_only=True):
+    """What every inference request may say beside its inputs. Fields that are not known are ignored."""
+
+    model: Model | None = None
+    truncate: Annotated[Truncate | None, Meta(description="Null: as the server is configured.")] = None
+    truncation_direction: Direction | None = None
+    truncation_side: Annotated[Direction | None, Meta(description="vLLM's word for truncation_direction.")] = None
+    truncate_prompt_tokens: Annotated[TokenLimit | None, Meta(description="-1: the model's limit.")] = None
+    add_special_tokens: bool = True
+
+    def encoding_options(self) -> EncodingOptions:
+        """Raises InvalidRequestError where two fields contradict each other."""
+        return encoding_options(
+            self.truncate,
+            self.truncation_direction or self.truncation_side,
+            self.truncate_prompt_tokens,
+            add_special_tokens=self.add_special_tokens,
+        )
+
+
+class PromptControls(Controls, kw_only=True):
+    """Of requests whose texts may get a prompt."""
+
+    prompt_name: Annotated[str | None, Meta(description="A prompt of the model's: see /v1/models.")] = None
+    input_type: Annotated[str | None, Meta(description="query, document, or the name of a prompt.")] = None
+
+    def prompt(self, manifest: Manifest) -> str:
+        """The text in front of every input. Raises InvalidRequestError that lists the prompts."""
+        return prompt_of(manifest, self.prompt_name, self.input_type)

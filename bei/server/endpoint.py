@@ -1,0 +1,116 @@
+"""What every inference route shares: the way from a body's bytes to an answer's.
+
+A route is a request Struct, a function that parses it, and a handler, which asks a model for a task and says what to
+answer. Handlers know neither bytes nor HTTP; everything that is the same for all of them is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bei.errors import InvalidRequestError
+from bei.server.errors import JSON
+from bei.server.http import read_body, unless_disconnected
+from bei.server.models import Models
+from bei.server.openapi import operation
+
+TRUNCATED_HEADER = "x-truncated-inputs"
+_MOST_RANGES = 100  # about a kilobyte: clients and proxies refuse answers with large headers
+
+RequestT = TypeVar("RequestT")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What handlers work with."""
+
+    models: Models
+    max_client_batch_size: int
+
+    def check_texts(self, texts: Seq[str], param: str) -> None:
+        """Refuse no texts, too many, and empty ones. Raises InvalidRequestError that blames ``param``."""
+        self.check_size(texts, param)
+        if "" in texts:
+            raise InvalidRequestError(f"{param} {texts.index('')} is an empty text: leave it out.", param)
+
+    def check_size(self, inputs: Seq[object], param: str) -> None:
+        """Refuse no inputs and too many. Raises InvalidRequestError that blames ``param``."""
+        if not inputs:
+            raise InvalidRequestError(f"{param} is an empty list: send at least one input.", param)
+        if len(inputs) > self.max_client_batch_size:
+            raise InvalidRequestError(
+                f"The request has {len(inputs)} inputs, the limit is {self.max_client_batch_size}: "
+                "split it into smaller requests.",
+                param,
+            )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """``content`` is what orjson writes, numpy arrays included. ``truncated`` lists the inputs that were cut."""
+
+    content: object
+    truncated: Seq[int] = ()
+
+
+@dataclass(frozen=True)
+class Route(Generic[RequestT]):
+    """``request`` and ``response`` are the types of the bodies, for /openapi.json; summary and ``handle``'s docstring
+    describe the route there. ``parse`` and ``handle`` raise BeiError.
+    """
+
+    path: str
+    summary: str
+    request: Any
+    response: Any
+    parse: Callable[[bytes], RequestT]
+    handle: Callable[[RequestT, Context], Awaitable[Reply]]
+
+
+class Endpoint:
+    """A route, bound to the served models."""
+
+    def __init__(self, route: Route[Any], context: Context, payload_limit: int) -> None:
+        self.path = route.path
+        self._route = route
+        self._context = context
+        self._payload_limit = payload_limit
+
+    def add_to(self, app: FastAPI) -> None:
+        """Register the route, with its description for /openapi.json."""
+        app.add_api_route(
+            self.path,
+            self.answer,
+            methods=["POST"],
+            response_class=Response,
+            summary=self._route.summary,
+            description=self._route.handle.__doc__ or "",
+            openapi_extra=operation(self._route.request, self._route.response),
+        )
+
+    async def answer(self, request: Request) -> Response:
+        """From bytes to bytes. Raises BeiError, ClientDisconnect."""
+        body = self._route.parse(await read_body(request, self._payload_limit))
+        reply = await unless_disconnected(request, self._route.handle(body, self._context))
+        headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else None
+        return Response(orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), 200, headers, JSON)
+
+
+def index_ranges(indices: Seq[int]) -> str:
+    """Ascending ``indices`` as ``0,4-7,9``; ``,...`` at the end where there are more than a header should hold."""
+    ranges: list[list[int]] = []
+    for index in indices:
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MOST_RANGES]]
+    return ",".join(texts + ["..."] * (len(ranges) > _MOST_RANGES))

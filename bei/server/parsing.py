@@ -1,0 +1,53 @@
+"""From the bytes of a body to its request Struct. Unknown fields are ignored: clients and gateways add their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from bei.errors import InvalidRequestError
+
+RequestT = TypeVar("RequestT")
+
+
+def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
+    """A function that decodes and validates bodies as ``request``. It raises InvalidRequestError."""
+    decoder = msgspec.json.Decoder(request)
+    return lambda body: _decoded(decoder, body)
+
+
+def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:
+    """For a route with several dialects: the field that is there, of the names given, says which request it is.
+
+    A field that is null is not there. Exactly one of them must be.
+    """
+    parsers = {field: parser(request) for field, request in requests.items()}
+    names = ", ".join(parsers)
+
+    def parse(body: bytes) -> Any:
+        given = _decoded(_fields_decoder, body)
+        found = [field for field in parsers if field in given and bytes(given[field]) != b"null"]
+        if len(found) != 1:
+            raise InvalidRequestError(
+                f"The request must have exactly one of the fields {names}; it has {', '.join(found) or 'none of them'}."
+            )
+        return parsers[found[0]](body)
+
+    return parse
+
+
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _decoded(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        param = str(error).rpartition("$.")[2].rstrip("`") if "$." in str(error) else None
+        raise InvalidRequestError(f"The request is not valid: {error}.", param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The body is not valid JSON in UTF-8: {error}.") from error
+    except RecursionError as error:
+        raise InvalidRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error

@@ -1,0 +1,288 @@
+"""What models are asked to do, on top of ``InferenceService``: from texts to vectors, scores, labels. No HTTP here.
+
+Every task checks first that the model has it (TaskNotSupportedError), and raises what ``infer`` raises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from bei.artifact import Manifest
+from bei.core import Encoding, Float32Array, Int32Array
+from bei.entities import Aggregation, Entity, entities_of
+from bei.errors import InvalidRequestError, TaskNotSupportedError
+from bei.postprocess import apply_function, unit_length
+from bei.service import UNIT_EMBEDDING, Answer, InferenceService
+from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input
+
+# Indices into the vocabulary, ascending, and their weights.
+SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
+
+# What clients call the two sides of a retrieval, and the names that repositories give their prompts.
+_SIDES = {
+    "query": ("query", "search_query", "retrieval.query", "web_search_query", "s2p_query"),
+    "document": ("document", "passage", "search_document", "retrieval.passage", "corpus", "text"),
+}
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """``vectors`` float32 [n, dimension], row i for input i. ``truncated`` lists the inputs that were cut."""
+
+    vectors: Float32Array
+    num_tokens: int
+    truncated: list[int]
+
+
+@dataclass(frozen=True)
+class TokenEmbeddings:
+    """``vectors[i]`` float32 [tokens, dimension] for input i, special tokens included."""
+
+    vectors: list[Float32Array]
+    encodings: list[Encoding]
+    num_tokens: int
+    truncated: list[int]
+
+
+@dataclass(frozen=True)
+class SparseEmbeddings:
+    """``vectors[i]`` for input i."""
+
+    vectors: list[SparseVector]
+    num_tokens: int
+    truncated: list[int]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """``values`` float32 [n, labels]: probabilities, or logits where the request asked for raw scores."""
+
+    values: Float32Array
+    labels: list[str]
+    num_tokens: int
+    truncated: list[int]
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """``entities[i]`` are the labelled spans (or, without aggregation, the tokens) of input i."""
+
+    entities: list[list[Entity]]
+    num_tokens: int
+    truncated: list[int]
+
+
+def require(service: InferenceService, task: str) -> None:
+    """Raise TaskNotSupportedError, naming what the model can do, unless it can do ``task``."""
+    tasks = service.manifest.tasks
+    if task not in tasks:
+        raise TaskNotSupportedError(f"{service.name} cannot {_PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
+
+
+_PHRASES = {
+    "embed": "embed",
+    "embed_sparse": "make sparse embeddings",
+    "embed_tokens": "embed tokens",
+    "classify": "classify",
+    "rerank": "rerank",
+    "classify_tokens": "classify tokens",
+}
+
+
+def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:
+    """The text in front of every input: the prompt called ``prompt_name``, the one for ``input_type``, or the default.
+
+    A model without prompts treats all input types alike, and documents have a prompt only where the model has one for
+    them. Raises InvalidRequestError that lists the prompts.
+    """
+    prompts = manifest.prompts
+    if prompt_name is not None:
+        if prompt_name not in prompts:
+            raise InvalidRequestError(_no_prompt(manifest, prompt_name), "prompt_name")
+        return prompts[prompt_name]
+    if input_type is None:
+        return prompts.get(manifest.default_prompt_name or "", "")
+    names = next((names for names in _SIDES.values() if input_type in names), ())
+    for name in (input_type, *names):
+        if name in prompts:
+            return prompts[name]
+    if prompts and input_type not in _SIDES["document"]:
+        raise InvalidRequestError(_no_prompt(manifest, input_type), "input_type")
+    return ""
+
+
+async def embed_texts(
+    service: InferenceService,
+    texts: Seq[str],
+    *,
+    prompt: str = "",
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+    options: EncodingOptions = AS_CONFIGURED,
+) -> Embeddings:
+    """Embed ``texts``, ``prompt`` in front of each; cut to ``dimensions`` (Matryoshka) before normalizing.
+
+    ``normalize`` None is as the checkpoint says.
+    """
+    require(service, "embed")
+    _check_dimensions(service.manifest, dimensions)
+    answer = await service.infer([prompt + text for text in texts] if prompt else texts, options)
+    return _embeddings(service.manifest, answer, dimensions, normalize)
+
+
+async def embed_token_ids(
+    service: InferenceService,
+    inputs: Seq[Seq[int]],
+    *,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+) -> Embeddings:
+    """Embed token ids exactly as given: no prompt, no special tokens added, never truncated."""
+    require(service, "embed")
+    _check_dimensions(service.manifest, dimensions)
+    return _embeddings(service.manifest, await service.infer_token_ids(inputs), dimensions, normalize)
+
+
+async def embed_tokens(
+    service: InferenceService, texts: Seq[str], *, prompt: str = "", options: EncodingOptions = AS_CONFIGURED
+) -> TokenEmbeddings:
+    """A unit vector a token: late interaction (arXiv:2004.12832)."""
+    require(service, "embed_tokens")
+    answer = await service.infer([prompt + text for text in texts], options)
+    vectors = [unit_length(row["token_embedding"]) for row in answer.rows]
+    return TokenEmbeddings(vectors, answer.encodings, answer.num_tokens, answer.truncated)
+
+
+async def embed_sparse(
+    service: InferenceService, texts: Seq[str], *, prompt: str = "", options: EncodingOptions = AS_CONFIGURED
+) -> SparseEmbeddings:
+    """Weights of vocabulary entries, those above zero: SPLADE's, or those of the texts' own tokens (BGE-M3)."""
+    require(service, "embed_sparse")
+    answer = await service.infer([prompt + text for text in texts], options)
+    if service.manifest.dimension("sparse"):
+        vectors = [_nonzero(row["sparse"]) for row in answer.rows]
+    else:
+        special = service.encoder.special_ids
+        rows = zip(answer.rows, answer.encodings, strict=True)
+        vectors = [_lexical(row["token_weights"][:, 0], encoding.input_ids, special) for row, encoding in rows]
+    return SparseEmbeddings(vectors, answer.num_tokens, answer.truncated)
+
+
+async def classify(
+    service: InferenceService, inputs: Seq[Input], *, raw: bool = False, options: EncodingOptions = AS_CONFIGURED
+) -> Scores:
+    """Score every label for texts or pairs; ``raw``: the logits themselves."""
+    require(service, "classify")
+    answer = await service.infer(inputs, options)
+    return _scores(service.manifest, answer, raw)
+
+
+async def rerank(
+    service: InferenceService,
+    query: str,
+    documents: Seq[str],
+    *,
+    raw: bool = False,
+    instruction: str | None = None,
+    options: EncodingOptions = AS_CONFIGURED,
+) -> Scores:
+    """Score each of ``documents`` against ``query``; ``raw``: the logit, else its sigmoid. One column.
+
+    A model with a template is asked with it; ``instruction`` fills its slot.
+    """
+    require(service, "rerank")
+    template = service.manifest.rerank_template
+    inputs: Seq[Input] = [(query, document) for document in documents]
+    if template is not None:
+        chosen = template.instruction if instruction is None else instruction
+        parts = {"query": query, "instruction": chosen}
+        inputs = [_filled(template.body, {**parts, "document": document}) for document in documents]
+        options = replace(options, framed=True)
+    elif instruction is not None:
+        raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
+    answer = await service.infer(inputs, options)
+    logits = np.stack([row["logits"] for row in answer.rows])
+    values = logits if raw else apply_function(logits, "sigmoid")
+    return Scores(values, ["score"], answer.num_tokens, answer.truncated)
+
+
+async def classify_tokens(
+    service: InferenceService,
+    texts: Seq[str],
+    *,
+    aggregation: Aggregation = "none",
+    raw: bool = False,
+    options: EncodingOptions = AS_CONFIGURED,
+) -> TokenScores:
+    """Label the tokens of ``texts`` and join them to entities as ``aggregation`` says."""
+    require(service, "classify_tokens")
+    classification = service.manifest.classification
+    assert classification is not None  # whatever has token logits has labels
+    answer = await service.infer(texts, replace(options, with_spans=True))
+    entities = []
+    for text, row, encoding in zip(texts, answer.rows, answer.encodings, strict=True):
+        logits = row["token_logits"]
+        scores = logits if raw else apply_function(logits, classification.function)
+        entities.append(entities_of(text, encoding, scores, classification.labels, aggregation))
+    return TokenScores(entities, answer.num_tokens, answer.truncated)
+
+
+def _embeddings(manifest: Manifest, answer: Answer, dimensions: int | None, normalize: bool | None) -> Embeddings:
+    embedding = manifest.embedding
+    assert embedding is not None  # require("embed") has passed
+    normalize = embedding.normalize if normalize is None else normalize
+    cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
+    name = UNIT_EMBEDDING if normalize and not cut else "embedding"
+    vectors = np.stack([row[name] for row in answer.rows])
+    if cut:
+        vectors = unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
+    return Embeddings(vectors, answer.num_tokens, answer.truncated)
+
+
+def _scores(manifest: Manifest, answer: Answer, raw: bool) -> Scores:
+    classification = manifest.classification
+    assert classification is not None  # require("classify") has passed
+    logits = np.stack([row["logits"] for row in answer.rows])
+    values = logits if raw else apply_function(logits, classification.function)
+    return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
+
+
+def _check_dimensions(manifest: Manifest, dimensions: int | None) -> None:
+    if dimensions is None or manifest.embedding is None:
+        return
+    width = manifest.dimension("embedding") or 0
+    allowed = manifest.embedding.matryoshka_dimensions
+    if allowed is not None and dimensions not in (*allowed, width):
+        names = ", ".join(map(str, (*allowed, width)))
+        raise InvalidRequestError(f"{manifest.name} has dimensions {names}, not {dimensions}.", "dimensions")
+    if not 1 <= dimensions <= width:
+        raise InvalidRequestError(f"dimensions must be from 1 to {width}, not {dimensions}.", "dimensions")
+
+
+def _no_prompt(manifest: Manifest, name: str) -> str:
+    known = ", ".join(manifest.prompts) or "none"
+    return f"{manifest.name} has no prompt for {name!r}. Its prompts: {known}."
+
+
+def _filled(body: str, parts: dict[str, str]) -> str:
+    """``body`` with its slots filled; what looks like a slot inside a part stays as it is."""
+    return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], body)
+
+
+def _nonzero(weights: Float32Array) -> SparseVector:
+    indices = np.flatnonzero(weights > 0).astype(np.int32)
+    return indices, weights[indices]
+
+
+def _lexical(weights: Float32Array, ids: Int32Array, special: frozenset[int]) -> SparseVector:
+    """The largest weight of each of the text's tokens, special tokens left out."""
+    kept = (weights > 0) & ~np.isin(ids, list(special))
+    indices, where = np.unique(ids[kept], return_inverse=True)
+    largest = np.zeros(len(indices), np.float32)
+    np.maximum.at(largest, where, weights[kept])
+    return indices.astype(np.int32), largest

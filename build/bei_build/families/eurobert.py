@@ -1,0 +1,37 @@
+"""EuroBERT (Boizard et al. 2025, arXiv:2503.05500): Llama's layers, every token sees every other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bei_build.families.base import Family, embedder, token_classifier
+from bei_build.families.decoder import WEIGHTS, decoder_spec
+from bei_build.spec import DenseSpec, HeadSpec, ModelSpec
+
+
+def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    bias = config.attention_bias
+    return decoder_spec(config, architecture, bias=bias, output_bias=bias, mlp_bias=config.mlp_bias, causal=False)
+
+
+def _classifier(config: Any) -> tuple[HeadSpec, ...]:
+    """Two linear layers on the pooled state, or on every token before their mean (``late``)."""
+    width = config.hidden_size
+    layers = (DenseSpec("dense", width, width, activation="gelu"), DenseSpec("classifier", width, config.num_labels))
+    if config.classifier_pooling == "late":
+        return (HeadSpec("logits", ("mean",), token_layers=layers),)
+    return (HeadSpec("logits", ("mean" if config.classifier_pooling == "mean" else "cls",), layers=layers),)
+
+
+FAMILY = Family(
+    model_type="eurobert",
+    architectures={
+        "EuroBertModel": embedder,
+        "EuroBertForSequenceClassification": _classifier,
+        "EuroBertForTokenClassification": token_classifier(),
+    },
+    prefix="model.",
+    weights={**WEIGHTS, "dense": "dense", "classifier": "classifier"},
+    unused=("lm_head.",),
+    spec_from_config=_spec_from_config,
+)

@@ -1,0 +1,94 @@
+"""TensorRT-RTX in the place of TensorRT: it has its parser and type rules, and compiles ahead of time without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import onnx
+import pytest
+from onnx import ModelProto, helper
+
+from bei.core import Limits
+from bei_build.targets import tensorrt
+from tests.bei_build.targets.tiny import MAX_SEQ_LEN
+
+VERSION = "11.4.0.106"  # of TensorRT, that RTX stands for
+
+needs_rtx = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx_bindings") is None,
+    reason="tensorrt_rtx_bindings is not installed: pip install -e '.[trt-ci]'",
+)
+
+
+class AheadOfTimeBuilder:
+    """TensorRT-RTX's builder (which cannot be subclassed), set to a GPU that need not be here."""
+
+    def __init__(self, rtx: Any, logger: object) -> None:
+        self._rtx, self._builder = rtx, rtx.Builder(logger)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._builder, name)
+
+    def create_builder_config(self) -> Any:
+        config = self._builder.create_builder_config()
+        config.builder_optimization_level = 0
+        config.num_compute_capabilities = 1
+        assert config.set_compute_capability(self._rtx.ComputeCapability.SM89, 0)
+        return config
+
+    def build_serialized_network(self, network: object, config: Any) -> Any:
+        assert config.num_optimization_profiles == 2
+        assert not config.get_flag(self._rtx.BuilderFlag.TF32)
+        return self._builder.build_serialized_network(network, config)
+
+
+def module_like(original: ModuleType, **changes: object) -> ModuleType:
+    module = ModuleType("tensorrt")
+    vars(module).update(vars(original) | changes)
+    return module
+
+
+def limits_of(max_seq_len: int) -> Limits:
+    return Limits(max_num_tokens=1000, max_batch_size=30, max_seq_len=max_seq_len)
+
+
+def compiled(trt: ModuleType, path: Path, num_attentions: int = 2, max_seq_len: int = MAX_SEQ_LEN) -> bytes:
+    """The plan; the compiler itself checks the log, that every input is read, and the lengths of every attention."""
+    return tensorrt.plan_from_onnx(trt, path, limits_of(max_seq_len), num_attentions)
+
+
+@contextmanager
+def parsed(trt: ModuleType, path: Path) -> Iterator[list[Any]]:
+    """The layers that TensorRT's parser makes of the graph at ``path``."""
+    logger = tensorrt._logger(trt.ILogger)
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, logger)
+    assert parser.parse_from_file(str(path))
+    yield [network.get_layer(index) for index in range(network.num_layers)]
+
+
+def edited(path: Path, edit: Callable[[ModelProto], object]) -> Path:
+    model = onnx.load(path, load_external_data=False)
+    edit(model)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def attention_nodes(model: ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == "TRT_Attention"]
+
+
+def forbid_decomposition(model: ModelProto) -> None:
+    nodes = attention_nodes(model)
+    assert nodes
+    for node in nodes:
+        settings = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        assert settings["TRT_decomposable"] == 1
+        settings["TRT_decomposable"] = 0
+        node.CopyFrom(helper.make_node(node.op_type, node.input, node.output, domain="trt", **settings))

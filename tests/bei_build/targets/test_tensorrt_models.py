@@ -1,0 +1,182 @@
+"""Every supported model and head, compiled by TensorRT-RTX, and the lowering that each gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bei.errors import CompileError
+from bei_build.checkpoint import Checkpoint
+from bei_build.graph.writer import DType
+from tests.bei_build.targets.rtx import attention_nodes, compiled, edited, forbid_decomposition, needs_rtx, parsed
+from tests.bei_build.targets.tiny import (
+    BY_POSITION,
+    case_named,
+    graph_of,
+    graph_of_checkpoint,
+    read_case,
+    tiny_spec,
+    with_heads_on_tokens,
+)
+from tests.zoo import CASES, Case
+
+NUM_LAYERS = 3  # of the zoo's models
+
+# How attention is written for TensorRT: its op with lengths alone ("padded"), causal, or with a mask; or primitives.
+LOWERINGS = {
+    "BERT": "padded",
+    "RoBERTa": "padded",
+    "XLM-RoBERTa": "padded",
+    "CamemBERT": "padded",
+    "DistilBERT": "padded",
+    "ELECTRA": "padded",
+    "NomicBERT": "padded",
+    "GTE": "padded",
+    "EuroBERT": "padded",
+    "Llama": "causal",
+    "Qwen3": "causal",
+    "Phi-3": "causal",
+    "ModernBERT": "boolean mask",
+    "Mistral": "boolean mask",
+    "Qwen2": "boolean mask",
+    "Gemma 3 text": "boolean mask",
+    "MPNet": "additive mask",
+    "DeBERTa-v2/v3": "primitive",
+    "Gemma 2": "primitive",
+}
+UNLIKE_THEIR_FAMILY = {
+    "Phi3Model-partial_rotation_and_window": "boolean mask",
+    "Gemma2Model-no_soft_cap": "boolean mask",
+}
+FIRST_OF_FAMILY = tuple({case.family: case for case in reversed(CASES)}.values())
+
+
+def lowering_of(case: Case) -> str:
+    return "padded" if case.unmasked else UNLIKE_THEIR_FAMILY.get(case.name, LOWERINGS[case.family])
+
+
+def lowering_read_by_tensorrt(trt: ModuleType, path: Path) -> str:
+    """Of all layers, from the network; that the op is causal is read from the file (see the test of it)."""
+    with parsed(trt, path) as layers:
+        attentions = [layer for layer in layers if layer.type == trt.LayerType.ATTENTION_INPUT]
+        masks = [layer.get_input(3) for layer in attentions]
+        types = {mask and mask.dtype.name for mask in masks}
+    if not attentions:
+        return "primitive"
+    assert len(attentions) == NUM_LAYERS
+    (mask,) = types  # the function has one body, so all layers have the same
+    if mask:
+        return "boolean mask" if mask == "BOOL" else "additive mask"
+    nodes = attention_nodes(onnx.load(path, load_external_data=False))
+    (causal,) = {any(attribute.name == "causal_kind" for attribute in node.attribute) for node in nodes}
+    return "causal" if causal else "padded"
+
+
+def compile_checkpoint(trt: ModuleType, checkpoint: Checkpoint, path: Path, lowering: str) -> bytes:
+    return compiled(trt, path, 0 if lowering == "primitive" else NUM_LAYERS, checkpoint.max_seq_len)
+
+
+@needs_rtx
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_model_and_head_compiles_in_fp16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
+    checkpoint = read_case(case, tmp_path)
+    path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP16)
+    assert lowering_read_by_tensorrt(trt, path) == lowering_of(case)
+    assert compile_checkpoint(trt, checkpoint, path, lowering_of(case))
+
+
+@needs_rtx
+@pytest.mark.parametrize("case", FIRST_OF_FAMILY, ids=lambda case: case.name)
+def test_every_family_compiles_in_bf16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
+    checkpoint = read_case(case, tmp_path)
+    path = graph_of_checkpoint(checkpoint, tmp_path, DType.BF16)
+    assert compile_checkpoint(trt, checkpoint, path, lowering_of(case))
+
+
+@needs_rtx
+@pytest.mark.parametrize("name", ["LlamaModel", "ModernBertModel", "MPNetModel", "DebertaV2Model", "Gemma2Model"])
+def test_every_lowering_compiles_in_fp32(trt: ModuleType, tmp_path: Path, name: str) -> None:
+    checkpoint = read_case(case_named(name), tmp_path)
+    path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP32)
+    assert compile_checkpoint(trt, checkpoint, path, lowering_of(case_named(name)))
+
+
+def test_the_zoo_has_every_lowering() -> None:
+    assert {case.family for case in CASES} == set(LOWERINGS)
+    assert {lowering_of(case) for case in CASES} == set(LOWERINGS.values())
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize("attention", BY_POSITION.values(), ids=BY_POSITION)
+def test_biases_by_position_compile(trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType) -> None:
+    path = graph_of(tiny_spec(**attention), tmp_path, dtype)
+    assert compiled(trt, edited(path, forbid_decomposition))
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("BertModel", {"hidden_size": 4 * 64}),
+        ("BertModel", {"hidden_size": 4 * 26}),
+        ("LlamaModel", {"head_dim": 128}),
+        ("LlamaModel-bidirectional", {"head_dim": 128}),
+        ("MistralModel", {"head_dim": 128}),
+        ("ModernBertModel", {"hidden_size": 4 * 64}),
+        ("Gemma3TextModel", {"head_dim": 256}),
+        ("MPNetModel", {"hidden_size": 4 * 64}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+def test_attention_of_usual_widths_has_a_fused_kernel(
+    trt: ModuleType, tmp_path: Path, name: str, settings: dict[str, Any], dtype: DType
+) -> None:
+    """Without leave to decompose it TensorRT-RTX fails where it has no kernel, grouped heads and masks included."""
+    checkpoint = read_case(case_named(name), tmp_path, **settings)
+    path = edited(graph_of_checkpoint(checkpoint, tmp_path, dtype), forbid_decomposition)
+    assert compiled(trt, path, NUM_LAYERS, checkpoint.max_seq_len)
+
+
+@needs_rtx
+def test_tensorrt_reads_that_attention_is_causal(trt: ModuleType, tmp_path: Path) -> None:
+    """The network does not show it, but TensorRT refuses a mask beside it."""
+    mask = helper.make_tensor("mask", TensorProto.BOOL, [1, 1, 1, 1], [True])
+
+    def add_mask(model: onnx.ModelProto) -> None:
+        model.graph.initializer.append(mask)
+        for node in attention_nodes(model):
+            node.input[3] = "mask"
+
+    assert compiled(trt, edited(graph_of(tiny_spec(), tmp_path), add_mask)), "the mask alone is fine"
+    with pytest.raises(CompileError, match="mask"):
+        compiled(trt, edited(graph_of(tiny_spec(causal=True), tmp_path), add_mask))
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize("name", ["LlamaModel", "Qwen3Model", "Gemma2Model", "Gemma3TextModel"])
+def test_tensorrt_squares_states_in_fp32(trt: ModuleType, tmp_path: Path, name: str, dtype: DType) -> None:
+    """The squares of a state of 256 overflow FP16, and their sum is short of digits in BF16."""
+    path = graph_of_checkpoint(read_case(case_named(name), tmp_path), tmp_path, dtype)
+    with parsed(trt, path) as layers:
+        means = [layer for layer in layers if layer.type == trt.LayerType.REDUCE and "norm" in layer.name]
+        types = {layer.get_input(0).dtype.name for layer in means}
+    assert len(means) >= 2 * NUM_LAYERS
+    assert types == {"FLOAT"}
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+def test_heads_that_need_fp32_compile(trt: ModuleType, tmp_path: Path, dtype: DType) -> None:
+    """BGE-M3's three outputs, ColBERT's lengths and SPLADE's logarithms, which are on tokens."""
+    path = graph_of(with_heads_on_tokens(tiny_spec()), tmp_path, dtype)
+    assert compiled(trt, path)
+    outputs = onnx.load(path, load_external_data=False).graph.output
+    assert {output.type.tensor_type.elem_type for output in outputs} == {TensorProto.FLOAT}

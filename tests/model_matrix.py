@@ -1,0 +1,190 @@
+"""How far engines are from the Hugging Face classes, case by case of ``tests.zoo``. ``python -m tests.model_matrix``
+measures all of them and writes docs/models.md; with ``--width 768 --layers 4`` the table of realistic widths in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bei.artifact import Artifact
+from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
+from bei_build.targets.openvino import cpu_capabilities
+from tests.bei_build.builds import build_artifact, random_encodings, running
+from tests.zoo import CASES, MAX_TOKENS, Case, hf_outputs, save_case, widened
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
+
+# Shortest and longest, both sides of a bucket, and both sides of what zoo checkpoints call long and a window.
+LENGTHS = (1, MAX_TOKENS, 2, 17, 16, 5, 33, 9)
+
+_TITLE = """# Models
+
+Every row is a random checkpoint, saved by the Hugging Face class that the row names, built for the target `cpu` and run
+beside that class: the largest absolute difference between the two in FP32, where all sequences share one packed batch
+and where each is alone, and the smallest cosine between the rows of the engine in BF16 and of the class in FP32 (of
+logits: the cosine of all sequences' logits together). Sequences have {lengths} tokens. Embeddings are pooled as the
+class is pooled by default and as a whole other way, whichever differs more; nothing is normalized.
+
+Written by `python -m tests.model_matrix`, and with `--width 768 --layers 4`. `tests/bei_build/test_parity_matrix.py`
+holds each row to 2e-4 and 0.999.
+"""
+_COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figures of one case. ``bf16`` is None where the CPU does not compute in it."""
+
+    in_batches: float
+    alone: float
+    bf16: float | None
+
+
+def encodings_of(case: Case) -> list[Encoding]:
+    """Random ids of ``LENGTHS``."""
+    return random_encodings(LENGTHS, case.tokenizer().get_vocab_size())
+
+
+def run_in_one_batch(artifact: Artifact, output: str, encodings: Sequence[Encoding]) -> list[Float32Array]:
+    """``output`` of each encoding from one packed batch: [width], or [tokens, width] of an output per token."""
+    return _run(artifact, output, [encodings])
+
+
+def run_alone(artifact: Artifact, output: str, encodings: Sequence[Encoding]) -> list[Float32Array]:
+    """The same, each encoding in a batch of its own."""
+    return _run(artifact, output, [[encoding] for encoding in encodings])
+
+
+def _run(artifact: Artifact, output: str, batches: Sequence[Sequence[Encoding]]) -> list[Float32Array]:
+    rows: list[Float32Array] = []
+    with running(artifact) as engine:
+        for encodings in batches:
+            batch = PackedBatch.from_encodings(encodings)
+            per_token = output in engine.info.per_token
+            rows += rows_of_sequences(engine.run(batch)[output], batch, per_token=per_token)
+    return rows
+
+
+def poolings_of(case: Case) -> tuple[str | None, ...]:
+    """What an embedder is built with: as its class says, and another way. None: as the class says."""
+    if case.output != "embedding":
+        return (None,)
+    return (None, "cls" if default_pooling(case) == "mean" else "mean")
+
+
+def default_pooling(case: Case) -> str:
+    """How an embedder is pooled whose files do not say it: decoders give the last token's state."""
+    has_score = case.family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi-3", "Gemma 2", "Gemma 3 text")
+    other_class = case.architecture == "Gemma3TextModel" or "architectures" in case.changes
+    return "last" if has_score and not other_class else "mean"
+
+
+def pooled(case: Case, rows: Sequence[Float32Array], pooling: str | None) -> list[Float32Array]:
+    """Rows of ``hf_outputs``, token states pooled by ``pooling``; other outputs as they are."""
+    if case.output != "embedding":
+        return list(rows)
+    pool = {"mean": lambda states: states.mean(0), "cls": lambda states: states[0], "last": lambda states: states[-1]}
+    return [pool[pooling or default_pooling(case)](states) for states in rows]
+
+
+def difference(actual: Sequence[Float32Array], expected: Sequence[Float32Array]) -> float:
+    """The largest, over all values of all sequences."""
+    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(actual, expected, strict=True))
+
+
+def least_cosine(case: Case, actual: Sequence[Float32Array], expected: Sequence[Float32Array]) -> float:
+    """Over vectors; logits are too few for a cosine each, so those of all sequences are one vector."""
+    ours, theirs = (np.concatenate([np.atleast_2d(part) for part in side]) for side in (actual, expected))
+    if case.output in ("logits", "token_logits"):
+        ours, theirs = ours.reshape(1, -1), theirs.reshape(1, -1)
+    products = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    return float(products.min())
+
+
+def build_fp32(folder: Path, out: Path, pooling: str | None) -> Artifact:
+    """Certified against the HF model: below 0.99999 the build fails."""
+    return build_artifact(folder, out, pooling=pooling)
+
+
+def build_bf16(folder: Path, out: Path, pooling: str | None) -> Artifact:
+    """Whatever the certificate says: it is stricter with logits, which it centres, than random weights allow."""
+    return build_artifact(folder, out, precision="bf16", pooling=pooling, allow_below_threshold=True)
+
+
+def measure(case: Case) -> Measured:
+    """Save, build, run and compare ``case``."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save_case(Path(scratch) / "checkpoint", case)
+        encodings = encodings_of(case)
+        rows = hf_outputs(folder, case, encodings)
+        in_batches, alone, bf16 = [], [], []
+        for pooling in poolings_of(case):
+            expected = pooled(case, rows, pooling)
+            artifact = build_fp32(folder, Path(scratch) / "fp32", pooling)
+            in_batches.append(difference(run_in_one_batch(artifact, case.output, encodings), expected))
+            alone.append(difference(run_alone(artifact, case.output, encodings), expected))
+            if "BF16" in cpu_capabilities():
+                artifact = build_bf16(folder, Path(scratch) / "bf16", pooling)
+                bf16.append(least_cosine(case, run_in_one_batch(artifact, case.output, encodings), expected))
+    return Measured(max(in_batches), max(alone), min(bf16) if bf16 else None)
+
+
+def row_start(case: Case) -> str:
+    """What the row of ``case`` begins with."""
+    return f"| {case.family} | `{case.architecture}` | {case.note} | {case.output} |"
+
+
+def _row(case: Case, measured: Measured) -> str:
+    bf16 = "not measured" if measured.bf16 is None else f"{measured.bf16:.5f}"
+    return f"{row_start(case)} {measured.in_batches:.1e} | {measured.alone:.1e} | {bf16} |"
+
+
+def _section(title: str, note: str, rows: Sequence[str]) -> str:
+    header = [f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
+    return "\n".join([f"## {title}", "", note, "", *header, *rows, ""])
+
+
+def _write(title: str, section: str) -> None:
+    """Put ``section`` into the document, in place of the one with its ``title``; the others stay."""
+    texts = DOCUMENT.read_text().split("\n## ")[1:] if DOCUMENT.exists() else []
+    sections = {text.split("\n")[0]: f"## {text.rstrip()}\n" for text in texts} | {title: section}
+    # By the first number in the title, the width.
+    ordered = [sections[title] for title in sorted(sections, key=lambda title: int(re.findall(r"\d+", title)[0]))]
+    DOCUMENT.write_text("\n".join([_TITLE.format(lengths=", ".join(map(str, LENGTHS))), *ordered]))
+
+
+def main() -> None:
+    """Measure and write."""
+    from transformers.utils import logging
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, help="hidden size, a multiple of 64 (default: that of tests.zoo)")
+    parser.add_argument("--layers", type=int, default=4, help="layers, where --width is given")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    started_s = time.monotonic()
+    rows = []
+    for case in CASES:
+        rows.append(_row(case, measure(widened(case, arguments.width, arguments.layers) if arguments.width else case)))
+        print(rows[-1], flush=True)  # noqa: T201
+    minutes = (time.monotonic() - started_s) / 60
+    note = f"Measured in {minutes:.1f} minutes, PyTorch {torch.__version__}."
+    if arguments.width:
+        title = f"Realistic widths: hidden size {arguments.width}, {arguments.layers} layers, heads of 64"
+    else:
+        title = "Small: hidden size 32, 3 layers, heads of 8 or 12"
+    _write(title, _section(title, note, rows))
+
+
+if __name__ == "__main__":
+    main()
