@@ -23,6 +23,8 @@ def canary_row(answer: Float32Array, output: str) -> npt.NDArray[np.float64]:
 
 def deviation(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64], output: str) -> str | None:
     """How ``actual`` differs from ``expected`` by more than another machine's rounding; None where it does not."""
+    if actual.shape != expected.shape:
+        return f"a width of {actual.size} instead of the {expected.size}"
     if output in BY_COLUMN:
         difference = float(np.abs(actual - expected).max())
         allowed = max(_MAX_DIFFERENCE, float(np.abs(expected).max()) / 20)

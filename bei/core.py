@@ -28,8 +28,8 @@ Row: TypeAlias = Mapping[str, Float32Array]
 class TokenSpans:
     """Where the n tokens of an encoding lie in its text.
 
-    ``offsets`` int32 [n, 2], first and one past the last character; ``words`` int32 [n], the index of each token's
-    word, -1 of special tokens; ``special`` bool [n].
+    ``offsets`` int32 [n, 2], first and one past the last character; ``words`` int32 [n], equal for neighbours that are
+    one word, -1 of special tokens; ``special`` bool [n].
     """
 
     offsets: Int32Array

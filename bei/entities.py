@@ -2,7 +2,8 @@
 
 ``none``: every token with its scores. ``simple``: neighbouring tokens of one tag are joined. ``first``, ``average``,
 ``max``: the tokens of a word get one label first (that of its first token, of its mean scores, of its best token),
-then words are joined. Tags may be in BIO form (B-PER, I-PER) or plain. (transformers: TokenClassificationPipeline)
+then words are joined. Tags may be in BIO form (B-PER, I-PER) or plain; what stands before a joined label's first hyphen
+is left out. (transformers: TokenClassificationPipeline)
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def entities_of(
         return tokens
     if aggregation != "simple":
         tokens = _words(text, spans, encoding, scores, labels, aggregation)
-    return [_joined(text, group) for group in _groups(tokens)]
+    joined = [_joined(text, group) for group in _groups(tokens)]
+    return [entity for entity in joined if entity.label != _OUTSIDE]
 
 
 def _entity(
@@ -101,14 +103,12 @@ def _word_scores(scores: Float32Array, aggregation: Aggregation) -> Float32Array
 
 
 def _groups(entities: list[Entity]) -> list[list[Entity]]:
-    """Neighbours with one tag, a new group at every B-; those outside are left out."""
+    """Neighbours with one tag, a new group at every B-."""
     groups: list[list[Entity]] = []
     open_tag = None
     for entity in entities:
         prefix, tag = _parts(entity.label)
-        if tag == _OUTSIDE:
-            open_tag = None
-        elif tag == open_tag and prefix != "B":
+        if tag == open_tag and prefix != "B":
             groups[-1].append(entity)
         else:
             groups.append([entity])
@@ -117,7 +117,7 @@ def _groups(entities: list[Entity]) -> list[list[Entity]]:
 
 
 def _parts(label: str) -> tuple[str, str]:
-    """Prefix and tag: B-PER is (B, PER); a plain label continues itself."""
+    """Prefix and tag: B-PER is (B, PER); a label of another form continues itself."""
     return (label[0], label[2:]) if label[:2] in ("B-", "I-") else ("I", label)
 
 
@@ -125,4 +125,5 @@ def _joined(text: str, group: list[Entity]) -> Entity:
     start, end = group[0].start, group[-1].end
     scores: Float32Array = np.mean([entity.scores for entity in group], axis=0).astype(np.float32)
     score = float(np.mean([entity.score for entity in group]))
-    return Entity(start, end, text[start:end], group[0].token_id, _parts(group[0].label)[1], score, scores)
+    label = group[0].label.split("-", 1)[-1]
+    return Entity(start, end, text[start:end], group[0].token_id, label, score, scores)

@@ -39,20 +39,16 @@ UNIT_EMBEDDING = "unit_embedding"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine gave, row i for input i, and how the inputs were encoded."""
+    """What the engine gave, row i for input i, how the inputs were encoded, and which of them were cut."""
 
     rows: list[Row]
     encodings: list[Encoding]
+    truncated: list[int]
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all inputs, special tokens included."""
         return sum(encoding.num_tokens for encoding in self.encodings)
-
-    @property
-    def truncated(self) -> list[int]:
-        """The inputs that were cut."""
-        return [index for index, encoding in enumerate(self.encodings) if encoding.truncated]
 
 
 class InferenceService:
@@ -215,9 +211,9 @@ class InferenceService:
         if request.error is not None:
             raise request.error
         self._last_answer_s = time.monotonic()
-        answer = Answer([row for row in request.rows if row is not None], encodings)
-        self._metrics.truncated(len(answer.truncated))
-        return answer
+        truncated = [index for index, encoding in enumerate(encodings) if encoding.truncated]
+        self._metrics.truncated(len(truncated))
+        return Answer([row for row in request.rows if row is not None], encodings, truncated)
 
     def _rows_of(self, outputs: Outputs, batch: PackedBatch) -> list[Row]:
         """In the engine's thread: what can be computed for a whole batch at once is."""

@@ -23,6 +23,16 @@ from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input
 # Indices into the vocabulary, ascending, and their weights.
 SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
 
+# What a model with a task can do, for messages.
+PHRASES = {
+    "embed": "embed",
+    "embed_sparse": "make sparse embeddings",
+    "embed_tokens": "embed tokens",
+    "classify": "classify",
+    "rerank": "rerank",
+    "classify_tokens": "classify tokens",
+}
+
 # What clients call the two sides of a retrieval, and the names that repositories give their prompts.
 _SIDES = {
     "query": ("query", "search_query", "retrieval.query", "web_search_query", "s2p_query"),
@@ -81,17 +91,7 @@ def require(service: InferenceService, task: str) -> None:
     """Raise TaskNotSupportedError, naming what the model can do, unless it can do ``task``."""
     tasks = service.manifest.tasks
     if task not in tasks:
-        raise TaskNotSupportedError(f"{service.name} cannot {_PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
-
-
-_PHRASES = {
-    "embed": "embed",
-    "embed_sparse": "make sparse embeddings",
-    "embed_tokens": "embed tokens",
-    "classify": "classify",
-    "rerank": "rerank",
-    "classify_tokens": "classify tokens",
-}
+        raise TaskNotSupportedError(f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
 
 
 def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:

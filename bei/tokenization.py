@@ -6,21 +6,23 @@ Knows nothing of batches: results go to a callback, in the pool's thread.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
-from bei.core import Encoding, TokenSpans
+from bei.core import Encoding, Int32Array, TokenSpans
 from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
 from bei.word_cache import WordCache, treats_words_alone
 
@@ -51,7 +53,8 @@ class EncodingOptions:
 
     ``truncate`` None is as the server is configured. ``max_tokens`` lowers the model's limit, special tokens counted.
     ``direction`` is the side that is cut off. ``framed``: inputs stand between the tokens of the model's frame, and
-    only they are cut. ``with_spans``: encodings say where in the text their tokens lie.
+    only they are cut. ``with_spans``: encodings say where in the text their tokens lie. ``whole``: tokens beyond the
+    model's limit are kept; for counting, not for an engine.
     """
 
     truncate: bool | None = None
@@ -60,6 +63,7 @@ class EncodingOptions:
     add_special_tokens: bool = True
     framed: bool = False
     with_spans: bool = False
+    whole: bool = False
 
 
 AS_CONFIGURED = EncodingOptions()
@@ -79,52 +83,66 @@ class TextEncoder:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
-        self._frame = tuple(self._tokenizer.encode(text, add_special_tokens=False).ids for text in frame)
-        self._untruncated = Tokenizer.from_str(self._tokenizer.to_str())
-        self._uncommon = Tokenizer.from_str(self._tokenizer.to_str())  # its truncation is set anew for every use
-        self._tokenizer.enable_truncation(max_seq_len)
-        self._num_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate
-        # Nearly every tokenizer gives a single text type 0 throughout; reading that back costs as much as the ids.
-        self._has_types = any(self._tokenizer.encode("a").type_ids)
+        prefix, suffix = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in frame)
+        self._framed = _Layout([_special(prefix), _TEXT, _special(suffix)])
+        self._layouts = {
+            (num_texts, with_special): _layout_of(self._tokenizer, num_texts, with_special=with_special)
+            for num_texts in (1, 2)
+            for with_special in (True, False)
+        }
         self._words: WordCache | None = None
-        if treats_words_alone(self._tokenizer) and not self._has_types:
+        single = self._layouts[1, True]
+        if treats_words_alone(self._tokenizer) and not single.has_types:
             self._words = WordCache(self._tokenizer)
-            self._before, self._behind = _special_tokens_around(self._tokenizer)
-        self._uncommon_lock = threading.Lock()
+            place = [piece.text for piece in single.pieces].index(0)
+            self._before, self._behind = (
+                b"".join(piece.ids.tobytes() for piece in side)
+                for side in (single.pieces[:place], single.pieces[place:])
+            )
+            self._num_special = single.num_special
+        self._marks_continuations = bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
 
     def encode(self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED) -> list[Encoding]:
         """One encoding an input. Raises InvalidRequestError where one is too long and may not be cut."""
         truncate = self._auto_truncate if options.truncate is None else options.truncate
-        if options.framed:
-            encodings = [self._encode_framed(text, options) for text in inputs if isinstance(text, str)]
-        elif options in (AS_CONFIGURED, _CUT, _UNCUT) and all(isinstance(text, str) for text in inputs):
-            texts = [text for text in inputs if isinstance(text, str)]
-            if self._words is None:
-                encodings = self._encode_whole(texts)
-            else:
-                encodings = [self._encode_by_word(text, self._words) or self._encode_whole([text])[0] for text in texts]
+        words = self._words if options in (AS_CONFIGURED, _CUT, _UNCUT) else None
+        if words is None or not all(isinstance(text, str) for text in inputs):
+            encodings = self._encode_by_library(inputs, options)
         else:
-            encodings = self._encode_with(inputs, options)
+            texts = [text for text in inputs if isinstance(text, str)]
+            encodings = [
+                self._encode_by_word(text, words) or self._encode_by_library([text], options)[0] for text in texts
+            ]
         for encoding in encodings:
             self._check(encoding, truncate, options)
         return encodings
 
     def decode(self, ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``ids``."""
-        text: str = self._untruncated.decode(ids, skip_special_tokens=skip_special_tokens)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token(self, token_id: int) -> str:
         """The token called ``token_id``."""
-        return self._untruncated.id_to_token(token_id) or ""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the special tokens."""
-        added = self._untruncated.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+        """Ids of the special tokens: those so called, and those that stand around every text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        around = (piece.ids.tolist() for layout in self._layouts.values() for piece in layout.pieces)
+        return frozenset(token_id for token_id, token in added.items() if token.special).union(*around)
+
+    @functools.cached_property
+    def _unknown_id(self) -> int:
+        """The token of what is in no vocabulary; -1 where everything is."""
+        model = json.loads(self._tokenizer.to_str())["model"]
+        found = model.get("unk_id")
+        if found is None and model.get("unk_token") is not None:
+            found = self._tokenizer.token_to_id(model["unk_token"])
+        return -1 if found is None else int(found)
 
     def _encode_by_word(self, text: str, words: WordCache) -> Encoding | None:
         """As the library would, from known words; None if the beginning of a long text does not fill the model."""
@@ -137,69 +155,84 @@ class TextEncoder:
         kept = self._before + ids[:room] + self._behind
         return Encoding(np.frombuffer(kept, np.int32), None, truncated=len(ids) > room)
 
-    def _encode_whole(self, texts: Seq[str]) -> list[Encoding]:
-        first = self._max_seq_len * _CHARS_PER_TOKEN
-        most = self._most_chars(self._max_seq_len)
-        raw = self._tokenizer.encode_batch_fast([text[:first] for text in texts])
-        encodings = []
-        for text, encoded in zip(texts, raw, strict=True):
-            shown = first
-            while shown < min(len(text), most) and not self._is_settled(encoded):  # few, long tokens: show more
-                shown = min(4 * shown, most)
-                encoded = self._tokenizer.encode_batch_fast([text[:shown]])[0]
-            truncated = bool(encoded.overflowing) or shown < len(text)
-            types = np.array(encoded.type_ids, np.int32) if self._has_types else None
-            encodings.append(Encoding(np.array(encoded.ids, np.int32), types, truncated))
-        return encodings
+    def _encode_by_library(self, inputs: Seq[Input], options: EncodingOptions) -> list[Encoding]:
+        """Whatever the options ask for. The library tokenizes texts, one by one; what they lose and what stands around
+        them is done here, because its truncation is state of the tokenizer, and the cost of a pair's is quadratic."""
+        groups = [(text,) if isinstance(text, str) else text for text in inputs]
+        texts = list(dict.fromkeys(text for group in groups for text in group))  # a query stands in many pairs
+        shown = dict(zip(texts, self._show(texts, options), strict=True))
+        return [self._joined([shown[text] for text in group], options) for group in groups]
 
-    def _encode_with(self, inputs: Seq[Input], options: EncodingOptions) -> list[Encoding]:
-        """Whatever the options ask for; pairs lose tokens of their longer side."""
-        most = self._most_chars(self._limit(options))
-        side = slice(0, most) if options.direction == "right" else slice(-most, None)
-        shown = [text[side] if isinstance(text, str) else (text[0][side], text[1][side]) for text in inputs]
-        raw = self._encode_shown(shown, options)
-        encodings = []
-        for text, encoded in zip(inputs, raw, strict=True):
-            is_pair = not isinstance(text, str)
-            types = np.array(encoded.type_ids, np.int32) if is_pair or self._has_types else None
-            truncated = bool(encoded.overflowing) or any(len(part) > most for part in (text if is_pair else (text,)))
-            spans = _spans(encoded) if options.with_spans else None
-            encodings.append(Encoding(np.array(encoded.ids, np.int32), types, truncated, spans))
-        return encodings
+    def _show(self, texts: Seq[str], options: EncodingOptions, *, most: bool = False) -> list[_Shown]:
+        """Tokenize as much of each text as fills the model, or as may ever be shown."""
+        limit = self._limit(options)
+        most_chars = max(_LEAST_CHARS, limit * _MOST_CHARS_PER_TOKEN)
+        first = most_chars if most else limit * _CHARS_PER_TOKEN
+        encode_batch = self._tokenizer.encode_batch if options.with_spans else self._tokenizer.encode_batch_fast
 
-    def _encode_shown(self, shown: Seq[Input], options: EncodingOptions) -> list[tokenizers.Encoding]:
-        def encode(tokenizer: Tokenizer) -> list[tokenizers.Encoding]:
-            encode_batch = tokenizer.encode_batch if options.with_spans else tokenizer.encode_batch_fast
-            encoded: list[tokenizers.Encoding] = encode_batch(shown, add_special_tokens=options.add_special_tokens)
+        def encode(texts: Seq[str], num_chars: int) -> list[tokenizers.Encoding]:
+            side = slice(None, num_chars) if options.direction == "right" else slice(-num_chars, None)
+            encoded: list[tokenizers.Encoding] = encode_batch([text[side] for text in texts], add_special_tokens=False)
             return encoded
 
-        limit = self._limit(options)
-        if (limit, options.direction) == (self._max_seq_len, "right"):
-            return encode(self._tokenizer)
-        least = self._uncommon.num_special_tokens_to_add(is_pair=any(not isinstance(text, str) for text in shown))
-        if limit <= least:
-            raise InvalidRequestError(f"{limit} tokens leave no room beside the {least} special ones: allow more.")
-        with self._uncommon_lock:  # truncation is state of the library's object, and a copy takes a second to make
-            self._uncommon.enable_truncation(limit, direction=options.direction)
-            return encode(self._uncommon)
+        shown = []
+        for text, encoded in zip(texts, encode(texts, first), strict=True):
+            num_chars = first
+            while num_chars < min(len(text), most_chars) and len(encoded) < limit + _SETTLED_TOKENS:
+                num_chars = min(4 * num_chars, most_chars)  # few, long tokens: show more
+                encoded = encode([text], num_chars)[0]
+            shown.append(_Shown(text, min(num_chars, len(text)), encoded, np.array(encoded.ids, np.int32)))
+        return shown
 
-    def _encode_framed(self, text: str, options: EncodingOptions) -> Encoding:
-        prefix, suffix = self._frame
-        room = self._limit(options) - len(prefix) - len(suffix)
+    def _joined(self, parts: Seq[_Shown], options: EncodingOptions) -> Encoding:
+        """The encoding of one or two texts, cut to what the model takes."""
+        assert len(parts) == 1 or not options.framed  # a frame holds one text
+        layout = self._framed if options.framed else self._layouts[len(parts), options.add_special_tokens]
+        room = self._limit(options) - layout.num_special
         if room < 1:
             raise InvalidRequestError(
-                f"The model's frame of {len(prefix) + len(suffix)} tokens leaves no room: allow more tokens."
+                f"{self._limit(options)} tokens leave no room beside the {layout.num_special} that stand around every "
+                "input: allow more."
             )
-        shown = text[: self._most_chars(room)]
-        ids = self._untruncated.encode_batch_fast([shown], add_special_tokens=False)[0].ids
-        truncated = len(ids) > room or len(shown) < len(text)
-        return Encoding(np.array([*prefix, *ids[:room], *suffix], np.int32), None, truncated)
+        kept = _kept([len(part.ids) for part in parts], room)
+        if len(set(kept)) == 2 and min(kept) == room // 2 and not all(part.is_whole for part in parts):
+            # The longer of two long texts keeps one token more: which it is shows in their ends.
+            parts = self._show([part.text for part in parts], options, most=True)
+            kept = _kept([len(part.ids) for part in parts], room)
+        cuts = [
+            slice(0, num_kept) if options.direction == "right" else slice(len(part.ids) - num_kept, None)
+            for part, num_kept in zip(parts, kept, strict=True)
+        ]
+        ids, types = layout.around([part.ids[cut] for part, cut in zip(parts, cuts, strict=True)])
+        truncated = any(
+            num_kept < len(part.ids) or not part.is_whole for part, num_kept in zip(parts, kept, strict=True)
+        )
+        spans = None
+        if options.with_spans:
+            texts = [self._spans(part, cut, options) for part, cut in zip(parts, cuts, strict=True)]
+            spans = layout.spans_around(texts)
+        return Encoding(ids, types, truncated, spans)
+
+    def _spans(self, part: _Shown, cut: slice, options: EncodingOptions) -> TokenSpans:
+        """Where the tokens of ``part`` that are kept lie in its text.
+
+        Where the tokenizer does not mark what continues a word, a word is what stands between blanks, and an unknown
+        token begins one: so does transformers' token classification pipeline (for blanks other than spaces too).
+        """
+        start = 0 if options.direction == "right" else len(part.text) - part.num_chars
+        offsets = np.array(part.encoded.offsets, np.int32).reshape(-1, 2)[cut] + np.int32(start)
+        ids = part.ids[cut]
+        if self._marks_continuations:
+            words = np.array(part.encoded.word_ids, np.int32)[cut]
+        else:
+            begins = np.array([_at_blank(part.text, first) for first in offsets[:, 0].tolist()], np.bool_)
+            words = np.cumsum(begins | (ids == self._unknown_id), dtype=np.int32)
+        return TokenSpans(offsets, words, np.zeros(len(ids), np.bool_))
 
     def _limit(self, options: EncodingOptions) -> int:
+        if options.whole:
+            return sys.maxsize
         return min(self._max_seq_len, options.max_tokens or self._max_seq_len)
-
-    def _most_chars(self, limit: int) -> int:
-        return max(_LEAST_CHARS, limit * _MOST_CHARS_PER_TOKEN)
 
     def _check(self, encoding: Encoding, truncate: bool, options: EncodingOptions) -> None:
         if encoding.truncated and not truncate:
@@ -212,30 +245,96 @@ class TextEncoder:
         if not encoding.num_tokens:
             raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
 
-    def _is_settled(self, encoded: tokenizers.Encoding) -> bool:
-        """Whether the text was cut too far behind the kept tokens to change them."""
-        return sum(len(part) - self._num_special for part in encoded.overflowing) >= _SETTLED_TOKENS
-
 
 _CUT = EncodingOptions(truncate=True)
 _UNCUT = EncodingOptions(truncate=False)
 
 
-def _spans(encoded: tokenizers.Encoding) -> TokenSpans:
-    words = [-1 if word is None else word for word in encoded.word_ids]
+class _Shown(NamedTuple):
+    """A text and the tokens of its first (or last) ``num_chars`` characters."""
+
+    text: str
+    num_chars: int
+    encoded: tokenizers.Encoding
+    ids: Int32Array
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_chars == len(self.text)
+
+
+class _Piece(NamedTuple):
+    """Special tokens ``ids`` of an encoding, or the place of its text number ``text``."""
+
+    ids: Int32Array
+    text: int | None
+    token_type: int = 0
+
+
+def _special(ids: Seq[int], token_type: int = 0) -> _Piece:
+    return _Piece(np.array(ids, np.int32), None, token_type)
+
+
+_NO_IDS = np.zeros(0, np.int32)
+_TEXT = _Piece(_NO_IDS, 0)
+
+
+class _Layout:
+    """What stands around one text, or around and between two."""
+
+    def __init__(self, pieces: Seq[_Piece]) -> None:
+        self.pieces = pieces
+        self.num_special = sum(len(piece.ids) for piece in pieces)
+        self.has_types = any(piece.token_type for piece in pieces)
+        self._types = np.array([piece.token_type for piece in pieces], np.int32)
+
+    def around(self, texts: Seq[Int32Array]) -> tuple[Int32Array, Int32Array | None]:
+        """Ids and token types of an input whose texts have these ids."""
+        parts = [piece.ids if piece.text is None else texts[piece.text] for piece in self.pieces]
+        types = np.repeat(self._types, [len(part) for part in parts]) if self.has_types else None
+        return np.concatenate(parts), types
+
+    def spans_around(self, texts: Seq[TokenSpans]) -> TokenSpans:
+        """Spans of an input whose texts have these."""
+        parts = [_no_spans(len(piece.ids)) if piece.text is None else texts[piece.text] for piece in self.pieces]
+        return TokenSpans(
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.words for part in parts]),
+            np.concatenate([part.special for part in parts]),
+        )
+
+
+def _layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> _Layout:
+    """Read off an example."""
+    encoded = tokenizer.encode("a", "b" if num_texts == 2 else None, add_special_tokens=with_special)
+    pieces: list[_Piece] = []
+    for token_id, token_type, text in zip(encoded.ids, encoded.type_ids, encoded.sequence_ids, strict=True):
+        if text is None:
+            pieces.append(_special([token_id], token_type))
+        elif all(piece.text != text for piece in pieces):
+            pieces.append(_Piece(_NO_IDS, text, token_type))
+    return _Layout(pieces)
+
+
+def _kept(lengths: Seq[int], room: int) -> list[int]:
+    """How many tokens each of one or two texts keeps: the longer one loses first (the library's ``longest_first``)."""
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(*lengths, room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
+
+
+def _no_spans(num_tokens: int) -> TokenSpans:
     return TokenSpans(
-        np.array(encoded.offsets, np.int32).reshape(-1, 2),
-        np.array(words, np.int32),
-        np.array(encoded.special_tokens_mask, np.bool_),
+        np.zeros((num_tokens, 2), np.int32), np.full(num_tokens, -1, np.int32), np.ones(num_tokens, np.bool_)
     )
 
 
-def _special_tokens_around(tokenizer: Tokenizer) -> tuple[bytes, bytes]:
-    """The ids that stand before and behind every text, as the bytes of int32."""
-    letter = tokenizer.encode("a")
-    first = letter.special_tokens_mask.index(0)
-    last = len(letter.ids) - letter.special_tokens_mask[::-1].index(0)
-    return np.array(letter.ids[:first], np.int32).tobytes(), np.array(letter.ids[last:], np.int32).tobytes()
+def _at_blank(text: str, index: int) -> bool:
+    """Whether a word begins there: behind a blank, or with the blank that belongs to its first token."""
+    return index == 0 or text[index - 1].isspace() or text[index : index + 1].isspace()
 
 
 OnEncoded = Callable[[int, list[Encoding]], None]

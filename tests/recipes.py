@@ -96,8 +96,7 @@ class Repository:
     """One repository, made small, and what an artifact of its recipe must say.
 
     ``modules`` are pooling and tail of its sentence-transformers files, ``prompts`` those of the same files.
-    ``prepare`` makes of a saved checkpoint what the repository holds. ``lacks`` names what the builder cannot do yet:
-    the recipe is right, its build is not, and the test expects that.
+    ``last_token`` is what every text must end in. ``prepare`` makes of a saved checkpoint what the repository holds.
     """
 
     case: Case
@@ -110,7 +109,6 @@ class Repository:
     function: str | None = None
     last_token: str | None = None
     prepare: tuple[Callable[[Path], object], ...] = ()
-    lacks: str = ""
 
     def save(self, folder: Path) -> Path:
         """Write the checkpoint into ``folder``; returns ``folder``."""
@@ -118,7 +116,6 @@ class Repository:
         if self.modules:
             pooling, tail = self.modules
             add_modules(folder, (pooling,), tail, hidden=self.case.settings.get("hidden_size", 32))
-        if self.prompts:
             write_json(folder / "config_sentence_transformers.json", {"prompts": self.prompts})
         for step in self.prepare:
             step(folder)
@@ -162,19 +159,27 @@ def _gemma() -> Tokenizer:
     return _framed(unigram_tokenizer(), "<bos> $A <eos>", "<bos>", "<eos>")
 
 
-def _colbert() -> Tokenizer:
+def _pylate() -> Tokenizer:
     tokenizer = bpe_tokenizer()
     tokenizer.add_tokens(["[Q] ", "[D] "])
     return tokenizer
 
 
+def _unused() -> Tokenizer:
+    """BERT's vocabulary has tokens without a use."""
+    model = json.loads(wordpiece_tokenizer().to_str())
+    vocabulary = model["model"]["vocab"]
+    vocabulary.update({f"[unused{index}]": len(vocabulary) + index for index in range(2)})
+    return Tokenizer.from_str(json.dumps(model))
+
+
 # Files beside the weights.
 
 
-def _asks_for_last_token(token: str) -> Callable[[Path], Path]:
-    return lambda folder: write_json(
-        folder / "tokenizer_config.json", {"add_bos_token": True, "add_eos_token": True, "eos_token": token}
-    )
+def _asks_for_last_token(eos: str, bos: str | None = None) -> Callable[[Path], Path]:
+    """A tokenizer_config.json that asks for what tokenizer.json does not add."""
+    settings = {"add_bos_token": bos is not None, "add_eos_token": True, "bos_token": bos, "eos_token": eos}
+    return lambda folder: write_json(folder / "tokenizer_config.json", settings)
 
 
 def _linear_files(folder: Path) -> None:
@@ -207,6 +212,44 @@ def _pylate_modules(folder: Path) -> None:
     del modules[1]
     modules[1].update(idx=1, name="1", type="pylate.models.Dense.Dense")
     write_json(folder / "modules.json", modules)
+    write_json(folder / "config_sentence_transformers.json", {"query_prefix": "[Q] ", "document_prefix": "[D] "})
+
+
+def _original_colbert(folder: Path) -> None:
+    """A class of its own, its linear layer among the base model's weights."""
+    change_config(folder, architectures=["HF_ColBERT"])
+    tensors = {f"bert.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    generator = torch.Generator().manual_seed(2)
+    write_tensors(folder, {**tensors, "linear.weight": torch.randn(12, 32, generator=generator) / 6})
+    write_json(folder / "artifact.metadata", {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "dim": 12})
+
+
+def _remote_nomic(folder: Path) -> None:
+    """GPT-2's keys, as the remote code has them."""
+    config = json.loads((folder / "config.json").read_text())
+    width, heads, layers = (config[f"{key}"] for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    kept = ("architectures", "model_type", "vocab_size", "type_vocab_size")
+    remote = {
+        "n_embd": width,
+        "n_head": heads,
+        "n_layer": layers,
+        "n_inner": config["intermediate_size"],
+        "n_positions": 4 * MAX_TOKENS,
+        "max_trained_positions": MAX_TOKENS,
+        "activation_function": "swiglu",
+        "layer_norm_epsilon": 1e-12,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": 2,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "use_rms_norm": False,
+    }
+    write_json(folder / "config.json", {**{key: config[key] for key in kept}, **remote})
 
 
 def _remote_gte(theta: float, factor: float, prefix: str = "", **tensors: torch.Tensor) -> Callable[[Path], None]:
@@ -304,7 +347,7 @@ _GEMMA2 = {
 _GEMMA3 = {
     **_DECODER,
     "num_hidden_layers": 3,
-    "num_attention_heads": 3,
+    "num_attention_heads": 4,
     "num_key_value_heads": 1,
     "head_dim": 12,
     "query_pre_attn_scalar": 12,
@@ -313,15 +356,22 @@ _GEMMA3 = {
     "tie_word_embeddings": True,
 }
 
+_EMBEDDINGGEMMA = {
+    **_GEMMA3,
+    "hidden_size": 48,
+    "num_attention_heads": 3,
+    "head_dim": 20,
+    "use_bidirectional_attention": True,
+}
+
 _UNIT = (Normalize(),)
-_EMBEDDINGGEMMA_TAIL = (Dense(48, "Identity", bias=False), Dense(32, "Identity", bias=False), Normalize())
+_EMBEDDINGGEMMA_TAIL = (Dense(96, "Identity", bias=False), Dense(48, "Identity", bias=False), Normalize())
 _REPRESENT = {"query": "Represent this sentence for searching relevant passages: "}
 _QWEN3_PROMPTS = {
     "query": "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:",
     "document": "",
 }
-_LAST_TOKEN = "add_eos_token of tokenizer_config.json: tokenizer.json alone leaves the last token away"
-_GTE_GAPS = "rope_scaling of type ntk"
+_PYLATE_PROMPTS = {"query": "[Q] ", "document": "[D] "}
 
 
 def _bert(suffix: str = "Model", tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer, **settings: Any) -> Case:
@@ -339,10 +389,10 @@ def _bare(case: Case, pooling: str, **more: Any) -> Repository:
     return Repository(case, pooling=pooling, outputs={"embedding": case.settings["hidden_size"]}, **more)
 
 
-def _reranker(case: Case, **more: Any) -> Repository:
+def _reranker(case: Case, function: str = "sigmoid", **more: Any) -> Repository:
     """One label."""
     case = replace(case, settings={**case.settings, "num_labels": 1})
-    return Repository(case, ("rerank", "classify"), {"logits": 1}, labels=("LABEL_0",), function="sigmoid", **more)
+    return Repository(case, ("rerank", "classify"), {"logits": 1}, labels=("LABEL_0",), function=function, **more)
 
 
 def _comparison(settings: dict[str, Any], architecture: str) -> Repository:
@@ -383,7 +433,16 @@ def _mistral(tokenizer: Callable[[], Tokenizer] = bpe_tokenizer) -> Case:
     return Case("Mistral", "MistralModel", _MISTRAL, tokenizer)
 
 
+_PYLATE = Repository(
+    replace(_modern(), tokenizer=_pylate),
+    ("embed_tokens",),
+    {"token_embedding": 16},
+    modules=("mean", (Dense(16, "Identity", bias=False),)),
+    prompts=_PYLATE_PROMPTS,
+    prepare=(_pylate_modules,),
+)
 _NEMOTRON = {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "pooling": "avg"}
+_LOGITS = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.0.1"}}
 _NER = ("O", "B-MISC", "I-MISC", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 _EMOTIONS = tuple(f"emotion {index}" for index in range(28))
 
@@ -398,7 +457,7 @@ REPOSITORIES: dict[str, Repository] = {
         _bert(), "mean", modules=("mean", (Dense(64, "Identity"), Normalize())), outputs={"embedding": 64}
     ),
     "medcpt-cross-encoder": _reranker(_bert("ForSequenceClassification")),
-    "ms-marco-minilm-l6-v2": _reranker(_bert("ForSequenceClassification")),
+    "ms-marco-minilm-l6-v2": _reranker(replace(_bert("ForSequenceClassification"), changes=_LOGITS), "none"),
     "bert-base-ner": Repository(
         _bert("ForTokenClassification", id2label=dict(enumerate(_NER))),
         ("classify_tokens",),
@@ -414,6 +473,13 @@ REPOSITORIES: dict[str, Repository] = {
     ),
     "paraphrase-multilingual-minilm-l12-v2": _embedder(_bert(tokenizer=unigram_tokenizer), "mean", normalize=False),
     "multilingual-e5-small": _embedder(_bert(tokenizer=unigram_tokenizer), "mean"),
+    "answerai-colbert-small-v1": Repository(
+        _bert(tokenizer=_unused),
+        ("embed_tokens",),
+        {"token_embedding": 12},
+        prompts={"query": "[unused0] ", "document": "[unused1] "},
+        prepare=(_original_colbert,),
+    ),
     # RoBERTa, XLM-RoBERTa
     "all-distilroberta-v1": _embedder(Case("RoBERTa", "RobertaModel", _XLM, bpe_tokenizer), "mean"),
     "roberta-base-go_emotions": _classifier(
@@ -459,47 +525,41 @@ REPOSITORIES: dict[str, Repository] = {
     "modernbert-embed-base": _embedder(_modern(), "mean"),
     "granite-embedding-english-r2": _embedder(_modern(), "cls"),
     "denseon": _embedder(_modern(), "cls"),
-    "gte-moderncolbert-v1": Repository(
-        replace(_modern(), tokenizer=_colbert),
-        ("embed_tokens",),
-        {"token_embedding": 16},
-        modules=("mean", (Dense(16, "Identity", bias=False),)),
-        prepare=(_pylate_modules,),
-    ),
+    "gte-moderncolbert-v1": _PYLATE,
+    "lateon": _PYLATE,
     # NomicBERT, GTE
-    "nomic-embed-text-v1.5": _embedder(Case("NomicBERT", "NomicBertModel", _ENCODER), "mean", normalize=False),
+    "nomic-embed-text-v1.5": _embedder(
+        Case("NomicBERT", "NomicBertModel", _ENCODER), "mean", normalize=False, prepare=(_remote_nomic,)
+    ),
     "gte-multilingual-base": _embedder(
         Case("GTE", "GteModel", {**_ENCODER, "type_vocab_size": 1}, unigram_tokenizer),
         "cls",
         prepare=(
             _remote_gte(20000.0, 8.0, "new.", classifier__weight=torch.ones(1, 32), classifier__bias=torch.ones(1)),
         ),
-        lacks=f"{_GTE_GAPS}, and leaving aside the token head in the same file",
     ),
     "gte-multilingual-reranker-base": _reranker(
         Case("GTE", "GteForSequenceClassification", {**_ENCODER, "type_vocab_size": 1}, unigram_tokenizer),
         prepare=(_remote_gte(20000.0, 8.0, "new."),),
-        lacks=_GTE_GAPS,
     ),
     "gte-large-en-v1.5": _embedder(
         Case("GTE", "GteModel", {**_ENCODER, "type_vocab_size": 2}),
         "cls",
         prepare=(_remote_gte(160000.0, 2.0),),
-        lacks=_GTE_GAPS,
     ),
     # MPNet, ELECTRA
     "all-mpnet-base-v2": _embedder(
         Case("MPNet", "MPNetModel", {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2}), "mean"
     ),
     "ms-marco-electra-base": _reranker(
-        Case("ELECTRA", "ElectraForSequenceClassification", {**_ENCODER, "embedding_size": 32})
+        Case("ELECTRA", "ElectraForSequenceClassification", {**_ENCODER, "embedding_size": 32}, changes=_LOGITS), "none"
     ),
     # Mistral, Llama
     "bge-en-icl": _bare(_mistral(), "last"),
     "sfr-embedding-mistral": _bare(_mistral(), "last"),
     "linq-embed-mistral": _bare(_mistral(), "last"),
     "e5-mistral-7b-instruct": _bare(
-        _mistral(_begin_only), "last", prepare=(_asks_for_last_token("</s>"),), last_token="</s>", lacks=_LAST_TOKEN
+        _mistral(_begin_only), "last", prepare=(_asks_for_last_token("</s>", "<s>"),), last_token="</s>"
     ),
     "llama-3.1-tulu-3-8b-rm": _reranker(Case("Llama", "LlamaForSequenceClassification", _LLAMA3, _llama)),
     "skywork-reward-llama-3.1-8b-v0.2": _reranker(Case("Llama", "LlamaForSequenceClassification", _LLAMA3, _llama)),
@@ -513,7 +573,6 @@ REPOSITORIES: dict[str, Repository] = {
         "last",
         prepare=(_asks_for_last_token("<|endoftext|>"),),
         last_token="<|endoftext|>",
-        lacks=_LAST_TOKEN,
     ),
     "mxbai-rerank-large-v2-seq": _reranker(Case("Qwen2", "Qwen2ForSequenceClassification", _QWEN2_6, _plain)),
     "mxbai-rerank-base-v2": _comparison({**_QWEN2_7, "tie_word_embeddings": True}, "Qwen2ForCausalLM"),
@@ -528,7 +587,7 @@ REPOSITORIES: dict[str, Repository] = {
     # Gemma
     "bge-multilingual-gemma2": _bare(Case("Gemma 2", "Gemma2Model", _GEMMA2, _gemma), "last"),
     "embeddinggemma-300m": _embedder(
-        Case("Gemma 3", "Gemma3TextModel", {**_GEMMA3, "use_bidirectional_attention": True}, _gemma),
+        Case("Gemma 3", "Gemma3TextModel", _EMBEDDINGGEMMA, _gemma),
         "mean",
         modules=("mean", _EMBEDDINGGEMMA_TAIL),
         prompts={"query": "task: search result | query: ", "document": "title: none | text: "},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -41,7 +40,7 @@ def test_every_repository_of_the_family_table_has_a_recipe() -> None:
 
 
 def test_every_recipe_has_its_repository_made_small() -> None:
-    assert [recipe.stem for recipe in RECIPES] == sorted(REPOSITORIES)
+    assert {recipe.stem for recipe in RECIPES} == set(REPOSITORIES)
 
 
 @pytest.fixture
@@ -50,14 +49,8 @@ def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "held_out_texts", lambda: texts)
 
 
-def _expected(recipe: Path) -> Any:
-    lacks = REPOSITORIES[recipe.stem].lacks if recipe.stem in REPOSITORIES else ""
-    marks = [pytest.mark.xfail(reason=f"the builder lacks: {lacks}", strict=True)] if lacks else []
-    return pytest.param(recipe, id=recipe.stem, marks=marks)
-
-
 @pytest.mark.usefixtures("few_texts")
-@pytest.mark.parametrize("recipe", [_expected(recipe) for recipe in RECIPES])
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_a_recipe_builds_its_repository_made_small(recipe: Path, tmp_path: Path) -> None:
     config, repository = _config(recipe), REPOSITORIES[recipe.stem]
     artifact = _built(config, repository, tmp_path)
@@ -73,12 +66,13 @@ def test_a_recipe_builds_its_repository_made_small(recipe: Path, tmp_path: Path)
 
 
 def _built(config: BuildConfig, repository: Repository, folder: Path) -> Artifact:
-    """The recipe's settings on a small checkpoint; only what depends on its place and size is replaced."""
+    """The recipe's settings on a small checkpoint; what depends on its place, size and weights is replaced."""
     config = replace(
         config,
         model=str(repository.save(folder / "checkpoint")),
         out=str(folder / "artifact"),
         max_seq_len=min(config.max_seq_len or MAX_TOKENS, MAX_TOKENS),
+        precision="fp32",  # how far bf16 is from it with random weights says nothing of the model
         reference="engine",
     )
     return build(config, open_engine, silent())
@@ -113,4 +107,4 @@ def _assert_tokenizer(artifact: Artifact, repository: Repository) -> None:
         assert tokenizer.encode("hello").tokens[-1] == repository.last_token
     if artifact.manifest.tasks == ["embed_tokens"]:
         for prompt in artifact.manifest.prompts.values():
-            assert tokenizer.encode(f"{prompt}hello").tokens[1] == prompt
+            assert tokenizer.encode(f"{prompt}hello").tokens[1].strip() == prompt.strip()

@@ -88,7 +88,14 @@ _DEBERTA = {
     "pooler_hidden_size": 32,
     "pooler_hidden_act": "gelu",
 }
-_MODERN = {**_ENCODER, "local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2, "pad_token_id": 0}
+_MODERN = {
+    **_ENCODER,
+    "local_attention": 2 * WINDOW,
+    "global_attn_every_n_layers": 2,
+    "pad_token_id": 0,
+    **dict.fromkeys(("bos_token_id", "cls_token_id"), 2),
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 3),
+}
 _MODERN_BIASES = {"norm_bias": True, "mlp_bias": True, "attention_bias": True}
 _NOMIC = {**_ENCODER, "type_vocab_size": 2}
 _GTE = {**_ENCODER, "type_vocab_size": 1}
@@ -139,6 +146,7 @@ def _phi3_rope(rotary: int) -> Settings:
             "original_max_position_embeddings": MAX_TOKENS // 2,
         },
         "original_max_position_embeddings": MAX_TOKENS // 2,
+        "eos_token_id": 2,
     }
 
 
@@ -250,6 +258,7 @@ CASES: tuple[Case, ...] = (
         bpe_tokenizer,
         note="partial rotation and window",
     ),
+    *_of("Gemma", "Gemma", {**_DECODER, "attention_bias": True}, _DECODERS, bpe_tokenizer),
     *_of("Gemma 2", "Gemma2", _GEMMA2, _DECODERS, bpe_tokenizer),
     Case("Gemma 2", "Gemma2Model", {**_GEMMA2, "attn_logit_softcapping": None}, bpe_tokenizer, note="no soft cap"),
     *_of("Gemma 3 text", "Gemma3", _GEMMA3, ("ForCausalLM",), bpe_tokenizer),
@@ -294,7 +303,8 @@ def save_case(folder: Path, case: Case) -> Path:
         for name, parameter in model.named_parameters():
             # Wide matrices have smaller weights, or sums would grow from layer to layer.
             spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
-            mean = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+            is_factor = "norm" in name.lower() and name.endswith("weight") and not case.family.startswith("Gemma")
+            mean = 1.0 if is_factor else 0.0  # Gemma multiplies by one more than the weight
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
     model.to(case.stored).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -56,7 +56,8 @@ class OpenVINOEngine:
         except RuntimeError as error:
             raise EngineError(f"OpenVINO could not compile {folder / OPENVINO_MODEL}: {error}") from error
         self._input_names = [port.get_any_name() for port in self._model.inputs]
-        self._output_names = [port.get_any_name() for port in self._model.outputs]
+        # Not the ports' own names: an output may also have that of the node before it, and those come in any order.
+        self._output_names = [output.name for output in manifest.outputs]
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for _ in range(num_streams):
             self._requests.put(self._model.create_infer_request())

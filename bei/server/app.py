@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
@@ -15,12 +16,23 @@ from bei import __version__
 from bei.config import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
-from bei.server.embeddings import EmbeddingsEndpoint
+from bei.server import classify, embed, embeddings, rerank, tokenize, tokens
+from bei.server.endpoint import Context, Endpoint, Route
 from bei.server.errors import HANDLERS, error_response
 from bei.server.health import health_router
+from bei.server.info import info_router
 from bei.server.models import Models, models_router
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Answer = Callable[[Request], Awaitable[Response]]
+
+ROUTES: tuple[Route[Any], ...] = (
+    embeddings.ROUTE,
+    *embed.ROUTES,
+    *rerank.ROUTES,
+    *classify.ROUTES,
+    tokens.ROUTE,
+    tokenize.ROUTE,
+)
 
 
 def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> FastAPI:
@@ -31,11 +43,15 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> FastAPI
         description="Embedding inference server.",
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
-    embeddings = EmbeddingsEndpoint(models, config.max_client_batch_size, config.payload_limit)
-    embeddings.add_to(app)
+    context = Context(models, config.max_client_batch_size)
+    endpoints = [Endpoint(route, context, config.payload_limit) for route in ROUTES]
+    for endpoint in endpoints:
+        endpoint.add_to(app)
     app.include_router(models_router(models))
+    app.include_router(info_router(models, config))
     app.include_router(health_router(models, metrics))
-    app.add_middleware(_Front, metrics=metrics, hot={("POST", embeddings.path): embeddings.answer})
+    hot = {("POST", endpoint.path): endpoint.answer for endpoint in endpoints}
+    app.add_middleware(_Front, metrics=metrics, hot=hot)
     return app
 
 
@@ -46,7 +62,7 @@ class _Front:
     text does (docs/decisions.md, "The hot route"); the hot routes need none of it.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, hot: Mapping[tuple[str, str], Endpoint]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, hot: Mapping[tuple[str, str], Answer]) -> None:
         self._app = app
         self._metrics = metrics
         self._hot = hot
@@ -76,7 +92,7 @@ class _Front:
             self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
 
 
-async def _answer(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+async def _answer(endpoint: Answer, scope: Scope, receive: Receive, send: Send) -> None:
     try:
         response = await endpoint(Request(scope, receive))
     except BeiError as error:

@@ -45,3 +45,14 @@ class PromptControls(Controls, kw_only=True):
     def prompt(self, manifest: Manifest) -> str:
         """The text in front of every input. Raises InvalidRequestError that lists the prompts."""
         return prompt_of(manifest, self.prompt_name, self.input_type)
+
+
+class ScoreControls(Controls, kw_only=True):
+    """Of requests that are answered with scores."""
+
+    raw_scores: Annotated[bool | None, Meta(description="Logits instead of probabilities.")] = None
+    use_activation: Annotated[bool | None, Meta(description="vLLM's word: false asks for logits.")] = None
+
+    def is_raw(self) -> bool:
+        """Whether logits are asked for."""
+        return bool(self.raw_scores) or self.use_activation is False

@@ -18,12 +18,9 @@ from starlette.responses import Response
 
 from bei.errors import InvalidRequestError
 from bei.server.errors import JSON
-from bei.server.http import read_body, unless_disconnected
+from bei.server.http import TRUNCATED_HEADER, index_ranges, read_body, unless_disconnected
 from bei.server.models import Models
 from bei.server.openapi import operation
-
-TRUNCATED_HEADER = "x-truncated-inputs"
-_MOST_RANGES = 100  # about a kilobyte: clients and proxies refuse answers with large headers
 
 RequestT = TypeVar("RequestT")
 
@@ -35,14 +32,8 @@ class Context:
     models: Models
     max_client_batch_size: int
 
-    def check_texts(self, texts: Seq[str], param: str) -> None:
-        """Refuse no texts, too many, and empty ones. Raises InvalidRequestError that blames ``param``."""
-        self.check_size(texts, param)
-        if "" in texts:
-            raise InvalidRequestError(f"{param} {texts.index('')} is an empty text: leave it out.", param)
-
-    def check_size(self, inputs: Seq[object], param: str) -> None:
-        """Refuse no inputs and too many. Raises InvalidRequestError that blames ``param``."""
+    def check_inputs(self, inputs: Seq[object], param: str) -> None:
+        """Refuse no inputs, too many, and empty texts. Raises InvalidRequestError that blames ``param``."""
         if not inputs:
             raise InvalidRequestError(f"{param} is an empty list: send at least one input.", param)
         if len(inputs) > self.max_client_batch_size:
@@ -51,6 +42,8 @@ class Context:
                 "split it into smaller requests.",
                 param,
             )
+        if "" in inputs:
+            raise InvalidRequestError(f"{param} {inputs.index('')} is an empty text: leave it out.", param)
 
 
 @dataclass(frozen=True)
@@ -63,8 +56,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Route(Generic[RequestT]):
-    """``request`` and ``response`` are the types of the bodies, for /openapi.json; summary and ``handle``'s docstring
-    describe the route there. ``parse`` and ``handle`` raise BeiError.
+    """``request`` and ``response`` are the bodies' types (or tuples of alternatives) for /openapi.json; ``summary`` and
+    ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError.
     """
 
     path: str
@@ -102,15 +95,3 @@ class Endpoint:
         reply = await unless_disconnected(request, self._route.handle(body, self._context))
         headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else None
         return Response(orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), 200, headers, JSON)
-
-
-def index_ranges(indices: Seq[int]) -> str:
-    """Ascending ``indices`` as ``0,4-7,9``; ``,...`` at the end where there are more than a header should hold."""
-    ranges: list[list[int]] = []
-    for index in indices:
-        if ranges and ranges[-1][1] == index - 1:
-            ranges[-1][1] = index
-        else:
-            ranges.append([index, index])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MOST_RANGES]]
-    return ",".join(texts + ["..."] * (len(ranges) > _MOST_RANGES))

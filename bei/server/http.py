@@ -1,9 +1,10 @@
-"""What every hot route shares: the raw body within its limit, and waiting for an answer or for the client to leave."""
+"""Bodies within their limit, waiting for an answer or for the client to leave, and the header about cut inputs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from collections.abc import Sequence as Seq
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,6 +13,9 @@ from starlette.types import Message
 from bei.errors import PayloadTooLargeError
 
 T = TypeVar("T")
+
+TRUNCATED_HEADER = "x-truncated-inputs"
+_MOST_RANGES = 100  # about a kilobyte: clients and proxies refuse answers with large headers
 
 _DROPPED = 64_000_000  # bytes of an oversized body that are read to be polite
 
@@ -66,3 +70,15 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 async def _next_message(request: Request) -> Message:
     return await request.receive()
+
+
+def index_ranges(indices: Seq[int]) -> str:
+    """Ascending ``indices`` as ``0,4-7,9``; ``,...`` at the end where there are more than a header should hold."""
+    ranges: list[list[int]] = []
+    for index in indices:
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MOST_RANGES]]
+    return ",".join(texts + ["..."] * (len(ranges) > _MOST_RANGES))

@@ -9,8 +9,12 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from bei.errors import ConfigError, InvalidRequestError, ModelNotFoundError
+from bei.errors import ConfigError, InvalidRequestError, ModelNotFoundError, TaskNotSupportedError
 from bei.service import InferenceService
+from bei.tasks import PHRASES, require
+
+# What Infinity's client sends where its user names no model.
+_NO_NAME = (None, "default/not-specified")
 
 
 class Models:
@@ -29,14 +33,29 @@ class Models:
 
     def named(self, name: str | None) -> InferenceService:
         """The service called ``name``; None is the only one. Raises ModelNotFoundError, InvalidRequestError."""
-        if name is None:
-            if len(self._services) == 1:
-                return next(iter(self._services.values()))
-            raise InvalidRequestError(f"Several models are served; set model to one of {self._names()}.", "model")
+        if name in _NO_NAME:
+            return _the_only(list(self), "Several models are served")
         try:
-            return self._services[name]
+            return self._services[name or ""]
         except KeyError:
             raise ModelNotFoundError(f"Model {name!r} is not served here. Served: {self._names()}.", "model") from None
+
+    def able(self, task: str, name: str | None) -> InferenceService:
+        """The service called ``name``, which can do ``task``; None is the only one that can, or whose first task it is.
+
+        So a client whose dialect has no model names works beside models of other kinds. Raises ModelNotFoundError,
+        InvalidRequestError, and TaskNotSupportedError, which names what there is.
+        """
+        if name in _NO_NAME and len(self._services) > 1:
+            able = [service for service in self if task in service.manifest.tasks]
+            if not able:
+                tasks = "; ".join(f"{service.name}: {', '.join(service.manifest.tasks)}" for service in self)
+                raise TaskNotSupportedError(f"No served model can {PHRASES[task]}. They can do: {tasks}.", "model")
+            made_for_it = [service for service in able if service.manifest.tasks[0] == task]
+            return _the_only(made_for_it or able, f"Several served models can {PHRASES[task]}")
+        service = self.named(name)
+        require(service, task)
+        return service
 
     def begin_drain(self) -> None:
         """Refuse new work on every model."""
@@ -59,6 +78,13 @@ class Models:
 
     def _names(self) -> str:
         return ", ".join(self._services)
+
+
+def _the_only(services: list[InferenceService], otherwise: str) -> InferenceService:
+    if len(services) > 1:
+        names = ", ".join(service.name for service in services)
+        raise InvalidRequestError(f"{otherwise}; set model to one of {names}.", "model")
+    return services[0]
 
 
 def models_router(models: Models) -> APIRouter:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from bei.server.errors import JSON, ErrorBody
+from bei.server.http import TRUNCATED_HEADER
 
 _REF = "#/{name}"
 _ERRORS = {
@@ -21,11 +22,14 @@ _TRUNCATED = {"schema": {"type": "string"}, "description": "Inputs that were cut
 
 
 def operation(request: Any, response: Any) -> dict[str, Any]:
-    """The parts of an operation that FastAPI cannot know of a route whose bodies are bytes to it."""
+    """The parts of an operation that FastAPI cannot know of a route whose bodies are bytes to it.
+
+    ``request`` and ``response`` are types as msgspec reads them, or tuples of alternatives.
+    """
     error = _content(ErrorBody)
     answer = {
         "description": "In the order of the inputs, unless the route sorts.",
-        "headers": {"x-truncated-inputs": _TRUNCATED},
+        "headers": {TRUNCATED_HEADER: _TRUNCATED},
         "content": _content(response),
     }
     errors = {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
@@ -36,8 +40,10 @@ def operation(request: Any, response: Any) -> dict[str, Any]:
 
 
 def _content(body: Any) -> dict[str, Any]:
-    (schema,), named = msgspec.json.schema_components([body], ref_template=_REF)
-    return {JSON: {"schema": _inlined(schema, named)}}
+    forms = body if isinstance(body, tuple) else (body,)
+    schemas, named = msgspec.json.schema_components(forms, ref_template=_REF)
+    inlined = [_inlined(schema, named) for schema in schemas]
+    return {JSON: {"schema": inlined[0] if len(inlined) == 1 else {"anyOf": inlined}}}
 
 
 def _inlined(node: Any, named: dict[str, Any]) -> Any:

@@ -45,7 +45,7 @@ def _decoded(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        param = str(error).rpartition("$.")[2].rstrip("`") if "$." in str(error) else None
+        param = str(error).rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in str(error) else None
         raise InvalidRequestError(f"The request is not valid: {error}.", param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"The body is not valid JSON in UTF-8: {error}.") from error

@@ -174,7 +174,8 @@ def _refuse_quantized(folder: Path, raw: dict[str, Any]) -> None:
     if method == "modelopt":
         raise CheckpointError(
             f"The checkpoint is quantized by ModelOpt ({_modelopt_format(settings)}): FP8 checkpoints are not "
-            "supported yet. Build from the original 16- or 32-bit one, with --precision bf16, fp16 or int8 for a smaller engine."
+            "supported yet. Build from the original 16- or 32-bit one, with --precision bf16, fp16 or int8 for a "
+            "smaller engine."
         )
     if method:
         raise CheckpointError(

@@ -37,7 +37,9 @@ class BuildConfig:
     rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")
     rerank_suffix: str = _option("", "text behind a pair, tokenized by itself")
     rerank_instruction: str = _option("", "what {instruction} is if a request does not say")
-    prompts: dict[str, str] = field(default_factory=dict, metadata={"help": "", "file_only": True})
+    prompts: dict[str, str] = field(
+        default_factory=dict, metadata={"help": "prompts by name, beside the checkpoint's", "file_only": True}
+    )
     default_prompt_name: str | None = _option(None, "prompt that is used if a request names none")
     max_seq_len: int | None = _option(None, "most tokens of one sequence")
     max_num_tokens: int | None = _option(None, "token budget of one batch")

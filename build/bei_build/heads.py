@@ -164,11 +164,13 @@ def _all_heads(
 ) -> tuple[HeadSpec, ...]:
     """What the user says comes first, then the files, then ``own``, what the class says."""
     if choice.score_tokens:
-        return (_token_comparison(family, config, _ids_of(choice.score_tokens, tokenizer)),)
+        _require_token_scores(family, config)
+        return (_token_comparison(config, _ids_of(choice.score_tokens, tokenizer)),)
     if choice.pooling or choice.task == "embed" or (files.pooling and choice.task == "auto"):
         return (_embedding(own, files, choice.pooling), *_token_heads(config, files, choice.task))
     if files.score_ids:
-        return (_token_comparison(family, config, files.score_ids),)
+        _require_token_scores(family, config)
+        return (_token_comparison(config, files.score_ids),)
     if files.per_token:
         return (HeadSpec("token_embedding", token_layers=files.tail),)
     if files.sparse:
@@ -207,12 +209,20 @@ def _token_heads(config: Any, files: SentenceTransformersFiles, task: str) -> tu
     return tuple(heads)
 
 
-def _token_comparison(family: Family, config: Any, ids: tuple[int, int]) -> HeadSpec:
-    """The score of the second token less that of the first, at the last position: its sigmoid is the share of "yes"."""
+def _require_token_scores(family: Family, config: Any) -> None:
     if "lm_head.weight" not in family.weights:
         raise ConfigError(
             f"score_tokens needs a language model; {config.model_type} has no scores of tokens. Leave score_tokens out."
         )
+    if cap := getattr(config, "final_logit_softcapping", None):
+        raise CheckpointError(
+            f"config.json has final_logit_softcapping = {cap!r}, which bends the scores of tokens: comparing them is "
+            "not supported. Set it to null to compare the scores before it."
+        )
+
+
+def _token_comparison(config: Any, ids: tuple[int, int]) -> HeadSpec:
+    """The score of the second token less that of the first, at the last position: its sigmoid is the share of "yes"."""
     no, yes = ids
     layer = DenseSpec("lm_head", config.hidden_size, 1, bias=False, rows=(yes, no))
     return HeadSpec("logits", ("last",), layers=(layer,))

@@ -66,6 +66,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")
     out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").expanduser().resolve()
     _check_replaceable(out)
+    _check_default_prompt(config, checkpoint)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -113,6 +114,13 @@ def _put_in_place(scratch: Path, out: Path) -> None:
 def _check_replaceable(out: Path) -> None:
     if out.exists() and not _is_ours(out) and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
+
+
+def _check_default_prompt(config: BuildConfig, checkpoint: Checkpoint) -> None:
+    prompts = {**checkpoint.files.prompts, **dict(config.prompts)}
+    if config.default_prompt_name is not None and config.default_prompt_name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise ConfigError(f"default_prompt_name {config.default_prompt_name!r} is not among the prompts ({known}).")
 
 
 def _is_ours(folder: Path) -> bool:
@@ -223,7 +231,12 @@ def _verify(
     engine = open_engine(root / ENGINE_DIR, manifest)
     try:
         reference: Reference
-        if config.reference == "hf" or (config.reference == "auto" and hf.is_available()):
+        is_known = checkpoint.family.in_transformers
+        if config.reference == "hf" or (config.reference == "auto" and is_known and hf.is_available()):
+            if not is_known:
+                raise ConfigError(
+                    f"--reference hf: transformers has no {checkpoint.spec.architecture}. Use --reference engine."
+                )
             if not hf.is_available():
                 raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
             reference = hf.HFReference(checkpoint, weights)

@@ -199,13 +199,14 @@ def _tail_layer(kind: str, folder: Path, name: str) -> HeadLayer:
 def _sparse(modules: list[tuple[str, Path]]) -> dict[str, Any]:
     path = modules[0][1] / "config.json"
     config = read_object(path)
-    mode, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    mode = _setting(path, config, "pooling_strategy", str) or "max"
+    activation = _setting(path, config, "activation_function", str) or "relu"
     logarithms = {"relu": 1, "log1p_relu": 2}
     if mode not in ("max", "sum") or activation not in logarithms:
         raise CheckpointError(
             f"{path} asks for {mode} pooling of {activation}; supported: max and sum of relu and log1p_relu."
         )
-    return {"sparse": SparsePooling(mode, logarithms[activation])}
+    return {"sparse": SparsePooling("max" if mode == "max" else "sum", logarithms[activation])}
 
 
 def _token_scores(modules: list[tuple[str, Path]]) -> dict[str, Any]:
@@ -261,6 +262,8 @@ def _dense(folder: Path, name: str) -> DenseSpec:
     in_features, out_features = (_setting(path, config, key, int) for key in ("in_features", "out_features"))
     if in_features is None or out_features is None:
         raise CheckpointError(f"{path} lacks in_features or out_features. Download the checkpoint again.")
+    if in_features < 1 or out_features < 1:
+        raise CheckpointError(f"{path} has in_features {in_features} and out_features {out_features}: at least 1 each.")
     bias = _setting(path, config, "bias", bool)
     return DenseSpec(name, in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
 

@@ -202,7 +202,8 @@ def test_fields_of_another_shape_are_refused(
     change: Callable[[dict[str, Any]], object], saved: artifacts.Artifact
 ) -> None:
     rewrite(saved.path, change)
-    with pytest.raises(ArtifactManifestError, match=rf"is not a manifest of schema {SCHEMA_VERSION} \(.*\)\. Build the artifact again"):
+    message = rf"is not a manifest of schema {SCHEMA_VERSION} \(.*\)\. Build the artifact again"
+    with pytest.raises(ArtifactManifestError, match=message):
         load(saved.path)
 
 

@@ -20,7 +20,7 @@ from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch, Row, rows_o
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineError, NonFiniteOutputError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
-from tests.engines import DEADLINE_S, GatedEngine, NaNEngine, PickyEngine, ids, sequences_of
+from tests.engines import DEADLINE_S, GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 LIMITS = Limits(max_num_tokens=64, max_batch_size=4, max_seq_len=16)
 POISON = 99
@@ -347,6 +347,32 @@ def test_a_row_of_nan_is_an_error_of_that_request_alone(make_front: MakeFront, p
     front.wait(*requests)
     assert isinstance(requests.pop(poison_position).error, NonFiniteOutputError)
     assert all(np.isfinite(rows_of(request)).all() for request in requests)
+
+
+@pytest.mark.parametrize("poison_position", [0, 2, 3])
+def test_nan_in_one_token_is_an_error_of_its_sequence_alone(make_front: MakeFront, poison_position: int) -> None:
+    front = make_front(TokenEngine(LIMITS, poison_id=POISON))
+    requests = [front.submit([index, POISON if index == poison_position else 1, *range(index)]) for index in range(4)]
+    front.wait(*requests)
+    for index, request in enumerate(requests):
+        if index == poison_position:
+            assert isinstance(request.error, NonFiniteOutputError)
+        else:
+            assert rows_of(request) == fake_rows([[index, 1, *range(index)]])
+
+
+@settings(max_examples=30, deadline=None)
+@given(requests=_requests)
+def test_outputs_per_token_are_cut_to_the_tokens_of_each_sequence(requests: list[list[list[int]]]) -> None:
+    front = Front(TokenEngine(LIMITS))
+    submitted = [front.submit(*inputs) for inputs in requests]
+    front.wait(*submitted)
+    front.close()
+    for inputs, request in zip(requests, submitted, strict=True):
+        assert rows_of(request) == fake_rows(inputs)
+        for values, row in zip(inputs, request.rows, strict=True):
+            assert row is not None
+            np.testing.assert_array_equal(row["token_ids"], token_rows(ids(*values)))
 
 
 class ShortEngine(FakeEngine):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.core import Encoding, Limits, PackedBatch
+from bei.core import Encoding, Limits, PackedBatch, finite_sequences, rows_of_sequences
 
 _pairs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), min_size=1, max_size=6)
 
@@ -35,6 +35,37 @@ def test_a_packed_batch_holds_every_sequence_end_to_end(encodings: list[Encoding
         else:
             expected = 0 if encoding.token_type_ids is None else encoding.token_type_ids
             np.testing.assert_array_equal(batch.token_type_ids[start:end], expected)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8))
+def test_outputs_are_cut_into_the_part_of_each_sequence(lengths: list[int]) -> None:
+    batch = PackedBatch.from_encodings([Encoding(np.full(n, i, np.int32)) for i, n in enumerate(lengths)])
+    per_token = np.stack([batch.input_ids, np.arange(batch.num_tokens)], axis=1).astype(np.float32)
+    parts = rows_of_sequences(per_token, batch, per_token=True)
+    assert [len(part) for part in parts] == lengths
+    np.testing.assert_array_equal(np.concatenate(parts), per_token)
+    assert all((part[:, 0] == index).all() for index, part in enumerate(parts))
+    rows = np.arange(3 * len(lengths), dtype=np.float32).reshape(-1, 3)
+    np.testing.assert_array_equal(rows_of_sequences(rows, batch, per_token=False), rows)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
+def test_a_sequence_is_finite_if_all_its_rows_of_all_outputs_are(lengths: list[int], data: st.DataObject) -> None:
+    batch = PackedBatch.from_encodings([Encoding(np.zeros(n, np.int32)) for n in lengths])
+    outputs = {
+        "embedding": np.zeros((batch.batch_size, 2), np.float32),
+        "token_logits": np.zeros((batch.num_tokens, 3), np.float32),
+        "token_weights": np.zeros((batch.num_tokens, 1), np.float32),
+    }
+    sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)
+    spoiled = set()
+    for name in data.draw(st.lists(st.sampled_from(list(outputs)), max_size=4)):
+        rows = outputs[name]
+        row, column = data.draw(st.integers(0, len(rows) - 1)), data.draw(st.integers(0, rows.shape[1] - 1))
+        rows[row, column] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+        spoiled.add(row if name == "embedding" else int(sequence_of_token[row]))
+    finite = finite_sequences(outputs, batch, frozenset({"token_logits", "token_weights"}))
+    assert np.flatnonzero(~finite).tolist() == sorted(spoiled)
 
 
 @pytest.mark.parametrize("values", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (-1, 1, 1)])

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact import Artifact, OutputInfo
 from bei.engine.fake import FakeEngine
 from bei.errors import EngineError, ShuttingDownError
+from bei.postprocess import unit_length
 from tests.artifacts import CANARY_TEXT, LIMITS, save_artifact, token_ids
 from tests.bei.services import run_async, running_service
-from tests.engines import GatedEngine, PickyEngine, sequences_of
+from tests.engines import GatedEngine, PickyEngine, TokenEngine, sequences_of, token_rows
 
 
 @pytest.fixture
@@ -53,6 +55,23 @@ def test_a_wrong_canary_vector_is_not_ready_however_often_one_asks(tmp_path: Pat
             for _ in range(2):
                 await service.infer(["cat"])  # an answer, but nothing says that it is the right one
                 with pytest.raises(EngineError, match=r"cosine 0\.0000.*Build the artifact again"):
+                    await service.check_ready()
+
+    run_async(test)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_canary_may_be_the_first_token_of_an_output_per_token(tmp_path: Path, is_right: bool) -> None:
+    row = unit_length(token_rows(np.array(token_ids(CANARY_TEXT), np.int32)))[0 if is_right else 1]
+    outputs = [OutputInfo(name="embedding", dimension=8), OutputInfo(name="token_ids", dimension=2, per_token=True)]
+    artifact = save_artifact(tmp_path / "tokens", outputs=outputs, output="token_ids", canary=row.tolist())
+
+    async def test() -> None:
+        async with running_service(artifact, TokenEngine(LIMITS)) as service:
+            if is_right:
+                await service.check_ready()
+            else:
+                with pytest.raises(EngineError, match="Build the artifact again"):
                     await service.check_ready()
 
     run_async(test)

@@ -197,7 +197,7 @@ def test_a_config_beyond_the_family_is_refused(changed: dict[str, object], messa
     ("model_type", "architecture", "nearest"),
     [
         ("bert", "BertForMaskedLMs", "BertForMaskedLM"),
-        ("roberta", "BertModel", "BertModel"),
+        ("roberta", "BertModel", "RobertaModel"),
         ("t5", "T5EncoderModel", ""),
         ("no-such-model", "MyDistilBertModel", "DistilBertModel"),
     ],

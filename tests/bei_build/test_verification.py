@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,9 @@ from bei.core import Encoding, EngineInfo, Float32Array, Int32Array, Limits, Out
 from bei.errors import VerificationError
 from bei.tokenization import TextEncoder
 from bei_build.checkpoint import locate, read_checkpoint
-from bei_build.spec import ModelSpec
+from bei_build.spec import DenseSpec, HeadSpec, ModelSpec, Output
 from bei_build.verification import CANARY_TEXT, EngineReference, certify, encode, held_out_texts, normalized
-from tests.checkpoints import save_checkpoint, wordpiece_tokenizer
+from tests.checkpoints import HIDDEN, save_checkpoint, wordpiece_tokenizer
 
 LIMITS = Limits(max_num_tokens=128, max_batch_size=8, max_seq_len=32)
 DIMENSION = 16
@@ -30,18 +31,32 @@ def vector_of(ids: Int32Array) -> Float32Array:
     return np.random.default_rng(seed).standard_normal(DIMENSION, np.float32)
 
 
-class StubEngine:
-    """Answers ``vector_of`` each sequence, put through ``fault`` a batch at a time. Remembers its batches."""
+def token_vectors_of(ids: Int32Array) -> Float32Array:
+    """``vector_of`` each token and those before it, [tokens, DIMENSION]."""
+    return np.stack([vector_of(ids[: end + 1]) for end in range(len(ids))])
 
-    def __init__(self, fault: Fault = lambda rows: rows) -> None:
-        self.info = EngineInfo("stub", "fp32", "none", LIMITS, {"embedding": DIMENSION})
+
+class StubEngine:
+    """Answers ``vector_of`` each sequence, put through ``fault`` a batch at a time. Remembers its batches.
+
+    ``per_token``: instead, of each token and those before it.
+    """
+
+    def __init__(self, fault: Fault = lambda rows: rows, output: str = "embedding", *, per_token: bool = False) -> None:
+        names = frozenset({output} if per_token else ())
+        self.info = EngineInfo("stub", "fp32", "none", LIMITS, {output: DIMENSION}, names)
         self.batches: list[PackedBatch] = []
         self._fault = fault
+        self._output = output
 
     def run(self, batch: PackedBatch) -> Outputs:
         self.batches.append(batch)
-        bounds = zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
-        return {"embedding": self._fault(np.stack([vector_of(batch.input_ids[start:end]) for start, end in bounds]))}
+        sequences = np.split(batch.input_ids, batch.cu_seqlens[1:-1])
+        if self.info.per_token:
+            rows = np.concatenate([token_vectors_of(ids) for ids in sequences])
+        else:
+            rows = np.stack([vector_of(ids) for ids in sequences])
+        return {self._output: self._fault(rows)}
 
     def warmup(self) -> None:
         """Nothing to allocate."""
@@ -53,11 +68,15 @@ class StubEngine:
 class StubReference:
     name = "stub"
 
-    def __init__(self, fault: Fault = lambda rows: rows) -> None:
+    def __init__(self, fault: Fault = lambda rows: rows, output: str = "embedding", *, per_token: bool = False) -> None:
         self._fault = fault
+        self._output = output
+        self._per_token = per_token
 
     def run(self, encodings: Sequence[Encoding], output: str) -> list[Float32Array]:
-        assert output == "embedding"
+        assert output == self._output
+        if self._per_token:
+            return [self._fault(token_vectors_of(encoding.input_ids)) for encoding in encodings]
         return list(self._fault(np.stack([vector_of(encoding.input_ids) for encoding in encodings])))
 
 
@@ -141,6 +160,66 @@ def test_vectors_that_are_not_finite_count_as_opposites_and_leave_a_readable_cer
     assert not certificate.passed
     assert certificate.cosine_min == -1.0
     assert msgspec.json.decode(msgspec.json.encode(certificate), type=Certificate) == certificate
+
+
+def with_head(spec: ModelSpec, output: Output, width: int = DIMENSION, *, per_token: bool = False) -> ModelSpec:
+    layers = (DenseSpec("head", HIDDEN, width),)
+    head = HeadSpec(output, token_layers=layers) if per_token else HeadSpec(output, ("cls",), layers=layers)
+    return replace(spec, heads=(head,))
+
+
+def test_logits_are_compared_label_by_label(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    """A bias that all texts share makes rows alike, whatever the engine answers."""
+    spec, shared = with_head(spec, "logits"), np.float32(1000.0)
+    reference = StubReference(lambda rows: rows + shared, "logits")
+    exact = certify(StubEngine(lambda rows: rows + shared, "logits"), reference, tokenizer, spec, 0.999)
+    assert (exact.output, exact.passed, exact.ranking_overlap) == ("logits", True, 1.0)
+    rotated = StubEngine(lambda rows: np.roll(rows, 1, axis=0) + shared, "logits")
+    wrong = certify(rotated, reference, tokenizer, spec, 0.999)
+    assert not wrong.passed
+    assert wrong.cosine_mean < 0.5
+    assert wrong.ranking_overlap < 0.9
+
+
+def test_the_canary_of_logits_keeps_their_size(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    spec = with_head(spec, "logits")
+    certificate = certify(StubEngine(output="logits"), StubReference(output="logits"), tokenizer, spec, 0.999)
+    (canary,) = encode(tokenizer, [CANARY_TEXT], spec, LIMITS.max_seq_len)
+    np.testing.assert_allclose(certificate.canary_row, vector_of(canary.input_ids), atol=1e-5)
+
+
+def test_a_scorer_is_compared_on_pairs(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    engine = StubEngine(lambda rows: rows[:, :1], "logits")
+    reference = StubReference(lambda rows: rows[:, :1], "logits")
+    assert certify(engine, reference, tokenizer, with_head(spec, "logits", 1), 0.999).passed
+    *of_pairs, canary = engine.batches
+    for batch in of_pairs:
+        assert batch.token_type_ids is not None
+        assert all(types.any() for types in np.split(batch.token_type_ids, batch.cu_seqlens[1:-1]))
+    assert canary.token_type_ids is not None
+    assert not canary.token_type_ids.any()
+
+
+def test_outputs_per_token_are_compared_token_by_token(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    spec = with_head(spec, "token_embedding", per_token=True)
+    reference = StubReference(output="token_embedding", per_token=True)
+    exact = certify(StubEngine(output="token_embedding", per_token=True), reference, tokenizer, spec, 0.999)
+    assert (exact.output, exact.passed, exact.cosine_min, exact.max_abs_difference) == ("token_embedding", True, 1.0, 0)
+    (canary,) = encode(tokenizer, [CANARY_TEXT], spec, LIMITS.max_seq_len)
+    np.testing.assert_allclose(
+        exact.canary_row, normalized(token_vectors_of(canary.input_ids)[:1])[0], atol=1e-5, err_msg="the first token's"
+    )
+    shifted = StubEngine(lambda rows: np.roll(rows, 1, axis=0), "token_embedding", per_token=True)
+    assert not certify(shifted, reference, tokenizer, spec, 0.999).passed
+
+
+def test_empty_sparse_vectors_agree_with_each_other_and_with_nothing_else(
+    tokenizer: Tokenizer, spec: ModelSpec
+) -> None:
+    spec, empty = with_head(spec, "sparse"), np.float32(0.0)
+    nothing = StubReference(lambda rows: rows * empty, "sparse")
+    assert certify(StubEngine(lambda rows: rows * empty, "sparse"), nothing, tokenizer, spec, 0.999).cosine_min == 1.0
+    assert certify(StubEngine(output="sparse"), nothing, tokenizer, spec, 0.999).cosine_mean == 0.0
 
 
 def test_a_reference_that_is_not_finite_is_no_reference(tokenizer: Tokenizer, spec: ModelSpec) -> None:

@@ -238,7 +238,7 @@ def _granite_names(name: str, values: Float32Array) -> Iterator[tuple[str, Float
         yield f"{prefix}{target}{suffix}", part
 
 
-# --- nomic-embed-text-v1.5: a GGUF in the middle of a zip file whose other pieces nobody needs -------------------------
+# --- nomic-embed-text-v1.5: a GGUF in the middle of a zip file whose other pieces nobody needs ------------------------
 
 _PIECE = 94_371_840  # bytes of a piece but the last
 _FIRST_PIECE = 9

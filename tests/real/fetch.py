@@ -36,9 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{model.name:20}", end=" ", flush=True)
         try:
             print(_fetched(model, cache), flush=True)
-        except FetchError as error:
+        except Exception as error:  # a border: the other models are still wanted
             failed += 1
-            print(f"skipped: {error}", flush=True)
+            reason = str(error) if isinstance(error, FetchError) else f"{type(error).__name__}: {error}"
+            print(f"skipped: {reason}", flush=True)
             continue
         if not arguments.keep_archives:
             _delete_archives(model, [later for later in wanted[index + 1 :] if not is_fetched(later, cache)], cache)

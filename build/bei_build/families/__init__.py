@@ -15,6 +15,7 @@ from bei_build.families import (
     electra,
     eurobert,
     gemma,
+    jina,
     llama,
     modernbert,
     mpnet,
@@ -27,6 +28,7 @@ from bei_build.families.base import Family
 
 FAMILIES: tuple[Family, ...] = (
     bert.FAMILY,
+    jina.FAMILY,
     roberta.FAMILY,
     roberta.XLM_FAMILY,
     roberta.CAMEMBERT_FAMILY,
@@ -43,6 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen.QWEN2_FAMILY,
     qwen.QWEN3_FAMILY,
     phi3.FAMILY,
+    gemma.FAMILY,
     gemma.GEMMA2_FAMILY,
     gemma.GEMMA3_FAMILY,
 )
@@ -57,7 +60,8 @@ def family_of(model_type: str, architecture: str) -> Family:
         if model_type in (family.model_type, *family.aliases) and architecture in family.architectures:
             return family
     supported = [name for family in FAMILIES for name in family.architectures]
-    near = difflib.get_close_matches(architecture, supported, n=1, cutoff=0.0)
+    own = [name for family in FAMILIES if family.model_type == model_type for name in family.architectures]
+    near = difflib.get_close_matches(architecture, own or supported, n=1, cutoff=0.0)
     raise UnsupportedArchitectureError(
         f"Architecture {architecture} (model type {model_type!r}) is not supported; the nearest supported one is "
         f"{near[0]}. Supported: {', '.join(supported)}."

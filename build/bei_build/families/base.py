@@ -48,7 +48,7 @@ class Family:
     appended on both sides, unless our name ends so already. A tuple lists alternatives, the first one there counts.
     Several of our names may share one tensor: then they are its rows, in the order of the table. ``prefix`` is what
     task classes put before the names of their base model. ``unused`` are the beginnings of tensor names (without
-    prefix) that may be left aside.
+    prefix) that may be left aside. Without a class ``in_transformers`` there is nothing there to verify engines with.
     """
 
     model_type: str
@@ -59,6 +59,7 @@ class Family:
     spec_from_config: Callable[[Any, str], ModelSpec]
     aliases: tuple[str, ...] = ()
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    in_transformers: bool = True
 
 
 def activation_named(name: object) -> Activation:

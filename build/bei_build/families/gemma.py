@@ -1,6 +1,8 @@
-"""Gemma 2 (arXiv:2408.00118: soft caps, windows) and Gemma 3 text (arXiv:2503.19786: norms of query and key).
+"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118: soft caps, windows), Gemma 3 text (arXiv:2503.19786: norms of
+query and key).
 
-Norms on both sides of attention and MLP; embeddings are scaled by the root of the width.
+Embeddings are scaled by the root of the width, norms multiply by 1 + weight; from Gemma 2 on there are norms on both
+sides of attention and MLP.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from bei_build.families.base import activation_named, embedder
-from bei_build.families.decoder import WEIGHTS, decoder_family, is_causal, rms, score
+from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, is_causal, rms, score
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
-_OFFSET = 1.0  # Gemma's norms multiply by 1 + weight
+_OFFSET = 1.0
 
 _WEIGHTS = {
     **WEIGHTS,
@@ -55,6 +57,18 @@ def _spec(config: Any, architecture: str, *, softcap: float | None, qk_norm: Nor
     )
 
 
+def _gemma_spec(config: Any, architecture: str) -> ModelSpec:
+    bias = config.attention_bias
+    spec = decoder_spec(config, architecture, bias=bias, output_bias=bias)
+    norm = rms(config, _OFFSET)
+    return replace(
+        spec,
+        embeddings=EmbeddingsSpec(config.vocab_size, scale=config.hidden_size**0.5),
+        layers=tuple(replace(layer, norm=norm) for layer in spec.layers),
+        final_norm=norm,
+    )
+
+
 def _gemma2_spec(config: Any, architecture: str) -> ModelSpec:
     return _spec(config, architecture, softcap=config.attn_logit_softcapping, qk_norm=None)
 
@@ -63,6 +77,7 @@ def _gemma3_spec(config: Any, architecture: str) -> ModelSpec:
     return _spec(config, architecture, softcap=config.attn_logit_softcapping, qk_norm=rms(config, _OFFSET))
 
 
+FAMILY = decoder_family("gemma", "Gemma", _gemma_spec)
 GEMMA2_FAMILY = decoder_family("gemma2", "Gemma2", _gemma2_spec, _WEIGHTS)
 
 _GEMMA3 = decoder_family("gemma3_text", "Gemma3", _gemma3_spec, _WEIGHTS)

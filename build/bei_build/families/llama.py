@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.base import require
 from bei_build.families.decoder import decoder_family, decoder_spec, score
 from bei_build.spec import HeadSpec, ModelSpec, Pooling
 
@@ -26,12 +26,19 @@ def _pooling(config: Any) -> Pooling:
     return _POOLINGS[name]
 
 
+def _from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same config; the original code divides a classifier's scores by a temperature, which transformers drops."""
+    classifies = "ForSequenceClassification" in str(raw.get("architectures"))
+    if raw.get("model_type") == "llama_bidirec" and classifies and raw.get("temperature", 1.0) != 1.0:
+        raise CheckpointError(f"config.json has temperature {raw['temperature']!r}; supported for scores: 1.0.")
+    return raw
+
+
 def _bidirectional_embedder(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec("embedding", (_pooling(config),)),)
 
 
 def _bidirectional_score(config: Any) -> tuple[HeadSpec, ...]:
-    require(config, "temperature", 1.0)  # the original code divides the scores by it
     (head,) = score(config)
     return (replace(head, pooling=(_pooling(config),)),)
 
@@ -40,6 +47,7 @@ _LLAMA = decoder_family("llama", "Llama", _llama_spec)
 FAMILY = replace(
     _LLAMA,
     aliases=("llama_bidirec",),
+    translate=_from_remote,
     architectures={
         **_LLAMA.architectures,
         "LlamaBidirectionalModel": _bidirectional_embedder,

@@ -21,6 +21,8 @@ def rope_from_config(config: Any, head_dim: int, layer_type: str | None = None) 
     parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     kind = parameters.get("rope_type", "default")
     dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+    if not parameters["rope_theta"] > 0:
+        raise CheckpointError(f"config.json has rope_theta = {parameters['rope_theta']!r}: it must be positive.")
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     plain = (1.0 / np.float32(parameters["rope_theta"]) ** exponents).astype(np.float32)
     if kind in ("default", "dynamic"):  # dynamic: no text is longer than the range it begins behind (max_positions)

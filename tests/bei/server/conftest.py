@@ -11,6 +11,7 @@ from bei.artifact import Artifact
 from bei.engine.fake import FakeEngine
 from tests.artifacts import LIMITS, save_artifact
 from tests.bei.server.app import App
+from tests.bei.server.kinds import KINDS, save_kind
 from tests.engines import GatedEngine
 
 MakeApp = Callable[..., App]
@@ -24,6 +25,15 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 @pytest.fixture(scope="module")
 def app(artifact: Artifact) -> Iterator[App]:
     app = App((artifact, FakeEngine(LIMITS)), max_client_batch_size=32, payload_limit=100_000)
+    yield app
+    app.close()
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    """An application that serves a model of every kind."""
+    folder = tmp_path_factory.mktemp("kinds")
+    app = App(*(save_kind(folder / kind, kind) for kind in KINDS), max_client_batch_size=8, payload_limit=100_000)
     yield app
     app.close()
 

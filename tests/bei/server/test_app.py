@@ -9,12 +9,14 @@ import pytest
 
 from bei import __version__
 from bei.engine.fake import FakeEngine
+from bei.server.app import ROUTES as INFERENCE_ROUTES
 from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 
 ROUTES = {
-    ("post", "/v1/embeddings"),
+    *(("post", route.path) for route in INFERENCE_ROUTES),
+    ("get", "/info"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{name}"),
     ("get", "/health"),
@@ -55,7 +57,7 @@ def test_every_operation_of_the_openapi_page_is_complete(app: App) -> None:
 def test_the_openapi_page_describes_the_embeddings_request_and_its_errors(app: App) -> None:
     operation = app.get("/openapi.json").json()["paths"]["/v1/embeddings"]["post"]
     body = operation["requestBody"]["content"]["application/json"]["schema"]
-    assert set(body["properties"]) == {"input", "model", "encoding_format", "dimensions", "user"}
+    assert set(body["properties"]) >= {"input", "model", "encoding_format", "dimensions", "user", "truncate"}
     assert body["required"] == ["input"]
     assert {"200", "400", "404", "413", "429", "500", "503"} <= set(operation["responses"])
 

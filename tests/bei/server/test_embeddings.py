@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from bei.artifact import Artifact
 from bei.engine.fake import FakeEngine
 from bei.errors import InvalidRequestError
-from bei.server.embeddings import index_ranges, parse_input, parse_request
+from bei.server.embeddings import parse_input, parse_request
+from bei.server.http import index_ranges
 from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, token_ids
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp

@@ -10,15 +10,41 @@ from bei.errors import CheckpointError, UnsupportedArchitectureError
 from bei_build.families import FAMILIES, family_of
 from bei_build.families.base import Family, activation_named
 
+# Classes that came with their authors' own code.
+REMOTE_CODE = (
+    "HF_ColBERT",
+    "JinaBertForMaskedLM",
+    "JinaBertModel",
+    "LlamaBidirectionalForSequenceClassification",
+    "LlamaBidirectionalModel",
+    "NewForSequenceClassification",
+    "NewForTokenClassification",
+    "NewModel",
+)
 ARCHITECTURES = [(family, name) for family in FAMILIES for name in family.architectures]
 
 
 @pytest.mark.parametrize(("family", "architecture"), ARCHITECTURES, ids=[name for _, name in ARCHITECTURES])
 def test_architectures_are_classes_of_transformers(family: Family, architecture: str) -> None:
+    assert family_of(family.model_type, architecture) is family
+    if architecture in REMOTE_CODE:
+        return
     model_class = getattr(transformers, architecture)
     assert model_class.config_class.model_type == family.model_type
     assert f"{model_class.base_model_prefix}." == family.prefix
-    assert family_of(family.model_type, architecture) is family
+
+
+def test_classes_of_remote_code_are_not_in_transformers() -> None:
+    assert [name for name in REMOTE_CODE if hasattr(transformers, name)] == []
+    assert set(REMOTE_CODE) <= {name for _, name in ARCHITECTURES}
+
+
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if family.aliases], ids=lambda family: family.model_type
+)
+def test_a_model_type_of_remote_code_finds_the_native_family(family: Family) -> None:
+    for alias in family.aliases:
+        assert family_of(alias, next(iter(family.architectures))) is family
 
 
 def test_an_architecture_belongs_to_its_model_type() -> None:

@@ -41,6 +41,7 @@ LOWERINGS = {
     "Llama": "causal",
     "Qwen3": "causal",
     "Phi-3": "causal",
+    "Gemma": "causal",
     "ModernBERT": "boolean mask",
     "Mistral": "boolean mask",
     "Qwen2": "boolean mask",

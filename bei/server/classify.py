@@ -1,0 +1,149 @@
+"""``/predict`` (text-embeddings-inference, BEI) and ``/classify`` (vLLM, SGLang, Infinity): a score for each label."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from bei.core import Float32Array
+from bei.errors import InvalidRequestError
+from bei.server.controls import ScoreControls
+from bei.server.embeddings import Usage, usage
+from bei.server.endpoint import Context, Reply, Route
+from bei.server.parsing import parser
+from bei.tasks import Scores, classify
+from bei.tokenization import Input
+
+_PREDICT_FORMS = 'a text; a pair as ["a", "b"]; or a batch of texts and pairs as [["a"], ["b", "c"]]'
+
+
+class PredictRequest(ScoreControls, kw_only=True):
+    """TEI's and BEI's. A list of two strings is one pair, not two texts."""
+
+    inputs: str | list[str | list[str]]
+
+
+class ClassifyRequest(ScoreControls, kw_only=True):
+    """vLLM's and Infinity's."""
+
+    input: str | list[str]
+
+
+class LabelScore(TypedDict):
+    """A label with its probability or, where raw scores are asked for, its logit."""
+
+    score: float
+    label: str
+
+
+class ClassProbabilities(TypedDict):
+    """vLLM's: the best label, and what all labels have, in the model's order."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyResponse(TypedDict):
+    """``data`` has vLLM's object, or Infinity's list by descending score, for each text."""
+
+    id: str
+    object: Literal["list", "classify"]
+    created: int
+    model: str
+    data: Sequence[ClassProbabilities | list[LabelScore]]
+    usage: Usage
+
+
+def inputs_of(given: str | list[str | list[str]]) -> tuple[list[Input], bool]:
+    """What ``/predict`` is to read, and whether it is a batch. Raises InvalidRequestError."""
+    if isinstance(given, str):
+        return [given], False
+    lists = [value for value in given if not isinstance(value, str)]
+    if given and not lists:
+        return [_one_or_pair([value for value in given if isinstance(value, str)])], False
+    if len(lists) < len(given):
+        raise InvalidRequestError(f"inputs mixes texts and lists: send {_PREDICT_FORMS}.", "inputs")
+    return [_one_or_pair(texts) for texts in lists], True
+
+
+def _one_or_pair(texts: list[str]) -> Input:
+    if not 1 <= len(texts) <= 2:
+        raise InvalidRequestError(f"inputs has a list of {len(texts)} texts: send {_PREDICT_FORMS}.", "inputs")
+    if "" in texts:
+        raise InvalidRequestError("inputs has an empty text: leave it out.", "inputs")
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+async def predict(body: PredictRequest, context: Context) -> Reply:
+    """Labels with their scores, best first: one list for a text or a pair, a list of lists for a batch.
+
+    A list of two strings is one pair, which the model reads together; batches are lists of lists.
+    """
+    service = context.models.able("classify", body.model)
+    inputs, is_batch = inputs_of(body.inputs)
+    context.check_inputs(inputs, "inputs")
+    answer = await classify(service, inputs, raw=body.is_raw(), options=body.encoding_options())
+    ranked = [by_score(row, answer.labels) for row in answer.values]
+    return Reply(ranked if is_batch else ranked[0], answer.truncated)
+
+
+async def classify_texts(body: ClassifyRequest, context: Context) -> Reply:
+    """A score for each label of each text. Infinity's client, which always sends `raw_scores`, gets its own `data`."""
+    service = context.models.able("classify", body.model)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    context.check_inputs(texts, "input")
+    answer = await classify(service, texts, raw=body.is_raw(), options=body.encoding_options())
+    is_infinity = body.raw_scores is not None
+    return Reply(render(answer, service.name, is_infinity=is_infinity), answer.truncated)
+
+
+def by_score(row: Float32Array, labels: Sequence[str]) -> list[LabelScore]:
+    """All labels, by descending score."""
+    return [{"score": row[index], "label": labels[index]} for index in np.argsort(-row, kind="stable").tolist()]
+
+
+def by_class(scores: Scores) -> list[ClassProbabilities]:
+    """The best label of each input, and the scores of all."""
+    best = scores.values.argmax(axis=1).tolist()
+    return [
+        {"index": index, "label": scores.labels[best[index]], "probs": list(row), "num_classes": len(row)}
+        for index, row in enumerate(scores.values)
+    ]
+
+
+def render(scores: Scores, model: str, *, is_infinity: bool) -> ClassifyResponse:
+    """The response of ``/classify`` in one of its two dialects."""
+    return {
+        "id": f"classify-{uuid.uuid4().hex}",
+        "object": "classify" if is_infinity else "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [by_score(row, scores.labels) for row in scores.values] if is_infinity else by_class(scores),
+        "usage": usage(scores.num_tokens),
+    }
+
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        "/predict",
+        "Classify (TEI, BEI)",
+        PredictRequest,
+        (list[LabelScore], list[list[LabelScore]]),
+        parser(PredictRequest),
+        predict,
+    ),
+    Route(
+        "/classify",
+        "Classify (vLLM, Infinity)",
+        ClassifyRequest,
+        ClassifyResponse,
+        parser(ClassifyRequest),
+        classify_texts,
+    ),
+)

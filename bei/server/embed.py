@@ -1,0 +1,144 @@
+"""text-embeddings-inference's ``/embed``, ``/embed_all``, ``/embed_sparse`` and ``/similarity``: bare lists."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypedDict
+
+import msgspec
+
+from bei.core import Float32Array
+from bei.errors import InvalidRequestError
+from bei.server.controls import Dimensions, PromptControls
+from bei.server.embeddings import TokenId
+from bei.server.endpoint import Context, Reply, Route
+from bei.server.parsing import parser
+from bei.tasks import SparseVector, embed_sparse, embed_texts, embed_token_ids, embed_tokens
+
+Vector: TypeAlias = list[float]
+
+
+class TextsRequest(PromptControls, kw_only=True):
+    """A text or a list of texts."""
+
+    inputs: str | list[str]
+
+    def texts(self) -> list[str]:
+        """One text is a list of one."""
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class EmbedRequest(PromptControls, kw_only=True):
+    """A text, the token ids of one input, or a list in which texts and lists of token ids may mix."""
+
+    inputs: str | list[str | TokenId | list[TokenId]]
+    normalize: bool = True
+    dimensions: Dimensions | None = None
+
+
+class Weight(TypedDict):
+    """The weight of one entry of the vocabulary."""
+
+    index: int
+    value: float
+
+
+class Sentences(msgspec.Struct):
+    """What is compared with what."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityRequest(PromptControls, kw_only=True):
+    """``parameters`` is where TEI has the controls; without it they may stand beside ``inputs``."""
+
+    inputs: Sentences
+    parameters: PromptControls | None = None
+
+
+def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """One entry an input: a text, or its token ids. A list of numbers is one input. Raises InvalidRequestError."""
+    if isinstance(given, str):
+        return [given]
+    inputs = [value for value in given if not isinstance(value, int)]
+    ids = [value for value in given if isinstance(value, int)]
+    if inputs and ids:
+        raise InvalidRequestError(
+            "inputs mixes token ids with other inputs: put the token ids of one input into a list of their own.",
+            "inputs",
+        )
+    return [ids] if ids else inputs
+
+
+async def embed(body: EmbedRequest, context: Context) -> Reply:
+    """Vectors of texts or token ids, of unit length unless `normalize` is false. A list even for one input."""
+    service = context.models.able("embed", body.model)
+    inputs = inputs_of(body.inputs)
+    context.check_inputs(inputs, "inputs")
+    texts = {index: value for index, value in enumerate(inputs) if isinstance(value, str)}
+    ids = {index: value for index, value in enumerate(inputs) if not isinstance(value, str)}
+    dimensions, normalize = body.dimensions, body.normalize
+    vectors: dict[int, Float32Array] = {}
+    truncated: list[int] = []
+    if texts:
+        prompt, options = body.prompt(service.manifest), body.encoding_options()
+        answer = await embed_texts(
+            service, list(texts.values()), prompt=prompt, dimensions=dimensions, normalize=normalize, options=options
+        )
+        vectors.update(zip(texts, answer.vectors, strict=True))
+        truncated = [list(texts)[index] for index in answer.truncated]
+    if ids:
+        answer = await embed_token_ids(service, list(ids.values()), dimensions=dimensions, normalize=normalize)
+        vectors.update(zip(ids, answer.vectors, strict=True))
+    return Reply([vectors[index] for index in range(len(inputs))], truncated)
+
+
+async def embed_all(body: TextsRequest, context: Context) -> Reply:
+    """A unit vector for each token of each text, special tokens included: models for late interaction."""
+    service = context.models.able("embed_tokens", body.model)
+    texts = body.texts()
+    context.check_inputs(texts, "inputs")
+    answer = await embed_tokens(service, texts, prompt=body.prompt(service.manifest), options=body.encoding_options())
+    return Reply(answer.vectors, answer.truncated)
+
+
+async def embed_vocabulary(body: TextsRequest, context: Context) -> Reply:
+    """Weights of entries of the vocabulary, those above zero, by ascending index: SPLADE and its like."""
+    service = context.models.able("embed_sparse", body.model)
+    texts = body.texts()
+    context.check_inputs(texts, "inputs")
+    answer = await embed_sparse(service, texts, prompt=body.prompt(service.manifest), options=body.encoding_options())
+    return Reply([weights_of(vector) for vector in answer.vectors], answer.truncated)
+
+
+def weights_of(vector: SparseVector) -> list[Weight]:
+    """As TEI writes it; values stay numpy's, which orjson writes as short as float32 allows."""
+    indices, weights = vector
+    return [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
+
+
+async def similarity(body: SimilarityRequest, context: Context) -> Reply:
+    """Cosine of the source sentence's vector with each sentence's, in the order of the sentences."""
+    service = context.models.able("embed", body.model)
+    sentences, source = body.inputs.sentences, body.inputs.source_sentence
+    context.check_inputs(sentences, "sentences")
+    context.check_inputs([source], "source_sentence")
+    controls = body.parameters or body
+    answer = await embed_texts(
+        service,
+        [*sentences, source],  # the source last: numbers in the header about cut inputs are the sentences' own
+        prompt=controls.prompt(service.manifest),
+        normalize=True,
+        options=controls.encoding_options(),
+    )
+    return Reply(answer.vectors[:-1] @ answer.vectors[-1], answer.truncated)
+
+
+_texts = parser(TextsRequest)
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parser(EmbedRequest), embed),
+    Route("/embed_all", "Embed tokens (TEI)", TextsRequest, list[list[Vector]], _texts, embed_all),
+    Route("/embed_sparse", "Embed sparsely (TEI)", TextsRequest, list[list[Weight]], _texts, embed_vocabulary),
+    Route("/similarity", "Compare texts (TEI)", SimilarityRequest, Vector, parser(SimilarityRequest), similarity),
+)

@@ -1,0 +1,241 @@
+"""``/rerank``, ``/v1/rerank``, ``/v2/rerank``: the field of the texts says which dialect a body is, on every path.
+
+    texts        text-embeddings-inference and BEI: a bare list with ``score``
+    documents    Cohere, Jina, vLLM, LiteLLM, Infinity: an object whose ``results`` have ``relevance_score``
+
+These differ in what ``document`` is in a result: see ``document_of``. (SGLang's bare list for ``documents`` cannot be
+served beside them.)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence as Seq
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+
+import numpy as np
+from msgspec import Meta
+
+from bei.errors import InvalidRequestError
+from bei.server.controls import ScoreControls
+from bei.server.embeddings import Usage, usage
+from bei.server.endpoint import Context, Reply, Route
+from bei.server.parsing import parser_by_field
+from bei.service import InferenceService
+from bei.tasks import Scores, rerank
+from bei.tokenization import EncodingOptions
+
+_DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
+
+Document: TypeAlias = str | dict[str, Any]
+
+
+class RerankControls(ScoreControls, kw_only=True):
+    """What both dialects share."""
+
+    query: str
+    instruction: Annotated[str | None, Meta(description="vLLM's; for models with a template that has a slot.")] = None
+    instruct: Annotated[str | None, Meta(description="SGLang's word for instruction.")] = None
+
+
+class TextsRequest(RerankControls, kw_only=True):
+    """TEI's and BEI's."""
+
+    texts: list[str]
+    return_text: bool = False
+
+
+class DocumentsRequest(RerankControls, kw_only=True):
+    """Everybody else's. Objects have a ``text``, or the fields that ``rank_fields`` names."""
+
+    documents: list[Document]
+    top_n: Annotated[int, Meta(ge=0, description="Null or 0: all.")] | None = None
+    return_documents: bool | None = None
+    rank_fields: list[str] | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=1, description="Special tokens counted.")] | None = None
+
+
+class _Rank(TypedDict):
+    index: int
+    score: float
+
+
+class Rank(_Rank, total=False):
+    """TEI's; by descending score."""
+
+    text: str
+
+
+class _Result(TypedDict):
+    index: int
+    relevance_score: float
+
+
+class Text(TypedDict):
+    """A document, as most clients take it."""
+
+    text: str
+
+
+class Result(_Result, total=False):
+    """By descending score. A plain string is Infinity's form."""
+
+    document: Text | str
+
+
+class ApiVersion(TypedDict):
+    """The path's."""
+
+    version: str
+
+
+class BilledUnits(TypedDict):
+    """Cohere's: one for each hundred documents begun."""
+
+    search_units: int
+
+
+class RerankMeta(TypedDict):
+    """Cohere's; its clients look for the units."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class RerankResponse(TypedDict):
+    """The fields of all dialects with ``documents``."""
+
+    id: str
+    object: Literal["rerank", "list"]
+    created: int
+    model: str
+    results: list[Result]
+    usage: Usage
+    meta: RerankMeta
+
+
+async def rank(body: TextsRequest | DocumentsRequest, context: Context, path: str) -> Reply:
+    """Score texts or documents against a query, best first.
+
+    `texts` (TEI, BEI) gives a bare list with `score`; `documents` (Cohere, Jina, vLLM, Infinity) an object whose
+    `results` have `relevance_score`.
+    """
+    service = context.models.able("rerank", body.model)
+    field = "texts" if isinstance(body, TextsRequest) else "documents"
+    texts = body.texts if isinstance(body, TextsRequest) else texts_of(body.documents, body.rank_fields)
+    context.check_inputs(texts, field)
+    context.check_inputs([body.query], "query")
+    options = body.encoding_options()
+    shown, cut = texts, set[int]()
+    if isinstance(body, DocumentsRequest) and body.max_tokens_per_doc is not None:
+        shown, cut = await shortened(service, texts, body.max_tokens_per_doc)
+    answer = await rerank(
+        service,
+        body.query,
+        shown,
+        raw=body.is_raw(),
+        instruction=body.instruction if body.instruct is None else body.instruct,
+        options=options,
+    )
+    truncated = sorted(cut.union(answer.truncated))
+    if isinstance(body, TextsRequest):
+        return Reply(render_ranks(answer, texts if body.return_text else None), truncated)
+    return Reply(render_results(answer, texts, body, service.name, path), truncated)
+
+
+def texts_of(documents: Seq[Document], rank_fields: Seq[str] | None) -> list[str]:
+    """Of objects the fields in ``rank_fields``, or ``text``, a line each. Raises InvalidRequestError."""
+    fields = rank_fields or ["text"]
+    texts = []
+    for index, document in enumerate(documents):
+        if isinstance(document, str):
+            texts.append(document)
+            continue
+        values = [document[field] for field in fields if field in document]
+        if not values or not all(isinstance(value, str) for value in values):
+            raise InvalidRequestError(
+                f"documents {index} must be a text, or an object with a text in {' or '.join(fields)} "
+                "(rank_fields names others).",
+                "documents",
+            )
+        texts.append("\n".join(values))
+    return texts
+
+
+async def shortened(service: InferenceService, texts: Seq[str], max_tokens: int) -> tuple[list[str], set[int]]:
+    """``texts``, each cut to its first ``max_tokens`` tokens, and the indices of those that were cut."""
+    if max_tokens >= service.manifest.max_seq_len:
+        return list(texts), set()
+    encodings = await service.encode(texts, EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True))
+    shorter = list(texts)
+    cut = {index for index, encoding in enumerate(encodings) if encoding.truncated}
+    for index in cut:
+        spans = encodings[index].spans
+        assert spans is not None  # they were asked for
+        shorter[index] = texts[index][: int(spans.offsets[:, 1].max())]
+    return shorter, cut
+
+
+def order_of(scores: Scores) -> list[int]:
+    """Indices by descending score; equal ones stay in order."""
+    order: list[int] = np.argsort(-scores.values[:, 0], kind="stable").tolist()
+    return order
+
+
+def render_ranks(scores: Scores, texts: Seq[str] | None) -> list[Rank]:
+    """TEI's response, with ``texts`` where they are asked for."""
+    values = scores.values[:, 0]
+    if texts is None:
+        return [{"index": index, "score": values[index]} for index in order_of(scores)]
+    return [{"index": index, "score": values[index], "text": texts[index]} for index in order_of(scores)]
+
+
+def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, model: str, path: str) -> RerankResponse:
+    """Everybody else's response."""
+    results: list[Result] = []
+    for index in order_of(scores)[: body.top_n or None]:
+        result: Result = {"index": index, "relevance_score": scores.values[index, 0]}
+        document = document_of(texts[index], body, path)
+        results.append(result if document is None else {**result, "document": document})
+    return {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "object": "rerank" if path == "/rerank" else "list",
+        "created": int(time.time()),
+        "model": model,
+        "results": results,
+        "usage": usage(scores.num_tokens),
+        "meta": {
+            "api_version": {"version": "2" if path.startswith("/v2") else "1"},
+            "billed_units": {"search_units": math.ceil(len(texts) / _DOCUMENTS_OF_A_SEARCH_UNIT)},
+        },
+    }
+
+
+def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | None:
+    """What stands in a result for ``text``.
+
+    Infinity's client, which alone sends ``raw_scores``, gets a plain string, and only where it asks for documents.
+    vLLM's, Jina's and Cohere's v1 get an object, unless they say no; Cohere's v2 only where a client says yes.
+    """
+    if body.raw_scores is not None:
+        return text if body.return_documents else None
+    by_default = not path.startswith("/v2")
+    return {"text": text} if (by_default if body.return_documents is None else body.return_documents) else None
+
+
+def _route(path: str, summary: str) -> Route[TextsRequest | DocumentsRequest]:
+    async def handle(body: TextsRequest | DocumentsRequest, context: Context) -> Reply:
+        return await rank(body, context, path)
+
+    handle.__doc__ = rank.__doc__
+    parse = parser_by_field(texts=TextsRequest, documents=DocumentsRequest)
+    return Route(path, summary, (TextsRequest, DocumentsRequest), (list[Rank], RerankResponse), parse, handle)
+
+
+ROUTES = (
+    _route("/rerank", "Rerank (TEI, BEI, Infinity, vLLM)"),
+    _route("/v1/rerank", "Rerank (Jina, Cohere v1, vLLM)"),
+    _route("/v2/rerank", "Rerank (Cohere v2)"),
+)

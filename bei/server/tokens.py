@@ -1,0 +1,80 @@
+"""``/predict_tokens``: BEI's named entity recognition, with the aggregations of transformers' pipeline.
+
+``results`` is what BEI answers: the label and its probability, or, of single tokens with ``raw_scores``, the logits of
+all labels. An aggregated entity has one label (PER, not B-PER), which is no column of the model's: it is alone always.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from bei.entities import Aggregation, Entity
+from bei.errors import InvalidRequestError
+from bei.server.controls import ScoreControls
+from bei.server.endpoint import Context, Reply, Route
+from bei.server.parsing import parser
+from bei.tasks import classify_tokens
+
+
+class PredictTokensRequest(ScoreControls, kw_only=True):
+    """BEI's client writes every text as a list of one."""
+
+    inputs: str | list[str | list[str]]
+    aggregation_strategy: Aggregation = "none"
+
+
+class LabelledToken(TypedDict):
+    """A token or an entity: what stands at ``start`` to ``end``, counted in characters, and its first token's id."""
+
+    token: str
+    token_id: int
+    start: int
+    end: int
+    results: dict[str, float]
+
+
+def texts_of(inputs: str | list[str | list[str]]) -> list[str]:
+    """One text an input. Raises InvalidRequestError."""
+    if isinstance(inputs, str):
+        return [inputs]
+    for index, value in enumerate(inputs):
+        if not isinstance(value, str) and len(value) != 1:
+            raise InvalidRequestError(
+                f'inputs {index} is a list of {len(value)} texts: write each text as a list of one, [["a"], ["b"]].',
+                "inputs",
+            )
+    return [value if isinstance(value, str) else value[0] for value in inputs]
+
+
+async def predict_tokens(body: PredictTokensRequest, context: Context) -> Reply:
+    """Label the tokens of each text and, with `aggregation_strategy`, join them to entities, in the text's order."""
+    service = context.models.able("classify_tokens", body.model)
+    texts = texts_of(body.inputs)
+    context.check_inputs(texts, "inputs")
+    aggregation, raw = body.aggregation_strategy, body.is_raw()
+    answer = await classify_tokens(service, texts, aggregation=aggregation, raw=raw, options=body.encoding_options())
+    classification = service.manifest.classification
+    labels = classification.labels if classification and raw and aggregation == "none" else None
+    return Reply([[render(entity, labels) for entity in entities] for entities in answer.entities], answer.truncated)
+
+
+def render(entity: Entity, labels: list[str] | None) -> LabelledToken:
+    """``labels``: those of the scores, where all are asked for."""
+    best = {entity.label: entity.score}
+    return {
+        "token": entity.text,
+        "token_id": entity.token_id,
+        "start": entity.start,
+        "end": entity.end,
+        "results": dict(zip(labels, entity.scores, strict=True)) if labels else best,
+    }
+
+
+ROUTE = Route(
+    "/predict_tokens",
+    "Label tokens (BEI)",
+    PredictTokensRequest,
+    list[list[LabelledToken]],
+    parser(PredictTokensRequest),
+    predict_tokens,
+)

@@ -1,0 +1,137 @@
+"""Retrieval quality: MiniLM on BEIR's SciFact, nDCG@10 of the engine in FP32 and BF16 against the reference's.
+
+    python -m benchmarks.scifact [--data FOLDER]
+
+All 809 queries of qrels.tsv over the 5,183 documents (title and text), 256 tokens, cosine. The data are fetched by
+``python -m tests.real.fetch scifact``. Ends with 1 if a precision is further from the reference than 0.002.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bei.artifact import TOKENIZER, Artifact
+from bei.core import Encoding, Engine, Float32Array, PackedBatch
+from bei.engine import load_engine
+from bei.tokenization import TextEncoder
+from benchmarks.common import write
+from benchmarks.models import built, minilm_folder
+from tests.real.models import cache_dir
+
+REFERENCE = 0.6602  # sentence-transformers, FP32, on the same queries
+TOLERANCE = 0.002
+_MAX_TOKENS = 256
+_RANKS = 10
+_QUERIES_AT_A_TIME = 128
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Texts by id, and how relevant which documents are to a query."""
+
+    documents: Mapping[str, str]
+    queries: Mapping[str, str]
+    relevance: Mapping[str, Mapping[str, int]]
+
+
+def main() -> int:
+    """Measure and write ``results/scifact.json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=cache_dir() / "scifact", help="folder of corpus.jsonl")
+    data = parser.parse_args().data
+    if not (data / "corpus.jsonl").is_file():
+        raise SystemExit(f"{data} has no corpus.jsonl: python -m tests.real.fetch scifact")
+    dataset = read(data)
+    with tempfile.TemporaryDirectory() as scratch:
+        results = {precision: measure(dataset, precision, Path(scratch)) for precision in ("fp32", "bf16")}
+    facts = {"documents": len(dataset.documents), "queries": len(dataset.relevance), "max_tokens": _MAX_TOKENS}
+    write("scifact", {**facts, "reference_ndcg_at_10": REFERENCE, "tolerance": TOLERANCE, **results})
+    return 0 if all(abs(result["ndcg_at_10"] - REFERENCE) <= TOLERANCE for result in results.values()) else 1
+
+
+def read(folder: Path) -> Dataset:
+    """The files of BEIR's format. Queries without a relevant document are left out."""
+    documents = {row["_id"]: f"{row['title']} {row['text']}".strip() for row in _rows(folder / "corpus.jsonl")}
+    relevance: dict[str, dict[str, int]] = {}
+    with (folder / "qrels.tsv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            relevance.setdefault(row["query-id"], {})[row["corpus-id"]] = int(row["score"])
+    queries = {row["_id"]: row["text"] for row in _rows(folder / "queries.jsonl") if row["_id"] in relevance}
+    return Dataset(documents, queries, relevance)
+
+
+def measure(dataset: Dataset, precision: str, scratch: Path) -> dict[str, Any]:
+    """nDCG@10 of one precision, and how fast its engine embedded the corpus."""
+    artifact = built(minilm_folder(), precision, scratch, max_seq_len=_MAX_TOKENS)
+    engine = load_engine(artifact.engine_dir, artifact.manifest)
+    try:
+        started = time.perf_counter()
+        documents = embed(engine, artifact, list(dataset.documents.values()))
+        seconds = time.perf_counter() - started
+        queries = embed(engine, artifact, [dataset.queries[query] for query in dataset.relevance])
+    finally:
+        engine.close()
+    value = ndcg(rank(queries, documents), list(dataset.documents), list(dataset.relevance.values()))
+    rate = round(len(dataset.documents) / seconds, 1)
+    return {"ndcg_at_10": round(value, 4), "difference": round(value - REFERENCE, 4), "documents_per_s": rate}
+
+
+def embed(engine: Engine, artifact: Artifact, texts: Sequence[str]) -> Float32Array:
+    """Unit vectors of ``texts``, in batches of similar length."""
+    encodings = TextEncoder(artifact.path / TOKENIZER, artifact.manifest.max_seq_len).encode(texts)
+    order = sorted(range(len(texts)), key=lambda index: encodings[index].num_tokens)
+    vectors = np.zeros((len(texts), engine.info.outputs["embedding"]), np.float32)
+    limits, members = engine.info.limits, list[int]()
+    for index in order:
+        tokens = (len(members) + 1) * encodings[index].num_tokens  # no member is longer
+        if members and (tokens > limits.max_num_tokens or len(members) == limits.max_batch_size):
+            vectors[members] = _run(engine, [encodings[member] for member in members])
+            members = []
+        members.append(index)
+    vectors[members] = _run(engine, [encodings[member] for member in members])
+    unit: Float32Array = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
+
+
+def rank(queries: Float32Array, documents: Float32Array) -> list[list[int]]:
+    """Positions of the nearest documents of every query, the nearest first."""
+    ranked: list[list[int]] = []
+    for start in range(0, len(queries), _QUERIES_AT_A_TIME):
+        similarities = queries[start : start + _QUERIES_AT_A_TIME] @ documents.T
+        ranked += np.argsort(-similarities, axis=1, kind="stable")[:, :_RANKS].tolist()
+    return ranked
+
+
+def ndcg(ranked: Sequence[Sequence[int]], ids: Sequence[str], relevance: Sequence[Mapping[str, int]]) -> float:
+    """Mean normalized discounted cumulative gain over the first ranks (linear gain, as in trec_eval)."""
+    discounts = 1 / np.log2(np.arange(2, _RANKS + 2))
+    values = []
+    for positions, relevant in zip(ranked, relevance, strict=True):
+        gains = np.array([relevant.get(ids[position], 0) for position in positions])
+        best = np.sort(list(relevant.values()))[::-1][:_RANKS]
+        values.append(float(gains @ discounts[: len(gains)]) / float(best @ discounts[: len(best)]))
+    return float(np.mean(values))
+
+
+def _run(engine: Engine, encodings: Sequence[Encoding]) -> Float32Array:
+    return engine.run(PackedBatch.from_encodings(encodings))["embedding"]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""``/embed``, ``/embed_all``, ``/embed_sparse``, ``/similarity``: what good requests get."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bei.errors import InvalidRequestError
+from bei.postprocess import unit_length
+from bei.server.embed import inputs_of
+from tests.artifacts import VOCAB_SIZE, expected_vectors, token_ids
+from tests.bei.server.app import App, check_error
+from tests.bei.server.kinds import PROMPTS, TOKEN_DIMENSION, answer, expected_output, post
+
+
+@pytest.mark.parametrize(
+    ("inputs", "ids"),
+    [
+        ("hello world", [token_ids("hello world")]),
+        (["hello", "the cats"], [token_ids("hello"), token_ids("the cats")]),
+        ([2, 9, 3], [[2, 9, 3]]),
+        ([[2, 9, 3], [7]], [[2, 9, 3], [7]]),
+        ([[2, 9], "hello", [7], "cat"], [[2, 9], token_ids("hello"), [7], token_ids("cat")]),
+    ],
+    ids=["text", "texts", "token ids", "lists of token ids", "texts and token ids"],
+)
+def test_every_form_of_inputs_is_answered_with_a_list_of_vectors(
+    kinds: App, inputs: object, ids: list[list[int]]
+) -> None:
+    np.testing.assert_allclose(answer(kinds, "/embed", inputs=inputs), expected_vectors(ids), rtol=1e-6)
+
+
+def test_vectors_have_unit_length_unless_normalize_is_false(kinds: App) -> None:
+    given_inputs = ["cat", [5, 6]]
+    ids = [token_ids("cat"), [5, 6]]
+    raw = answer(kinds, "/embed", inputs=given_inputs, normalize=False)
+    np.testing.assert_allclose(raw, expected_vectors(ids, normalize=False))
+    assert answer(kinds, "/embed", inputs=given_inputs, normalize=True) == answer(kinds, "/embed", inputs=given_inputs)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_dimensions_cut_before_normalizing(kinds: App, normalize: bool) -> None:
+    vectors = answer(kinds, "/embed", inputs=["cat", [5, 6]], dimensions=3, normalize=normalize)
+    np.testing.assert_allclose(vectors, expected_vectors([token_ids("cat"), [5, 6]], 3, normalize=normalize), rtol=1e-6)
+
+
+@pytest.mark.parametrize("control", [{"prompt_name": "cats"}, {"input_type": "cats"}])
+def test_a_prompt_is_put_in_front_of_texts(kinds: App, control: dict[str, str]) -> None:
+    prompted = expected_vectors([token_ids(PROMPTS["cats"] + "hello")])
+    np.testing.assert_allclose(answer(kinds, "/embed", inputs="hello", **control), prompted, rtol=1e-6)
+
+
+def test_a_prompt_that_the_model_has_not_is_an_error_that_names_those_it_has(kinds: App) -> None:
+    check_error(post(kinds, "/embed", inputs="a", prompt_name="x"), 400, "query, cats", param="prompt_name")
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse"])
+def test_long_texts_are_cut_at_the_end_that_is_asked_for_and_named(kinds: App, path: str) -> None:
+    response = post(kinds, path, inputs=["a", "a " * 20 + "b " * 20])
+    assert response.headers["x-truncated-inputs"] == "1"
+    right = answer(kinds, path, inputs=["a " * 14])
+    left = answer(kinds, path, inputs=["b " * 14])
+    assert response.json()[1:] == right
+    assert answer(kinds, path, inputs=["a " * 20 + "b " * 20], truncation_direction="Left") == left
+    check_error(post(kinds, path, inputs="a " * 40, truncate=False), 400, "allow truncation")
+
+
+def test_in_a_mixed_list_the_header_counts_all_inputs(kinds: App) -> None:
+    response = post(kinds, "/embed", inputs=[[5], "a", [6], "a " * 40])
+    assert response.headers["x-truncated-inputs"] == "3"
+
+
+def test_sparse_vectors_are_lists_of_positive_weights_by_index(kinds: App) -> None:
+    expected = [
+        [
+            {"index": index, "value": value}
+            for index, value in enumerate(expected_output("sparse", text, VOCAB_SIZE, "query: ").tolist())
+            if value > 0
+        ]
+        for text in ("cat", "the cats")
+    ]
+    assert answer(kinds, "/embed_sparse", inputs=["cat", "the cats"], input_type="query") == expected
+
+
+def test_token_vectors_have_unit_length_and_special_tokens_are_there(kinds: App) -> None:
+    vectors = answer(kinds, "/embed_all", inputs=["cat", "the cats"])
+    for given_text, found in zip(["cat", "the cats"], vectors, strict=True):
+        expected = unit_length(expected_output("token_embedding", given_text, TOKEN_DIMENSION))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        assert len(found) == len(token_ids(given_text))
+
+
+def test_similarity_is_the_cosine_with_each_sentence_in_order(kinds: App) -> None:
+    vectors = expected_vectors([token_ids(text) for text in ("cat", "world", "the cats")])
+    inputs = {"source_sentence": "cat", "sentences": ["world", "the cats"]}
+    np.testing.assert_allclose(answer(kinds, "/similarity", inputs=inputs), vectors[1:] @ vectors[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["parameters", "beside"])
+def test_similarity_takes_its_controls_in_parameters_and_beside_them(kinds: App, where: str) -> None:
+    controls = {"prompt_name": "cats", "truncate": True}
+    inputs = {"source_sentence": "cat", "sentences": ["world"]}
+    found = answer(
+        kinds, "/similarity", inputs=inputs, **({"parameters": controls} if where == "parameters" else controls)
+    )
+    vectors = expected_vectors([token_ids(PROMPTS["cats"] + text) for text in ("cat", "world")])
+    np.testing.assert_allclose(found, [vectors[0] @ vectors[1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse"])
+@pytest.mark.parametrize("inputs", [None, 7, True, {}, [None], [{}], [1.5], [["a"]], [[[1]]], [1, "a"], ["a", 1]])
+def test_inputs_of_no_known_form_are_refused(kinds: App, path: str, inputs: object) -> None:
+    check_error(post(kinds, path, inputs=inputs), 400)
+
+
+@pytest.mark.parametrize("inputs", [[[]], [[5], []], [VOCAB_SIZE], [[-1]], [[1] * 17], [10**30]])
+def test_token_ids_that_the_model_does_not_take_are_refused(kinds: App, inputs: object) -> None:
+    check_error(post(kinds, "/embed", inputs=inputs), 400)
+
+
+@pytest.mark.parametrize("inputs", [None, {}, {"source_sentence": "a"}, {"source_sentence": "a", "sentences": "b"}])
+def test_similarity_needs_a_source_and_a_list(kinds: App, inputs: object) -> None:
+    check_error(post(kinds, "/similarity", inputs=inputs), 400)
+
+
+def test_similarity_refuses_empty_texts(kinds: App) -> None:
+    no_source = {"source_sentence": "", "sentences": ["a"]}
+    check_error(post(kinds, "/similarity", inputs=no_source), 400, "empty text", param="source_sentence")
+    no_sentence = {"source_sentence": "a", "sentences": ["b", ""]}
+    check_error(post(kinds, "/similarity", inputs=no_sentence), 400, "sentences 1 is an empty text", param="sentences")
+
+
+_inputs = st.lists(st.text(max_size=3) | st.integers(0, 9) | st.lists(st.integers(0, 9), max_size=3), max_size=5)
+
+
+@given(_inputs)
+def test_a_list_is_one_input_if_it_has_numbers_only_and_else_has_none(inputs: list[str | int | list[int]]) -> None:
+    numbers = [value for value in inputs if isinstance(value, int)]
+    if numbers and len(numbers) < len(inputs):
+        with pytest.raises(InvalidRequestError, match="a list of their own"):
+            inputs_of(inputs)
+    else:
+        assert inputs_of(inputs) == ([inputs] if numbers else inputs)

@@ -1,0 +1,64 @@
+"""``GET /info``."""
+
+from __future__ import annotations
+
+import pytest
+
+from bei import __version__
+from tests.artifacts import LIMITS
+from tests.bei.server.app import App, check_error
+
+
+def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
+    found = app.get("/info").json()
+    certificate = found.pop("certificate")
+    assert found == {
+        "model_id": "tiny",
+        "model_sha": None,
+        "model_dtype": "fp32",
+        "served_model_name": "tiny",
+        "model_type": {"embedding": {"pooling": "mean"}},
+        "max_concurrent_requests": 16384,
+        "max_input_length": LIMITS.max_seq_len,
+        "max_batch_tokens": LIMITS.max_num_tokens,
+        "max_batch_requests": LIMITS.max_batch_size,
+        "max_client_batch_size": 32,
+        "auto_truncate": True,
+        "tokenization_workers": found["tokenization_workers"],
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+        "tasks": ["embed"],
+        "prompts": [],
+        "target": "fake",
+        "precision": "fp32",
+    }
+    assert (certificate["cosine_mean"], certificate["passed"]) == (1.0, True)
+    assert not {"worst_texts", "canary_text", "canary_row"} & set(certificate)
+
+
+@pytest.mark.parametrize(
+    ("model", "model_type"),
+    [
+        ("embedder", {"embedding": {"pooling": "mean"}}),
+        ("splade", {"embedding": {"pooling": "sparse"}}),
+        ("colbert", {"embedding": {"pooling": "token_embedding"}}),
+        ("classifier", {"classifier": {"id2label": {"0": "sad", "1": "calm", "2": "glad"}}}),
+        ("reranker", {"reranker": {"id2label": {"0": "LABEL_0"}}}),
+        ("ner", {"classifier": {"id2label": {"0": "O", "1": "B-PER", "2": "I-PER"}}}),
+    ],
+)
+def test_of_several_models_the_query_names_one(
+    kinds: App, model: str, model_type: dict[str, dict[str, object]]
+) -> None:
+    found = kinds.get(f"/info?model={model}").json()
+    assert found["served_model_name"] == model
+    ((kind, details),) = found["model_type"].items()
+    assert {kind: {key: value for key, value in details.items() if key != "label2id"}} == model_type
+    if "id2label" in details:
+        assert details["label2id"] == {label: int(index) for index, label in details["id2label"].items()}
+
+
+def test_without_a_name_the_models_are_listed(kinds: App) -> None:
+    check_error(kinds.get("/info"), 400, "set model to one of embedder", param="model")
+    check_error(kinds.get("/info?model=x"), 404, "Served: embedder", code="model_not_found")

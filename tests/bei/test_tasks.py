@@ -1,0 +1,478 @@
+"""Every task over fake engines: what comes of the rows, which prompt stands in front, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bei.artifact import TOKENIZER, Artifact, Classification, OutputInfo, RerankTemplate
+from bei.config import ServeConfig
+from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch
+from bei.engine.fake import FakeEngine
+from bei.errors import InvalidRequestError, OverloadedError, TaskNotSupportedError
+from bei.metrics import Metrics
+from bei.postprocess import apply_function, unit_length
+from bei.service import InferenceService
+from bei.tasks import (
+    classify,
+    classify_tokens,
+    embed_sparse,
+    embed_texts,
+    embed_token_ids,
+    embed_tokens,
+    prompt_of,
+    rerank,
+)
+from bei.tokenization import EncodingOptions, Input, TextEncoder
+from tests.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
+from tests.bei.services import run_async
+from tests.engines import sequences_of
+
+CLS, SEP = 2, 3
+HELLO, WORLD, CAT, S = (tiny_tokenizer().token_to_id(token) for token in ("hello", "world", "cat", "##s"))
+
+Head = Callable[[Int32Array], Float32Array]
+
+
+class HeadEngine(FakeEngine):
+    """Answers ``head(ids)`` for every sequence as output ``name``: [width], or [tokens, width] ``per_token``."""
+
+    def __init__(self, name: str, width: int, head: Head, *, per_token: bool = False) -> None:
+        super().__init__(LIMITS)
+        self._name, self._head, self._per_token = name, head, per_token
+        self.info = EngineInfo("fake", "fp32", "none", LIMITS, {name: width}, frozenset({name} if per_token else ()))
+
+    def run(self, batch: PackedBatch) -> Outputs:
+        super().run(batch)
+        rows = [self._head(np.array(sequence, np.int32)) for sequence in sequences_of(batch)]
+        return {self._name: np.concatenate(rows) if self._per_token else np.stack(rows)}
+
+
+def answer_of(
+    artifact: Artifact, engine: FakeEngine, task: Callable[[InferenceService], Awaitable[Any]], **settings: Any
+) -> Any:
+    """What ``task`` answers over a service that lives as long as it, or raises."""
+    template = artifact.manifest.rerank_template
+    frame = (template.prefix, template.suffix) if template else ("", "")
+    answers = []
+
+    async def test() -> None:
+        encoder = TextEncoder(artifact.path / TOKENIZER, LIMITS.max_seq_len, frame=frame)
+        service = InferenceService(artifact, engine, encoder, ServeConfig(tokenizer_threads=1, **settings), Metrics())
+        try:
+            answers.append(await task(service))
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, service.close)
+
+    run_async(test)
+    return answers[0]
+
+
+def save_classifier(
+    path: Path, labels: Sequence[str], function: str, *, output: str = "logits", task: str = "classify", **fields: Any
+) -> Artifact:
+    return save_artifact(
+        path,
+        tasks=[task],
+        embedding=None,
+        classification=msgspec.convert({"labels": list(labels), "function": function}, Classification),
+        outputs=[OutputInfo(name=output, dimension=len(labels), per_token=output.startswith("token"))],
+        **fields,
+    )
+
+
+# Prompts
+
+
+PROMPTS = {"query": "query: ", "passage": "the ", "clustering": "cat "}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "prompt_name", "input_type", "expected"),
+    [
+        (PROMPTS, "query", None, None, "query: "),
+        (PROMPTS, None, None, None, ""),
+        (PROMPTS, "query", "passage", None, "the "),
+        (PROMPTS, "query", "passage", "query", "the "),  # a name is more than a side
+        (PROMPTS, None, None, "query", "query: "),
+        (PROMPTS, None, None, "search_query", "query: "),  # Cohere's word for it
+        (PROMPTS, None, None, "document", "the "),
+        (PROMPTS, None, None, "search_document", "the "),
+        (PROMPTS, None, None, "clustering", "cat "),  # the model's own word
+        ({"query": "query: "}, "query", None, "document", ""),  # documents have a prompt where there is one
+        ({"query": "query: "}, "query", None, "passage", ""),
+        ({"s2p_query": "query: "}, None, None, "query", "query: "),
+        ({"search_document": "the ", "document": "cat "}, None, None, "search_document", "the "),
+        ({}, None, None, "query", ""),  # a model without prompts treats all alike
+        ({}, None, None, "anything", ""),
+        ({"": "odd "}, None, None, None, "odd "),
+    ],
+)
+def test_the_prompt_is_the_named_one_the_side_s_or_the_default(
+    prompts: dict[str, str],
+    default: str | None,
+    prompt_name: str | None,
+    input_type: str | None,
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    artifact = save_artifact(tmp_path / "tiny", prompts=prompts, default_prompt_name=default)
+    assert prompt_of(artifact.manifest, prompt_name, input_type) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prompt_name", "input_type", "param"),
+    [
+        (PROMPTS, "nothing", None, "prompt_name"),
+        ({}, "query", None, "prompt_name"),
+        (PROMPTS, None, "classification", "input_type"),
+        ({"passage": "the "}, None, "query", "input_type"),  # a query without its prompt would be found badly
+    ],
+)
+def test_a_prompt_that_is_not_there_is_an_error_that_lists_those_that_are(
+    prompts: dict[str, str], prompt_name: str | None, input_type: str | None, param: str, tmp_path: Path
+) -> None:
+    manifest = save_artifact(tmp_path / "tiny", prompts=prompts).manifest
+    with pytest.raises(InvalidRequestError, match="Its prompts: ") as caught:
+        prompt_of(manifest, prompt_name, input_type)
+    assert (", ".join(prompts) or "none") in str(caught.value)
+    assert caught.value.param == param
+
+
+_names = st.sampled_from(["query", "search_query", "document", "passage", "text", "corpus", "mine", "yours"])
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return save_artifact(tmp_path_factory.mktemp("tasks") / "tiny")
+
+
+@given(prompts=st.dictionaries(_names, st.text(max_size=5)), default=st.none() | _names, data=st.data())
+def test_a_prompt_is_one_of_the_model_s_or_empty(
+    shared: Artifact, prompts: dict[str, str], default: str | None, data: st.DataObject
+) -> None:
+    manifest = msgspec.structs.replace(shared.manifest, prompts=prompts, default_prompt_name=default)
+    name, input_type = data.draw(st.none() | _names), data.draw(st.none() | _names)
+    try:
+        prompt = prompt_of(manifest, name, input_type)
+    except InvalidRequestError:
+        assert (name or input_type) not in prompts
+    else:
+        assert prompt in {*prompts.values(), ""}
+        if name is not None:
+            assert prompt == prompts[name]
+        elif input_type in prompts:
+            assert prompt == prompts[input_type]
+
+
+# Embeddings
+
+
+def test_texts_have_the_prompt_and_token_ids_have_none(tmp_path: Path) -> None:
+    artifact = save_artifact(tmp_path / "tiny")
+    engine = FakeEngine(LIMITS)
+
+    async def both(service: InferenceService) -> tuple[Any, Any]:
+        return await embed_texts(service, ["cat"], prompt="query: "), await embed_token_ids(service, [[2, 9, 3]])
+
+    of_text, of_ids = answer_of(artifact, engine, both)
+    assert [sequences_of(batch) for batch in engine.batches] == [[token_ids("query: cat")], [[2, 9, 3]]]
+    assert of_text.num_tokens == len(token_ids("query: cat"))
+    assert of_ids.num_tokens == 3
+
+
+@pytest.mark.parametrize("dimensions", [None, 1, 3, 8])
+@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize("configured", [True, False])
+def test_vectors_are_cut_first_and_normalized_as_asked_or_as_the_checkpoint_says(
+    configured: bool, asked: bool | None, dimensions: int | None, tmp_path: Path
+) -> None:
+    artifact = save_artifact(tmp_path / "tiny", embedding={"normalize": configured})
+    answer = answer_of(
+        artifact,
+        FakeEngine(LIMITS),
+        lambda service: embed_texts(service, ["cat", "the cat"], dimensions=dimensions, normalize=asked),
+    )
+    normalize = configured if asked is None else asked
+    expected = expected_vectors([token_ids("cat"), token_ids("the cat")], dimensions, normalize=normalize)
+    np.testing.assert_allclose(answer.vectors, expected, rtol=1e-6)
+    assert answer.vectors.dtype == np.float32
+    assert answer.vectors.flags.c_contiguous or dimensions  # rendered straight from memory
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, 9, 10**30])
+def test_dimensions_must_be_within_the_width_and_nothing_is_run_if_not(shared: Artifact, dimensions: int) -> None:
+    engine = FakeEngine(LIMITS)
+    for task in (
+        lambda service: embed_texts(service, ["a"], dimensions=dimensions),
+        lambda service: embed_token_ids(service, [[1]], dimensions=dimensions),
+    ):
+        with pytest.raises(InvalidRequestError, match="from 1 to 8") as caught:
+            answer_of(shared, engine, task)
+        assert caught.value.param == "dimensions"
+    assert engine.batches == []
+
+
+@pytest.mark.parametrize("dimensions", [2, 4, 8])
+def test_dimensions_of_the_matryoshka_list_and_the_full_width_are_given(dimensions: int, tmp_path: Path) -> None:
+    artifact = save_artifact(tmp_path / "tiny", embedding={"matryoshka_dimensions": [2, 4]})
+    answer = answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_texts(s, ["a"], dimensions=dimensions))
+    assert answer.vectors.shape == (1, dimensions)
+    np.testing.assert_allclose(np.linalg.norm(answer.vectors, axis=1), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dimensions", [1, 3, 7, 9])
+def test_dimensions_outside_the_matryoshka_list_are_refused(dimensions: int, tmp_path: Path) -> None:
+    artifact = save_artifact(tmp_path / "tiny", embedding={"matryoshka_dimensions": [2, 4]})
+    with pytest.raises(InvalidRequestError, match=f"dimensions 2, 4, 8, not {dimensions}"):
+        answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_texts(s, ["a"], dimensions=dimensions))
+
+
+def test_truncated_texts_are_reported(shared: Artifact) -> None:
+    answer = answer_of(shared, FakeEngine(LIMITS), lambda s: embed_texts(s, ["a", "a " * 99, "b"]))
+    assert answer.truncated == [1]
+
+
+# What a model cannot do
+
+TASKS: Mapping[str, Callable[[InferenceService], Awaitable[Any]]] = {
+    "embed": lambda s: embed_texts(s, ["a"]),
+    "embed_sparse": lambda s: embed_sparse(s, ["a"]),
+    "embed_tokens": lambda s: embed_tokens(s, ["a"]),
+    "classify": lambda s: classify(s, ["a"]),
+    "rerank": lambda s: rerank(s, "a", ["b"]),
+    "classify_tokens": lambda s: classify_tokens(s, ["a"]),
+}
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_a_model_says_what_it_cannot_do_and_what_it_can(task: str, tmp_path: Path) -> None:
+    others = [other for other in TASKS if other != task]
+    artifact = save_artifact(tmp_path / "tiny", name="org/tiny", tasks=others)
+    engine = FakeEngine(LIMITS)
+    with pytest.raises(TaskNotSupportedError, match="org/tiny cannot ") as caught:
+        answer_of(artifact, engine, TASKS[task])
+    assert str(caught.value).endswith(f"it can do: {', '.join(others)}.")
+    assert caught.value.param == "model"
+    assert engine.batches == []
+
+
+def test_token_ids_are_refused_by_a_model_that_does_not_embed(tmp_path: Path) -> None:
+    artifact = save_classifier(tmp_path / "tiny", ["no", "yes"], "softmax")
+    with pytest.raises(TaskNotSupportedError, match="cannot embed; it can do: classify"):
+        answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_token_ids(s, [[1]]))
+
+
+# Vectors of tokens, sparse vectors
+
+
+def one_hot_and_place(ids: Int32Array) -> Float32Array:
+    return np.stack([ids, np.arange(1, len(ids) + 1)], axis=1).astype(np.float32)
+
+
+def test_every_token_has_a_unit_vector_special_ones_too(tmp_path: Path) -> None:
+    artifact = save_artifact(
+        tmp_path / "tiny",
+        tasks=["embed_tokens"],
+        embedding=None,
+        outputs=[OutputInfo(name="token_embedding", dimension=2, per_token=True)],
+    )
+    engine = HeadEngine("token_embedding", 2, one_hot_and_place, per_token=True)
+    answer = answer_of(artifact, engine, lambda s: embed_tokens(s, ["cats", "hello world cat"], prompt="the "))
+    for text, vectors, encoding in zip(
+        ["the cats", "the hello world cat"], answer.vectors, answer.encodings, strict=True
+    ):
+        ids = np.array(token_ids(text), np.int32)
+        np.testing.assert_allclose(vectors, unit_length(one_hot_and_place(ids)), rtol=1e-6)
+        np.testing.assert_array_equal(encoding.input_ids, ids)
+    assert answer.num_tokens == len(token_ids("the cats")) + len(token_ids("the hello world cat"))
+
+
+def test_sparse_vectors_hold_the_weights_above_zero(tmp_path: Path) -> None:
+    artifact = save_artifact(
+        tmp_path / "tiny", tasks=["embed_sparse"], embedding=None, outputs=[OutputInfo(name="sparse", dimension=6)]
+    )
+    engine = HeadEngine("sparse", 6, lambda ids: np.array([0, 0.5, -1, 0, 1e-6, len(ids)], np.float32))
+    (indices, weights), _ = answer_of(artifact, engine, lambda s: embed_sparse(s, ["a", "a b"])).vectors
+    assert (indices.dtype, weights.dtype) == (np.int32, np.float32)
+    assert indices.tolist() == [1, 4, 5]
+    np.testing.assert_allclose(weights, [0.5, 1e-6, 3])
+
+
+def lexical(path: Path, head: Head, texts: Sequence[str]) -> list[dict[int, float]]:
+    """Lexical weights (BGE-M3) of ``texts`` over an engine that gives each token the weight of ``head``."""
+    artifact = save_artifact(
+        path,
+        tasks=["embed_sparse"],
+        embedding=None,
+        outputs=[OutputInfo(name="token_weights", dimension=1, per_token=True)],
+    )
+    engine = HeadEngine("token_weights", 1, head, per_token=True)
+    answer = answer_of(artifact, engine, lambda s: embed_sparse(s, texts))
+    return [dict(zip(indices.tolist(), weights.tolist(), strict=True)) for indices, weights in answer.vectors]
+
+
+def test_lexical_weights_leave_special_tokens_out_and_keep_the_largest_of_repeated_ones(tmp_path: Path) -> None:
+    def head(ids: Int32Array) -> Float32Array:
+        return np.arange(len(ids), 0, -1, dtype=np.float32)[:, None]
+
+    weights = lexical(tmp_path / "tiny", head, ["cats hello cat", ""])
+    assert weights == [{CAT: 5, S: 4, HELLO: 3}, {}]
+
+
+def test_lexical_weights_of_zero_are_no_entries(tmp_path: Path) -> None:
+    weights = lexical(tmp_path / "tiny", lambda ids: (ids == CAT).astype(np.float32)[:, None] - 0.5, ["cat hello"])
+    assert weights == [{CAT: 0.5}]
+
+
+# Classification
+
+
+def logits_of(ids: Int32Array) -> Float32Array:
+    return np.array([len(ids), ids[1] - 6, -3], np.float32)
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])
+@pytest.mark.parametrize("raw", [True, False])
+def test_labels_are_scored_by_the_checkpoint_s_function_or_raw(function: Any, raw: bool, tmp_path: Path) -> None:
+    artifact = save_classifier(tmp_path / "tiny", ["a", "b", "c"], function)
+    inputs: list[Input] = ["cat", ("cat", "hello")]
+    answer = answer_of(artifact, HeadEngine("logits", 3, logits_of), lambda s: classify(s, inputs, raw=raw))
+    pair = tiny_tokenizer().encode("cat", "hello").ids
+    logits = np.stack([logits_of(np.array(ids, np.int32)) for ids in (token_ids("cat"), pair)])
+    np.testing.assert_allclose(answer.values, logits if raw else apply_function(logits, function), rtol=1e-6)
+    assert answer.labels == ["a", "b", "c"]
+    assert answer.num_tokens == 3 + 5
+
+
+def test_pairs_reach_the_classifier_with_their_token_types(tmp_path: Path) -> None:
+    artifact = save_classifier(tmp_path / "tiny", ["a"], "none")
+    engine = HeadEngine("logits", 1, lambda ids: ids[:1].astype(np.float32))
+    answer_of(artifact, engine, lambda s: classify(s, [("cat", "hello world")]))
+    assert engine.batches[0].token_type_ids is not None
+    assert engine.batches[0].token_type_ids.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def save_ner(path: Path) -> Artifact:
+    return save_classifier(path, ["O", "B-CAT", "I-CAT"], "softmax", output="token_logits", task="classify_tokens")
+
+
+def tag_logits(ids: Int32Array) -> Float32Array:
+    """Cats and what follows of the word are entities."""
+    logits = np.zeros((len(ids), 3), np.float32)
+    logits[:, 0] = 4
+    logits[ids == CAT, 1] = 8
+    logits[ids == S, 2] = 8
+    return logits
+
+
+def test_tokens_are_labelled_and_joined_to_entities(tmp_path: Path) -> None:
+    engine = HeadEngine("token_logits", 3, tag_logits, per_token=True)
+    texts = ["hello cats", "world", "Cat  cats"]
+    answer = answer_of(save_ner(tmp_path / "tiny"), engine, lambda s: classify_tokens(s, texts, aggregation="simple"))
+    found = [[(e.text, e.label, e.start, e.end) for e in entities] for entities in answer.entities]
+    assert found == [[("cats", "CAT", 6, 10)], [], [("Cat", "CAT", 0, 3), ("cats", "CAT", 5, 9)]]
+    scores = apply_function(tag_logits(np.array([CAT, S], np.int32)), "softmax")
+    np.testing.assert_allclose(answer.entities[0][0].score, scores.max(axis=1).mean(), rtol=1e-6)
+
+
+def test_token_scores_may_be_raw_and_not_aggregated(tmp_path: Path) -> None:
+    engine = HeadEngine("token_logits", 3, tag_logits, per_token=True)
+    answer = answer_of(save_ner(tmp_path / "tiny"), engine, lambda s: classify_tokens(s, ["hello cats"], raw=True))
+    (tokens,) = answer.entities
+    assert [(token.text, token.label, token.score) for token in tokens] == [
+        ("hello", "O", 4.0),
+        ("cat", "B-CAT", 8.0),
+        ("s", "I-CAT", 8.0),
+    ]
+
+
+def test_tokens_of_the_end_of_a_long_text_have_their_place_in_it(tmp_path: Path) -> None:
+    engine = HeadEngine("token_logits", 3, tag_logits, per_token=True)
+    text = "hello " * 20_000 + "cats"
+    options = EncodingOptions(direction="left")
+    answer = answer_of(
+        save_ner(tmp_path / "tiny"), engine, lambda s: classify_tokens(s, [text], aggregation="first", options=options)
+    )
+    (entity,) = answer.entities[0]
+    assert (entity.text, entity.start, entity.end) == ("cats", 120_000, 120_004)
+    assert answer.truncated == [0]
+
+
+# Reranking
+
+
+def save_reranker(path: Path, template: RerankTemplate | None = None) -> Artifact:
+    return save_classifier(path, ["LABEL_0"], "none", task="rerank", rerank_template=template)
+
+
+def length_head(ids: Int32Array) -> Float32Array:
+    return np.array([len(ids) - 6], np.float32)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_documents_are_scored_against_the_query_by_sigmoid_or_raw(raw: bool, tmp_path: Path) -> None:
+    documents = ["cat", "the cat", "hello hello hello"]
+    engine = HeadEngine("logits", 1, length_head)
+    answer = answer_of(save_reranker(tmp_path / "tiny"), engine, lambda s: rerank(s, "cat", documents, raw=raw))
+    logits = np.array([[-1.0], [0.0], [1.0]], np.float32)
+    np.testing.assert_allclose(answer.values, logits if raw else apply_function(logits, "sigmoid"), rtol=1e-6)
+    ran = [ids for batch in engine.batches for ids in sequences_of(batch)]
+    assert sorted(ran) == sorted(tiny_tokenizer().encode("cat", document).ids for document in documents)
+
+
+def test_an_instruction_for_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
+    artifact = save_reranker(tmp_path / "tiny")
+    with pytest.raises(InvalidRequestError, match="takes no instruction: leave it out") as caught:
+        answer_of(artifact, HeadEngine("logits", 1, length_head), lambda s: rerank(s, "a", ["b"], instruction="c"))
+    assert caught.value.param == "instruction"
+
+
+TEMPLATE = RerankTemplate(prefix="the ", body="{instruction} {query}: {document}", suffix="!", instruction="embedding")
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = tiny_tokenizer().encode(text, add_special_tokens=False).ids
+    return ids
+
+
+@pytest.mark.parametrize(("instruction", "filled"), [(None, "embedding"), ("hello", "hello"), ("", "")])
+def test_a_template_is_filled_and_framed(instruction: str | None, filled: str, tmp_path: Path) -> None:
+    engine = HeadEngine("logits", 1, length_head)
+    artifact = save_reranker(tmp_path / "tiny", TEMPLATE)
+    answer_of(artifact, engine, lambda s: rerank(s, "cat", ["world"], instruction=instruction))
+    assert sequences_of(engine.batches[0]) == [[*ids_of("the"), *ids_of(f"{filled} cat: world"), *ids_of("!")]]
+
+
+@pytest.mark.parametrize("part", ["{query}", "{document}", "{instruction}", r"\1", "{{", "{0}"])
+def test_what_looks_like_a_slot_in_a_query_or_document_stays_as_it_is(part: str, tmp_path: Path) -> None:
+    engine = HeadEngine("logits", 1, length_head)
+    template = msgspec.structs.replace(TEMPLATE, body="{query}:{document}")
+    answer_of(save_reranker(tmp_path / "tiny", template), engine, lambda s: rerank(s, part, [part]))
+    framed = [*ids_of("the"), *ids_of(f"{part}:{part}")[: LIMITS.max_seq_len - 2], *ids_of("!")]
+    assert sequences_of(engine.batches[0]) == [framed]
+
+
+def test_a_long_document_is_cut_and_the_template_s_end_is_not(tmp_path: Path) -> None:
+    engine = HeadEngine("logits", 1, length_head)
+    documents = ["world", "world " * 50]
+    answer = answer_of(save_reranker(tmp_path / "tiny", TEMPLATE), engine, lambda s: rerank(s, "cat", documents))
+    longest = max((ids for batch in engine.batches for ids in sequences_of(batch)), key=len)
+    assert len(longest) == LIMITS.max_seq_len
+    assert longest[-1:] == ids_of("!")
+    assert answer.truncated == [1]
+
+
+def test_a_request_that_finds_the_queue_full_is_refused(tmp_path: Path) -> None:
+    artifact = save_reranker(tmp_path / "tiny")
+    settings = {"max_queue_size": 2, "max_client_batch_size": 2}
+    with pytest.raises(OverloadedError):
+        answer_of(artifact, HeadEngine("logits", 1, length_head), lambda s: rerank(s, "a", ["b"] * 3), **settings)

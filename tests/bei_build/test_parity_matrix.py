@@ -1,0 +1,249 @@
+"""Every case of ``tests.zoo``, saved, built and run, against its Hugging Face class; and that each feature matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bei.artifact import Artifact
+from bei.core import Encoding, Float32Array
+from bei_build import verification
+from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.families import FAMILIES
+from bei_build.spec import AttentionSpec, ModelSpec, RopeSpec
+from bei_build.targets.openvino import OpenVINOCompiler, cpu_capabilities
+from tests.bei_build.builds import embed, open_engine
+from tests.model_matrix import (
+    DOCUMENT,
+    build_bf16,
+    build_fp32,
+    default_pooling,
+    difference,
+    encodings_of,
+    least_cosine,
+    pooled,
+    poolings_of,
+    row_start,
+    run,
+)
+from tests.zoo import CASES, Case, hf_outputs, save_case
+
+TOLERANCE = 2e-4
+BY_NAME = {case.name: case for case in CASES}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A case on disk; ``rows`` are what the HF class gives for ``encodings``."""
+
+    case: Case
+    folder: Path
+    encodings: list[Encoding]
+    rows: list[Float32Array]
+
+
+def save(case: Case, folder: Path) -> Saved:
+    encodings = encodings_of(case)
+    save_case(folder, case)
+    return Saved(case, folder, encodings, hf_outputs(folder, case, encodings))
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: str(case.name))
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return save(request.param, tmp_path_factory.mktemp("matrix") / "checkpoint")
+
+
+@pytest.fixture
+def _few_held_out_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be quick. The builds of the features below are certified with all of them."""
+    texts = verification.held_out_texts()[::6]
+    monkeypatch.setattr(verification, "held_out_texts", lambda: texts)
+
+
+@pytest.mark.usefixtures("_few_held_out_texts")
+def test_the_fp32_engine_equals_the_hf_class_in_batches_and_alone(saved: Saved, tmp_path: Path) -> None:
+    case = saved.case
+    for pooling in poolings_of(case):
+        expected = pooled(case, saved.rows, pooling)
+        artifact = build_fp32(saved.folder, tmp_path / "artifact", pooling)
+        assert artifact.manifest.dimension(case.output) == expected[0].shape[-1]
+        in_one_batch, alone = run(artifact, case.output, saved.encodings)
+        assert difference(in_one_batch, expected) <= TOLERANCE
+        assert difference(alone, expected) <= TOLERANCE
+        if embedding := artifact.manifest.embedding:
+            assert embedding.pooling == (pooling or default_pooling(case))
+        # The builder has verified it in its own way: other texts, one at a time, another class of transformers.
+        assert artifact.certificate.reference.startswith("transformers, FP32")
+        assert artifact.certificate.cosine_mean >= 0.99999
+
+
+@pytest.mark.usefixtures("_few_held_out_texts")
+def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Path) -> None:
+    if "BF16" not in cpu_capabilities():
+        pytest.skip("this CPU does not compute in bf16")
+    case = saved.case
+    artifact = build_bf16(saved.folder, tmp_path / "artifact")
+    actual, _ = run(artifact, case.output, saved.encodings)
+    expected = pooled(case, saved.rows, None)
+    assert least_cosine(case, actual, expected) >= 0.999
+    assert difference(actual, expected) > 1e-5  # it is not FP32 under another name
+
+
+# Each feature matters: an engine without it is off by more than the tolerance, so the tests above would have failed.
+
+Change = Callable[[AttentionSpec], AttentionSpec]
+
+
+def with_rope(change: Callable[[RopeSpec], RopeSpec]) -> Change:
+    return lambda attention: replace(attention, rope=change(attention.rope)) if attention.rope else attention
+
+
+def plain(theta: float) -> Change:
+    """The rotation without any scaling."""
+
+    def unscaled(rope: RopeSpec) -> RopeSpec:
+        exponents = np.arange(len(rope.inv_freq)) / len(rope.inv_freq)
+        return RopeSpec(tuple((theta**-exponents).tolist()))
+
+    return with_rope(unscaled)
+
+
+def without_term(name: str) -> Change:
+    def change(attention: AttentionSpec) -> AttentionSpec:
+        assert attention.disentangled is not None
+        return replace(attention, disentangled=replace(attention.disentangled, **{name: False}))  # type: ignore[arg-type]
+
+    return change
+
+
+def without_buckets(attention: AttentionSpec) -> AttentionSpec:
+    assert attention.disentangled is not None
+    return replace(attention, disentangled=replace(attention.disentangled, buckets=False))
+
+
+ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
+    ("BertModel", "score scale", lambda attention: replace(attention, scale=1.0)),
+    ("ModernBertModel", "window", lambda attention: replace(attention, window=None)),
+    ("ModernBertModel", "rotation", lambda attention: replace(attention, rope=None)),
+    ("NomicBertModel", "rotation", lambda attention: replace(attention, rope=None)),
+    ("GteModel", "rotation", lambda attention: replace(attention, rope=None)),
+    ("MPNetModel", "relative bias", lambda attention: replace(attention, relative_bias=None)),
+    ("DebertaV2Model", "disentangled scores", lambda attention: replace(attention, disentangled=None)),
+    ("DebertaV2Model", "content to position", without_term("content_to_position")),
+    ("DebertaV2Model", "position to content", without_term("position_to_content")),
+    ("DebertaV2Model", "buckets", without_buckets),
+    ("LlamaModel", "causal mask", lambda attention: replace(attention, causal=False)),
+    ("LlamaModel-llama3_rope_and_biases", "scaled rotation", plain(100.0)),
+    ("LlamaModel-yarn_rope", "scaled rotation", plain(100.0)),
+    ("LlamaModel-yarn_rope", "factor of the rotation", with_rope(lambda rope: replace(rope, factor=1.0))),
+    ("LlamaModel-linear_rope", "scaled rotation", plain(100.0)),
+    ("LlamaModel-bidirectional", "no causal mask", lambda attention: replace(attention, causal=True)),
+    ("MistralModel", "window", lambda attention: replace(attention, window=None)),
+    ("Qwen2Model", "window", lambda attention: replace(attention, window=None)),
+    ("Qwen2ForCausalLM-bidirectional", "no causal mask", lambda attention: replace(attention, causal=True)),
+    ("Qwen3Model", "norms of query and key", lambda attention: replace(attention, qk_norm=None)),
+    ("Phi3Model", "scaled rotation", plain(100.0)),
+    ("Phi3Model", "rotation of long texts", with_rope(lambda rope: replace(rope, long_inv_freq=None, long_from=0))),
+    (
+        "Phi3Model-partial_rotation_and_window",
+        "partial rotation",
+        with_rope(lambda rope: RopeSpec(rope.inv_freq + rope.inv_freq)),
+    ),
+    ("Phi3Model-partial_rotation_and_window", "window", lambda attention: replace(attention, window=None)),
+    ("Gemma2Model", "soft cap", lambda attention: replace(attention, softcap=None)),
+    ("Gemma2Model", "window", lambda attention: replace(attention, window=None)),
+    ("Gemma2Model", "score scale", lambda attention: replace(attention, scale=attention.head_dim**-0.5)),
+    ("Gemma3TextModel", "window", lambda attention: replace(attention, window=None)),
+    ("Gemma3TextModel", "norms of query and key", lambda attention: replace(attention, qk_norm=None)),
+    ("Gemma3TextModel-bidirectional", "no causal mask", lambda attention: replace(attention, causal=True)),
+    ("Gemma3TextModel-scaled_global_rope", "scaled rotation", plain(100.0)),
+]
+
+SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
+    ("Gemma2Model", "scale of embeddings", lambda spec: replace(spec, embeddings=replace(spec.embeddings, scale=1.0))),
+    (
+        "Gemma3TextModel",
+        "offset of norms",
+        lambda spec: replace(spec, final_norm=replace(spec.final_norm, offset=0.0) if spec.final_norm else None),
+    ),
+    ("ModernBertModel", "final norm", lambda spec: replace(spec, final_norm=None)),
+    (
+        "BertModel",
+        "positions",
+        lambda spec: replace(spec, embeddings=replace(spec.embeddings, max_positions=0)),
+    ),
+]
+
+
+def in_every_layer(change: Change) -> Callable[[ModelSpec], ModelSpec]:
+    return lambda spec: replace(
+        spec, layers=tuple(replace(layer, attention=change(layer.attention)) for layer in spec.layers)
+    )
+
+
+FEATURES = [
+    *((name, feature, in_every_layer(change)) for name, feature, change in ATTENTION_FEATURES),
+    *SPEC_FEATURES,
+]
+
+
+class Builds:
+    """Cases that are saved and built once each, pooled as their class is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._kept: dict[str, tuple[Saved, Artifact]] = {}
+
+    def of(self, name: str) -> tuple[Saved, Artifact]:
+        if name not in self._kept:
+            saved = save(BY_NAME[name], self._folder / name / "checkpoint")
+            self._kept[name] = saved, build_fp32(saved.folder, self._folder / name / "artifact", None)
+        return self._kept[name]
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    return Builds(tmp_path_factory.mktemp("features"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [pytest.param(name, change, id=f"{name}-{feature}".replace(" ", "_")) for name, feature, change in FEATURES],
+)
+def test_an_engine_without_a_feature_is_another_model(
+    name: str, change: Callable[[ModelSpec], ModelSpec], builds: Builds, tmp_path: Path
+) -> None:
+    saved, artifact = builds.of(name)
+    checkpoint = read_checkpoint(locate(str(saved.folder)))
+    spec = change(checkpoint.spec)
+    assert spec != checkpoint.spec
+    with checkpoint.weights() as weights:
+        OpenVINOCompiler().compile(spec, weights, "fp32", artifact.manifest.limits, tmp_path)
+    engine = open_engine(tmp_path, artifact.manifest)
+    try:
+        actual = list(embed(engine, saved.encodings))
+    finally:
+        engine.close()
+    assert difference(actual, pooled(saved.case, saved.rows, None)) > 5 * TOLERANCE
+
+
+# The document.
+
+
+def test_every_case_has_a_row_in_the_document() -> None:
+    tables = DOCUMENT.read_text().split("\n## ")[1:]
+    assert len(tables) == 2
+    for table in tables:
+        missing = [case.name for case in CASES if row_start(case) not in table]
+        assert not missing, f"measure them: python -m tests.model_matrix ({table.splitlines()[0]})"
+        assert table.count("\n| ") == len(CASES) + 1  # and none of a case that is gone
+
+
+def test_every_family_has_a_case() -> None:
+    architectures = {case.architecture for case in CASES}
+    for family in FAMILIES:
+        assert architectures & family.architectures.keys(), family.model_type

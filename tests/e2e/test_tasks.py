@@ -1,0 +1,228 @@
+"""Classifier, reranker, token classifier, sparse and dense embedder in one process, over HTTP, against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import baseten_performance_client
+import cohere
+import httpx
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from bei.artifact import Artifact
+from bei.core import Float32Array
+from bei.postprocess import apply_function, unit_length
+from tests.bei_build.builds import build_artifact
+from tests.e2e.process import DEADLINE_S, Server, serve
+from tests.zoo import CASES, Case, save_case
+
+TEXTS = ["The cat sat on the mat.", "hello", "Grüße, 世界! \N{GRINNING FACE}", "a " * 40, "x" * 99]
+QUERY = "Where did the cat sit?"
+LABELS = ["sad", "calm", "glad"]
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+TOLERANCE = 2e-4
+
+
+def _case(architecture: str, **settings: Any) -> Case:
+    """The plain BERT case of the zoo under another head."""
+    plain = next(case for case in CASES if case.architecture == "BertModel")
+    return Case("BERT", architecture, {**plain.settings, **settings})
+
+
+def _labels(*names: str) -> dict[str, Any]:
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+MODELS = {
+    "embedder": _case("BertModel"),
+    "classifier": _case("BertForSequenceClassification", **_labels(*LABELS)),
+    "reranker": _case("BertForSequenceClassification", num_labels=1),
+    "ner": _case("BertForTokenClassification", **_labels(*TAGS)),
+    "splade": _case("BertForMaskedLM"),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: save_case(folder / name, case) for name, case in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def artifacts(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
+    folder = tmp_path_factory.mktemp("artifacts")
+    return {
+        name: build_artifact(checkpoint, folder / name, name=name, reference="engine")
+        for name, checkpoint in checkpoints.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def tasks(artifacts: dict[str, Artifact], env: Mapping[str, str], home: Path) -> Iterator[Server]:
+    with serve([artifact.path for artifact in artifacts.values()], env, home) as server:
+        yield server
+
+
+Run = Callable[[str, Sequence[str | tuple[str, str]]], list[Float32Array]]
+
+
+@pytest.fixture(scope="module")
+def run_hf(checkpoints: dict[str, Path], artifacts: dict[str, Artifact]) -> Run:
+    """``run_hf(model, inputs)``: what the HF class gives for each text or pair, alone; pairs with their token types."""
+
+    def run(name: str, inputs: Sequence[str | tuple[str, str]]) -> list[Float32Array]:
+        tokenizer = Tokenizer.from_file(str(checkpoints[name] / "tokenizer.json"))
+        tokenizer.enable_truncation(artifacts[name].manifest.max_seq_len)
+        model = getattr(transformers, MODELS[name].architecture).from_pretrained(checkpoints[name]).eval()
+        outputs = []
+        for encoded in tokenizer.encode_batch(inputs):
+            with torch.no_grad():
+                given = {"input_ids": torch.tensor([encoded.ids]), "token_type_ids": torch.tensor([encoded.type_ids])}
+                outputs.append(model(**given)[0][0].numpy())
+        return outputs
+
+    return run
+
+
+def post(server: Server, path: str, **body: object) -> Any:
+    """The content of a good answer."""
+    response = httpx.post(server.url + path, json=body, timeout=DEADLINE_S)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def by_label(entries: list[dict[str, Any]], labels: list[str]) -> list[float]:
+    """Scores in the order of ``labels``."""
+    scores = {entry["label"]: entry["score"] for entry in entries}
+    return [scores[label] for label in labels]
+
+
+def test_a_classifier_gives_transformers_probabilities_for_texts_and_pairs(tasks: Server, run_hf: Run) -> None:
+    inputs: list[Any] = [*TEXTS, *((QUERY, text) for text in TEXTS)]
+    logits = np.stack(run_hf("classifier", inputs))
+    batch = [[one] if isinstance(one, str) else list(one) for one in inputs]
+    for raw in (False, True):
+        wanted = logits if raw else apply_function(logits, "softmax")
+        found = [by_label(entry, LABELS) for entry in post(tasks, "/predict", inputs=batch, raw_scores=raw)]
+        np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+    of_texts = [entry["probs"] for entry in post(tasks, "/classify", input=TEXTS)["data"]]
+    np.testing.assert_allclose(of_texts, apply_function(logits[: len(TEXTS)], "softmax"), atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def relevance(run_hf: Run) -> Float32Array:
+    """The reranker's logits for QUERY with each of TEXTS."""
+    logits: Float32Array = np.stack(run_hf("reranker", [(QUERY, text) for text in TEXTS]))[:, 0]
+    return logits
+
+
+def test_a_reranker_reads_pairs_with_their_token_types(tasks: Server, relevance: Float32Array) -> None:
+    ranks = post(tasks, "/rerank", query=QUERY, texts=TEXTS, raw_scores=True)
+    assert [rank["index"] for rank in ranks] == np.argsort(-relevance, kind="stable").tolist()
+    np.testing.assert_allclose([rank["score"] for rank in ranks], np.sort(relevance)[::-1], atol=TOLERANCE)
+    results = post(tasks, "/v1/rerank", query=QUERY, documents=TEXTS, model="reranker")["results"]
+    scores = {result["index"]: result["relevance_score"] for result in results}
+    probabilities = apply_function(relevance, "sigmoid")
+    np.testing.assert_allclose([scores[index] for index in range(len(TEXTS))], probabilities, atol=TOLERANCE)
+
+
+def test_a_token_classifier_gives_transformers_scores_for_every_token(tasks: Server, run_hf: Run) -> None:
+    found = post(tasks, "/predict_tokens", inputs=[[text] for text in TEXTS], raw_scores=True)
+    for tokens, rows in zip(found, run_hf("ner", TEXTS), strict=True):
+        scores = [[token["results"][tag] for tag in TAGS] for token in tokens]
+        np.testing.assert_allclose(scores, rows[1:-1], atol=TOLERANCE)
+    for strategy in ("simple", "first", "average", "max"):
+        (entities,) = post(tasks, "/predict_tokens", inputs=TEXTS[:1], aggregation_strategy=strategy)
+        assert all(entity["token"] == TEXTS[0][entity["start"] : entity["end"]] for entity in entities)
+
+
+def test_a_masked_language_model_gives_splade_vectors(tasks: Server, run_hf: Run) -> None:
+    for entries, logits in zip(post(tasks, "/embed_sparse", inputs=TEXTS), run_hf("splade", TEXTS), strict=True):
+        expected = np.log1p(np.maximum(logits, 0)).max(axis=0)
+        found = np.zeros_like(expected)
+        found[[entry["index"] for entry in entries]] = [entry["value"] for entry in entries]
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def vectors(run_hf: Run) -> Float32Array:
+    """The embedder's unit vectors of TEXTS: mean pooling."""
+    return unit_length(np.stack([states.mean(axis=0) for states in run_hf("embedder", TEXTS)]))
+
+
+def test_an_embedder_answers_in_both_dialects(tasks: Server, vectors: Float32Array) -> None:
+    np.testing.assert_allclose(post(tasks, "/embed", inputs=TEXTS), vectors, atol=TOLERANCE)
+    openai_s = [entry["embedding"] for entry in post(tasks, "/v1/embeddings", input=TEXTS)["data"]]
+    np.testing.assert_allclose(openai_s, vectors, atol=TOLERANCE)
+
+
+def test_a_model_that_cannot_says_what_it_can(tasks: Server) -> None:
+    body = {"query": "a", "texts": ["b"], "model": "embedder"}
+    response = httpx.post(tasks.url + "/rerank", json=body, timeout=DEADLINE_S)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "task_not_supported")
+    assert response.json()["error"]["message"] == "embedder cannot rerank; it can do: embed."
+
+
+def test_every_model_is_described(tasks: Server) -> None:
+    for name in MODELS:
+        info = httpx.get(tasks.url + "/info", params={"model": name}, timeout=DEADLINE_S).json()
+        assert (info["served_model_name"], info["certificate"]["passed"]) == (name, True)
+
+
+# Clients that people have
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_cohere_s_client_ranks(tasks: Server, relevance: Float32Array, version: str) -> None:
+    options: dict[str, Any] = {"api_key": "none", "base_url": tasks.url, "timeout": DEADLINE_S}
+    client: Any = cohere.Client(**options) if version == "v1" else cohere.ClientV2(**options)
+    response = client.rerank(model="reranker", query=QUERY, documents=TEXTS, top_n=3)
+    best = np.argsort(-relevance, kind="stable")[:3]
+    assert [result.index for result in response.results] == best.tolist()
+    probabilities = apply_function(relevance, "sigmoid")[best]
+    np.testing.assert_allclose([result.relevance_score for result in response.results], probabilities, atol=TOLERANCE)
+    assert response.meta.billed_units.search_units == 1
+    if version == "v1":
+        assert response.results[0].document.text == TEXTS[best[0]]
+
+
+def test_cohere_s_client_raises_our_message(tasks: Server) -> None:
+    client = cohere.ClientV2(api_key="none", base_url=tasks.url, timeout=DEADLINE_S)
+    with pytest.raises(cohere.BadRequestError, match="embedder cannot rerank"):
+        client.rerank(model="embedder", query="a", documents=["b"])
+
+
+def test_hugging_face_s_client_embeds_and_compares(tasks: Server, vectors: Float32Array) -> None:
+    def client(path: str) -> huggingface_hub.InferenceClient:
+        return huggingface_hub.InferenceClient(tasks.url + path, timeout=DEADLINE_S)
+
+    try:
+        found = client("/embed").feature_extraction(TEXTS[0], normalize=True, truncate=True)
+        np.testing.assert_allclose(found, vectors[:1], atol=TOLERANCE)
+        similar = client("/similarity").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])
+        np.testing.assert_allclose(similar, vectors[1:] @ vectors[0], atol=TOLERANCE)
+        with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="No served model can embed tokens"):
+            client("/embed_all").feature_extraction(TEXTS[0])
+    finally:
+        huggingface_hub.close_session()
+
+
+def test_baseten_s_client_embeds_ranks_and_classifies(
+    tasks: Server, vectors: Float32Array, relevance: Float32Array
+) -> None:
+    client = baseten_performance_client.PerformanceClient(base_url=tasks.url, api_key="none")
+    preference = baseten_performance_client.RequestProcessingPreference(batch_size=len(TEXTS))
+    embedded = client.embed(TEXTS, model="embedder", preference=preference)
+    np.testing.assert_allclose(embedded.numpy(), vectors, atol=TOLERANCE)
+    ranked = client.rerank(QUERY, TEXTS, raw_scores=True, truncate=True, preference=preference)
+    scores = {entry.index: entry.score for entry in ranked.data}
+    np.testing.assert_allclose([scores[index] for index in range(len(TEXTS))], relevance, atol=TOLERANCE)
+    classified = client.classify(TEXTS, model="classifier", truncate=True, preference=preference)
+    assert [{entry.label for entry in entries} for entries in classified.data] == [set(LABELS)] * len(TEXTS)
