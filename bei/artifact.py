@@ -44,11 +44,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One output of the engine. ``dimension`` is the width of a row; there is a row a sequence, or ``per_token``."""
+    """One output of the engine. ``dimension`` is the width of a row; there is a row a sequence, or ``per_token``.
+
+    ``unit_length``: rows are made so before they are answered (late interaction; embeddings have their own setting).
+    """
 
     name: str
     dimension: int
     per_token: bool = False
+    unit_length: bool = False
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

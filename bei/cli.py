@@ -82,6 +82,7 @@ def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any]) -> Non
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         else:
             kind = next(kind for kind in kinds if kind is not type(None))
+            kind = str if typing.get_origin(kind) is tuple else kind  # bei.config splits it
             choices = field.metadata.get("choices") or None
             metavar = None if choices else _METAVARS.get(kind, "TEXT")
             parser.add_argument(flag, type=kind, choices=choices, metavar=metavar, **options)

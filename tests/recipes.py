@@ -44,6 +44,7 @@ FAMILY_TABLE = {
     "RoBERTa, XLM-RoBERTa": (
         "BAAI/bge-m3",
         "BAAI/bge-reranker-v2-m3",
+        "BAAI/bge-reranker-v2-gemma",
         "SamLowe/roberta-base-go_emotions",
         "intfloat/multilingual-e5-small",
         "intfloat/multilingual-e5-large",
@@ -147,7 +148,7 @@ def _plain() -> Tokenizer:
     tokenizer = bpe_tokenizer()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|endoftext|>", "<|im_start|>")])
-    tokenizer.add_tokens(["yes", "no"])
+    tokenizer.add_tokens(["yes", "no", "Yes"])
     return tokenizer
 
 
@@ -344,6 +345,7 @@ _GEMMA2 = {
     "sliding_window": MAX_TOKENS,
     "tie_word_embeddings": True,
 }
+_GEMMA2_PLAIN = {key: value for key, value in _GEMMA2.items() if key in (*_DECODER, "head_dim", "tie_word_embeddings")}
 _GEMMA3 = {
     **_DECODER,
     "num_hidden_layers": 3,
@@ -585,6 +587,7 @@ REPOSITORIES: dict[str, Repository] = {
     "qwen3-reranker-4b": _comparison(_QWEN3_4B, "Qwen3ForCausalLM"),
     "qwen3-reranker-8b": _comparison(_QWEN3_8B, "Qwen3ForCausalLM"),
     # Gemma
+    "bge-reranker-v2-gemma": _comparison({**_GEMMA2_PLAIN, "attention_bias": False}, "GemmaForCausalLM"),
     "bge-multilingual-gemma2": _bare(Case("Gemma 2", "Gemma2Model", _GEMMA2, _gemma), "last"),
     "embeddinggemma-300m": _embedder(
         Case("Gemma 3", "Gemma3TextModel", _EMBEDDINGGEMMA, _gemma),

@@ -32,7 +32,10 @@ class BuildConfig:
     task: str = _option("auto", "auto: what the checkpoint's class and files say", TASKS)
     pooling: str | None = _option(None, "pooling, against what the checkpoint says", POOLINGS)
     normalize: bool | None = _option(None, "whether answers have unit length, against what the checkpoint says")
-    score_tokens: tuple[str, ...] = _option((), "tokens of a language model whose scores are compared: no,yes")
+    score_tokens: tuple[str, ...] = _option(
+        (), "token of a language model whose score counts, or two to compare: no,yes"
+    )
+    token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")
     rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")
     rerank_suffix: str = _option("", "text behind a pair, tokenized by itself")
@@ -55,8 +58,8 @@ class BuildConfig:
             value, choices = getattr(self, option.name), option.metadata.get("choices")
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
-        if self.score_tokens and len(self.score_tokens) != 2:
-            raise ConfigError(f"score_tokens must be two tokens, such as no,yes; not {','.join(self.score_tokens)}.")
+        if len(self.score_tokens) > 2:
+            raise ConfigError(f"score_tokens must be one or two tokens, such as no,yes; not {len(self.score_tokens)}.")
         self._check_rerank_template()
         if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
             raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")

@@ -49,11 +49,13 @@ _PROBLEM_FUNCTIONS: dict[str, Function] = {
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """What the user asks for. ``score_tokens``: a language model's tokens whose scores are compared, (no, yes)."""
+    """What the user asks for. ``score_tokens``: a language model's token whose score counts, (yes,), or two to compare, (no, yes).
+    ``token_states``: beside an embedding also every token's state."""
 
     task: str = "auto"
     pooling: Pooling | None = None
     score_tokens: tuple[str, ...] = ()
+    token_states: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def choose_heads(
         )
     if choice.task != "auto":
         heads = tuple(head for head in heads if choice.task in tasks_of(head, config.hidden_size))
+    if choice.token_states:
+        heads = (*heads, _token_states(heads))
     _check_widths(heads, config.hidden_size)
     return heads
 
@@ -165,12 +169,12 @@ def _all_heads(
     """What the user says comes first, then the files, then ``own``, what the class says."""
     if choice.score_tokens:
         _require_token_scores(family, config)
-        return (_token_comparison(config, _ids_of(choice.score_tokens, tokenizer)),)
+        return (_token_score(config, _ids_of(choice.score_tokens, tokenizer)),)
     if choice.pooling or choice.task == "embed" or (files.pooling and choice.task == "auto"):
         return (_embedding(own, files, choice.pooling), *_token_heads(config, files, choice.task))
     if files.score_ids:
         _require_token_scores(family, config)
-        return (_token_comparison(config, files.score_ids),)
+        return (_token_score(config, files.score_ids),)
     if files.per_token:
         return (HeadSpec("token_embedding", token_layers=files.tail),)
     if files.sparse:
@@ -182,6 +186,12 @@ def _embedding(own: tuple[HeadSpec, ...], files: SentenceTransformersFiles, pool
     default = own[0].pooling if own[0].output == "embedding" else ("mean",)
     chosen = (pooling,) if pooling else files.pooling or default
     return HeadSpec("embedding", chosen, layers=() if files.per_token else files.tail)
+
+
+def _token_states(heads: tuple[HeadSpec, ...]) -> HeadSpec:
+    if [head.output for head in heads] != ["embedding"]:
+        raise ConfigError("token_embeddings adds the tokens' states to a dense embedding: leave it out for this model.")
+    return HeadSpec("token_embedding")
 
 
 def _sparse(own: tuple[HeadSpec, ...], pooling: SparsePooling) -> HeadSpec:
@@ -221,25 +231,23 @@ def _require_token_scores(family: Family, config: Any) -> None:
         )
 
 
-def _token_comparison(config: Any, ids: tuple[int, int]) -> HeadSpec:
-    """The score of the second token less that of the first, at the last position: its sigmoid is the share of "yes"."""
-    no, yes = ids
-    layer = DenseSpec("lm_head", config.hidden_size, 1, bias=False, rows=(yes, no))
+def _token_score(config: Any, ids: tuple[int, ...]) -> HeadSpec:
+    """The score of the last of one or two tokens, at the last position; of two, less that of the first, so that its
+    sigmoid is the share of "yes".
+    """
+    layer = DenseSpec("lm_head", config.hidden_size, 1, bias=False, rows=ids[::-1])
     return HeadSpec("logits", ("last",), layers=(layer,))
 
 
-def _ids_of(tokens: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, int]:
+def _ids_of(tokens: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
     ids = [tokenizer.token_to_id(token) for token in tokens]  # None for a text that is no token
-    if len(tokens) != 2:
-        raise ConfigError(f"score_tokens must be two tokens of the vocabulary, such as no,yes; not {','.join(tokens)}.")
     unknown = [token for token, index in zip(tokens, ids, strict=True) if index is None]
     if unknown:
         raise ConfigError(
-            f"score_tokens: {unknown[0]!r} is not one token of the vocabulary. Name two that are, such as no,yes, as "
-            "the vocabulary spells them (a space in front may be part of it)."
+            f"score_tokens: {unknown[0]!r} is not one token of the vocabulary. Name tokens as the vocabulary spells "
+            "them, such as no,yes (a space in front may be part of one)."
         )
-    no, yes = (index for index in ids if index is not None)
-    return no, yes
+    return tuple(index for index in ids if index is not None)
 
 
 def _check_widths(heads: tuple[HeadSpec, ...], hidden_size: int) -> None:

@@ -70,7 +70,7 @@ class ModelWeights:
     ) -> None:
         self._spec = spec
         self._names = StoredNames(family, tied)
-        self._differences = {
+        self._rows = {
             f"{layer.name}.weight": layer.rows
             for head in spec.heads
             for layer in (*head.token_layers, *head.layers)
@@ -89,10 +89,10 @@ class ModelWeights:
         """The weight called ``name`` in ``spec.weights()``, float32; KeyError if there is none."""
         source = self._sources[name]
         array = source.store.read(source.name)
-        if name in self._differences:
-            plus, minus = self._differences[name]
-            difference: FloatArray = (array[plus] - array[minus])[None]
-            return difference
+        if name in self._rows:
+            plus, *minus = self._rows[name]
+            row: FloatArray = array[[plus]] - array[minus].sum(axis=0)
+            return row
         if name == "embeddings.position.weight":
             return array[self._spec.embeddings.position_offset :]
         return array if source.end is None else array[source.start : source.end]
@@ -118,7 +118,7 @@ class ModelWeights:
         wanted: Shapes = {}
         for name in self._names.in_table_order(shapes):
             tensor, shape = chosen[name], shapes[name]
-            if name in self._differences:  # of how many rows the table is does not matter
+            if name in self._rows:  # of how many rows the table is does not matter
                 shape = (stored.get(tensor, shape)[0], shape[1])
             if name == "embeddings.position.weight":
                 shape = (shape[0] + self._spec.embeddings.position_offset, shape[1])

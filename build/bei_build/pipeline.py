@@ -55,7 +55,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     # 2. Checkpoint to spec.
     with progress.step("Read checkpoint") as details:
         location = locate(config.model, config.revision)
-        choice = HeadChoice(config.task, config.pooling, config.score_tokens)  # type: ignore[arg-type]
+        choice = HeadChoice(config.task, config.pooling, config.score_tokens, config.token_embeddings)  # type: ignore[arg-type]
         checkpoint = read_checkpoint(location, choice, config.max_seq_len)
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     if config.max_seq_len is None and checkpoint.max_seq_len > (longest := compiler.longest_by_default):
@@ -175,7 +175,12 @@ def _manifest(
             num_parameters=spec.num_parameters,
         ),
         outputs=[
-            OutputInfo(name=head.output, dimension=spec.dimensions[head.output], per_token=not head.pooling)
+            OutputInfo(
+                name=head.output,
+                dimension=spec.dimensions[head.output],
+                per_token=not head.pooling,
+                unit_length=head.output == "token_embedding" and head.token_layers != (),
+            )
             for head in spec.heads
         ],
         embedding=_embedding(config, checkpoint),

@@ -168,8 +168,8 @@ class LayerSpec:
 class DenseSpec:
     """A linear layer of a head; its weights are ``{name}.weight`` and ``{name}.bias``.
 
-    ``rows`` (a, b): the one row is row a less row b of the stored matrix, as when a language model's scores of two
-    tokens are compared.
+    ``rows`` (a,) or (a, b): the one row is row a of the stored matrix, less row b, as when a language model's scores
+    of two tokens are compared.
     """
 
     name: str
@@ -177,7 +177,7 @@ class DenseSpec:
     out_features: int
     bias: bool = True
     activation: Activation = "identity"
-    rows: tuple[int, int] | None = None
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

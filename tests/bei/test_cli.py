@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bei import __version__, cli
-from bei.config import ServeConfig
+from bei.config import ServeConfig, load
 from bei.errors import BeiError, CheckpointNotFoundError
 from bei_build.config import BuildConfig
 from tests.artifacts import save_artifact
@@ -82,12 +82,19 @@ def _actions(command: str) -> dict[str, argparse.Action]:
 @pytest.mark.parametrize(("command", "config_class"), [("serve", ServeConfig), ("build", BuildConfig)])
 def test_every_field_of_the_configuration_has_a_flag_and_a_help_text(command: str, config_class: type[Any]) -> None:
     actions = _actions(command)
-    assert set(actions) == {"help", "config", *(field.name for field in dataclasses.fields(config_class))}
-    for field in dataclasses.fields(config_class):
+    fields = [field for field in dataclasses.fields(config_class) if not field.metadata.get("file_only")]
+    assert set(actions) == {"help", "config", *(field.name for field in fields)}
+    for field in fields:
         action = actions[field.name]
         assert field.metadata["help"] in str(action.help)
         if not field.metadata.get("positional"):
             assert f"--{field.name.replace('_', '-')}" in action.option_strings
+
+
+def test_a_list_on_the_command_line_is_separated_by_commas() -> None:
+    options = vars(cli._parser("build").parse_args(["build", "model", "--score-tokens", "no, yes"]))
+    del options["run"], options["config"]
+    assert load(BuildConfig, options, env={}).score_tokens == ("no", "yes")
 
 
 @pytest.mark.parametrize("command", ["serve", "build"])

@@ -205,16 +205,19 @@ def test_a_masked_language_model_that_is_not_tied_needs_its_decoder(tmp_path: Pa
     refused(tmp_path, WeightsError, r"^Tensor cls\.predictions\.decoder\.weight is missing\.")
 
 
-@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"])
-def test_tied_language_models_compare_tokens_by_their_embeddings(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", [("t", "he"), ("he",)], ids=["two", "one"])
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"])
+def test_tied_language_models_score_tokens_by_their_embeddings(
+    name: str, tokens: tuple[str, ...], tmp_path: Path
+) -> None:
     folder = saved(tmp_path / "tied", name)
     config = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", {**config, "final_logit_softcapping": None})
     assert not any(tensor.startswith("lm_head") for tensor in read_tensors(folder))
-    checkpoint = read(folder, score_tokens=("t", "he"))
-    no, yes = (checkpoint.tokenizer.token_to_id(token) for token in ("t", "he"))
+    checkpoint = read(folder, score_tokens=tokens)
+    *no, yes = (checkpoint.tokenizer.token_to_id(token) for token in tokens)
     texts = random_encodings([4, 13], 50)
-    artifact = build_artifact(folder, tmp_path / "artifact", score_tokens=("t", "he"))
+    artifact = build_artifact(folder, tmp_path / "artifact", score_tokens=tokens)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.eval()  # type: ignore[no-untyped-call]
     with running(artifact) as engine:
@@ -222,7 +225,7 @@ def test_tied_language_models_compare_tokens_by_their_embeddings(name: str, tmp_
     for row, text in zip(rows, texts, strict=True):
         with torch.no_grad():
             scores = model(torch.from_numpy(text.input_ids.astype(np.int64))[None]).logits[0, -1]
-        np.testing.assert_allclose(row, [scores[yes] - scores[no]], atol=1e-4)
+        np.testing.assert_allclose(row, [scores[yes] - scores[no].sum()], atol=1e-4)
 
 
 def test_a_language_model_that_is_not_tied_needs_its_last_matrix(tmp_path: Path) -> None:
@@ -304,8 +307,8 @@ def test_a_tokenizer_with_more_tokens_than_the_embeddings_is_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (("no", "he"), "'no' is not one token of the vocabulary. Name two that are, such as no,yes"),
-        (("he",), "must be two tokens of the vocabulary, such as no,yes; not he"),
+        (("no", "he"), "'no' is not one token of the vocabulary. Name tokens as the vocabulary spells them, such as no,yes"),
+        (("hexx",), "'hexx' is not one token of the vocabulary"),
     ],
 )
 def test_score_tokens_must_be_tokens(tokens: tuple[str, ...], message: str, tmp_path: Path) -> None:
@@ -324,7 +327,7 @@ def test_an_embedder_has_no_other_task(task: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"score_tokens": ("yes",)}, "score_tokens must be two tokens, such as no,yes; not yes"),
+        ({"score_tokens": ("no", "yes", "so")}, "score_tokens must be one or two tokens, such as no,yes; not 3"),
         ({"rerank_body": "{query}"}, r"rerank_body has no \{document\}"),
         ({"rerank_body": "{document}"}, r"rerank_body has no \{query\}"),
         ({"rerank_prefix": "<s>"}, r"rerank_prefix needs a rerank_body, .* \{query\} and \{document\}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -36,10 +36,12 @@ def fake_output(name: str, ids: Int32Array, types: Int32Array, width: int) -> Fl
     """What the engine of a kind answers for one sequence: float32 [width] or, per token, [tokens, width]."""
     columns = np.arange(width)
     if name in PER_TOKEN:
-        return ((ids[:, None] * (columns + 2) % 9) / 2 - 2 + (name == "token_embedding") * 3).astype(np.float32)
-    if name == "sparse":
-        return np.bincount(ids, minlength=width).astype(np.float32) / 2 - 0.25
-    return ((int(ids.sum()) + 5 * int(types.sum()) + 3 * columns) % 11 / 4 - 1).astype(np.float32)
+        rows = (ids[:, None] * (columns + 2) % 9) / 2 - 2 + (name == "token_embedding") * 3
+    elif name == "sparse":
+        rows = np.bincount(ids, minlength=width) / 2 - 0.25
+    else:
+        rows = (int(ids.sum()) + 5 * int(types.sum()) + 3 * columns) % 11 / 4 - 1
+    return np.asarray(rows, np.float32)
 
 
 class KindEngine(FakeEngine):
@@ -73,7 +75,7 @@ def save_kind(path: Path, kind: str, **fields: Any) -> tuple[Artifact, FakeEngin
     """An artifact of ``kind``, called so, and its engine."""
     tasks, widths, labels = KINDS[kind]
     outputs = [OutputInfo(name=name, dimension=width, per_token=name in PER_TOKEN) for name, width in widths.items()]
-    function = "sigmoid" if kind == "reranker" else "softmax"
+    function: Literal["sigmoid", "softmax"] = "sigmoid" if kind == "reranker" else "softmax"
     manifest: dict[str, Any] = {
         "name": kind,
         "tasks": tasks,
@@ -103,4 +105,4 @@ def answer(app: App, path: str, **body: object) -> Any:
 def softmax(logits: Float32Array) -> Float32Array:
     """Plainly."""
     powers = np.exp(logits)
-    return powers / powers.sum(axis=-1, keepdims=True)
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float32)

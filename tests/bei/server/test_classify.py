@@ -38,8 +38,9 @@ def test_one_input_gets_one_list(kinds: App, inputs: object, meant: Given, raw: 
 
 def test_a_batch_of_texts_and_pairs_gets_a_list_of_lists(kinds: App) -> None:
     found = answer(kinds, "/predict", inputs=[["cat"], ["cat", "hello"], ["world"]])
-    for entry, meant in zip(found, ["cat", ("cat", "hello"), "world"], strict=True):
-        check_ranked(entry, meant)
+    meant: list[Given] = ["cat", ("cat", "hello"), "world"]
+    for entry, one in zip(found, meant, strict=True):
+        check_ranked(entry, one)
     assert len(answer(kinds, "/predict", inputs=[["cat"]])) == 1
 
 
