@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,44 +97,31 @@ class InferenceService:
                 encodings[start : start + len(chunk)] = chunk
                 self._batches.submit([Sequence(encoding, request, start + i) for i, encoding in enumerate(chunk)])
 
-            def on_failed(error: BeiError) -> None:
-                if request.fail(error):
-                    self._requests_done([request])
-
-            self._tokenizers.submit(inputs, on_encoded, on_failed, lambda: request.is_done, options)
+            self._metrics.accepted(len(inputs))
+            self._tokenizers.submit(inputs, on_encoded, self._failing(request), lambda: request.is_done, options)
             return await self._answer(request, encodings)
 
     async def infer_token_ids(self, inputs: Seq[Seq[int]]) -> Answer:
         """Run token ids exactly as given: no special tokens added, never truncated. Raises as above."""
         encodings = [self._encoding_of_ids(ids) for ids in inputs]
         with self._admit(len(inputs)) as request:
+            self._metrics.accepted(len(inputs))
             self._batches.submit([Sequence(encoding, request, i) for i, encoding in enumerate(encodings)])
             return await self._answer(request, encodings)
 
     async def encode(self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED) -> list[Encoding]:
-        """Tokenize only, in the tokenizers' threads. Raises InvalidRequestError, OverloadedError, ShuttingDownError."""
-        self._check_admission(len(inputs))
-        done: asyncio.Future[None] = self._loop.create_future()
-        encodings: dict[int, Encoding] = {}
+        """Tokenize only (at least one input), in the tokenizers' threads. Counted and refused as other work is."""
+        encodings = [_NOT_YET] * len(inputs)
+        with self._admit(len(inputs)) as request:
 
-        def arrived(start: int, chunk: list[Encoding]) -> None:
-            encodings.update(enumerate(chunk, start))
-            if len(encodings) == len(inputs) and not done.done():
-                done.set_result(None)
+            def on_encoded(start: int, chunk: list[Encoding]) -> None:  # in a tokenizer's thread
+                encodings[start : start + len(chunk)] = chunk
+                if any([request.record(start + i, {}) for i in range(len(chunk))]):
+                    self._requests_done([request])
 
-        def failed(error: BeiError) -> None:
-            if not done.done():
-                done.set_exception(error)
-
-        def on_encoded(start: int, chunk: list[Encoding]) -> None:  # in a tokenizer's thread, as the next one
-            self._loop.call_soon_threadsafe(arrived, start, chunk)
-
-        def on_failed(error: BeiError) -> None:
-            self._loop.call_soon_threadsafe(failed, error)
-
-        self._tokenizers.submit(inputs, on_encoded, on_failed, done.done, options)
-        await done
-        return [encodings[index] for index in range(len(inputs))]
+            self._tokenizers.submit(inputs, on_encoded, self._failing(request), lambda: request.is_done, options)
+            await self._done(request)
+            return encodings
 
     async def check_ready(self) -> None:
         """Return if the whole path answers, and answers what it did at build time. Raises BeiError if not."""
@@ -177,7 +164,10 @@ class InferenceService:
         self._batches.close()
         self._engine.close()
 
-    def _check_admission(self, num_inputs: int) -> None:
+    @contextmanager
+    def _admit(self, num_inputs: int) -> Iterator[Request]:
+        """Count the inputs as accepted until the call ends, however it ends."""
+        assert num_inputs, "a request of nothing would never be answered"
         if self._draining:
             raise ShuttingDownError("The server is shutting down: send the request to another replica.")
         if self._num_admitted + num_inputs > self._max_queue_size:
@@ -185,16 +175,10 @@ class InferenceService:
                 f"{self._num_admitted} inputs are waiting and the limit is {self._max_queue_size}: retry later.",
                 retry_after_s=max(_MIN_RETRY_S, self._num_admitted * self._batches.seconds_per_sequence),
             )
-
-    @contextmanager
-    def _admit(self, num_inputs: int) -> Iterator[Request]:
-        """Count the inputs as accepted until the call ends, however it ends."""
-        self._check_admission(num_inputs)
         request = Request(num_inputs)
         self._waiting[request] = self._loop.create_future()
         self._num_admitted += num_inputs
         self._idle.clear()
-        self._metrics.accepted(num_inputs)
         try:
             yield request
         finally:
@@ -206,10 +190,22 @@ class InferenceService:
             if not self._num_admitted:
                 self._idle.set()
 
-    async def _answer(self, request: Request, encodings: list[Encoding]) -> Answer:
+    def _failing(self, request: Request) -> Callable[[BeiError], None]:
+        """What a tokenizer's thread calls to fail ``request``."""
+
+        def on_failed(error: BeiError) -> None:
+            if request.fail(error):
+                self._requests_done([request])
+
+        return on_failed
+
+    async def _done(self, request: Request) -> None:
         await self._waiting[request]
         if request.error is not None:
             raise request.error
+
+    async def _answer(self, request: Request, encodings: list[Encoding]) -> Answer:
+        await self._done(request)
         self._last_answer_s = time.monotonic()
         truncated = [index for index, encoding in enumerate(encodings) if encoding.truncated]
         self._metrics.truncated(len(truncated))

@@ -151,11 +151,49 @@ async def embed_token_ids(
 async def embed_tokens(
     service: InferenceService, texts: Seq[str], *, prompt: str = "", options: EncodingOptions = AS_CONFIGURED
 ) -> TokenEmbeddings:
-    """A unit vector a token: late interaction (arXiv:2004.12832)."""
+    """A vector a token, of unit length in models for late interaction (arXiv:2004.12832)."""
     require(service, "embed_tokens")
     answer = await service.infer([prompt + text for text in texts], options)
-    vectors = [unit_length(row["token_embedding"]) for row in answer.rows]
+    vectors = [row["token_embedding"] for row in answer.rows]
+    if any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding"):
+        vectors = [unit_length(rows) for rows in vectors]
     return TokenEmbeddings(vectors, answer.encodings, answer.num_tokens, answer.truncated)
+
+
+async def embed_chunks(
+    service: InferenceService,
+    chunks: Seq[str],
+    *,
+    prompt: str = "",
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+) -> Embeddings:
+    """Late chunking (arXiv:2409.04701): read ``chunks`` as one document, a space between two, and embed each as the
+    mean of its tokens' states, which have seen the others.
+
+    For models with mean pooling that were built with their tokens' states. Raises InvalidRequestError too where the
+    document is too long.
+    """
+    require(service, "embed")
+    _check_late_chunking(service.manifest)
+    _check_dimensions(service.manifest, dimensions)
+    document, ends = prompt, []
+    for chunk in chunks:
+        document += chunk
+        ends.append(len(document))
+        document += " "
+    answer = await service.infer([document[:-1]], EncodingOptions(truncate=False, with_spans=True))
+    spans = answer.encodings[0].spans
+    assert spans is not None  # they were asked for
+    owner = np.searchsorted(ends, spans.offsets[:, 1])  # of each token, the chunk in which it ends
+    owner[spans.special | (spans.offsets[:, 1] <= len(prompt))] = -1
+    states = answer.rows[0]["token_embedding"]
+    missing = [index for index in range(len(chunks)) if not (owner == index).any()]
+    if missing:
+        raise InvalidRequestError(f"input {missing[0]} has no tokens: leave it out.", "input")
+    vectors = np.stack([states[owner == index].mean(axis=0) for index in range(len(chunks))])[:, :dimensions]
+    unit = service.manifest.embedding.normalize if normalize is None and service.manifest.embedding else normalize
+    return Embeddings(unit_length(vectors) if unit else vectors, answer.num_tokens, [])
 
 
 async def embed_sparse(
@@ -262,6 +300,20 @@ def _check_dimensions(manifest: Manifest, dimensions: int | None) -> None:
         raise InvalidRequestError(f"{manifest.name} has dimensions {names}, not {dimensions}.", "dimensions")
     if not 1 <= dimensions <= width:
         raise InvalidRequestError(f"dimensions must be from 1 to {width}, not {dimensions}.", "dimensions")
+
+
+def _check_late_chunking(manifest: Manifest) -> None:
+    if manifest.embedding is None or manifest.embedding.pooling != "mean":
+        raise InvalidRequestError(
+            f"Late chunking needs a model with mean pooling, which {manifest.name} has not: send late_chunking false.",
+            "late_chunking",
+        )
+    if manifest.dimension("token_embedding") != manifest.dimension("embedding"):
+        raise InvalidRequestError(
+            f"{manifest.name} does not give its tokens' states: build it with --token-embeddings, or send "
+            "late_chunking false.",
+            "late_chunking",
+        )
 
 
 def _no_prompt(manifest: Manifest, name: str) -> str:

@@ -12,7 +12,7 @@ from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Context, Reply, Route
 from bei.server.parsing import parser
-from bei.tasks import Embeddings, embed_texts, embed_token_ids
+from bei.tasks import Embeddings, embed_chunks, embed_texts, embed_token_ids
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 
@@ -32,7 +32,7 @@ class EmbeddingRequest(PromptControls, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None  # float
     dimensions: Dimensions | None = None
     normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
-    late_chunking: Annotated[bool | None, Meta(description="Jina's; refused where true.")] = None
+    late_chunking: Annotated[bool | None, Meta(description="Jina's: the texts are chunks of one document.")] = None
     user: str | None = None
 
 
@@ -94,9 +94,11 @@ async def create_embeddings(body: EmbeddingRequest, context: Context) -> Reply:
     """Embed one or many texts, or lists of token ids, which are used exactly as given. In the order of the inputs."""
     service = context.models.able("embed", body.model)
     texts, token_ids = parse_input(bytes(body.input))
-    if body.late_chunking:
-        raise InvalidRequestError("Late chunking is not supported: send late_chunking false.", "late_chunking")
-    if texts is not None:
+    if texts is not None and body.late_chunking:
+        context.check_inputs(texts, "input")
+        prompt = body.prompt(service.manifest)
+        answer = await embed_chunks(service, texts, prompt=prompt, dimensions=body.dimensions, normalize=body.normalize)
+    elif texts is not None:
         context.check_inputs(texts, "input")
         answer = await embed_texts(
             service,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bei.postprocess import unit_length
+from bei.postprocess import apply_function, unit_length
 
 Rows = npt.NDArray[np.float32]
 _values = st.floats(-(2.0**60), 2.0**60, width=32).map(lambda value: 0.0 if abs(value) < 2**-30 else value)
@@ -46,3 +46,34 @@ def test_the_engine_s_rows_are_not_written_to() -> None:
     rows = np.array([[3.0, 4.0]], np.float32)
     unit_length(rows)
     np.testing.assert_array_equal(rows, [[3.0, 4.0]])
+
+
+_logits = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=1, max_dims=3, max_side=5),
+    elements=st.floats(-(2.0**100), 2.0**100, width=32),
+)
+
+
+@given(logits=_logits)
+def test_softmax_gives_probabilities_in_the_logits_order_however_large_they_are(logits: Rows) -> None:
+    scores = apply_function(logits, "softmax")
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores.sum(axis=-1), 1.0, rtol=1e-5)
+    best = np.take_along_axis(scores, logits.argmax(axis=-1, keepdims=True), axis=-1)
+    np.testing.assert_array_equal(best[..., 0], scores.max(axis=-1))
+
+
+@given(logits=_logits)
+def test_sigmoid_gives_each_label_its_own_probability_however_large_the_logit_is(logits: Rows) -> None:
+    scores, opposite = apply_function(logits, "sigmoid"), apply_function(-logits, "sigmoid")
+    assert scores.dtype == np.float32
+    assert ((scores >= 0) & (scores <= 1)).all()
+    np.testing.assert_allclose(scores + opposite, 1.0, rtol=1e-6)
+    small = np.clip(logits.astype(np.float64), -30, 30)
+    np.testing.assert_allclose(apply_function(small.astype(np.float32), "sigmoid"), 1 / (1 + np.exp(-small)), rtol=1e-5)
+
+
+def test_no_function_leaves_the_logits_alone() -> None:
+    logits = np.array([[-5, 7]], np.float32)
+    assert apply_function(logits, "none") is logits

