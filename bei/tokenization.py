@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 from bei.core import Encoding, Int32Array, TokenSpans
 from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
+from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
 from bei.word_cache import WordCache, treats_words_alone
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,9 @@ class TextEncoder:
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate
         prefix, suffix = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in frame)
-        self._framed = _Layout([_special(prefix), _TEXT, _special(suffix)])
+        self._framed = Layout([special_piece(prefix), TEXT, special_piece(suffix)])
         self._layouts = {
-            (num_texts, with_special): _layout_of(self._tokenizer, num_texts, with_special=with_special)
+            (num_texts, with_special): layout_of(self._tokenizer, num_texts, with_special=with_special)
             for num_texts in (1, 2)
             for with_special in (True, False)
         }
@@ -194,11 +195,11 @@ class TextEncoder:
                 f"{self._limit(options)} tokens leave no room beside the {layout.num_special} that stand around every "
                 "input: allow more."
             )
-        kept = _kept([len(part.ids) for part in parts], room)
+        kept = kept_lengths([len(part.ids) for part in parts], room)
         if len(set(kept)) == 2 and min(kept) == room // 2 and not all(part.is_whole for part in parts):
             # The longer of two long texts keeps one token more: which it is shows in their ends.
             parts = self._show([part.text for part in parts], options, most=True)
-            kept = _kept([len(part.ids) for part in parts], room)
+            kept = kept_lengths([len(part.ids) for part in parts], room)
         cuts = [
             slice(0, num_kept) if options.direction == "right" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)
@@ -261,75 +262,6 @@ class _Shown(NamedTuple):
     @property
     def is_whole(self) -> bool:
         return self.num_chars == len(self.text)
-
-
-class _Piece(NamedTuple):
-    """Special tokens ``ids`` of an encoding, or the place of its text number ``text``."""
-
-    ids: Int32Array
-    text: int | None
-    token_type: int = 0
-
-
-def _special(ids: Seq[int], token_type: int = 0) -> _Piece:
-    return _Piece(np.array(ids, np.int32), None, token_type)
-
-
-_NO_IDS = np.zeros(0, np.int32)
-_TEXT = _Piece(_NO_IDS, 0)
-
-
-class _Layout:
-    """What stands around one text, or around and between two."""
-
-    def __init__(self, pieces: Seq[_Piece]) -> None:
-        self.pieces = pieces
-        self.num_special = sum(len(piece.ids) for piece in pieces)
-        self.has_types = any(piece.token_type for piece in pieces)
-        self._types = np.array([piece.token_type for piece in pieces], np.int32)
-
-    def around(self, texts: Seq[Int32Array]) -> tuple[Int32Array, Int32Array | None]:
-        """Ids and token types of an input whose texts have these ids."""
-        parts = [piece.ids if piece.text is None else texts[piece.text] for piece in self.pieces]
-        types = np.repeat(self._types, [len(part) for part in parts]) if self.has_types else None
-        return np.concatenate(parts), types
-
-    def spans_around(self, texts: Seq[TokenSpans]) -> TokenSpans:
-        """Spans of an input whose texts have these."""
-        parts = [_no_spans(len(piece.ids)) if piece.text is None else texts[piece.text] for piece in self.pieces]
-        return TokenSpans(
-            np.concatenate([part.offsets for part in parts]),
-            np.concatenate([part.words for part in parts]),
-            np.concatenate([part.special for part in parts]),
-        )
-
-
-def _layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> _Layout:
-    """Read off an example."""
-    encoded = tokenizer.encode("a", "b" if num_texts == 2 else None, add_special_tokens=with_special)
-    pieces: list[_Piece] = []
-    for token_id, token_type, text in zip(encoded.ids, encoded.type_ids, encoded.sequence_ids, strict=True):
-        if text is None:
-            pieces.append(_special([token_id], token_type))
-        elif all(piece.text != text for piece in pieces):
-            pieces.append(_Piece(_NO_IDS, text, token_type))
-    return _Layout(pieces)
-
-
-def _kept(lengths: Seq[int], room: int) -> list[int]:
-    """How many tokens each of one or two texts keeps: the longer one loses first (the library's ``longest_first``)."""
-    if sum(lengths) <= room:
-        return list(lengths)
-    if len(lengths) == 1:
-        return [room]
-    shorter = min(*lengths, room // 2)
-    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
-
-
-def _no_spans(num_tokens: int) -> TokenSpans:
-    return TokenSpans(
-        np.zeros((num_tokens, 2), np.int32), np.full(num_tokens, -1, np.int32), np.ones(num_tokens, np.bool_)
-    )
 
 
 def _at_blank(text: str, index: int) -> bool:

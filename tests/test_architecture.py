@@ -25,7 +25,8 @@ LEAVES = {
     "entities": {"bei.core"},
     "packing": {"bei.core"},
     "postprocess": {"bei.core"},
-    "tokenization": {"bei.core", "bei.errors", "bei.word_cache"},
+    "tokenization": {"bei.core", "bei.errors", "bei.layout", "bei.word_cache"},
+    "layout": {"bei.core"},
     "word_cache": set(),
 }
 CONTRACT = {"bei", "bei.artifact", "bei.canary", "bei.core", "bei.errors"}

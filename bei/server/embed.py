@@ -94,7 +94,7 @@ async def embed(body: EmbedRequest, context: Context) -> Reply:
 
 
 async def embed_all(body: TextsRequest, context: Context) -> Reply:
-    """A unit vector for each token of each text, special tokens included: models for late interaction."""
+    """A vector for each token of each text, special tokens included: of unit length in models for late interaction."""
     service = context.models.able("embed_tokens", body.model)
     texts = body.texts()
     context.check_inputs(texts, "inputs")

@@ -26,8 +26,9 @@ _INPUT = {
 
 
 class EmbeddingRequest(PromptControls, kw_only=True):
-    """The body. ``input`` has four forms and is decoded in a second step, by its first characters."""
+    """OpenAI's, with the controls of the other routes."""
 
+    # Decoded in a second step, by its first characters: so an error can name the form that was meant.
     input: Annotated[msgspec.Raw, Meta(extra_json_schema=_INPUT)]
     encoding_format: Literal["float", "base64"] | None = None  # float
     dimensions: Dimensions | None = None

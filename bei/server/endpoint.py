@@ -6,6 +6,7 @@ answer. Handlers know neither bytes nor HTTP; everything that is the same for al
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class Endpoint:
             methods=["POST"],
             response_class=Response,
             summary=self._route.summary,
-            description=self._route.handle.__doc__ or "",
+            description=inspect.getdoc(self._route.handle) or "",
             openapi_extra=operation(self._route.request, self._route.response),
         )
 

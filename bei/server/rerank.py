@@ -33,7 +33,7 @@ Document: TypeAlias = str | dict[str, Any]
 
 
 class RerankControls(ScoreControls, kw_only=True):
-    """What both dialects share."""
+    """The fields of both dialects."""
 
     query: str
     instruction: Annotated[str | None, Meta(description="vLLM's; for models with a template that has a slot.")] = None
@@ -48,7 +48,7 @@ class TextsRequest(RerankControls, kw_only=True):
 
 
 class DocumentsRequest(RerankControls, kw_only=True):
-    """Everybody else's. Objects have a ``text``, or the fields that ``rank_fields`` names."""
+    """Cohere's, Jina's, vLLM's, Infinity's. Objects have a `text`, or the fields that `rank_fields` names."""
 
     documents: list[Document]
     top_n: Annotated[int, Meta(ge=0, description="Null or 0: all.")] | None = None
@@ -98,7 +98,7 @@ class BilledUnits(TypedDict):
 
 
 class RerankMeta(TypedDict):
-    """Cohere's; its clients look for the units."""
+    """Cohere's."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -123,26 +123,22 @@ async def rank(body: TextsRequest | DocumentsRequest, context: Context, path: st
     `results` have `relevance_score`.
     """
     service = context.models.able("rerank", body.model)
-    field = "texts" if isinstance(body, TextsRequest) else "documents"
-    texts = body.texts if isinstance(body, TextsRequest) else texts_of(body.documents, body.rank_fields)
-    context.check_inputs(texts, field)
     context.check_inputs([body.query], "query")
-    options = body.encoding_options()
-    shown, cut = texts, set[int]()
-    if isinstance(body, DocumentsRequest) and body.max_tokens_per_doc is not None:
-        shown, cut = await shortened(service, texts, body.max_tokens_per_doc)
-    answer = await rerank(
-        service,
-        body.query,
-        shown,
-        raw=body.is_raw(),
-        instruction=body.instruction if body.instruct is None else body.instruct,
-        options=options,
-    )
-    truncated = sorted(cut.union(answer.truncated))
     if isinstance(body, TextsRequest):
-        return Reply(render_ranks(answer, texts if body.return_text else None), truncated)
-    return Reply(render_results(answer, texts, body, service.name, path), truncated)
+        context.check_inputs(body.texts, "texts")
+        answer = await _scored(service, body, body.texts)
+        return Reply(render_ranks(answer, body.texts if body.return_text else None), answer.truncated)
+    texts = texts_of(body.documents, body.rank_fields)
+    context.check_inputs(texts, "documents")
+    shorter, cut = await shortened(service, texts, body.max_tokens_per_doc)
+    answer = await _scored(service, body, shorter)
+    return Reply(render_results(answer, texts, body, service.name, path), sorted(cut.union(answer.truncated)))
+
+
+async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str]) -> Scores:
+    instruction = body.instruction if body.instruct is None else body.instruct
+    options = body.encoding_options()
+    return await rerank(service, body.query, texts, raw=body.is_raw(), instruction=instruction, options=options)
 
 
 def texts_of(documents: Seq[Document], rank_fields: Seq[str] | None) -> list[str]:
@@ -164,9 +160,9 @@ def texts_of(documents: Seq[Document], rank_fields: Seq[str] | None) -> list[str
     return texts
 
 
-async def shortened(service: InferenceService, texts: Seq[str], max_tokens: int) -> tuple[list[str], set[int]]:
+async def shortened(service: InferenceService, texts: Seq[str], max_tokens: int | None) -> tuple[list[str], set[int]]:
     """``texts``, each cut to its first ``max_tokens`` tokens, and the indices of those that were cut."""
-    if max_tokens >= service.manifest.max_seq_len:
+    if max_tokens is None or max_tokens >= service.manifest.max_seq_len:
         return list(texts), set()
     encodings = await service.encode(texts, EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True))
     shorter = list(texts)
@@ -193,7 +189,7 @@ def render_ranks(scores: Scores, texts: Seq[str] | None) -> list[Rank]:
 
 
 def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, model: str, path: str) -> RerankResponse:
-    """Everybody else's response."""
+    """The response of all dialects with ``documents``."""
     results: list[Result] = []
     for index in order_of(scores)[: body.top_n or None]:
         result: Result = {"index": index, "relevance_score": scores.values[index, 0]}

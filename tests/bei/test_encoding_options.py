@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from bei import tokenization
 from bei.core import Encoding
 from bei.errors import InvalidRequestError
+from bei.layout import kept_lengths
 from bei.tokenization import EncodingOptions, Input, TextEncoder
 from tests.artifacts import tiny_tokenizer
 from tests.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
@@ -130,7 +130,7 @@ def test_special_tokens_may_be_left_out(kind: str, text: Input) -> None:
 
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=2), room=st.integers(1, 40))
 def test_what_is_kept_fills_the_room_and_comes_from_the_longer_side_last(lengths: list[int], room: int) -> None:
-    kept = tokenization._kept(lengths, room)
+    kept = kept_lengths(lengths, room)
     assert sum(kept) == min(sum(lengths), room)
     assert all(0 <= num_kept <= length for num_kept, length in zip(kept, lengths, strict=True))
     if len(lengths) == 2 and kept != lengths:

@@ -204,7 +204,7 @@ def test_cohere_s_client_raises_our_message(cohere_options: dict[str, Any]) -> N
         cohere.ClientV2(**cohere_options).rerank(model="embedder", query="a", documents=["b"])
 
 
-def test_hugging_face_s_client_embeds_and_compares(tasks: Server, vectors: Float32Array) -> None:
+def test_hugging_face_s_client_embeds_compares_and_classifies(tasks: Server, vectors: Float32Array) -> None:
     def client(path: str) -> huggingface_hub.InferenceClient:
         return huggingface_hub.InferenceClient(tasks.url + path, timeout=DEADLINE_S)
 
@@ -213,6 +213,8 @@ def test_hugging_face_s_client_embeds_and_compares(tasks: Server, vectors: Float
         np.testing.assert_allclose(found, vectors[:1], atol=TOLERANCE)
         similar = client("/similarity").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])
         np.testing.assert_allclose(similar, vectors[1:] @ vectors[0], atol=TOLERANCE)
+        best: Any = client("/predict").text_classification(TEXTS[0])  # of a bare list it gives the first
+        assert best == post(tasks, "/predict", inputs=TEXTS[0])[0]
         with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="No served model can embed tokens"):
             client("/embed_all").feature_extraction(TEXTS[0])
     finally:

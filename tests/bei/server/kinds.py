@@ -74,7 +74,10 @@ def expected_output(name: str, text: str | tuple[str, str], width: int, prompt: 
 def save_kind(path: Path, kind: str, **fields: Any) -> tuple[Artifact, FakeEngine]:
     """An artifact of ``kind``, called so, and its engine."""
     tasks, widths, labels = KINDS[kind]
-    outputs = [OutputInfo(name=name, dimension=width, per_token=name in PER_TOKEN) for name, width in widths.items()]
+    outputs = [
+        OutputInfo(name=name, dimension=width, per_token=name in PER_TOKEN, unit_length=kind == "colbert")
+        for name, width in widths.items()
+    ]
     function: Literal["sigmoid", "softmax"] = "sigmoid" if kind == "reranker" else "softmax"
     manifest: dict[str, Any] = {
         "name": kind,

@@ -92,6 +92,12 @@ def test_token_vectors_have_unit_length_and_special_tokens_are_there(kinds: App)
         assert len(found) == len(token_ids(given_text))
 
 
+def test_late_chunking_is_refused_where_the_model_has_no_states_to_pool(kinds: App) -> None:
+    response = post(kinds, "/v1/embeddings", input=["a", "b"], late_chunking=True)
+    check_error(response, 400, "build it with --token-embeddings", param="late_chunking")
+    assert post(kinds, "/v1/embeddings", input=["a", "b"], late_chunking=False).status_code == 200
+
+
 def test_similarity_is_the_cosine_with_each_sentence_in_order(kinds: App) -> None:
     vectors = expected_vectors([token_ids(text) for text in ("cat", "world", "the cats")])
     inputs = {"source_sentence": "cat", "sentences": ["world", "the cats"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def filled(path: str, texts: list[Any]) -> dict[str, Any]:
 
 def test_every_route_is_tested_here() -> None:
     assert {route.path for route in ROUTES} == set(GOOD)
+
+
+@pytest.mark.parametrize("path", [*sorted(GOOD), "/info"])
+def test_every_route_is_documented(path: str) -> None:
+    reference = (Path(__file__).parents[3] / "docs" / "reference.md").read_text()
+    assert re.search(rf"`(POST |GET )?{path}`", reference.split("## Routes\n")[1].split("\n## ")[0])
 
 
 @pytest.mark.parametrize("path", sorted(GOOD))

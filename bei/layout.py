@@ -1,0 +1,85 @@
+"""What stands around one text, or around and between two, in a model's input, and what they lose where room is short.
+
+The tokenizers library could do both, but its truncation is state of the tokenizer, and that of a pair costs quadratic
+time (docs/decisions.md, "Pairs are cut here").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bei.core import Int32Array, TokenSpans
+
+
+class Piece(NamedTuple):
+    """Special tokens ``ids`` of an encoding, or the place of its text number ``text``."""
+
+    ids: Int32Array
+    text: int | None
+    token_type: int = 0
+
+
+def special_piece(ids: Seq[int], token_type: int = 0) -> Piece:
+    """Special tokens in their place."""
+    return Piece(np.array(ids, np.int32), None, token_type)
+
+
+_NO_IDS = np.zeros(0, np.int32)
+TEXT = Piece(_NO_IDS, 0)
+
+
+class Layout:
+    """What stands around one text, or around and between two."""
+
+    def __init__(self, pieces: Seq[Piece]) -> None:
+        self.pieces = pieces
+        self.num_special = sum(len(piece.ids) for piece in pieces)
+        self.has_types = any(piece.token_type for piece in pieces)
+        self._types = np.array([piece.token_type for piece in pieces], np.int32)
+
+    def around(self, texts: Seq[Int32Array]) -> tuple[Int32Array, Int32Array | None]:
+        """Ids and token types of an input whose texts have these ids."""
+        parts = [piece.ids if piece.text is None else texts[piece.text] for piece in self.pieces]
+        types = np.repeat(self._types, [len(part) for part in parts]) if self.has_types else None
+        return np.concatenate(parts), types
+
+    def spans_around(self, texts: Seq[TokenSpans]) -> TokenSpans:
+        """Spans of an input whose texts have these."""
+        parts = [_no_spans(len(piece.ids)) if piece.text is None else texts[piece.text] for piece in self.pieces]
+        return TokenSpans(
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.words for part in parts]),
+            np.concatenate([part.special for part in parts]),
+        )
+
+
+def layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> Layout:
+    """What ``tokenizer`` puts around ``num_texts`` texts, read off an example."""
+    encoded = tokenizer.encode("a", "b" if num_texts == 2 else None, add_special_tokens=with_special)
+    pieces: list[Piece] = []
+    for token_id, token_type, text in zip(encoded.ids, encoded.type_ids, encoded.sequence_ids, strict=True):
+        if text is None:
+            pieces.append(special_piece([token_id], token_type))
+        elif all(piece.text != text for piece in pieces):
+            pieces.append(Piece(_NO_IDS, text, token_type))
+    return Layout(pieces)
+
+
+def kept_lengths(lengths: Seq[int], room: int) -> list[int]:
+    """How many tokens each of one or two texts keeps: the longer one loses first (the library's ``longest_first``)."""
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(*lengths, room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
+
+
+def _no_spans(num_tokens: int) -> TokenSpans:
+    return TokenSpans(
+        np.zeros((num_tokens, 2), np.int32), np.full(num_tokens, -1, np.int32), np.ones(num_tokens, np.bool_)
+    )
