@@ -55,6 +55,11 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         rows.append(("embeddings", f"{embedding.pooling} pooling, {length}"))
         if embedding.matryoshka_dimensions:
             rows.append(("dimensions", ", ".join(map(str, embedding.matryoshka_dimensions))))
+    if manifest.classification is not None:
+        rows.append(("labels", f"{', '.join(manifest.classification.labels)} ({manifest.classification.function})"))
+    if manifest.rerank_template is not None:
+        template = manifest.rerank_template
+        rows.append(("rerank template", repr(template.prefix + template.body + template.suffix)))
     for name, prompt in manifest.prompts.items():
         mark = " (default)" if name == manifest.default_prompt_name else ""
         rows.append((f"prompt {name}{mark}", repr(prompt)))

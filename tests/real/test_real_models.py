@@ -34,6 +34,7 @@ pytestmark = [
 
 FP32_TOLERANCE = 2e-4
 BF16_COSINE = 0.999
+CLEAR_PREFERENCE = 0.5  # tokens' scores are about 20, where BF16's numbers are 0.125 apart: two of them, and some room
 PRECISIONS = ("fp32", "bf16")
 MAX_SEQ_LEN = 512  # of these builds; what the longest model could read makes its reference slow
 
@@ -170,7 +171,10 @@ def _largest_difference(actual: list[Float32Array], expected: list[Float32Array]
 
 
 def _assert_same_order(case: Case, actual: list[Float32Array], expected: list[Float32Array]) -> None:
-    """Of a classifier: the same label. Of a scorer: the same order of a query's passages, and of likely tokens."""
+    """Of a classifier: the same label. Of a scorer: the same order of a query's passages.
+
+    Of a language model: the same token preferred, where the reference's preference is clear.
+    """
     if len(expected[0]) > 1:
         assert [int(row.argmax()) for row in actual] == [int(row.argmax()) for row in expected]
     elif case.served.on_pairs:
@@ -178,7 +182,9 @@ def _assert_same_order(case: Case, actual: list[Float32Array], expected: list[Fl
         for ours, theirs in zip(np.split(np.array(actual), starts), np.split(np.array(expected), starts), strict=True):
             assert np.argsort(-ours[:, 0]).tolist() == np.argsort(-theirs[:, 0]).tolist()
     else:
-        assert [bool(row > 0) for row in actual] == [bool(row > 0) for row in expected]
+        clear = [index for index, row in enumerate(expected) if abs(row[0]) >= CLEAR_PREFERENCE]
+        assert len(clear) > len(expected) / 2
+        assert [bool(actual[index] > 0) for index in clear] == [bool(expected[index] > 0) for index in clear]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
