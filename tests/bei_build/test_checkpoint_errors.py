@@ -307,7 +307,10 @@ def test_a_tokenizer_with_more_tokens_than_the_embeddings_is_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (("no", "he"), "'no' is not one token of the vocabulary. Name tokens as the vocabulary spells them, such as no,yes"),
+        (
+            ("no", "he"),
+            "'no' is not one token of the vocabulary. Name tokens as the vocabulary spells them, such as no,yes",
+        ),
         (("hexx",), "'hexx' is not one token of the vocabulary"),
     ],
 )

@@ -26,17 +26,17 @@ _BATCH = 8
 
 
 class TransformersOracle:
-    """The model class ``architecture`` in FP32, on batches padded on the right."""
+    """The model class ``architecture``, in FP32 unless told otherwise, on batches padded on the right."""
 
-    def __init__(self, folder: Path, architecture: str, max_seq_len: int) -> None:
+    def __init__(self, folder: Path, architecture: str, max_seq_len: int, dtype: torch.dtype = torch.float32) -> None:
         self._inputs = _Inputs(folder, max_seq_len)
-        self._model = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = getattr(transformers, architecture).from_pretrained(folder, dtype=dtype).eval()
 
     def embed(self, texts: Sequence[str], pooling: str) -> Float32Array:
         """Pooled states of the last layer, [n, E]; not normalized."""
         rows: list[torch.Tensor] = []
         for inputs in self._inputs.batches(texts):
-            rows += pool(self._model(**inputs).last_hidden_state, inputs["attention_mask"], pooling)
+            rows += pool(self._model(**inputs).last_hidden_state.float(), inputs["attention_mask"], pooling)
         return torch.stack(rows).numpy()
 
     def embed_tokens(self, texts: Sequence[str]) -> list[Float32Array]:

@@ -6,7 +6,7 @@ Second tier: ``python -m tests.real.fetch`` gets the models, ``pytest -m slow te
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,7 @@ def test_fp32_equals_the_reference_implementation(case: Case, record_property: A
 
 
 def test_bf16_is_close_to_transformers(case: Case, record_property: Any) -> None:
+    """Cosines of at least 0.999; one text may be below, if transformers' own BF16 is no nearer to FP32 there."""
     _skip_without("bf16")
     actual = _answers(case, "bf16")
     expected = case.expected()
@@ -163,7 +164,22 @@ def test_bf16_is_close_to_transformers(case: Case, record_property: Any) -> None
     cosines = [float((a * b).sum(-1).min()) for a, b in zip(actual, expected, strict=True)]
     record_property("lowest cosine", min(cosines))
     print(f"{case.served.name}: BF16 lowest cosine {min(cosines):.6f}")
-    assert min(cosines) >= BF16_COSINE, case.inputs[int(np.argmin(cosines))]
+    far = [index for index, cosine in enumerate(cosines) if cosine < BF16_COSINE]
+    if far:
+        theirs = _cosines_of_transformers_in_bf16(case, far)
+        print(f"{case.served.name}: transformers' own BF16 on these {len(far)}: {theirs}")
+        assert all(cosines[index] >= other for index, other in zip(far, theirs, strict=True)), (far, theirs)
+        assert len(far) == 1, [case.inputs[index] for index in far]
+
+
+def _cosines_of_transformers_in_bf16(case: Case, indices: Sequence[int]) -> list[float]:
+    """Where BF16 itself is coarse: Gemma's state of "..." has a cosine of 0.996 to FP32 in transformers."""
+    served, texts = case.served, [str(case.inputs[index]) for index in indices]
+    if served.output != "embedding":
+        return [BF16_COSINE] * len(texts)
+    oracle = TransformersOracle(case.folder, "AutoModel", case.max_seq_len, torch.bfloat16)
+    rows = unit(oracle.embed(texts, served.model.pooling))
+    return [float(row @ case.expected()[index]) for row, index in zip(rows, indices, strict=True)]
 
 
 def _largest_difference(actual: list[Float32Array], expected: list[Float32Array]) -> float:
