@@ -49,8 +49,11 @@ _PROBLEM_FUNCTIONS: dict[str, Function] = {
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """What the user asks for. ``score_tokens``: a language model's token whose score counts, (yes,), or two to compare, (no, yes).
-    ``token_states``: beside an embedding also every token's state."""
+    """What the user asks for.
+
+    ``score_tokens``: a language model's token whose score counts, (yes,), or two to compare, (no, yes).
+    ``token_states``: beside an embedding also every token's state.
+    """
 
     task: str = "auto"
     pooling: Pooling | None = None

@@ -309,7 +309,7 @@ def test_a_tokenizer_with_more_tokens_than_the_embeddings_is_refused(tmp_path: P
     [
         (
             ("no", "he"),
-            "'no' is not one token of the vocabulary. Name tokens as the vocabulary spells them, such as no,yes",
+            "'no' is not one token of the vocabulary. Name tokens as the vocabulary spells",
         ),
         (("hexx",), "'hexx' is not one token of the vocabulary"),
     ],
