@@ -95,7 +95,8 @@ def require(service: InferenceService, task: str) -> None:
 
 
 def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:
-    """The text in front of every input: the prompt called ``prompt_name``, the one for ``input_type``, or the default.
+    """What stands in front of every input, or around it (``prompted``): the prompt called ``prompt_name``, the one for
+    ``input_type``, or the default.
 
     A model without prompts treats all input types alike, and documents have a prompt only where the model has one for
     them. Raises InvalidRequestError that lists the prompts.
@@ -116,6 +117,14 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     return ""
 
 
+def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
+    """``texts`` with ``prompt`` in front of each or, where it has the slot {text}, around each."""
+    if not prompt:
+        return texts
+    before, behind = _sides_of(prompt)
+    return [before + text + behind for text in texts]
+
+
 async def embed_texts(
     service: InferenceService,
     texts: Seq[str],
@@ -131,7 +140,7 @@ async def embed_texts(
     """
     require(service, "embed")
     _check_dimensions(service.manifest, dimensions)
-    answer = await service.infer([prompt + text for text in texts] if prompt else texts, options)
+    answer = await service.infer(prompted(prompt, texts), options)
     return _embeddings(service.manifest, answer, dimensions, normalize)
 
 
@@ -153,7 +162,7 @@ async def embed_tokens(
 ) -> TokenEmbeddings:
     """A vector a token, of unit length in models for late interaction (arXiv:2004.12832)."""
     require(service, "embed_tokens")
-    answer = await service.infer([prompt + text for text in texts], options)
+    answer = await service.infer(prompted(prompt, texts), options)
     vectors = [row["token_embedding"] for row in answer.rows]
     if any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding"):
         vectors = [unit_length(rows) for rows in vectors]
@@ -177,16 +186,17 @@ async def embed_chunks(
     require(service, "embed")
     _check_late_chunking(service.manifest)
     _check_dimensions(service.manifest, dimensions)
-    document, ends = prompt, []
+    before, behind = _sides_of(prompt)
+    document, ends = before, []
     for chunk in chunks:
         document += chunk
         ends.append(len(document))
         document += " "
-    answer = await service.infer([document[:-1]], EncodingOptions(truncate=False, with_spans=True))
+    answer = await service.infer([document[:-1] + behind], EncodingOptions(truncate=False, with_spans=True))
     spans = answer.encodings[0].spans
     assert spans is not None  # they were asked for
     owner = np.searchsorted(ends, spans.offsets[:, 1])  # of each token, the chunk in which it ends
-    owner[spans.special | (spans.offsets[:, 1] <= len(prompt))] = -1
+    owner[spans.special | (spans.offsets[:, 1] <= len(before))] = -1
     states = answer.rows[0]["token_embedding"]
     missing = [index for index in range(len(chunks)) if not (owner == index).any()]
     if missing:
@@ -201,7 +211,7 @@ async def embed_sparse(
 ) -> SparseEmbeddings:
     """Weights of vocabulary entries, those above zero: SPLADE's, or those of the texts' own tokens (BGE-M3)."""
     require(service, "embed_sparse")
-    answer = await service.infer([prompt + text for text in texts], options)
+    answer = await service.infer(prompted(prompt, texts), options)
     if service.manifest.dimension("sparse"):
         vectors = [_nonzero(row["sparse"]) for row in answer.rows]
     else:
@@ -314,6 +324,11 @@ def _check_late_chunking(manifest: Manifest) -> None:
             "late_chunking false.",
             "late_chunking",
         )
+
+
+def _sides_of(prompt: str) -> tuple[str, str]:
+    before, _, behind = prompt.partition("{text}")
+    return before, behind
 
 
 def _no_prompt(manifest: Manifest, name: str) -> str:

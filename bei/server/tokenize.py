@@ -11,7 +11,7 @@ from bei.core import Encoding
 from bei.server.controls import Model
 from bei.server.endpoint import Context, Reply, Route
 from bei.server.parsing import parser_by_field
-from bei.tasks import prompt_of
+from bei.tasks import prompt_of, prompted
 from bei.tokenization import EncodingOptions, TextEncoder
 
 
@@ -70,8 +70,7 @@ async def tokenize(body: InputsRequest | PromptRequest, context: Context) -> Rep
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     context.check_inputs(texts, "inputs")
     if body.prompt_name is not None:
-        prompt = prompt_of(service.manifest, body.prompt_name)
-        texts = [prompt + text for text in texts]
+        texts = list(prompted(prompt_of(service.manifest, body.prompt_name), texts))
     encodings = await service.encode(texts, options)
     pairs = zip(texts, encodings, strict=True)
     return Reply([render_tokens(text, encoding, service.encoder) for text, encoding in pairs])

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bei.artifact import TOKENIZER, Artifact, Classification, OutputInfo, RerankTemplate
@@ -29,6 +29,7 @@ from bei.tasks import (
     embed_token_ids,
     embed_tokens,
     prompt_of,
+    prompted,
     rerank,
 )
 from bei.tokenization import EncodingOptions, Input, TextEncoder
@@ -478,3 +479,10 @@ def test_a_request_that_finds_the_queue_full_is_refused(tmp_path: Path) -> None:
     settings = {"max_queue_size": 2, "max_client_batch_size": 2}
     with pytest.raises(OverloadedError):
         answer_of(artifact, HeadEngine("logits", 1, length_head), lambda s: rerank(s, "a", ["b"] * 3), **settings)
+
+
+@given(before=st.text(max_size=8), behind=st.text(max_size=8), texts=st.lists(st.text(max_size=8), max_size=4))
+def test_a_prompt_stands_in_front_of_texts_or_around_them(before: str, behind: str, texts: list[str]) -> None:
+    assume("{text}" not in before + behind)
+    assert list(prompted(before, texts)) == [before + text for text in texts]
+    assert list(prompted(before + "{text}" + behind, texts)) == [before + text + behind for text in texts]
