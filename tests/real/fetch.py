@@ -23,7 +23,7 @@ VERSION = 1  # of the conversions: raise it to have checkpoints made again
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fetch what is named, or all but the large ones; 1 if one of them cannot be had."""
+    """Fetch what is named, or all of them; 1 if one of them cannot be had."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' progress bars: a line a model is enough
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if unknown := [name for name in arguments.names if name not in BY_NAME]:
         parser.error(f"no model is called {', '.join(unknown)}; --list names them")
-    wanted = [BY_NAME[name] for name in arguments.names] or [model for model in MODELS if not model.by_hand]
+    wanted = [BY_NAME[name] for name in arguments.names] or list(MODELS)
     failed = 0
     for index, model in enumerate(wanted):
         print(f"{model.name:20}", end=" ", flush=True)
@@ -93,13 +93,13 @@ def _delete_archives(model: RealModel, later: Sequence[RealModel], cache: Path) 
 
 def _list(cache: Path) -> None:
     for model in MODELS:
-        state = "there" if is_fetched(model, cache) else "by hand" if model.by_hand else ""
-        print(f"{model.name:20} {model.megabytes:5} MB  {state:8} {model.model}; {model.licence}")
+        state = "there" if is_fetched(model, cache) else ""
+        print(f"{model.name:20} {model.megabytes:5} MB  {state:5} {model.model}; {model.licence}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.real.fetch", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all but by hand")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--list", action="store_true", help="say what there is, its size and licence, and stop")
     parser.add_argument("--keep-archives", action="store_true", help="keep what was downloaded")
     return parser

