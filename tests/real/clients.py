@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import httpx
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -78,6 +79,45 @@ class EngineClient:
         assert self._classification.function == "softmax"
         labels = self._classification.labels
         return [dict(zip(labels, softmax(row).tolist(), strict=True)) for row in self.rows(inputs, "logits")]
+
+
+class HTTPClient:
+    """A served artifact, through the routes of text-embeddings-inference."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def _post(self, route: str, **body: Any) -> Any:
+        response = httpx.post(f"{self._url}{route}", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def _in_batches(self, route: str, inputs: Sequence[Any], **body: Any) -> list[Any]:
+        """The server takes so many inputs a request; none of these models needs to see more at once."""
+        starts = range(0, len(inputs), _BATCH)
+        return [row for at in starts for row in self._post(route, inputs=inputs[at : at + _BATCH], **body)]
+
+    def embed(self, texts: Sequence[str]) -> Float32Array:
+        """Unit vectors, [n, E]."""
+        return np.array(self._in_batches("/embed", list(texts)), np.float32)
+
+    def embed_tokens(self, texts: Sequence[str]) -> list[Float32Array]:
+        """Unit vectors of every text's tokens, [tokens, D] each."""
+        return [np.array(rows, np.float32) for rows in self._in_batches("/embed_all", list(texts))]
+
+    def score(self, pairs: Sequence[Input]) -> Float32Array:
+        """One score each, before any sigmoid."""
+        answers = self._in_batches("/predict", _as_lists(pairs), raw_scores=True)
+        return np.array([answer[0]["score"] for answer in answers], np.float32)
+
+    def classify(self, inputs: Sequence[Input]) -> list[dict[str, float]]:
+        """The score of every label."""
+        answers = self._in_batches("/predict", _as_lists(inputs))
+        return [{entry["label"]: entry["score"] for entry in answer} for answer in answers]
+
+
+def _as_lists(inputs: Sequence[Input]) -> list[list[str]]:
+    return [[each] if isinstance(each, str) else list(each) for each in inputs]
 
 
 def unit(rows: Float32Array) -> Float32Array:

@@ -348,6 +348,16 @@ def _complete_tokenizer(out: Path) -> None:
         if (out / "spm.model").is_file():
             _require("sentencepiece")
         AutoTokenizer.from_pretrained(out).save_pretrained(out)
+    _drop_tokens_without_a_row(out)
+
+
+def _drop_tokens_without_a_row(out: Path) -> None:
+    """The turn detector's [MASK] is the id behind its embedding table: a text that says it would crash the original."""
+    rows = json.loads((out / "config.json").read_bytes())["vocab_size"]
+    content = json.loads((out / "tokenizer.json").read_bytes())
+    kept = [token for token in content["added_tokens"] if token["id"] < rows]
+    if len(kept) < len(content["added_tokens"]):
+        _write_json(out / "tokenizer.json", {**content, "added_tokens": kept})
 
 
 def _write_json(path: Path, content: object) -> None:

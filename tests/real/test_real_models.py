@@ -18,7 +18,8 @@ from bei.artifact import Artifact
 from bei.core import Engine, Float32Array
 from bei_build.targets.openvino import cpu_capabilities
 from tests.bei_build.builds import build_artifact, open_engine
-from tests.real.clients import EngineClient, Input, unit
+from tests.e2e.process import environment, serve
+from tests.real.clients import Client, EngineClient, HTTPClient, Input, unit
 from tests.real.fetch import is_fetched
 from tests.real.models import cache_dir
 from tests.real.oracle import OnnxOracle, TransformersOracle
@@ -59,6 +60,11 @@ class Case:
             self._engines.append(engine)
             self._clients[precision] = EngineClient(artifact, engine)
         return self._clients[precision]
+
+    def artifact(self, precision: str) -> Path:
+        """The artifact in ``precision``."""
+        self.client(precision)
+        return self._scratch / precision
 
     def _build(self, precision: str) -> Artifact:
         limit = {"max_seq_len": MAX_SEQ_LEN} if self.served.model.name in _LONG else {}
@@ -208,8 +214,19 @@ def test_it_behaves_sensibly(case: Case, precision: str) -> None:
     _skip_without(precision)
     if not case.served.behaviours:
         pytest.skip("nothing can be said of this model in words")
+    _check_behaviours(case, case.client(precision))
+
+
+def test_it_behaves_sensibly_when_it_is_served(case: Case, tmp_path: Path) -> None:
+    if not case.served.behaviours:
+        pytest.skip("nothing can be said of this model in words")
+    with serve([case.artifact("fp32")], environment(tmp_path), tmp_path) as server:
+        _check_behaviours(case, HTTPClient(server.url))
+
+
+def _check_behaviours(case: Case, client: Client) -> None:
     for behaviour in case.served.behaviours:
         try:
-            behaviour.check(case.client(precision))
+            behaviour.check(client)
         except AssertionError as error:
             raise AssertionError(f"It should hold that {behaviour.says}, but: {error}") from error
