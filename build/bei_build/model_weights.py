@@ -81,7 +81,7 @@ class ModelWeights:
         try:
             self._map_checkpoint(self._opened(open_weights(folder)), modules)
             self._map_modules(modules)
-        except BaseException:
+        except BaseException:  # an interrupt too must unmap the files
             self.close()
             raise
 

@@ -55,6 +55,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     # 2. Checkpoint to spec.
     with progress.step("Read checkpoint") as details:
         location = locate(config.model, config.revision)
+        # BuildConfig has checked that the pooling is one of POOLINGS.
         choice = HeadChoice(config.task, config.pooling, config.score_tokens, config.token_embeddings)  # type: ignore[arg-type]
         checkpoint = read_checkpoint(location, choice, config.max_seq_len)
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
