@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import statistics
@@ -59,13 +60,17 @@ def batches_in_flight(
     encodings: list[Encoding], limits: Limits, request_size: int, concurrency: int
 ) -> list[PackedBatch]:
     """The batches the same policy cuts when it knows only the requests in flight: each that ends is followed by one."""
-    requests = [list(range(i, i + request_size)) for i in range(0, len(encodings), request_size)]
-    waiting = iter(requests)
+    requests = [encodings[start : start + request_size] for start in range(0, len(encodings), request_size)]
+    waiting = iter(enumerate(requests))
     remaining = [len(request) for request in requests]
+    arrived: list[tuple[int, Encoding]] = []  # the request of each, and itself
     keys: list[QueueKey] = []
 
     def follow() -> None:
-        keys.extend(QueueKey(encodings[i].num_tokens, i) for i in next(waiting, []))
+        for number, request in itertools.islice(waiting, 1):
+            for encoding in sorted(request, key=lambda encoding: encoding.num_tokens, reverse=True):
+                keys.append(QueueKey(encoding.num_tokens, len(arrived)))
+                arrived.append((number, encoding))
         keys.sort()
 
     for _ in range(concurrency):
@@ -74,12 +79,12 @@ def batches_in_flight(
     while keys:
         oldest = min(range(len(keys)), key=lambda position: keys[position].arrival)
         window = next_batch(keys, oldest, limits)
-        members = [key.arrival for key in keys[window]]
+        members = [arrived[key.arrival] for key in keys[window]]
         del keys[window]
-        batches.append(PackedBatch.from_encodings([encodings[i] for i in members]))
-        for i in members:
-            remaining[i // request_size] -= 1
-            if not remaining[i // request_size]:
+        batches.append(PackedBatch.from_encodings([encoding for _, encoding in members]))
+        for number, _ in members:
+            remaining[number] -= 1
+            if not remaining[number]:
                 follow()
     return batches
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -18,10 +19,12 @@ from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens
 from bei.server.endpoint import Context, Endpoint, Route
-from bei.server.errors import HANDLERS, error_response
+from bei.server.errors import HANDLERS, UNEXPECTED, error_response
 from bei.server.health import health_router
 from bei.server.info import info_router
 from bei.server.models import Models, models_router
+
+log = logging.getLogger(__name__)
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -35,7 +38,7 @@ ROUTES: tuple[Route[Any], ...] = (
 )
 
 
-def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> FastAPI:
+def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp:
     """The application over ``models``. It holds no state of its own."""
     app = FastAPI(
         title="bei",
@@ -51,8 +54,7 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> FastAPI
     app.include_router(info_router(models, config))
     app.include_router(health_router(models, metrics))
     hot = {("POST", endpoint.path): endpoint.answer for endpoint in endpoints}
-    app.add_middleware(_Front, metrics=metrics, hot=hot)
-    return app
+    return _Front(app, metrics, hot)  # not a middleware of FastAPI's: two more layers would stand in front of it
 
 
 class _Front:
@@ -101,4 +103,7 @@ async def _answer(endpoint: Answer, scope: Scope, receive: Receive, send: Send) 
         response = Response(status_code=499)  # for the count: nobody is left to read it
     except asyncio.CancelledError:  # a stopping server has waited long enough for the rest of the request
         response = error_response(ShuttingDownError("The server has stopped: send the request to another replica."))
+    except Exception:  # a border: a bug costs its own request the answer, and the client sees no traceback
+        log.exception("unexpected error on %s", scope["path"])
+        response = error_response(UNEXPECTED)
     await response(scope, receive, send)

@@ -32,6 +32,10 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
 }
 
 
+# A bug, to the client.
+UNEXPECTED = errors.BeiError("The server met an unexpected error: please report it with its log.")
+
+
 class ErrorDetail(TypedDict):
     """What is wrong and what to do; ``param`` is the field to blame, ``code`` is stable."""
 
@@ -87,8 +91,8 @@ async def on_disconnect(_: Request, __: Exception) -> Response:
 
 
 async def on_unexpected(_: Request, __: Exception) -> Response:
-    """A bug. The client learns that; the framework raises the error again for the log. No traceback leaves."""
-    return error_response(errors.BeiError("The server met an unexpected error: please report it with its log."))
+    """A bug; the framework raises the error again for the log. No traceback leaves."""
+    return error_response(UNEXPECTED)
 
 
 HANDLERS = {

@@ -84,7 +84,9 @@ def test_a_wrong_method_is_405_and_names_the_right_one(app: App, method: str, pa
     assert response.headers["allow"] == allowed
 
 
-def test_a_bug_is_500_without_a_traceback(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_500_without_a_traceback_which_is_in_the_log(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     app = make_app(FakeEngine(LIMITS))
 
     def broken(*_: object) -> None:
@@ -94,6 +96,7 @@ def test_a_bug_is_500_without_a_traceback(make_app: MakeApp, monkeypatch: pytest
     response = app.embed(input="a")
     message = check_error(response, 500, "unexpected error", type="server_error", code="bei_error")
     assert "secret" not in message
+    assert "RuntimeError: secret detail" in caplog.text
     monkeypatch.undo()
     assert app.embed(input="a").status_code == 200
     assert 'status="500"' in app.get("/metrics").text
