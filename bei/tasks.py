@@ -207,9 +207,17 @@ async def embed_chunks(
 
 
 async def embed_sparse(
-    service: InferenceService, texts: Seq[str], *, prompt: str = "", options: EncodingOptions = AS_CONFIGURED
+    service: InferenceService,
+    texts: Seq[str],
+    *,
+    prompt: str = "",
+    top_k: int | None = None,
+    options: EncodingOptions = AS_CONFIGURED,
 ) -> SparseEmbeddings:
-    """Weights of vocabulary entries, those above zero: SPLADE's, or those of the texts' own tokens (BGE-M3)."""
+    """Weights of vocabulary entries, those above zero: SPLADE's, or those of the texts' own tokens (BGE-M3).
+
+    ``top_k``: only the largest so many of each text (sentence-transformers' ``max_active_dims``).
+    """
     require(service, "embed_sparse")
     answer = await service.infer(prompted(prompt, texts), options)
     if service.manifest.dimension("sparse"):
@@ -218,6 +226,8 @@ async def embed_sparse(
         special = service.encoder.special_ids
         rows = zip(answer.rows, answer.encodings, strict=True)
         vectors = [_lexical(row["token_weights"][:, 0], encoding.input_ids, special) for row, encoding in rows]
+    if top_k is not None:
+        vectors = [_largest(vector, top_k) for vector in vectors]
     return SparseEmbeddings(vectors, answer.num_tokens, answer.truncated)
 
 
@@ -344,6 +354,13 @@ def _filled(body: str, parts: dict[str, str]) -> str:
 def _nonzero(weights: Float32Array) -> SparseVector:
     indices = np.flatnonzero(weights > 0).astype(np.int32)
     return indices, weights[indices]
+
+
+def _largest(vector: SparseVector, top_k: int) -> SparseVector:
+    """The ``top_k`` largest weights; of equal ones those that come first."""
+    indices, weights = vector
+    kept = np.sort(np.argsort(-weights, kind="stable")[:top_k])
+    return indices[kept], weights[kept]
 
 
 def _lexical(weights: Float32Array, ids: Int32Array, special: frozenset[int]) -> SparseVector:

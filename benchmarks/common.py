@@ -7,6 +7,7 @@ import json
 import platform
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,35 +58,54 @@ def sorted_batches(encodings: list[Encoding], limits: Limits) -> list[PackedBatc
 
 
 def batches_in_flight(
-    encodings: list[Encoding], limits: Limits, request_size: int, concurrency: int
+    encodings: list[Encoding],
+    limits: Limits,
+    request_size: int,
+    concurrency: int,
+    *,
+    num_ahead: int = 0,
+    longest_first: bool = True,
 ) -> list[PackedBatch]:
-    """The batches the same policy cuts when it knows only the requests in flight: each that ends is followed by one."""
+    """The batches the server's policy cuts when it knows only the requests in flight. Each request that ends is
+    followed by one, which comes when the next batch has been cut.
+
+    ``num_ahead``: batches that are cut while one still runs. ``longest_first``: whether of the sequences of a request
+    the longest counts as the oldest, as in the server, or the first.
+    """
     requests = [encodings[start : start + request_size] for start in range(0, len(encodings), request_size)]
-    waiting = iter(enumerate(requests))
     remaining = [len(request) for request in requests]
+    waiting = iter(enumerate(requests))
     arrived: list[tuple[int, Encoding]] = []  # the request of each, and itself
     keys: list[QueueKey] = []
 
     def follow() -> None:
         for number, request in itertools.islice(waiting, 1):
-            for encoding in sorted(request, key=lambda encoding: encoding.num_tokens, reverse=True):
-                keys.append(QueueKey(encoding.num_tokens, len(arrived)))
-                arrived.append((number, encoding))
+            order = (
+                sorted(request, key=lambda encoding: encoding.num_tokens, reverse=True) if longest_first else request
+            )
+            keys.extend(QueueKey(encoding.num_tokens, len(arrived) + i) for i, encoding in enumerate(order))
+            arrived.extend((number, encoding) for encoding in order)
         keys.sort()
 
-    for _ in range(concurrency):
-        follow()
-    batches = []
-    while keys:
+    def cut() -> list[tuple[int, Encoding]]:
         oldest = min(range(len(keys)), key=lambda position: keys[position].arrival)
         window = next_batch(keys, oldest, limits)
         members = [arrived[key.arrival] for key in keys[window]]
         del keys[window]
-        batches.append(PackedBatch.from_encodings([encoding for _, encoding in members]))
-        for number, _ in members:
-            remaining[number] -= 1
-            if not remaining[number]:
-                follow()
+        return members
+
+    for _ in range(concurrency):
+        follow()
+    batches, unfinished = [], deque[list[tuple[int, Encoding]]]()
+    while keys or unfinished:
+        if keys:
+            unfinished.append(cut())
+            batches.append(PackedBatch.from_encodings([encoding for _, encoding in unfinished[-1]]))
+        if not keys or len(unfinished) > 1 + num_ahead:
+            for number, _ in unfinished.popleft():
+                remaining[number] -= 1
+                if not remaining[number]:
+                    follow()
     return batches
 
 

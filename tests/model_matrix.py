@@ -1,5 +1,6 @@
 """How far engines are from the Hugging Face classes, case by case of ``tests.zoo``. ``python -m tests.model_matrix``
-measures all of them and writes docs/models.md; with ``--width 768 --layers 4`` the table of realistic widths in it.
+measures all of them and writes docs/models.md; with ``--width 768 --layers 4`` the table of realistic widths in it, and
+with ``--width 2048 --layers 4 --first`` that of the first case of each family.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ logits: the cosine of all sequences' logits together). Sequences have {lengths} 
 not normalized. In FP32 they are pooled in two ways, of which the larger difference counts: mean, and what decoders give
 by default, the last token's state, or for encoders the first one's. In BF16 they are pooled as by default.
 
-Written by `python -m tests.model_matrix`, and with `--width 768 --layers 4`. `tests/bei_build/test_parity_matrix.py`
-holds the small ones to 2e-4 and 0.999. Families that transformers has no class of (JinaBERT v2) are not in the tables;
-`tests/bei_build/families` holds them to an implementation in torch.
+Written by `python -m tests.model_matrix`, with `--width 768 --layers 4`, and with `--width 2048 --layers 4 --first`.
+`tests/bei_build/test_parity_matrix.py` holds the small ones to 2e-4 and 0.999. Families that transformers has no class
+of (JinaBERT v2) are not in the tables; `tests/bei_build/families` holds them to an implementation in torch.
 """
 _DECODERS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi-3", "Gemma", "Gemma 2", "Gemma 3 text")
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")
@@ -51,6 +52,11 @@ class Measured:
     in_batches: float
     alone: float
     bf16: float | None
+
+
+def first_cases() -> list[Case]:
+    """One of each family."""
+    return list({case.family: case for case in reversed(CASES)}.values())[::-1]
 
 
 def encodings_of(case: Case) -> list[Encoding]:
@@ -168,6 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, help="hidden size, a multiple of 64 (default: that of tests.zoo)")
     parser.add_argument("--layers", type=int, default=4, help="layers, where --width is given")
+    parser.add_argument("--first", action="store_true", help="only the first case of each family")
     parser.add_argument("--missing", action="store_true", help="only cases without a row; the other rows stay")
     arguments = parser.parse_args()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -178,9 +185,11 @@ def main() -> None:
     title = "Small: hidden size 32, 3 layers, heads of 8 or 12"
     if arguments.width:
         title = f"Realistic widths: hidden size {arguments.width}, {arguments.layers} layers, heads of 64"
+    if arguments.first:
+        title += ", the first case of each family"
     old = _sections().get(title, "").split("\n") if arguments.missing else []
     started_s, rows = time.monotonic(), []
-    for case in CASES:
+    for case in first_cases() if arguments.first else CASES:
         kept = next((line for line in old if line.startswith(row_start(case))), None)
         resized = widened(case, arguments.width, arguments.layers) if arguments.width else case
         rows.append(kept or _row(case, measure(resized)))

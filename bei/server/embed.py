@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypedDict
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
+from msgspec import Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
@@ -25,6 +26,12 @@ class TextsRequest(PromptControls, kw_only=True):
     def texts(self) -> list[str]:
         """One text is a list of one."""
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class SparseRequest(TextsRequest, kw_only=True):
+    """Texts, and how much of their vectors is wanted."""
+
+    top_k: Annotated[int, Meta(ge=1, description="Only so many of the largest weights; null: all.")] | None = None
 
 
 class EmbedRequest(PromptControls, kw_only=True):
@@ -102,12 +109,15 @@ async def embed_all(body: TextsRequest, context: Context) -> Reply:
     return Reply(answer.vectors, answer.truncated)
 
 
-async def embed_vocabulary(body: TextsRequest, context: Context) -> Reply:
-    """Weights of entries of the vocabulary, those above zero, by ascending index: SPLADE and its like."""
+async def embed_vocabulary(body: SparseRequest, context: Context) -> Reply:
+    """Weights of entries of the vocabulary, those above zero or the `top_k` largest, by ascending index: SPLADE and
+    its like.
+    """
     service = context.models.able("embed_sparse", body.model)
     texts = body.texts()
     context.check_inputs(texts, "inputs")
-    answer = await embed_sparse(service, texts, prompt=body.prompt(service.manifest), options=body.encoding_options())
+    prompt, options = body.prompt(service.manifest), body.encoding_options()
+    answer = await embed_sparse(service, texts, prompt=prompt, top_k=body.top_k, options=options)
     return Reply([weights_of(vector) for vector in answer.vectors], answer.truncated)
 
 
@@ -134,11 +144,16 @@ async def similarity(body: SimilarityRequest, context: Context) -> Reply:
     return Reply(answer.vectors[:-1] @ answer.vectors[-1], answer.truncated)
 
 
-_texts = parser(TextsRequest)
-
 ROUTES: tuple[Route[Any], ...] = (
     Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parser(EmbedRequest), embed),
-    Route("/embed_all", "Embed tokens (TEI)", TextsRequest, list[list[Vector]], _texts, embed_all),
-    Route("/embed_sparse", "Embed sparsely (TEI)", TextsRequest, list[list[Weight]], _texts, embed_vocabulary),
+    Route("/embed_all", "Embed tokens (TEI)", TextsRequest, list[list[Vector]], parser(TextsRequest), embed_all),
+    Route(
+        "/embed_sparse",
+        "Embed sparsely (TEI)",
+        SparseRequest,
+        list[list[Weight]],
+        parser(SparseRequest),
+        embed_vocabulary,
+    ),
     Route("/similarity", "Compare texts (TEI)", SimilarityRequest, Vector, parser(SimilarityRequest), similarity),
 )

@@ -310,6 +310,20 @@ def test_sparse_vectors_hold_the_weights_above_zero(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights, [0.5, 1e-6, 3])
 
 
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(1, [2]), (2, [1, 2]), (3, [1, 2, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])]
+)
+def test_top_k_keeps_the_largest_weights_by_ascending_index(tmp_path: Path, top_k: int, kept: list[int]) -> None:
+    weights = np.array([0.5, 1, 2, 1, 0, -3], np.float32)
+    artifact = save_artifact(
+        tmp_path / "tiny", tasks=["embed_sparse"], embedding=None, outputs=[OutputInfo(name="sparse", dimension=6)]
+    )
+    engine = HeadEngine("sparse", 6, lambda _: weights)
+    [(indices, largest)] = answer_of(artifact, engine, lambda s: embed_sparse(s, ["a"], top_k=top_k)).vectors
+    assert indices.tolist() == kept
+    assert largest.tolist() == weights[kept].tolist()
+
+
 def lexical(path: Path, head: Head, texts: Sequence[str]) -> list[dict[int, float]]:
     """Lexical weights (BGE-M3) of ``texts`` over an engine that gives each token the weight of ``head``."""
     artifact = save_artifact(

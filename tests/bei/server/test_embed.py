@@ -84,6 +84,14 @@ def test_sparse_vectors_are_lists_of_positive_weights_by_index(kinds: App) -> No
     assert answer(kinds, "/embed_sparse", inputs=["cat", "the cats"], input_type="query") == expected
 
 
+def test_top_k_leaves_the_largest_weights(kinds: App) -> None:
+    everything = answer(kinds, "/embed_sparse", inputs=["cat", "the cats"])
+    best = answer(kinds, "/embed_sparse", inputs=["cat", "the cats"], top_k=1)
+    assert all(len(entries) > 1 for entries in everything)
+    assert best == [[max(entries, key=lambda entry: float(entry["value"]))] for entries in everything]
+    check_error(post(kinds, "/embed_sparse", inputs="the cats", top_k=0), 400, ">= 1", param="top_k")
+
+
 def test_token_vectors_have_unit_length_and_special_tokens_are_there(kinds: App) -> None:
     vectors = answer(kinds, "/embed_all", inputs=["cat", "the cats"])
     for given_text, found in zip(["cat", "the cats"], vectors, strict=True):
