@@ -82,8 +82,8 @@ def model_max_length(folder: Path) -> int | None:
 
 
 def stored_truncation(folder: Path) -> int | None:
-    """How many tokens tokenizer.json itself keeps of a text, None for all. sentence-transformers leaves it so for static
-    embeddings, and nowhere else.
+    """How many tokens of a text tokenizer.json itself keeps, None for all: sentence-transformers leaves it at that for
+    static embeddings, and nowhere else.
     """
     path = folder / "tokenizer.json"
     truncation = read_object(path).get("truncation") if path.is_file() else None

@@ -144,15 +144,15 @@ class _PoolingEmitter:
             graph = self._graph
             slot_mask = graph.input("slot_mask", DType.FP32, ["B", "S"])
             if self._unpooled_id is not None:
-                slot_mask = graph.op("Mul", [slot_mask, self._is_pooled()], f"{self._prefix}.pooled")
+                slot_mask = graph.op("Mul", [slot_mask, self._all_but(self._unpooled_id)], f"{self._prefix}.pooled")
             mask = graph.op("Unsqueeze", [slot_mask, graph.constant([2])], f"{self._prefix}.mask")
             self._shared["mask"] = mask
         return self._shared["mask"]
 
-    def _is_pooled(self) -> str:
-        """0 where a slot holds ``unpooled_id``, else 1; FP32 [B, S]."""
-        graph, name = self._graph, f"{self._prefix}.is_pooled"
+    def _all_but(self, token_id: int) -> str:
+        """0 where a slot holds ``token_id``, else 1; FP32 [B, S]."""
+        graph, name = self._graph, f"{self._prefix}.all_but"
         indices = [graph.input("input_ids", DType.INT32, ["T"]), graph.input("pad_index", DType.INT32, ["B", "S"])]
         ids = graph.op("Gather", indices, f"{name}.ids", axis=0)
-        left_out = graph.op("Equal", [ids, graph.constant(self._unpooled_id, np.int32)], f"{name}.left_out")
+        left_out = graph.op("Equal", [ids, graph.constant(token_id, np.int32)], f"{name}.left_out")
         return graph.cast(graph.op("Not", [left_out], f"{name}.bool"), DType.FP32, name)
