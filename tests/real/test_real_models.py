@@ -145,7 +145,7 @@ def _answers(case: Case, precision: str, inputs: Sequence[Input] | None = None) 
 
 
 def test_fp32_equals_the_reference_implementation(case: Case, record_property: Any) -> None:
-    """transformers, or numpy for a static model; ONNX Runtime on exports of FP32 or FP16; and figures that are known."""
+    """transformers, or numpy for a static model; ONNX Runtime on exports of FP32 or FP16; figures that are known."""
     served, actual = case.served, _answers(case, "fp32")
     reference = "numpy" if served.model.is_static else "transformers"
     differences = {reference: _largest_difference(actual, case.expected())}

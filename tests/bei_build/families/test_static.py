@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Whitespace
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact import CERTIFICATE, TOKENIZER, Artifact
 from bei.core import Encoding, Float32Array
 from bei.errors import BuildError, CheckpointError, ConfigError, TokenizerError, WeightsError
 from bei_build.checkpoint import locate, read_checkpoint
 from bei_build.heads import HeadChoice
 from bei_build.targets.openvino import cpu_capabilities
+from bei_build.verification import held_out_texts
 from tests.bei_build.builds import build_artifact, embed, running
 from tests.bei_build.oracle import static_embed
 from tests.checkpoints import (
@@ -83,6 +88,19 @@ def test_bf16_is_close(writer: str, tmp_path: Path) -> None:
     cosines = (actual * expected).sum(axis=1)[lengths > 0] / lengths[lengths > 0]
     assert len(cosines) >= len(TEXTS) - 1
     assert cosines.min() >= 0.999
+
+
+def test_held_out_texts_without_tokens_do_not_fail_the_build(tmp_path: Path) -> None:
+    def make() -> Tokenizer:
+        """Of Latin letters, dropping what is none."""
+        tokenizer = Tokenizer(BPE({letter: index for index, letter in enumerate(ascii_letters)}, []))
+        tokenizer.pre_tokenizer = Whitespace()
+        return tokenizer
+
+    artifact = build_artifact(save_static(tmp_path / "static", tokenizer=make), tmp_path / "artifact")
+    certificate = json.loads((artifact.path / CERTIFICATE).read_bytes())
+    assert 90 < certificate["num_texts"] < len(held_out_texts())
+    assert certificate["passed"]
 
 
 def test_modules_behind_the_mean_are_obeyed(tmp_path: Path) -> None:
