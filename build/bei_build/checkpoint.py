@@ -112,7 +112,8 @@ def read_checkpoint(location: Location, choice: HeadChoice | None = None, max_se
     if not family.pools_unknown:
         spec = _without_unknown(spec, tokenizer)
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
-    longest = _longest(spec, config, files, model_max_length(folder), max_seq_len)
+    usual = config.usual_length if family.is_static else model_max_length(folder)
+    longest = _longest(spec, config, files, usual, max_seq_len)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
     modules, labels = side_modules(spec, files), labels_of(spec, config, files.activation)
@@ -239,11 +240,11 @@ def _without_unknown(spec: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:
 
 
 def _longest(
-    spec: ModelSpec, config: Any, files: SentenceTransformersFiles, tokenizer_max: int | None, asked: int | None
+    spec: ModelSpec, config: Any, files: SentenceTransformersFiles, usual: int | None, asked: int | None
 ) -> int:
     """Relative and rotary positions reach as far as the config says; a table of positions has no more rows.
 
-    ``usual_length`` of a static model's config is what is read of a text unless more is asked for.
+    ``usual`` is what the tokenizer's files, or a static model's config, give a text if nothing else is said.
     """
     table = spec.embeddings.max_positions or config.max_position_embeddings
     if asked is not None and asked > table:
@@ -252,8 +253,7 @@ def _longest(
         )
     if files.max_seq_length is not None and files.max_seq_length < 1:
         raise CheckpointError(f"max_seq_length {files.max_seq_length} of the checkpoint's files must be at least 1.")
-    usual = files.max_seq_length or tokenizer_max or getattr(config, "usual_length", None) or table
-    return asked or min(table, usual)
+    return asked or min(table, files.max_seq_length or usual or table)
 
 
 def _package_folder(model: str) -> Path | None:

@@ -203,8 +203,8 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
     head, files = checkpoint.spec.head("embedding"), checkpoint.files
     if head is None:
         return None
-    # Without modules.json only model2vec's config says whether vectors have unit length; clients of embedding APIs
-    # expect it.
+    # Without modules.json only model2vec's config says whether vectors have unit length. Clients of embedding APIs
+    # expect that they have.
     own = getattr(checkpoint.config, "normalize", None) if checkpoint.family.is_static else None
     normalize = next(choice for choice in (config.normalize, files.normalize, own, True) if choice is not None)
     return Embedding(

@@ -83,9 +83,7 @@ def certify(
     the caller judges ``passed``.
     """
     output = spec.heads[0].output
-    texts = [
-        text for text in held_out_texts() if tokenizer.encode(text).ids
-    ]  # without special tokens some may have none
+    texts = [text for text in held_out_texts() if tokenizer.encode(text).ids]  # without special ones there may be none
     longest = engine.info.limits.max_seq_len
     pairs = "rerank" in tasks_of(spec.heads[0], spec.hidden_size)
     encodings = encode(tokenizer, texts, spec, longest, pairs=pairs and longest > 8)

@@ -7,6 +7,7 @@ sentence-transformers' StaticEmbedding counts every token and reads all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
@@ -15,8 +16,6 @@ from bei_build.spec import EmbeddingsSpec, ModelSpec
 
 _LONGEST = 1_000_000  # nothing in such a model limits a text
 _MODEL2VEC_LENGTH = 512  # what model2vec reads of a text by default
-
-_WEIGHTS = {"embeddings.word.weight": ("embeddings", "embedding.weight")}
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
@@ -54,7 +53,7 @@ MODEL2VEC_FAMILY = Family(
     model_type="model2vec",
     architectures={"StaticModel": embedder},
     prefix="",
-    weights=_WEIGHTS,
+    weights={"embeddings.word.weight": ("embeddings", "embedding.weight")},
     unused=(),
     spec_from_config=_spec_from_config,
     translate=_from_model2vec,
@@ -62,14 +61,10 @@ MODEL2VEC_FAMILY = Family(
     is_static=True,
     pools_unknown=False,
 )
-SENTENCE_TRANSFORMERS_FAMILY = Family(
+SENTENCE_TRANSFORMERS_FAMILY = replace(
+    MODEL2VEC_FAMILY,
     model_type="static_embedding",  # a name of ours: it has no config.json
     architectures={"StaticEmbedding": embedder},
-    prefix="",
-    weights=_WEIGHTS,
-    unused=(),
-    spec_from_config=_spec_from_config,
     translate=_from_sentence_transformers,
-    in_transformers=False,
-    is_static=True,
+    pools_unknown=True,
 )

@@ -20,7 +20,7 @@ class HeadEmitter:
     """Emits heads over ``hidden`` [T, hidden_size]. Tokens ``unpooled_id`` are left out of means."""
 
     def __init__(
-        self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str, unpooled_id: int | None = None
+        self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str, unpooled_id: int | None
     ) -> None:
         self._graph = graph
         self._read = read

@@ -34,6 +34,7 @@ from tests.checkpoints import (
     save_static,
     unigram_tokenizer,
     wordpiece_tokenizer,
+    write_json,
     write_tensors,
 )
 
@@ -124,6 +125,7 @@ def test_model2vec_reads_512_tokens_unless_told_otherwise(
     config: dict[str, Any], asked: int | None, length: int, tmp_path: Path
 ) -> None:
     folder = save_static(tmp_path / "static", **config)
+    write_json(folder / "tokenizer_config.json", {"model_max_length": 77})  # which model2vec does not read
     artifact = build_artifact(folder, tmp_path / "artifact", max_seq_len=asked)
     assert artifact.manifest.max_seq_len == length
 
