@@ -38,7 +38,7 @@ _READ_SUFFIXES = (".json", ".txt", ".model", ".metadata")  # configs and tokeniz
 # Files in which quantizers leave their settings where config.json does not have them.
 _QUANTIZATION_CONFIGS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
-# What stands for the config.json that sentence-transformers does not write for this module.
+# What stands for the config.json that sentence-transformers does not write beside a StaticEmbedding.
 _STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]}
 
 
