@@ -130,6 +130,36 @@ def save_checkpoint(
     return folder
 
 
+def save_static(
+    folder: Path, writer: str = "model2vec", tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer, **config: Any
+) -> Path:
+    """Save random static embeddings as ``writer`` (model2vec or sentence-transformers) does; returns ``folder``.
+
+    ``config`` goes on top of model2vec's config.json. Without a Normalize module: ``add_static_modules`` lists others.
+    """
+    home = folder if writer == "model2vec" else folder / "0_StaticEmbedding"
+    home.mkdir(parents=True, exist_ok=True)
+    tokenizer().save(str(home / "tokenizer.json"))
+    generator = torch.Generator().manual_seed(21)
+    table = torch.randn(tokenizer().get_vocab_size(), HIDDEN, generator=generator)
+    write_tensors(home, {"embeddings" if writer == "model2vec" else "embedding.weight": table})
+    if writer == "model2vec":
+        settings = {"model_type": "model2vec", "architectures": ["StaticModel"], "hidden_dim": 7, "seq_length": 1000000}
+        write_json(folder / "config.json", {**settings, **config})
+    return add_static_modules(folder, home.relative_to(folder).as_posix())
+
+
+def add_static_modules(folder: Path, home: str = ".", *tail: str) -> Path:
+    """Write modules.json: a StaticEmbedding in ``home``, then modules called ``tail``; returns ``folder``."""
+    entries = [("StaticEmbedding", home), *((kind, f"{index}_{kind}") for index, kind in enumerate(tail, start=1))]
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, path) in enumerate(entries)
+    ]
+    write_json(folder / "modules.json", modules)
+    return folder
+
+
 def _is_norm_weight(name: str) -> bool:
     return name.lower().endswith(("layernorm.weight", "layer_norm.weight"))
 
@@ -191,12 +221,13 @@ def add_modules(
     width = hidden * len(pooling)
     for path, layer in zip(paths[2:], tail, strict=True):
         if isinstance(layer, Dense):
-            _save_dense(folder / path, width, layer)
+            save_dense(folder / path, width, layer)
             width = layer.out_features
     return folder
 
 
-def _save_dense(folder: Path, in_features: int, layer: Dense) -> None:
+def save_dense(folder: Path, in_features: int, layer: Dense) -> dict[str, torch.Tensor]:
+    """Save a Dense module with random weights into ``folder``; returns its tensors."""
     module = "linear" if layer.activation == "Identity" else "activation"
     config = {
         "in_features": in_features,
@@ -210,6 +241,7 @@ def _save_dense(folder: Path, in_features: int, layer: Dense) -> None:
     if layer.bias:
         tensors["linear.bias"] = torch.randn(layer.out_features, generator=generator)
     save_file(tensors, folder / WEIGHTS)
+    return tensors
 
 
 def write_json(path: Path, content: object) -> Path:

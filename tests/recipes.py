@@ -20,9 +20,11 @@ from tests.checkpoints import (
     Dense,
     Normalize,
     add_modules,
+    add_static_modules,
     bpe_tokenizer,
     change_config,
     read_tensors,
+    save_static,
     unigram_tokenizer,
     wordpiece_tokenizer,
     write_json,
@@ -97,10 +99,11 @@ class Repository:
     """One repository, made small, and what an artifact of its recipe must say.
 
     ``modules`` are pooling and tail of its sentence-transformers files, ``prompts`` those of the same files.
-    ``last_token`` is what every text must end in. ``prepare`` makes of a saved checkpoint what the repository holds.
+    ``last_token`` is what every text must end in. ``prepare`` makes of a saved checkpoint what the repository holds, or
+    all of it without a ``case`` (static embeddings have no HF class).
     """
 
-    case: Case
+    case: Case | None
     tasks: tuple[str, ...] = ("embed",)
     outputs: dict[str, int] = field(default_factory=lambda: {"embedding": 32})
     pooling: str | None = None
@@ -113,11 +116,12 @@ class Repository:
 
     def save(self, folder: Path) -> Path:
         """Write the checkpoint into ``folder``; returns ``folder``."""
-        save_case(folder, self.case)
-        if self.modules:
-            pooling, tail = self.modules
-            add_modules(folder, (pooling,), tail, hidden=self.case.settings.get("hidden_size", 32))
-            write_json(folder / "config_sentence_transformers.json", {"prompts": self.prompts})
+        if self.case:
+            save_case(folder, self.case)
+            if self.modules:
+                pooling, tail = self.modules
+                add_modules(folder, (pooling,), tail, hidden=self.case.settings.get("hidden_size", 32))
+                write_json(folder / "config_sentence_transformers.json", {"prompts": self.prompts})
         for step in self.prepare:
             step(folder)
         return folder
@@ -276,6 +280,15 @@ def _remote_gte(theta: float, factor: float, prefix: str = "", **tensors: torch.
         write_tensors(folder, {**base, **heads, **{name.replace("__", "."): t for name, t in tensors.items()}})
 
     return prepare
+
+
+def _potion(folder: Path) -> None:
+    save_static(folder, normalize=True)
+    add_static_modules(folder, ".", "Normalize")
+
+
+def _static_embedding(folder: Path) -> None:
+    save_static(folder, "sentence-transformers")
 
 
 # Structures.
@@ -596,4 +609,7 @@ REPOSITORIES: dict[str, Repository] = {
         prompts={"query": "task: search result | query: ", "document": "title: none | text: "},
     ),
     "harrier-oss-v1-270m": _embedder(Case("Gemma 3", "Gemma3TextModel", _GEMMA3, _gemma), "last"),
+    # Static embeddings
+    "potion-base-8m": Repository(None, pooling="mean", prepare=(_potion,)),
+    "static-retrieval-mrl-en-v1": Repository(None, pooling="mean", prepare=(_static_embedding,)),
 }

@@ -16,14 +16,20 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bei.artifact import Source, sha256_of_file
-from bei.errors import CheckpointError, CheckpointNotFoundError, MissingDependencyError
+from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, MissingDependencyError
 from bei_build.families import family_of
 from bei_build.families.base import Family
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
-from bei_build.model_weights import ModelWeights, SideModule, with_stored_widths
+from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_object, read_sentence_transformers
 from bei_build.spec import ModelSpec
-from bei_build.tokenizer import check_vocabulary, model_max_length, tokenizer_from_checkpoint
+from bei_build.tokenizer import (
+    check_vocabulary,
+    model_max_length,
+    stored_truncation,
+    tokenizer_from_checkpoint,
+    unknown_id,
+)
 from bei_build.weights import weight_files
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
@@ -32,6 +38,8 @@ _READ_SUFFIXES = (".json", ".txt", ".model", ".metadata")  # configs and tokeniz
 # Files in which quantizers leave their settings where config.json does not have them.
 _QUANTIZATION_CONFIGS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
+# What stands for the config.json that sentence-transformers does not write beside a StaticEmbedding.
+_STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]}
 
 
 @dataclass(frozen=True)
@@ -93,14 +101,19 @@ def read_checkpoint(location: Location, choice: HeadChoice | None = None, max_se
     """
     files = read_sentence_transformers(location.folder)
     folder = files.transformer_folder
-    config, architecture = _config(folder)
+    config, architecture = _config(folder, is_static=files.is_static)
     family = family_of(config.model_type, architecture)
     spec = _spec(family, config, architecture)
-    tokenizer = tokenizer_from_checkpoint(folder, files.do_lower_case, files.markers)
+    tokenizer = tokenizer_from_checkpoint(
+        folder, files.do_lower_case, files.markers, special_tokens=not family.is_static
+    )
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
+    if not family.pools_unknown:
+        spec = _without_unknown(spec, tokenizer)
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
-    longest = _longest(spec, config, files, model_max_length(folder), max_seq_len)
+    usual = config.usual_length if family.is_static else model_max_length(folder)
+    longest = _longest(spec, config, files, usual, max_seq_len)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
     modules, labels = side_modules(spec, files), labels_of(spec, config, files.activation)
@@ -122,14 +135,50 @@ def source_of(checkpoint: Checkpoint) -> Source:
     return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
 
 
-def _config(folder: Path) -> tuple[Any, str]:
+def _config(folder: Path, *, is_static: bool) -> tuple[Any, str]:
     """The HF config (its class knows the defaults that config.json leaves out) and the architecture's name."""
+    raw = _raw_config(folder, is_static=is_static)
+    path = folder / "config.json"
+    architectures = raw.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(architecture, str):
+        raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
+    family = family_of(raw["model_type"], architecture)  # before transformers, which would only say it does not know it
+    if family.is_static:
+        vocab_size, hidden_size = stored_shape("embeddings.word.weight", family, folder)
+        raw = {**raw, "vocab_size": vocab_size, "hidden_size": hidden_size}
+    # Without torch, which configs do not need, transformers would print that models are not available.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    try:
+        from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
+    try:
+        translated = family.translate(raw) if family.translate else raw
+        if translated is raw and raw["model_type"] == family.model_type:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        else:
+            config_class = PreTrainedConfig if family.is_static else CONFIG_MAPPING[family.model_type]
+            config = config_class.from_dict({**translated, "model_type": family.model_type})
+    except CheckpointError:  # of translate
+        raise
+    except Exception as error:  # transformers validates with several exception types
+        raise CheckpointError(
+            f"{path} was refused by transformers ({error}). Download the checkpoint again."
+        ) from error
+    return config, architecture
+
+
+def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
+    """config.json, or what stands for it beside a StaticEmbedding."""
     path = folder / "config.json"
     if (folder / "adapter_config.json").is_file():
         raise CheckpointError(
             f"{folder} holds an adapter. Merge it into its base model (peft: merge_and_unload, then save_pretrained) "
             "and build the result."
         )
+    if is_static and not path.is_file():
+        return {**_STATIC_EMBEDDING, "usual_length": stored_truncation(folder)}
     if not path.is_file():
         raise CheckpointNotFoundError(
             f"{folder} has no config.json: it is not a Hugging Face checkpoint. Pass the folder that holds one."
@@ -138,30 +187,7 @@ def _config(folder: Path) -> tuple[Any, str]:
     if not isinstance(raw.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
     _refuse_quantized(folder, raw)
-    architectures = raw.get("architectures")
-    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
-    if not isinstance(architecture, str):
-        raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
-    family = family_of(raw["model_type"], architecture)  # before transformers, which would only say it does not know it
-    # Without torch, which configs do not need, transformers would print that models are not available.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    try:
-        from transformers import CONFIG_MAPPING, AutoConfig
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
-    try:
-        translated = family.translate(raw) if family.translate else raw
-        if translated is raw and raw["model_type"] == family.model_type:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        else:
-            config = CONFIG_MAPPING[family.model_type].from_dict({**translated, "model_type": family.model_type})
-    except CheckpointError:  # of translate
-        raise
-    except Exception as error:  # transformers validates with several exception types
-        raise CheckpointError(
-            f"{path} was refused by transformers ({error}). Download the checkpoint again."
-        ) from error
-    return config, architecture
+    return raw
 
 
 def _refuse_quantized(folder: Path, raw: dict[str, Any]) -> None:
@@ -198,15 +224,28 @@ def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
         spec = family.spec_from_config(config, architecture)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json describes no model ({error}). Download the checkpoint again.") from error
-    if not spec.layers:
+    if not spec.layers and not family.is_static:
         raise CheckpointError("config.json describes a model without layers. Download the checkpoint again.")
     return spec
 
 
+def _without_unknown(spec: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:
+    """``spec`` with the tokenizer's unknown token left out of its means. Raises ConfigError for other poolings."""
+    if any(head.pooling != ("mean",) for head in spec.heads):
+        raise ConfigError(
+            f"{spec.architecture} gives means of rows without unknown tokens, and nothing else: leave pooling and "
+            "token_embeddings out."
+        )
+    return replace(spec, unpooled_id=unknown_id(tokenizer))
+
+
 def _longest(
-    spec: ModelSpec, config: Any, files: SentenceTransformersFiles, tokenizer_max: int | None, asked: int | None
+    spec: ModelSpec, config: Any, files: SentenceTransformersFiles, usual: int | None, asked: int | None
 ) -> int:
-    """Relative and rotary positions reach as far as the config says; a table of positions has no more rows."""
+    """Relative and rotary positions reach as far as the config says; a table of positions has no more rows.
+
+    ``usual`` is what the tokenizer's files, or a static model's config, give a text if nothing else is said.
+    """
     table = spec.embeddings.max_positions or config.max_position_embeddings
     if asked is not None and asked > table:
         raise CheckpointError(
@@ -214,7 +253,7 @@ def _longest(
         )
     if files.max_seq_length is not None and files.max_seq_length < 1:
         raise CheckpointError(f"max_seq_length {files.max_seq_length} of the checkpoint's files must be at least 1.")
-    return asked or min(table, files.max_seq_length or tokenizer_max or table)
+    return asked or min(table, files.max_seq_length or usual or table)
 
 
 def _package_folder(model: str) -> Path | None:

@@ -186,7 +186,7 @@ class StoredNames:
 
         if _template(name) not in table:
             return [f"{stored}.{k}" for stored in spelled(table[_template(module)]) for k in (kind, _OLD_KINDS[kind])]
-        embeddings = {f"{stored}.weight" for stored in spelled(table["embeddings.word"])}
+        embeddings = {f"{stored}.weight" for stored in spelled(table.get("embeddings.word", ()))}
         return [stored for stored in spelled(table[_template(name)]) if self._tied or stored not in embeddings]
 
 
@@ -212,25 +212,26 @@ def stored_width(location: Path) -> int:
     return widths[0]
 
 
+def stored_shape(name: str, family: Family, folder: Path) -> tuple[int, int]:
+    """Rows and columns of the matrix that we call ``name``. Raises WeightsError."""
+    store = open_weights(folder)
+    try:
+        shapes = store.shapes
+    finally:
+        store.close()
+    stored = StoredNames(family).of(name, shapes)
+    if len(shape := shapes.get(stored, ())) != 2:
+        raise WeightsError(f"Tensor {stored} is missing or no matrix. Download the checkpoint again.")
+    return shape[0], shape[1]
+
+
 def with_stored_widths(heads: tuple[HeadSpec, ...], family: Family, folder: Path) -> tuple[HeadSpec, ...]:
     """``heads`` with the layers that are AS_STORED as wide as their matrices in ``folder``. Raises WeightsError."""
 
-    def is_open(layer: HeadLayer) -> bool:
-        return isinstance(layer, DenseSpec) and layer.out_features == AS_STORED
-
-    if not any(is_open(layer) for head in heads for layer in head.token_layers):
-        return heads
-    store = open_weights(folder)
-    shapes = store.shapes
-    store.close()
-
     def resolved(layer: HeadLayer) -> HeadLayer:
-        if not isinstance(layer, DenseSpec) or not is_open(layer):
+        if not isinstance(layer, DenseSpec) or layer.out_features != AS_STORED:
             return layer
-        name = StoredNames(family).of(f"{layer.name}.weight", shapes)
-        if name not in shapes or len(shapes[name]) != 2:
-            raise WeightsError(f"Tensor {name} is missing or no matrix. Download the checkpoint again.")
-        return replace(layer, out_features=shapes[name][0])
+        return replace(layer, out_features=stored_shape(f"{layer.name}.weight", family, folder)[0])
 
     return tuple(replace(head, token_layers=tuple(resolved(layer) for layer in head.token_layers)) for head in heads)
 

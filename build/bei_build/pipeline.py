@@ -171,7 +171,7 @@ def _manifest(
             architecture=spec.architecture,
             num_layers=len(spec.layers),
             hidden_size=spec.hidden_size,
-            num_heads=spec.layers[0].attention.num_heads,
+            num_heads=spec.layers[0].attention.num_heads if spec.layers else 0,
             vocab_size=spec.embeddings.vocab_size,
             num_parameters=spec.num_parameters,
         ),
@@ -203,8 +203,10 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
     head, files = checkpoint.spec.head("embedding"), checkpoint.files
     if head is None:
         return None
-    # Without modules.json nothing says whether vectors have unit length; clients of embedding APIs expect it.
-    normalize = next(choice for choice in (config.normalize, files.normalize, True) if choice is not None)
+    # Without modules.json only model2vec's config says whether vectors have unit length. Clients of embedding APIs
+    # expect that they have.
+    own = getattr(checkpoint.config, "normalize", None) if checkpoint.family.is_static else None
+    normalize = next(choice for choice in (config.normalize, files.normalize, own, True) if choice is not None)
     return Embedding(
         pooling="+".join(head.pooling),
         normalize=normalize,

@@ -44,8 +44,10 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
 _IDLE_MODULES = ("Dropout", "MultiVectorMask")
 _SUPPORTED_MODULES = (
     "Transformer -> Pooling -> Dense / LayerNorm / Normalize, Transformer -> Dense -> Normalize (late interaction), "
-    "MLMTransformer -> SpladePooling, Transformer -> LogitScore, and Transformer alone for sequence-classification"
+    "MLMTransformer -> SpladePooling, Transformer -> LogitScore, StaticEmbedding -> Dense / LayerNorm / Normalize, and "
+    "Transformer alone for sequence-classification"
 )
+_TAIL_MODULES = {"Dense", "LayerNorm", "Normalize"}
 _MATRYOSHKA_KEYS = ("matryoshka_dims", "matryoshka_dimensions")
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -72,7 +74,8 @@ class SentenceTransformersFiles:
     ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the tokens
     (no, yes) whose scores a reranker compares, ``activation`` is the class of what a CrossEncoder puts on its scores.
     ``markers`` are prompts that ColBERT was trained with as one token each.
-    ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders.
+    ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: its
+    module is a StaticEmbedding, and the config may be missing.
     """
 
     transformer_folder: Path
@@ -85,6 +88,7 @@ class SentenceTransformersFiles:
     score_ids: tuple[int, int] | None = None
     activation: str | None = None
     markers: tuple[str, ...] = ()
+    is_static: bool = False
     normalize: bool | None = None
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -118,7 +122,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     entries = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
-    if kinds[:1] not in (["Transformer"], ["MLMTransformer"]):
+    if kinds[:1] not in (["Transformer"], ["MLMTransformer"], ["StaticEmbedding"]):
         raise _unsupported(kinds)
     task, transformer = _transformer_settings(modules[0][1])
     if (read := _HEADS.get(_form(kinds, task))) is None:
@@ -137,7 +141,9 @@ def _unsupported(kinds: list[str]) -> CheckpointError:
 def _form(kinds: list[str], task: str | None) -> str:
     """What kind of head the modules make, "" where bei knows none. ``task`` is what the Transformer is loaded for."""
     second, behind = kinds[1:2], set(kinds[2:])
-    if kinds[0] == "Transformer" and behind <= {"Dense", "LayerNorm", "Normalize"}:
+    if kinds[0] == "StaticEmbedding":
+        return "static" if set(kinds[1:]) <= _TAIL_MODULES else ""
+    if kinds[0] == "Transformer" and behind <= _TAIL_MODULES:
         if second == ["Pooling"]:
             return "pooled"
         if second == ["Dense"]:
@@ -149,6 +155,10 @@ def _form(kinds: list[str], task: str | None) -> str:
 
 def _pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
     return {"pooling": _pooling(modules[0][1]), **_tail(modules[1:], "sentence_embedding")}
+
+
+def _static(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+    return {"pooling": ("mean",), **_tail(modules, "sentence_embedding"), "is_static": True}
 
 
 def _per_token(modules: list[tuple[str, Path]]) -> dict[str, Any]:
@@ -220,6 +230,7 @@ def _token_scores(modules: list[tuple[str, Path]]) -> dict[str, Any]:
 
 _HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
     "pooled": _pooled,
+    "static": _static,
     "per_token": _per_token,
     "classifier": lambda modules: {},
     "SpladePooling": _sparse,

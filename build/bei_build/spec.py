@@ -232,9 +232,10 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A transformer and what is read from its token states.
+    """A transformer and what is read from its token states. Static embeddings have no layers.
 
-    ``final_norm`` is behind the last layer (pre-norm models). ``architecture`` and ``family`` are for people.
+    ``final_norm`` is behind the last layer (pre-norm models). ``architecture`` and ``family`` are for people. Tokens
+    ``unpooled_id`` are left out of means; a sequence of nothing else has a mean of zeros.
     """
 
     family: str
@@ -244,6 +245,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec | None = None
     heads: tuple[HeadSpec, ...] = (HeadSpec("embedding", ("mean",)),)
+    unpooled_id: int | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
@@ -262,7 +264,8 @@ class ModelSpec:
     def backbone_weights(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every weight of the transformer (position table without its unused rows)."""
         yield from _embedding_weights(self.embeddings, self.hidden_size)
-        yield from _shared_attention_weights(self.layers, self.hidden_size)
+        if self.layers:
+            yield from _shared_attention_weights(self.layers[0].attention, self.hidden_size)
         for index, layer in enumerate(self.layers):
             yield from _layer_weights(f"layers.{index}", layer, self.hidden_size)
         if self.final_norm:
@@ -299,9 +302,8 @@ def _embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tupl
         yield from _linear("embeddings.projection", hidden, width, bias=True)
 
 
-def _shared_attention_weights(layers: tuple[LayerSpec, ...], hidden: int) -> Iterator[tuple[str, Shape]]:
+def _shared_attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """The tables of relative positions, which all layers share."""
-    attention = layers[0].attention
     if attention.relative_bias:
         yield "relative_bias.weight", (attention.relative_bias.num_buckets, attention.num_heads)
     if attention.disentangled:

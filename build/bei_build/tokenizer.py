@@ -7,6 +7,7 @@ on purpose. Truncation and padding are switched off; the runtime does both itsel
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,14 @@ from bei_build.sentence_transformers import read_object
 _NO_LIMIT = 1 << 24
 
 
-def tokenizer_from_checkpoint(folder: Path, do_lower_case: bool, markers: Sequence[str] = ()) -> Tokenizer:
+def tokenizer_from_checkpoint(
+    folder: Path, do_lower_case: bool, markers: Sequence[str] = (), *, special_tokens: bool = True
+) -> Tokenizer:
     """The tokenizer of ``folder``. Raises TokenizerError.
 
     ``do_lower_case`` (sentence_bert_config.json) puts a Lowercase normalizer in front, as sentence-transformers does.
-    ``markers`` are beginnings of texts that are one token each, if the vocabulary has them.
+    ``markers`` are beginnings of texts that are one token each, if the vocabulary has them. Without ``special_tokens``
+    nothing is added to a text.
     """
     path = folder / "tokenizer.json"
     if path.is_file():
@@ -46,6 +50,8 @@ def tokenizer_from_checkpoint(folder: Path, do_lower_case: bool, markers: Sequen
         normalizers: list[Normalizer] = before
         tokenizer.normalizer = NormalizerSequence(normalizers)
     _keep_whole(tokenizer, markers)
+    if not special_tokens:
+        tokenizer.post_processor = ProcessorSequence(_without_templates(tokenizer.post_processor))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -61,11 +67,27 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
         )
 
 
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """The token of what is in no vocabulary, None where everything is. A Unigram model says its id, others its text."""
+    model = json.loads(tokenizer.to_str())["model"]
+    token, index = model.get("unk_token"), model.get("unk_id")
+    return tokenizer.token_to_id(token) if token is not None else index
+
+
 def model_max_length(folder: Path) -> int | None:
     """``model_max_length`` of tokenizer_config.json, None if absent or infinite."""
     path = folder / "tokenizer_config.json"
     value = read_object(path).get("model_max_length") if path.is_file() else None
     return int(value) if isinstance(value, (int, float)) and 0 < value < _NO_LIMIT else None
+
+
+def stored_truncation(folder: Path) -> int | None:
+    """How many tokens of a text tokenizer.json itself keeps, None for all: sentence-transformers leaves it at that for
+    static embeddings, and nowhere else.
+    """
+    path = folder / "tokenizer.json"
+    truncation = read_object(path).get("truncation") if path.is_file() else None
+    return truncation.get("max_length") if isinstance(truncation, dict) else None
 
 
 def _add_asked_tokens(tokenizer: Tokenizer, folder: Path) -> None:

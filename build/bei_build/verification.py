@@ -82,7 +82,8 @@ def certify(
     A scorer of pairs is compared on pairs. Raises VerificationError only where the reference cannot be compared with;
     the caller judges ``passed``.
     """
-    output, texts = spec.heads[0].output, held_out_texts()
+    output = spec.heads[0].output
+    texts = [text for text in held_out_texts() if tokenizer.encode(text).ids]  # without special ones there may be none
     longest = engine.info.limits.max_seq_len
     pairs = "rerank" in tasks_of(spec.heads[0], spec.hidden_size)
     encodings = encode(tokenizer, texts, spec, longest, pairs=pairs and longest > 8)

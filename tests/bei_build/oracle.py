@@ -1,20 +1,23 @@
-"""The Hugging Face model as sentence-transformers runs it: padded, batched, masked. Shares nothing with the builder.
+"""The Hugging Face model as sentence-transformers runs it: padded, batched, masked; and static embeddings, in numpy.
+Shares nothing with the builder.
 
 ``bei_build.reference`` runs one text at a time without padding, so the two agree only if both are right.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from bei.core import Encoding, Float32Array
-from tests.checkpoints import Dense, Normalize
+from tests.checkpoints import WEIGHTS, Dense, Normalize
 
 _ACTIVATIONS = {
     "Identity": lambda x: x,
@@ -77,3 +80,21 @@ def _pool(states: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
         weights = weights * torch.arange(1, states.shape[1] + 1)[None, :, None]
     total, count = (states * weights).sum(1), weights.sum(1)
     return total / (count.sqrt() if mode == "mean_sqrt_len" else count)
+
+
+def static_embed(folder: Path, texts: Sequence[str], max_seq_len: int, *, with_unknown: bool) -> Float32Array:
+    """Means of the rows of the first ``max_seq_len`` tokens, float32 [n, E]; zeros for a text without any.
+
+    ``folder`` holds table and tokenizer. ``with_unknown`` as in sentence-transformers, without as in model2vec.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    model = json.loads(tokenizer.to_str())["model"]
+    unknown = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
+    (table,) = load_file(folder / WEIGHTS).values()
+    vectors = np.zeros((len(texts), table.shape[1]), np.float32)
+    for vector, text in zip(vectors, texts, strict=True):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[:max_seq_len]
+        if kept := [token_id for token_id in ids if with_unknown or token_id != unknown]:
+            vector[:] = table.numpy()[kept].mean(axis=0)
+    return vectors

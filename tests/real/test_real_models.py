@@ -18,6 +18,7 @@ from bei.artifact import Artifact
 from bei.core import Engine, Float32Array
 from bei_build.targets.openvino import cpu_capabilities
 from tests.bei_build.builds import build_artifact, open_engine
+from tests.bei_build.oracle import static_embed
 from tests.e2e.process import environment, serve
 from tests.real.clients import Client, EngineClient, HTTPClient, Input, unit
 from tests.real.fetch import is_fetched
@@ -101,6 +102,8 @@ _LONG = ("nomic", "minimind2-small", "smollm2-135m", "gemma3-270m")
 def _reference(case: Case) -> list[Float32Array]:
     served, model = case.served, case.served.model
     inputs, texts = case.inputs, [each for each in case.inputs if isinstance(each, str)]
+    if model.is_static:
+        return list(unit(static_embed(case.folder, texts, case.max_seq_len, with_unknown=False)))
     architecture = "AutoModel" if served.output == "embedding" else model.architecture
     oracle = TransformersOracle(case.folder, architecture, case.max_seq_len)
     if served.output == "embedding":
@@ -136,15 +139,16 @@ def _skip_without(precision: str) -> None:
         pytest.skip("this CPU does not compute in bf16")
 
 
-def _answers(case: Case, precision: str) -> list[Float32Array]:
-    rows = case.client(precision).rows(case.inputs, case.served.output)
+def _answers(case: Case, precision: str, inputs: Sequence[Input] | None = None) -> list[Float32Array]:
+    rows = case.client(precision).rows(case.inputs if inputs is None else inputs, case.served.output)
     return rows if case.served.output == "logits" else [unit(row) for row in rows]
 
 
 def test_fp32_equals_the_reference_implementation(case: Case, record_property: Any) -> None:
-    """transformers; ONNX Runtime on the unconverted export where it is FP32 or FP16; and figures that are known."""
+    """transformers, or numpy for a static model; ONNX Runtime on exports of FP32 or FP16; figures that are known."""
     served, actual = case.served, _answers(case, "fp32")
-    differences = {"transformers": _largest_difference(actual, case.expected())}
+    reference = "numpy" if served.model.is_static else "transformers"
+    differences = {reference: _largest_difference(actual, case.expected())}
     if served.model.has_original:
         differences["ONNX Runtime"] = _largest_difference(actual, _of_the_export(case))
     for oracle, difference in differences.items():
@@ -152,8 +156,8 @@ def test_fp32_equals_the_reference_implementation(case: Case, record_property: A
         print(f"{served.name}: FP32 differs from {oracle} by {difference:.1e}")
     assert max(differences.values()) <= FP32_TOLERANCE, differences
     if served.figures is not None:
-        rows = case.client("fp32").rows(served.figures.inputs, "logits")
-        np.testing.assert_allclose(np.stack(rows), served.figures.logits, atol=1e-3)
+        figures, rows = served.figures, np.stack(_answers(case, "fp32", served.figures.inputs))
+        np.testing.assert_allclose(rows[:, : len(figures.rows[0])], figures.rows, rtol=0, atol=figures.tolerance)
 
 
 def test_bf16_is_close_to_transformers(case: Case, record_property: Any) -> None:
@@ -181,7 +185,7 @@ def test_bf16_is_close_to_transformers(case: Case, record_property: Any) -> None
 def _cosines_of_transformers_in_bf16(case: Case, indices: Sequence[int]) -> list[float]:
     """Where BF16 itself is coarse: Gemma's state of "..." has a cosine of 0.996 to FP32 in transformers."""
     served, texts = case.served, [str(case.inputs[index]) for index in indices]
-    if served.output != "embedding":
+    if served.output != "embedding" or served.model.is_static:
         return [BF16_COSINE] * len(texts)
     oracle = TransformersOracle(case.folder, "AutoModel", case.max_seq_len, torch.bfloat16)
     rows = unit(oracle.embed(texts, served.model.pooling))

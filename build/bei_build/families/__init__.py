@@ -23,6 +23,7 @@ from bei_build.families import (
     phi3,
     qwen,
     roberta,
+    static,
 )
 from bei_build.families.base import Family
 
@@ -48,6 +49,8 @@ FAMILIES: tuple[Family, ...] = (
     gemma.FAMILY,
     gemma.GEMMA2_FAMILY,
     gemma.GEMMA3_FAMILY,
+    static.MODEL2VEC_FAMILY,
+    static.SENTENCE_TRANSFORMERS_FAMILY,
 )
 
 

@@ -17,12 +17,15 @@ from bei_build.spec import ActivationSpec, DenseSpec, HeadLayer, HeadSpec, Norma
 
 
 class HeadEmitter:
-    """Emits heads over ``hidden`` [T, hidden_size]."""
+    """Emits heads over ``hidden`` [T, hidden_size]. Tokens ``unpooled_id`` are left out of means."""
 
-    def __init__(self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str) -> None:
+    def __init__(
+        self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str, unpooled_id: int | None
+    ) -> None:
         self._graph = graph
         self._read = read
         self._hidden = hidden
+        self._unpooled_id = unpooled_id
         self._pooled: dict[str, _PoolingEmitter] = {}
 
     def emit(self, head: HeadSpec) -> str:
@@ -34,7 +37,7 @@ class HeadEmitter:
                 value, in_fp32 = graph.cast(value, DType.FP32, f"{name}.token_layers.{index}.fp32"), True
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
         if head.pooling:
-            pooling = self._pooled.setdefault(value, _PoolingEmitter(graph, value))
+            pooling = self._pooled.setdefault(value, _PoolingEmitter(graph, value, self._unpooled_id))
             parts = [pooling.emit(mode) for mode in head.pooling]
             value = parts[0] if len(parts) == 1 else graph.op("Concat", parts, f"{name}.pooled", axis=1)
         else:
@@ -75,9 +78,10 @@ def _needs_fp32(layer: HeadLayer) -> bool:
 class _PoolingEmitter:
     """Shares the padded view and its token counts between modes."""
 
-    def __init__(self, graph: GraphWriter, hidden: str) -> None:
+    def __init__(self, graph: GraphWriter, hidden: str, unpooled_id: int | None) -> None:
         self._graph = graph
         self._hidden = hidden
+        self._unpooled_id = unpooled_id
         self._prefix = f"pooling.{hidden}"
         self._shared: dict[str, str] = {}
 
@@ -116,6 +120,8 @@ class _PoolingEmitter:
         if mode == "sum":
             return total
         count = graph.op("ReduceSum", [weights, graph.constant([1])], f"{name}.count", keepdims=0)
+        if self._unpooled_id is not None:  # there may be no token left
+            count = graph.op("Max", [count, graph.constant(1.0, np.float32)], f"{name}.least")
         if mode == "mean_sqrt_len":
             count = graph.op("Sqrt", [count], f"{name}.sqrt")
         return graph.op("Div", [total, count], name)
@@ -137,6 +143,16 @@ class _PoolingEmitter:
         if "mask" not in self._shared:
             graph = self._graph
             slot_mask = graph.input("slot_mask", DType.FP32, ["B", "S"])
+            if self._unpooled_id is not None:
+                slot_mask = graph.op("Mul", [slot_mask, self._all_but(self._unpooled_id)], f"{self._prefix}.pooled")
             mask = graph.op("Unsqueeze", [slot_mask, graph.constant([2])], f"{self._prefix}.mask")
             self._shared["mask"] = mask
         return self._shared["mask"]
+
+    def _all_but(self, token_id: int) -> str:
+        """0 where a slot holds ``token_id``, else 1; FP32 [B, S]."""
+        graph, name = self._graph, f"{self._prefix}.all_but"
+        indices = [graph.input("input_ids", DType.INT32, ["T"]), graph.input("pad_index", DType.INT32, ["B", "S"])]
+        ids = graph.op("Gather", indices, f"{name}.ids", axis=0)
+        left_out = graph.op("Equal", [ids, graph.constant(token_id, np.int32)], f"{name}.left_out")
+        return graph.cast(graph.op("Not", [left_out], f"{name}.bool"), DType.FP32, name)

@@ -36,7 +36,7 @@ def write_graph(
         hidden = emitter.layer(hidden, layer, f"layers.{index}")
     if spec.final_norm:
         hidden = emitter.norm(hidden, spec.final_norm, "final_norm")
-    heads = HeadEmitter(graph, read, hidden)
+    heads = HeadEmitter(graph, read, hidden, spec.unpooled_id)
     for head in spec.heads:
         rows = "B" if head.pooling else "T"
         graph.output(head.output, heads.emit(head), DType.FP32, [rows, spec.dimensions[head.output]])
@@ -50,7 +50,8 @@ class _TransformerEmitter:
         self._spec = spec
         self._max_seq_len = max_seq_len
         self._input_ids = graph.input("input_ids", DType.INT32, ["T"])
-        self._attention = PaddedAttention(graph, core, spec.layers, max_seq_len)
+        if spec.layers:  # else nothing would read the indices that it declares
+            self._attention = PaddedAttention(graph, core, spec.layers, max_seq_len)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 

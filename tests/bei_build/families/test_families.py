@@ -20,6 +20,8 @@ REMOTE_CODE = (
     "NewForSequenceClassification",
     "NewForTokenClassification",
     "NewModel",
+    "StaticEmbedding",
+    "StaticModel",
 )
 ARCHITECTURES = [(family, name) for family in FAMILIES for name in family.architectures]
 

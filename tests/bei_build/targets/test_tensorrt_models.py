@@ -20,6 +20,7 @@ from tests.bei_build.targets.tiny import (
     graph_of,
     graph_of_checkpoint,
     read_case,
+    static_spec,
     tiny_spec,
     with_heads_on_tokens,
 )
@@ -118,6 +119,17 @@ def test_the_zoo_has_every_lowering() -> None:
 def test_biases_by_position_compile(trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType) -> None:
     path = graph_of(tiny_spec(**attention), tmp_path, dtype)
     assert compiled(trt, edited(path, forbid_decomposition))
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+@pytest.mark.parametrize("unpooled_id", [None, 1])
+def test_static_embeddings_compile(trt: ModuleType, tmp_path: Path, unpooled_id: int | None, dtype: DType) -> None:
+    """Without attention, and so without its inputs: the compiler refuses what nothing reads."""
+    path = graph_of(static_spec(unpooled_id), tmp_path, dtype)
+    assert compiled(trt, path, num_attentions=0)
+    inputs = {tensor.name for tensor in onnx.load(path, load_external_data=False).graph.input}
+    assert inputs == {"input_ids", "pad_index", "slot_mask"}
 
 
 @needs_rtx

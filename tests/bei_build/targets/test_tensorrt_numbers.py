@@ -6,6 +6,7 @@ Every model against the HF class; what the zoo does not have against the graph f
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from bei.packing import bucket, graph_inputs
 from bei_build.checkpoint import Checkpoint
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.writer import DType
-from bei_build.spec import POOLINGS, ModelSpec
+from bei_build.spec import POOLINGS, HeadSpec, ModelSpec, Pooling
 from tests.bei_build.builds import random_encodings
 from tests.bei_build.targets.tiny import (
     BY_POSITION,
@@ -28,6 +29,7 @@ from tests.bei_build.targets.tiny import (
     graph_of,
     graph_of_checkpoint,
     read_case,
+    static_spec,
     tiny_spec,
     with_heads_on_tokens,
 )
@@ -154,6 +156,17 @@ def test_trt_graph_has_the_cpu_graphs_biases_by_position(tmp_path: Path, attenti
 
 def test_trt_graph_has_the_cpu_graphs_heads_on_tokens(tmp_path: Path) -> None:
     assert_same_as_cpu_graph(with_heads_on_tokens(tiny_spec()), tmp_path)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum", "mean_sqrt_len", "weighted_mean"])
+def test_both_graphs_leave_tokens_out_of_means(tmp_path: Path, pooling: Pooling) -> None:
+    spec = replace(static_spec(unpooled_id=7), heads=(HeadSpec("embedding", (pooling,)),))
+    assert_same_as_cpu_graph(spec, tmp_path)
+    with_and_without = PackedBatch(np.array([7, 3, 7, 5, 7, 7, 3, 5], np.int32), np.array([0, 5, 6, 8], np.int32))
+    rows = run_onnxruntime(graph_of(spec, tmp_path, DType.FP32), with_and_without)["embedding"]
+    np.testing.assert_allclose(rows[0], rows[2], atol=1e-6)
+    assert not rows[1].any()
+    assert rows[2].any()
 
 
 @pytest.mark.parametrize("attention", [{}, {"window": 8}, {"alibi": True}], ids=["padded", "boolean", "additive"])

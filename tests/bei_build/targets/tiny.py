@@ -15,7 +15,7 @@ from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, FloatArray, GraphTypes
 from bei_build.heads import HeadChoice
-from bei_build.spec import ActivationSpec, DenseSpec, HeadSpec, ModelSpec, NormalizeSpec, Pooling
+from bei_build.spec import ActivationSpec, DenseSpec, EmbeddingsSpec, HeadSpec, ModelSpec, NormalizeSpec, Pooling
 from tests.zoo import CASES, Case, save_case
 
 HIDDEN, VOCABULARY, MAX_SEQ_LEN = 64, 100, 64
@@ -48,6 +48,11 @@ def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",
     spec = family.spec_from_config(config, next(iter(family.architectures)))
     layers = tuple(replace(layer, attention=replace(layer.attention, **attention)) for layer in spec.layers)
     return replace(spec, layers=layers, heads=(HeadSpec("embedding", pooling),))
+
+
+def static_spec(unpooled_id: int | None) -> ModelSpec:
+    """No layers: static embeddings."""
+    return ModelSpec("static", "StaticModel", HIDDEN, EmbeddingsSpec(VOCABULARY), layers=(), unpooled_id=unpooled_id)
 
 
 def random_weights(spec: ModelSpec) -> Callable[[str], FloatArray]:

@@ -1,0 +1,70 @@
+"""Static embeddings: one table, and a text's vector is the mean of its tokens' rows. No layers, no special tokens.
+
+model2vec's StaticModel leaves unknown tokens out of the mean and reads 512 tokens unless its config says otherwise;
+sentence-transformers' StaticEmbedding counts every token and reads all of them. transformers has no class of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bei.errors import CheckpointError
+from bei_build.families.base import Family, embedder
+from bei_build.spec import EmbeddingsSpec, ModelSpec
+
+_LONGEST = 1_000_000  # nothing in such a model limits a text
+_MODEL2VEC_LENGTH = 512  # what model2vec reads of a text by default
+
+
+def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    return ModelSpec(
+        family="static",
+        architecture=architecture,
+        hidden_size=config.hidden_size,
+        embeddings=EmbeddingsSpec(config.vocab_size),
+        layers=(),
+    )
+
+
+def _from_model2vec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    if (num_rows := raw.get("vocabulary_quantization")) is not None:
+        raise CheckpointError(
+            f"config.json has vocabulary_quantization = {num_rows!r}: tokens that share rows are not supported. Build "
+            "from the model before its vocabulary was quantized."
+        )
+    length = raw.get("max_length", _MODEL2VEC_LENGTH)
+    if length is not None and (type(length) is not int or length < 1):
+        raise CheckpointError(f"config.json has max_length = {length!r}: correct it to a number of tokens, or null.")
+    return {
+        **raw,
+        "max_position_embeddings": _LONGEST,
+        "usual_length": length,
+        "normalize": raw.get("normalize", False),
+    }
+
+
+def _from_sentence_transformers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**raw, "max_position_embeddings": _LONGEST}
+
+
+MODEL2VEC_FAMILY = Family(
+    model_type="model2vec",
+    architectures={"StaticModel": embedder},
+    prefix="",
+    weights={"embeddings.word.weight": ("embeddings", "embedding.weight")},
+    unused=(),
+    spec_from_config=_spec_from_config,
+    translate=_from_model2vec,
+    in_transformers=False,
+    is_static=True,
+    pools_unknown=False,
+)
+SENTENCE_TRANSFORMERS_FAMILY = replace(
+    MODEL2VEC_FAMILY,
+    model_type="static_embedding",  # a name of ours: it has no config.json
+    architectures={"StaticEmbedding": embedder},
+    translate=_from_sentence_transformers,
+    pools_unknown=True,
+)

@@ -1,0 +1,211 @@
+"""Static embeddings against means in numpy: model2vec's, without unknown tokens, and sentence-transformers'."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Whitespace
+
+from bei.artifact import CERTIFICATE, TOKENIZER, Artifact
+from bei.core import Encoding, Float32Array
+from bei.errors import BuildError, CheckpointError, ConfigError, TokenizerError, WeightsError
+from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.heads import HeadChoice
+from bei_build.targets.openvino import cpu_capabilities
+from bei_build.verification import held_out_texts
+from tests.bei_build.builds import build_artifact, embed, running
+from tests.bei_build.oracle import static_embed
+from tests.checkpoints import (
+    HIDDEN,
+    Dense,
+    add_static_modules,
+    bpe_tokenizer,
+    read_tensors,
+    save_dense,
+    save_static,
+    unigram_tokenizer,
+    wordpiece_tokenizer,
+    write_json,
+    write_tensors,
+)
+
+WRITERS = ("model2vec", "sentence-transformers")
+TEXTS = [
+    "the cat sat on a mat",
+    "hello",
+    "the \u2603 sat, \u4eca hello \u2603\u2603",
+    "\u2603",  # nothing but an unknown token
+    "[CLS] hello </s>",
+    "hello the world " * 20,
+]
+
+
+def home_of(folder: Path) -> Path:
+    """Where table and tokenizer lie."""
+    return folder if (folder / "model.safetensors").is_file() else folder / "0_StaticEmbedding"
+
+
+def vectors(artifact: Artifact) -> Float32Array:
+    """Of ``TEXTS`` in one packed batch, tokenized as the server does it."""
+    tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
+    tokenizer.enable_truncation(artifact.manifest.max_seq_len)
+    with running(artifact) as engine:
+        return embed(engine, [Encoding(np.array(tokenizer.encode(text).ids, np.int32)) for text in TEXTS])
+
+
+@pytest.mark.parametrize("make", [wordpiece_tokenizer, unigram_tokenizer, bpe_tokenizer])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_vectors_are_means_of_rows(writer: str, make: Callable[[], Tokenizer], tmp_path: Path) -> None:
+    folder = save_static(tmp_path / "static", writer, make)
+    artifact = build_artifact(folder, tmp_path / "artifact", max_seq_len=48)
+    manifest = artifact.manifest
+    assert (manifest.tasks, manifest.spec.num_layers, manifest.spec.num_heads) == (["embed"], 0, 0)
+    expected = static_embed(home_of(folder), TEXTS, 48, with_unknown=writer != "model2vec")
+    np.testing.assert_allclose(vectors(artifact), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("writer", "zeros"), [("model2vec", [3]), ("sentence-transformers", [])])
+def test_model2vec_gives_zeros_for_a_text_of_unknown_tokens(writer: str, zeros: list[int], tmp_path: Path) -> None:
+    actual = vectors(build_artifact(save_static(tmp_path / "static", writer), tmp_path / "artifact"))
+    assert np.flatnonzero(~actual.any(axis=1)).tolist() == zeros
+
+
+@pytest.mark.skipif("BF16" not in cpu_capabilities(), reason="this CPU does not compute in bf16")
+@pytest.mark.parametrize("writer", WRITERS)
+def test_bf16_is_close(writer: str, tmp_path: Path) -> None:
+    folder = save_static(tmp_path / "static", writer)
+    actual = vectors(build_artifact(folder, tmp_path / "artifact", precision="bf16"))
+    expected = static_embed(home_of(folder), TEXTS, 512, with_unknown=writer != "model2vec")
+    lengths = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
+    cosines = (actual * expected).sum(axis=1)[lengths > 0] / lengths[lengths > 0]
+    assert len(cosines) >= len(TEXTS) - 1
+    assert cosines.min() >= 0.999
+
+
+def test_held_out_texts_without_tokens_do_not_fail_the_build(tmp_path: Path) -> None:
+    def make() -> Tokenizer:
+        """Of Latin letters, dropping what is none."""
+        tokenizer = Tokenizer(BPE({letter: index for index, letter in enumerate(ascii_letters)}, []))
+        tokenizer.pre_tokenizer = Whitespace()
+        return tokenizer
+
+    artifact = build_artifact(save_static(tmp_path / "static", tokenizer=make), tmp_path / "artifact")
+    certificate = json.loads((artifact.path / CERTIFICATE).read_bytes())
+    assert 90 < certificate["num_texts"] < len(held_out_texts())
+    assert certificate["passed"]
+
+
+def test_modules_behind_the_mean_are_obeyed(tmp_path: Path) -> None:
+    folder = save_static(tmp_path / "static", "sentence-transformers")
+    add_static_modules(folder, "0_StaticEmbedding", "Dense", "Normalize")
+    dense = save_dense(folder / "1_Dense", HIDDEN, Dense(12, "Tanh"))
+    artifact = build_artifact(folder, tmp_path / "artifact")
+    means = static_embed(home_of(folder), TEXTS, 512, with_unknown=True)
+    expected = torch.tanh(torch.nn.functional.linear(torch.from_numpy(means), *dense.values()))
+    np.testing.assert_allclose(vectors(artifact), expected.numpy(), atol=1e-5)
+    assert artifact.manifest.embedding is not None
+    assert artifact.manifest.embedding.normalize
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "length"),
+    [({}, None, 512), ({"max_length": 16}, None, 16), ({"max_length": None}, None, 8192), ({}, 2000, 2000)],
+    ids=str,
+)
+def test_model2vec_reads_512_tokens_unless_told_otherwise(
+    config: dict[str, Any], asked: int | None, length: int, tmp_path: Path
+) -> None:
+    folder = save_static(tmp_path / "static", **config)
+    write_json(folder / "tokenizer_config.json", {"model_max_length": 77})  # which model2vec does not read
+    artifact = build_artifact(folder, tmp_path / "artifact", max_seq_len=asked)
+    assert artifact.manifest.max_seq_len == length
+
+
+@pytest.mark.parametrize(("truncation", "length"), [(None, 8192), (20, 20)])
+def test_sentence_transformers_reads_what_tokenizer_json_leaves(
+    truncation: int | None, length: int, tmp_path: Path
+) -> None:
+    def make() -> Tokenizer:
+        tokenizer = wordpiece_tokenizer()
+        if truncation:
+            tokenizer.enable_truncation(truncation)
+        return tokenizer
+
+    folder = save_static(tmp_path / "static", "sentence-transformers", make)
+    assert build_artifact(folder, tmp_path / "artifact").manifest.max_seq_len == length
+
+
+@pytest.mark.parametrize(
+    ("config", "modules", "normalize"),
+    [
+        ({}, False, False),  # model2vec's default
+        ({"normalize": True}, False, True),
+        ({"normalize": True}, True, False),  # modules.json without Normalize says more
+    ],
+)
+def test_vectors_have_unit_length_where_the_files_say_so(
+    config: dict[str, Any], modules: bool, normalize: bool, tmp_path: Path
+) -> None:
+    folder = save_static(tmp_path / "static", **config)
+    if not modules:
+        (folder / "modules.json").unlink()
+    embedding = build_artifact(folder, tmp_path / "artifact").manifest.embedding
+    assert embedding is not None
+    assert (embedding.pooling, embedding.normalize) == ("mean", normalize)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vocabulary_quantization": 5000}, "vocabulary_quantization = 5000: tokens that share rows are not supported"),
+        ({"max_length": "512"}, "max_length = '512': correct it to a number of tokens, or null"),
+        ({"max_length": 0}, "max_length = 0: correct"),
+    ],
+)
+def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(locate(str(save_static(tmp_path, **config))))
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"weights": torch.ones(3)}, WeightsError, "Tensor weights is not part of this architecture"),
+        ({"embeddings": torch.ones(200, 4, dtype=torch.int8)}, WeightsError, "Tensor embeddings is I8, not 16-"),
+        ({"embeddings": torch.ones(7)}, WeightsError, "Tensor embeddings is missing or no matrix"),
+        ({"embeddings": torch.ones(7, 4)}, TokenizerError, "the embedding table has 7 rows"),
+    ],
+)
+def test_tensors_that_are_not_understood_are_refused(
+    changed: dict[str, torch.Tensor], error: type[BuildError], message: str, tmp_path: Path
+) -> None:
+    folder = save_static(tmp_path / "static")
+    write_tensors(folder, {**read_tensors(folder), **changed})
+    with pytest.raises(error, match=message), read_checkpoint(locate(str(folder))).weights() as weights:
+        weights.read("embeddings.word.weight")
+
+
+@pytest.mark.parametrize("choice", [HeadChoice(pooling="max"), HeadChoice(token_states=True)])
+def test_model2vec_has_means_only(choice: HeadChoice, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"StaticModel gives means .* leave pooling and token_embeddings out"):
+        read_checkpoint(locate(str(save_static(tmp_path))), choice)
+
+
+def test_there_is_no_hf_reference(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"transformers has no StaticModel\. Use --reference engine"):
+        build_artifact(save_static(tmp_path / "static"), tmp_path / "artifact", reference="hf")
+
+
+def test_another_models_config_is_not_taken_for_a_static_one(tmp_path: Path) -> None:
+    folder = save_static(tmp_path, model_type="bert", architectures=["BertModel"], num_hidden_layers=0)
+    with pytest.raises(CheckpointError, match="a model without layers"):
+        read_checkpoint(locate(str(folder)))
