@@ -44,8 +44,11 @@ class HFReference:
         self.name = "transformers, FP32, one text at a time"
         self._spec = checkpoint.spec
         self._torch = torch
+        # Where a token has no key in its window, torch's attention gives zeros, as the graph does; the eager one does
+        # not, and what it gives depends on padding.
+        implementation = "sdpa" if checkpoint.spec.partial_keys else "eager"
         self._model = AutoModel.from_pretrained(
-            checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation="eager"
+            checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
         ).eval()
         # Decoders made bidirectional by their authors' own code: transformers would mask what comes later.
         own_mask = bool(getattr(checkpoint.config, "use_bidirectional_attention", False))
@@ -63,6 +66,8 @@ class HFReference:
         torch = self._torch
         ids = torch.from_numpy(encoding.input_ids.astype(np.int64))[None]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if encoding.num_keys is not None:
+            inputs["attention_mask"][:, encoding.num_keys :] = 0
         if self._unmask:
             inputs["attention_mask"] = torch.zeros((1, 1, ids.shape[1], ids.shape[1]))
         if encoding.token_type_ids is not None and self._spec.embeddings.type_vocab_size > 1:

@@ -234,7 +234,8 @@ class HeadSpec:
 class ModelSpec:
     """A transformer and what is read from its token states.
 
-    ``final_norm`` is behind the last layer (pre-norm models). ``architecture`` and ``family`` are for people.
+    ``final_norm`` is behind the last layer (pre-norm models). ``partial_keys``: sequences may end in tokens that no
+    token looks at (ColBERT's query expansion). ``architecture`` and ``family`` are for people.
     """
 
     family: str
@@ -244,6 +245,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec | None = None
     heads: tuple[HeadSpec, ...] = (HeadSpec("embedding", ("mean",)),)
+    partial_keys: bool = False
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
