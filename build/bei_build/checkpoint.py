@@ -220,8 +220,7 @@ def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
 
 def _sides(files: SentenceTransformersFiles, spec: ModelSpec, document_length: int | None) -> Sides:
     """How late interaction reads its two sides; nothing for other models, whatever their files say."""
-    vectors = spec.head("token_embedding")
-    sides = dict(files.sides) if vectors and vectors.token_layers else {}
+    sides = dict(files.sides) if [head.output for head in spec.heads] == ["token_embedding"] else {}
     if document_length is not None:
         if "document" not in sides:
             raise ConfigError(
