@@ -97,9 +97,9 @@ def encode(folder: Path, texts: Sequence[str], settings: Settings, *, is_query: 
     length = settings.query_length if is_query else settings.document_length
     tokenizer.enable_truncation(length - 1)
     ids = [tokenizer.encode(text).ids for text in texts]
-    marker = tokenizer.token_to_id(QUERY if is_query else DOCUMENT)
+    vocabulary = tokenizer.get_vocab()
+    marker, mask_id = vocabulary[QUERY if is_query else DOCUMENT], vocabulary[settings.mask]
     ids = [[row[0], marker, *row[1:]] for row in ids]
-    mask_id = tokenizer.token_to_id(settings.mask)
     width = length if is_query and settings.do_query_expansion else max(map(len, ids))
     input_ids = torch.tensor([row + [mask_id] * (width - len(row)) for row in ids])
     attention = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
@@ -107,7 +107,7 @@ def encode(folder: Path, texts: Sequence[str], settings: Settings, *, is_query: 
     if is_query and settings.do_query_expansion and settings.attend_to_expansion_tokens:
         attention[:] = 1
     if not is_query:
-        skipped = [tokenizer.token_to_id(word) for word in settings.skiplist_words if tokenizer.token_to_id(word)]
+        skipped = [vocabulary[word] for word in settings.skiplist_words if word in vocabulary]
         kept &= ~torch.isin(input_ids, torch.tensor(skipped, dtype=torch.int64))
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     weight = load_file(folder / "1_Dense" / "model.safetensors")["linear.weight"]

@@ -161,12 +161,14 @@ def save_settings(folder: Path, **config: object) -> Path:
     return folder
 
 
+VOCABULARY = wordpiece_tokenizer().get_vocab()
+MASK = VOCABULARY["[MASK]"]
+
+
 def ids(words: str) -> list[int]:
-    vocabulary = wordpiece_tokenizer().get_vocab()
-    return sorted(vocabulary[word] for word in words if word in vocabulary)
+    return sorted(VOCABULARY[word] for word in words if word in VOCABULARY)
 
 
-MASK = wordpiece_tokenizer().token_to_id("[MASK]")
 PYLATE = {
     "query": Role(max_tokens=32, expansion=Expansion(MASK, 32, attended=False), skip_ids=[]),
     "document": Role(max_tokens=180, expansion=None, skip_ids=ids(string.punctuation)),
@@ -206,12 +208,9 @@ def test_a_longer_document_can_be_asked_for(tmp_path: Path) -> None:
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 29})
     checkpoint = read(folder, document_length=48)
     assert (checkpoint.roles["document"].max_tokens, checkpoint.max_seq_len) == (48, 48)
-    for arguments, message in (
-        ({"document_length": 49}, "document_length 49 is above max_seq_len 48"),
-        ({"document_length": 40, "max_seq_len": 32}, "document_length 40 is above max_seq_len 32"),
-    ):
-        with pytest.raises(CheckpointError, match=message):
-            read(folder, **arguments)
+    for length, longest in ((49, None), (40, 32)):
+        with pytest.raises(CheckpointError, match=f"document_length {length} is above max_seq_len {longest or 48}"):
+            read(folder, document_length=length, max_seq_len=longest)
 
 
 def test_a_document_length_is_for_late_interaction(tmp_path: Path) -> None:
@@ -266,7 +265,7 @@ def save_modules(folder: Path, transformer: dict[str, object], mask: dict[str, o
         (
             {"query_length": 40, "query_expansion": {"strategy": "fixed", "length": 16, "attend": True, "token": "a"}},
             {"skiplist_words": ["."], "skiplist_tasks": ["query"]},
-            (16, Expansion(wordpiece_tokenizer().token_to_id("a"), 16, attended=True), ids(".")),
+            (16, Expansion(VOCABULARY["a"], 16, attended=True), ids(".")),
             (None, None, []),
         ),
         (
@@ -330,11 +329,11 @@ def test_a_checkpoint_without_a_mask_token_fills_up_with_the_end_of_a_text(tmp_p
     write_json(folder / "tokenizer_config.json", {"eos_token": "[SEP]"})
     expansion = read(folder).roles["query"].expansion
     assert expansion is not None
-    assert expansion.token_id == wordpiece_tokenizer().token_to_id("[SEP]")
+    assert expansion.token_id == VOCABULARY["[SEP]"]
     write_json(folder / "tokenizer_config.json", {"eos_token": "[SEP]", "mask_token": {"content": "the"}})
     expansion = read(folder).roles["query"].expansion
     assert expansion is not None
-    assert expansion.token_id == wordpiece_tokenizer().token_to_id("the")
+    assert expansion.token_id == VOCABULARY["the"]
 
 
 def test_a_side_without_a_prompt_can_be_named(tmp_path: Path) -> None:

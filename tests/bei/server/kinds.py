@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[list[str], dict[str, int], list[str] | None]] = {
     "splade": (["embed_sparse"], {"sparse": VOCAB_SIZE}, None),
     "colbert": (["embed_tokens"], {"token_embedding": TOKEN_DIMENSION}, None),
 }
-MARK = tiny_tokenizer().token_to_id("!")
+MARK = tiny_tokenizer().get_vocab()["!"]
 # Of "colbert": queries are filled up to eight tokens with "!", whose vectors documents lose.
 ROLES: dict[Literal["query", "document"], Role] = {
     "query": Role(max_tokens=10, expansion=Expansion(MARK, 8, attended=False), skip_ids=[]),
