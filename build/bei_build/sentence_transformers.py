@@ -41,7 +41,7 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "SiLU": "silu",
     "Sigmoid": "sigmoid",
 }
-# Modules that change nothing here: one works in training only, the other is about which rows a client scores.
+# Modules that are no layers: one works in training only, the other says which tokens' vectors are left out.
 _IDLE_MODULES = ("Dropout", "MultiVectorMask")
 _SUPPORTED_MODULES = (
     "Transformer -> Pooling -> Dense / LayerNorm / Normalize, Transformer -> Dense -> Normalize (late interaction), "

@@ -95,6 +95,7 @@ def encode(folder: Path, texts: Sequence[str], settings: Settings, *, is_query: 
     """Unit vectors of each text, float32 [tokens, WIDTH], all texts in one padded batch."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     length = settings.query_length if is_query else settings.document_length
+    tokenizer.no_padding()
     tokenizer.enable_truncation(length - 1)
     ids = [tokenizer.encode(text).ids for text in texts]
     vocabulary = tokenizer.get_vocab()
