@@ -44,9 +44,10 @@ class HFReference:
         self.name = "transformers, FP32, one text at a time"
         self._spec = checkpoint.spec
         self._torch = torch
-        # Where a token has no key in its window, torch's attention gives zeros, as the graph does; the eager one does
-        # not, and what it gives depends on padding.
-        implementation = "sdpa" if checkpoint.spec.partial_keys else "eager"
+        # A token may have no key in its window: torch's attention gives zeros, as the graph does, the eager one a mean
+        # over padding.
+        windows = any(layer.attention.window is not None for layer in checkpoint.spec.layers)
+        implementation = "sdpa" if checkpoint.spec.partial_keys and windows else "eager"
         self._model = AutoModel.from_pretrained(
             checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
         ).eval()
@@ -69,7 +70,8 @@ class HFReference:
         if encoding.num_keys is not None:
             inputs["attention_mask"][:, encoding.num_keys :] = 0
         if self._unmask:
-            inputs["attention_mask"] = torch.zeros((1, 1, ids.shape[1], ids.shape[1]))
+            hidden = torch.where(inputs["attention_mask"] > 0, 0.0, torch.finfo(torch.float32).min)
+            inputs["attention_mask"] = hidden[:, None, None].expand(1, 1, ids.shape[1], -1)
         if encoding.token_type_ids is not None and self._spec.embeddings.type_vocab_size > 1:
             inputs["token_type_ids"] = torch.from_numpy(encoding.token_type_ids.astype(np.int64))[None]
         return self._model(**inputs).last_hidden_state[0]

@@ -84,8 +84,8 @@ class ScoreBiases:
         return self._once(("visible", spec.causal, spec.window), lambda: self._visible_4d(spec))
 
     def near_a_key(self, window: int) -> str:
-        """BOOL [T, 1]: whether the last token that may be looked at is in the token's window; those before are no
-        nearer where it is behind its end."""
+        """BOOL [T, 1]: whether a token has a key in its ``window``. Keys are the first tokens of a sequence: to those
+        behind them the last key is the nearest."""
         return self._once(("near a key", window), lambda: self._emit_near_a_key(window))
 
     def distances(self, *, negated: bool = False) -> str:
