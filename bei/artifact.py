@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from bei.core import Limits
+from bei.core import Expansion, Limits
 from bei.errors import (
     ArtifactFileMissingError,
     ArtifactHashMismatchError,
@@ -25,7 +25,7 @@ from bei.errors import (
     ArtifactSchemaNewerError,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -112,6 +112,18 @@ class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     instruction: str
 
 
+class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How late interaction reads one side, queries or documents; the side's prompt is among the prompts.
+
+    ``max_tokens`` counts special tokens and prompt; None is what the model takes. ``skip_ids``: tokens that are read,
+    but whose vectors are left out of the answer.
+    """
+
+    max_tokens: int | None
+    expansion: Expansion | None
+    skip_ids: list[int]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the runtime knows about a model."""
 
@@ -127,6 +139,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rerank_template: RerankTemplate | None
     prompts: dict[str, str]
     default_prompt_name: str | None
+    roles: dict[Literal["query", "document"], Role]
     target: str
     precision: str
     engine: EngineRequirements

@@ -16,7 +16,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch, Row, finite_sequences
 from bei.errors import BeiError, EngineError, NonFiniteOutputError, ShuttingDownError
@@ -30,6 +30,9 @@ MAX_SLOTS_PER_TOKEN = 2.0
 
 # Weight of the newest batch in the running mean of seconds per sequence (Retry-After).
 _SMOOTHING = 0.1
+
+# Token ids, token types, and how many tokens are looked at.
+_Identity: TypeAlias = "tuple[bytes, bytes | None, int | None]"
 
 
 class QueueKey(NamedTuple):
@@ -131,10 +134,11 @@ class Sequence:
         return any(not request.is_done for request, _ in self.waiters)
 
     @property
-    def identity(self) -> tuple[bytes, bytes | None]:
+    def identity(self) -> _Identity:
         """Equal for inputs that have the same answer."""
-        types = self.encoding.token_type_ids
-        return self.encoding.input_ids.tobytes(), None if types is None else types.tobytes()
+        encoding = self.encoding
+        types = encoding.token_type_ids
+        return encoding.input_ids.tobytes(), None if types is None else types.tobytes(), encoding.num_keys
 
 
 class _Queue:
@@ -143,7 +147,7 @@ class _Queue:
     def __init__(self) -> None:
         self._sorted: list[QueueKey] = []
         self._by_arrival: dict[int, Sequence] = {}  # in order of arrival
-        self._by_identity: dict[tuple[bytes, bytes | None], Sequence] = {}
+        self._by_identity: dict[_Identity, Sequence] = {}
         self._next_arrival = 0
         self.num_tokens = 0
 

@@ -96,6 +96,7 @@ BUILD_SETTINGS = frozenset(
         "prompts",
         "default_prompt_name",
         "max_seq_len",
+        "document_length",
         "max_num_tokens",
         "max_batch_size",
         "min_cosine",

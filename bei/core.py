@@ -38,13 +38,29 @@ class TokenSpans:
 
 
 @dataclass(frozen=True)
+class Expansion:
+    """Tokens ``token_id`` behind an input until it has ``num_tokens`` (ColBERT, arXiv:2004.12832, section 3.2).
+
+    ``attended``: the other tokens look at them. If not, they still look at the others, and have states of their own.
+    """
+
+    token_id: int
+    num_tokens: int
+    attended: bool
+
+
+@dataclass(frozen=True)
 class Encoding:
-    """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for."""
+    """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for.
+
+    ``num_keys``: only so many tokens, the first, are looked at by tokens; None: all are.
+    """
 
     input_ids: Int32Array
     token_type_ids: Int32Array | None = None
     truncated: bool = False
     spans: TokenSpans | None = None
+    num_keys: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -57,12 +73,14 @@ class PackedBatch:
     """Sequences laid end to end without padding: what an engine runs once.
 
     ``input_ids`` is int32 [T]; ``cu_seqlens`` int32 [B+1], starts at 0, strictly increasing, ends at T.
-    ``token_type_ids`` is int32 [T], or None where every token is of type 0.
+    ``token_type_ids`` is int32 [T], or None where every token is of type 0. ``key_lens`` is int32 [B], how many tokens
+    of each sequence, the first, are looked at; None where all are.
     """
 
     input_ids: Int32Array
     cu_seqlens: Int32Array
     token_type_ids: Int32Array | None = None
+    key_lens: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -80,13 +98,16 @@ class PackedBatch:
         cu_seqlens = np.zeros(len(encodings) + 1, np.int32)
         np.cumsum([encoding.num_tokens for encoding in encodings], out=cu_seqlens[1:])
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings], dtype=np.int32)
+        key_lens = None
+        if any(encoding.num_keys is not None for encoding in encodings):
+            key_lens = np.array([encoding.num_keys or encoding.num_tokens for encoding in encodings], np.int32)
         if all(encoding.token_type_ids is None for encoding in encodings):
-            return cls(input_ids, cu_seqlens)
+            return cls(input_ids, cu_seqlens, key_lens=key_lens)
         token_type_ids = np.zeros(len(input_ids), np.int32)
         for encoding, start, end in zip(encodings, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
             if encoding.token_type_ids is not None:
                 token_type_ids[start:end] = encoding.token_type_ids
-        return cls(input_ids, cu_seqlens, token_type_ids)
+        return cls(input_ids, cu_seqlens, token_type_ids, key_lens)
 
 
 def rows_of_sequences(rows: Float32Array, batch: PackedBatch, *, per_token: bool) -> list[Float32Array]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bei import artifact as artifacts
-from bei.artifact import Artifact
+from bei.artifact import Artifact, Role
 
 
 def as_json(path: Path) -> str:
@@ -63,7 +63,18 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
     for name, prompt in manifest.prompts.items():
         mark = " (default)" if name == manifest.default_prompt_name else ""
         rows.append((f"prompt {name}{mark}", repr(prompt)))
+    rows += [(f"{side} tokens", _role(role, manifest.max_seq_len)) for side, role in manifest.roles.items()]
     return rows
+
+
+def _role(role: Role, max_seq_len: int) -> str:
+    parts = [f"up to {min(role.max_tokens or max_seq_len, max_seq_len)}"]
+    if role.expansion is not None:
+        seen = "" if role.expansion.attended else ", which no other token sees"
+        parts.append(f"filled up to {role.expansion.num_tokens} with token {role.expansion.token_id}{seen}")
+    if role.skip_ids:
+        parts.append(f"vectors of {len(role.skip_ids)} tokens left out")
+    return "; ".join(parts)
 
 
 def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:

@@ -47,6 +47,10 @@ class Layout:
         types = np.repeat(self._types, [len(part) for part in parts]) if self.has_types else None
         return np.concatenate(parts), types
 
+    def followed_by(self, token_id: int, count: int) -> Layout:
+        """This layout with ``count`` special tokens ``token_id`` behind it."""
+        return Layout([*self.pieces, special_piece([token_id] * count)])
+
     def spans_around(self, texts: Seq[TokenSpans]) -> TokenSpans:
         """Spans of an input whose texts have these."""
         parts = [_no_spans(len(piece.ids)) if piece.text is None else texts[piece.text] for piece in self.pieces]

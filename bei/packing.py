@@ -15,6 +15,7 @@ from bei.core import Float32Array, Int32Array, PackedBatch
 # meets stays small. CPU engines keep memory per shape (docs/decisions.md, "Memory grew with traffic").
 _BUCKETS_PER_OCTAVE_LOG2 = 4
 _MIN_STEP = 8
+_KEYS = {"key_lens", "key_mask", "token_key_lens"}
 
 
 def bucket(size: int, min_step: int = _MIN_STEP) -> int:
@@ -30,6 +31,8 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
 
     - ``input_ids``, ``token_type_ids``, ``position_ids`` [T']: per token; positions count from 0 in each sequence.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
+    - ``key_lens`` [B']: how many tokens of each sequence, the first, are looked at; all where the batch does not say.
+    - ``key_mask`` float32 [B', S']: 1 where a slot holds such a token. ``token_key_lens`` [T']: per token, how many.
     - ``slot_ids`` [S']: 0, 1, 2, ...
     - ``seq_lens`` [B']: tokens of each sequence.
     - ``pad_index`` [B', S']: for each slot of the padded view, the packed token to put there. Slots behind a
@@ -75,7 +78,21 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
         "first_index": first_index,
         "last_index": last_index,
     }
-    if "token_seq_lens" in names:  # few models ask
-        tensors["token_seq_lens"] = np.zeros(len(input_ids), np.int32)
-        tensors["token_seq_lens"][:num_tokens] = np.repeat(seq_lens, seq_lens)
+    # Few models ask for what follows.
+    if "token_seq_lens" in names:
+        tensors["token_seq_lens"] = _per_token(seq_lens, seq_lens, len(input_ids))
+    if not _KEYS.isdisjoint(names):
+        key_lens = padded_lens.copy()
+        if batch.key_lens is not None:
+            key_lens[:batch_size] = batch.key_lens
+        tensors["key_lens"] = key_lens
+        tensors["key_mask"] = (slots < key_lens[:, None]).astype(np.float32)
+        tensors["token_key_lens"] = _per_token(key_lens[:batch_size], seq_lens, len(input_ids))
     return {name: tensors[name] for name in names}
+
+
+def _per_token(values: Int32Array, seq_lens: Int32Array, size: int) -> Int32Array:
+    """``values`` [B] for each token of its sequence, [size]; 0 for filler."""
+    repeated = np.zeros(size, np.int32)
+    repeated[: seq_lens.sum()] = np.repeat(values, seq_lens)
+    return repeated

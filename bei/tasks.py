@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from bei.artifact import Manifest
+from bei.artifact import Manifest, Role
 from bei.core import Encoding, Float32Array, Int32Array
 from bei.entities import Aggregation, Entity, entities_of
 from bei.errors import InvalidRequestError, TaskNotSupportedError
@@ -51,7 +51,7 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class TokenEmbeddings:
-    """``vectors[i]`` float32 [tokens, dimension] for input i, special tokens included."""
+    """``vectors[i]`` float32 [tokens, dimension] for input i, special tokens included, a role's skipped ones not."""
 
     vectors: list[Float32Array]
     encodings: list[Encoding]
@@ -117,6 +117,23 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     return ""
 
 
+def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:
+    """How texts are read that get the prompt of ``prompt_of``: the first that names a side decides."""
+    for name in (prompt_name, input_type, manifest.default_prompt_name):
+        for side, role in manifest.roles.items():
+            if name in _SIDES[side]:
+                return role
+    return None
+
+
+def in_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
+    """``options`` with what ``role`` asks for; a request may lower its limit."""
+    if role is None:
+        return options
+    limits = [limit for limit in (options.max_tokens, role.max_tokens) if limit is not None]
+    return replace(options, max_tokens=min(limits, default=None), expansion=role.expansion)
+
+
 def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
     """``texts`` with ``prompt`` in front of each or, where it has the slot {text}, around each."""
     if not prompt:
@@ -158,12 +175,21 @@ async def embed_token_ids(
 
 
 async def embed_tokens(
-    service: InferenceService, texts: Seq[str], *, prompt: str = "", options: EncodingOptions = AS_CONFIGURED
+    service: InferenceService,
+    texts: Seq[str],
+    *,
+    prompt: str = "",
+    role: Role | None = None,
+    options: EncodingOptions = AS_CONFIGURED,
 ) -> TokenEmbeddings:
-    """A vector a token, of unit length in models for late interaction (arXiv:2004.12832)."""
+    """A vector a token, of unit length in models for late interaction (arXiv:2004.12832), which read and answer
+    queries and documents as their ``role`` says."""
     require(service, "embed_tokens")
-    answer = await service.infer(prompted(prompt, texts), options)
+    answer = await service.infer(prompted(prompt, texts), in_role(options, role))
     vectors = [row["token_embedding"] for row in answer.rows]
+    if role is not None and role.skip_ids:
+        kept = [~np.isin(encoding.input_ids, role.skip_ids) for encoding in answer.encodings]
+        vectors = [rows[where] for rows, where in zip(vectors, kept, strict=True)]
     if any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding"):
         vectors = [unit_length(rows) for rows in vectors]
     return TokenEmbeddings(vectors, answer.encodings, answer.num_tokens, answer.truncated)

@@ -22,7 +22,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
-from bei.core import Encoding, Int32Array, TokenSpans
+from bei.core import Encoding, Expansion, Int32Array, TokenSpans
 from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
 from bei.word_cache import WordCache, treats_words_alone
@@ -55,7 +55,7 @@ class EncodingOptions:
     ``truncate`` None is as the server is configured. ``max_tokens`` lowers the model's limit, special tokens counted.
     ``direction`` is the side that is cut off. ``framed``: inputs stand between the tokens of the model's frame, and
     only they are cut. ``with_spans``: encodings say where in the text their tokens lie. ``whole``: tokens beyond the
-    model's limit are kept; for counting, not for an engine.
+    model's limit are kept; for counting, not for an engine. ``expansion``: short inputs are filled up with its tokens.
     """
 
     truncate: bool | None = None
@@ -65,6 +65,7 @@ class EncodingOptions:
     framed: bool = False
     with_spans: bool = False
     whole: bool = False
+    expansion: Expansion | None = None
 
 
 AS_CONFIGURED = EncodingOptions()
@@ -204,6 +205,10 @@ class TextEncoder:
             slice(0, num_kept) if options.direction == "right" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)
         ]
+        missing = 0
+        if options.expansion is not None:
+            missing = max(0, options.expansion.num_tokens - layout.num_special - sum(kept))
+            layout = layout.followed_by(options.expansion.token_id, missing)
         ids, types = layout.around([part.ids[cut] for part, cut in zip(parts, cuts, strict=True)])
         truncated = any(
             num_kept < len(part.ids) or not part.is_whole for part, num_kept in zip(parts, kept, strict=True)
@@ -212,7 +217,8 @@ class TextEncoder:
         if options.with_spans:
             texts = [self._spans(part, cut, options) for part, cut in zip(parts, cuts, strict=True)]
             spans = layout.spans_around(texts)
-        return Encoding(ids, types, truncated, spans)
+        unseen = missing > 0 and options.expansion is not None and not options.expansion.attended
+        return Encoding(ids, types, truncated, spans, len(ids) - missing if unseen else None)
 
     def _spans(self, part: _Shown, cut: slice, options: EncodingOptions) -> TokenSpans:
         """Where the tokens of ``part`` that are kept lie in its text.

@@ -98,6 +98,7 @@ def save_artifact(
         rerank_template=None,
         prompts={},
         default_prompt_name=None,
+        roles={},
         target="fake",
         precision="fp32",
         engine=artifacts.EngineRequirements(compiler="none", compiler_version="0", device="cpu", capabilities=[]),

@@ -7,6 +7,7 @@ repository's.
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,8 +100,9 @@ class Repository:
     """One repository, made small, and what an artifact of its recipe must say.
 
     ``modules`` are pooling and tail of its sentence-transformers files, ``prompts`` those of the same files.
-    ``last_token`` is what every text must end in. ``prepare`` makes of a saved checkpoint what the repository holds, or
-    all of it without a ``case`` (static embeddings have no HF class).
+    ``lengths`` are those of the two sides of late interaction. ``last_token`` is what every text must end in.
+    ``prepare`` makes of a saved checkpoint what the repository holds, or all of it without a ``case`` (static
+    embeddings have no HF class).
     """
 
     case: Case | None
@@ -109,6 +111,7 @@ class Repository:
     pooling: str | None = None
     modules: tuple[str, tuple[Dense | Normalize, ...]] | None = None
     prompts: dict[str, str] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     function: str | None = None
     last_token: str | None = None
@@ -217,7 +220,11 @@ def _pylate_modules(folder: Path) -> None:
     del modules[1]
     modules[1].update(idx=1, name="1", type="pylate.models.Dense.Dense")
     write_json(folder / "modules.json", modules)
-    write_json(folder / "config_sentence_transformers.json", {"query_prefix": "[Q] ", "document_prefix": "[D] "})
+    # As in lightonai/GTE-ModernColBERT-v1 and LateOn-Code, whose files name the same keys.
+    lengths = {"query_length": 32, "document_length": 300, "attend_to_expansion_tokens": False}
+    markers = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "skiplist_words": [*string.punctuation]}
+    write_json(folder / "config_sentence_transformers.json", {**markers, **lengths})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 299, "do_lower_case": False})
 
 
 def _original_colbert(folder: Path) -> None:
@@ -226,7 +233,9 @@ def _original_colbert(folder: Path) -> None:
     tensors = {f"bert.{name}": tensor for name, tensor in read_tensors(folder).items()}
     generator = torch.Generator().manual_seed(2)
     write_tensors(folder, {**tensors, "linear.weight": torch.randn(12, 32, generator=generator) / 6})
-    write_json(folder / "artifact.metadata", {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "dim": 12})
+    markers = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "dim": 12, "mask_punctuation": True}
+    lengths = {"query_maxlen": 32, "doc_maxlen": 300, "attend_to_mask_tokens": False}
+    write_json(folder / "artifact.metadata", {**markers, **lengths})
 
 
 def _remote_nomic(folder: Path) -> None:
@@ -387,6 +396,7 @@ _QWEN3_PROMPTS = {
     "document": "",
 }
 _PYLATE_PROMPTS = {"query": "[Q] ", "document": "[D] "}
+_SIDES = {"query": 32, "document": 300}
 
 
 def _bert(suffix: str = "Model", tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer, **settings: Any) -> Case:
@@ -454,6 +464,7 @@ _PYLATE = Repository(
     {"token_embedding": 16},
     modules=("mean", (Dense(16, "Identity", bias=False),)),
     prompts=_PYLATE_PROMPTS,
+    lengths=_SIDES,
     prepare=(_pylate_modules,),
 )
 _NEMOTRON = {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "pooling": "avg"}
@@ -493,6 +504,7 @@ REPOSITORIES: dict[str, Repository] = {
         ("embed_tokens",),
         {"token_embedding": 12},
         prompts={"query": "[unused0] ", "document": "[unused1] "},
+        lengths=_SIDES,
         prepare=(_original_colbert,),
     ),
     # RoBERTa, XLM-RoBERTa

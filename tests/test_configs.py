@@ -62,6 +62,7 @@ def test_a_recipe_builds_its_repository_made_small(recipe: Path, tmp_path: Path)
     assert manifest.prompts == {**repository.prompts, **config.prompts}
     _assert_classification(manifest, repository)
     _assert_template(manifest, config)
+    _assert_roles(manifest, repository)
     _assert_tokenizer(artifact, repository)
 
 
@@ -98,6 +99,17 @@ def _assert_template(manifest: Manifest, config: BuildConfig) -> None:
     assert "{query}" in template.body
     assert "{document}" in template.body
     assert ("{instruction}" in template.body) == bool(template.instruction)
+
+
+def _assert_roles(manifest: Manifest, repository: Repository) -> None:
+    """Late interaction of all repositories fills queries up and leaves punctuation out of documents."""
+    assert {side: role.max_tokens for side, role in manifest.roles.items()} == repository.lengths
+    if repository.lengths:
+        query, document = manifest.roles["query"], manifest.roles["document"]
+        assert query.expansion is not None
+        assert (query.expansion.num_tokens, query.expansion.attended) == (repository.lengths["query"], False)
+        assert (document.expansion, query.skip_ids) == (None, [])
+        assert document.skip_ids
 
 
 def _assert_tokenizer(artifact: Artifact, repository: Repository) -> None:

@@ -356,7 +356,7 @@ def _inputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> dict[str, 
     mask = torch.zeros_like(ids)
     for row, encoding in enumerate(encodings):
         ids[row, : encoding.num_tokens] = torch.from_numpy(encoding.input_ids)
-        mask[row, : encoding.num_tokens] = 1
+        mask[row, : encoding.num_keys or encoding.num_tokens] = 1
     if case.unmasked:
         mask = torch.where(mask[:, None, None, :] > 0, 0.0, -1e9).expand(-1, 1, width, -1)
     inputs = {"input_ids": ids, "attention_mask": mask}

@@ -101,11 +101,13 @@ async def embed(body: EmbedRequest, context: Context) -> Reply:
 
 
 async def embed_all(body: TextsRequest, context: Context) -> Reply:
-    """A vector for each token of each text, special tokens included: of unit length in models for late interaction."""
+    """A vector for each token of each text, special tokens included: of unit length in models for late interaction,
+    whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
     service = context.models.able("embed_tokens", body.model)
     texts = body.texts()
     context.check_inputs(texts, "inputs")
-    answer = await embed_tokens(service, texts, prompt=body.prompt(service.manifest), options=body.encoding_options())
+    prompt, role = body.prompt(service.manifest), body.role(service.manifest)
+    answer = await embed_tokens(service, texts, prompt=prompt, role=role, options=body.encoding_options())
     return Reply(answer.vectors, answer.truncated)
 
 

@@ -11,7 +11,7 @@ from bei.core import Encoding
 from bei.server.controls import Model
 from bei.server.endpoint import Context, Reply, Route
 from bei.server.parsing import parser_by_field
-from bei.tasks import prompt_of, prompted
+from bei.tasks import in_role, prompt_of, prompted, role_of
 from bei.tokenization import EncodingOptions, TextEncoder
 
 
@@ -71,6 +71,7 @@ async def tokenize(body: InputsRequest | PromptRequest, context: Context) -> Rep
     context.check_inputs(texts, "inputs")
     if body.prompt_name is not None:
         texts = list(prompted(prompt_of(service.manifest, body.prompt_name), texts))
+        options = in_role(options, role_of(service.manifest, body.prompt_name))
     encodings = await service.encode(texts, options)
     pairs = zip(texts, encodings, strict=True)
     return Reply([render_tokens(text, encoding, service.encoder) for text, encoding in pairs])

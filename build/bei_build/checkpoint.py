@@ -15,13 +15,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact import Source, sha256_of_file
+from bei.artifact import Role, Source, sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, MissingDependencyError
 from bei_build.families import family_of
 from bei_build.families.base import Family
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
+from bei_build.late_interaction import Side, Sides, roles_of
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
-from bei_build.sentence_transformers import SentenceTransformersFiles, read_object, read_sentence_transformers
+from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
+from bei_build.settings import read_object
 from bei_build.spec import ModelSpec
 from bei_build.tokenizer import (
     check_vocabulary,
@@ -65,6 +67,7 @@ class Checkpoint:
     labels: Labels | None
     modules: Mapping[str, SideModule]
     config: Any
+    roles: Mapping[Side, Role]
 
     @property
     def folder(self) -> Path:
@@ -94,7 +97,12 @@ def locate(model: str, revision: str | None = None) -> Location:
     return _from_hub(model, revision)
 
 
-def read_checkpoint(location: Location, choice: HeadChoice | None = None, max_seq_len: int | None = None) -> Checkpoint:
+def read_checkpoint(
+    location: Location,
+    choice: HeadChoice | None = None,
+    max_seq_len: int | None = None,
+    document_length: int | None = None,
+) -> Checkpoint:
     """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
 
     Raises CheckpointError and its subclasses.
@@ -112,12 +120,19 @@ def read_checkpoint(location: Location, choice: HeadChoice | None = None, max_se
     if not family.pools_unknown:
         spec = _without_unknown(spec, tokenizer)
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
+    files = replace(files, sides=_sides(files, spec, document_length))
     usual = config.usual_length if family.is_static else model_max_length(folder)
     longest = _longest(spec, config, files, usual, max_seq_len)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
+    if document_length is not None and document_length > longest:
+        raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
+    roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
+    # A side that has no prompt may be named too.
+    files = replace(files, prompts={**dict.fromkeys(roles, ""), **files.prompts})
+    spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
     modules, labels = side_modules(spec, files), labels_of(spec, config, files.activation)
-    return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config)
+    return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles)
 
 
 def source_of(checkpoint: Checkpoint) -> Source:
@@ -239,6 +254,19 @@ def _without_unknown(spec: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:
     return replace(spec, unpooled_id=unknown_id(tokenizer))
 
 
+def _sides(files: SentenceTransformersFiles, spec: ModelSpec, document_length: int | None) -> Sides:
+    """How late interaction reads its two sides; nothing for other models, whatever their files say."""
+    sides = dict(files.sides) if [head.output for head in spec.heads] == ["token_embedding"] else {}
+    if document_length is not None:
+        if "document" not in sides:
+            raise ConfigError(
+                "document_length is for late interaction whose files say how documents are read: leave it out for this "
+                "model."
+            )
+        sides["document"] = replace(sides["document"], length=document_length)
+    return sides
+
+
 def _longest(
     spec: ModelSpec, config: Any, files: SentenceTransformersFiles, usual: int | None, asked: int | None
 ) -> int:
@@ -253,7 +281,9 @@ def _longest(
         )
     if files.max_seq_length is not None and files.max_seq_length < 1:
         raise CheckpointError(f"max_seq_length {files.max_seq_length} of the checkpoint's files must be at least 1.")
-    return asked or min(table, files.max_seq_length or usual or table)
+    # PyLate's max_seq_length is what its last call has left there: its code sets it by the lengths of the two sides.
+    lengths = [side.length for side in files.sides.values() if side.length is not None]
+    return asked or min(table, max(files.max_seq_length or usual or table, *lengths, 0))
 
 
 def _package_folder(model: str) -> Path | None:

@@ -45,6 +45,7 @@ class BuildConfig:
     )
     default_prompt_name: str | None = _option(None, "prompt that is used if a request names none")
     max_seq_len: int | None = _option(None, "most tokens of one sequence")
+    document_length: int | None = _option(None, "tokens of a document in late interaction, prompt counted")
     max_num_tokens: int | None = _option(None, "token budget of one batch")
     max_batch_size: int | None = _option(None, "most sequences of one batch")
     min_cosine: float | None = _option(None, "fail the build below this mean cosine against the reference")

@@ -57,7 +57,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         location = locate(config.model, config.revision)
         # BuildConfig has checked that the pooling is one of POOLINGS.
         choice = HeadChoice(config.task, config.pooling, config.score_tokens, config.token_embeddings)  # type: ignore[arg-type]
-        checkpoint = read_checkpoint(location, choice, config.max_seq_len)
+        checkpoint = read_checkpoint(location, choice, config.max_seq_len, config.document_length)
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     if config.max_seq_len is None and checkpoint.max_seq_len > (longest := compiler.longest_by_default):
         progress.note(f"the model takes {checkpoint.max_seq_len:,} tokens; built for {longest:,} (see --max-seq-len)")
@@ -189,6 +189,7 @@ def _manifest(
         rerank_template=_rerank_template(config),
         prompts={**files.prompts, **dict(config.prompts)},
         default_prompt_name=config.default_prompt_name or files.default_prompt_name,
+        roles=dict(checkpoint.roles),
         target=config.target,
         precision=precision,
         engine=requirements,
@@ -236,6 +237,7 @@ def _verify(
     open_engine: OpenEngine,
 ) -> Certificate:
     threshold = config.min_cosine if config.min_cosine is not None else THRESHOLDS[manifest.precision]
+    expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
     engine = open_engine(root / ENGINE_DIR, manifest)
     try:
         reference: Reference
@@ -248,14 +250,14 @@ def _verify(
             if not hf.is_available():
                 raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
             reference = hf.HFReference(checkpoint, weights)
-            return certify(engine, reference, checkpoint.tokenizer, checkpoint.spec, threshold)
+            return certify(engine, reference, checkpoint.tokenizer, checkpoint.spec, threshold, expansion)
         with tempfile.TemporaryDirectory(dir=root) as fp32_root:
             _compile(compiler, checkpoint.spec, weights, "fp32", manifest.limits, Path(fp32_root))
             fp32_manifest = msgspec.structs.replace(manifest, precision="fp32")
             fp32_engine = open_engine(Path(fp32_root) / ENGINE_DIR, fp32_manifest)
             try:
                 reference = EngineReference(fp32_engine, f"{manifest.engine.compiler} engine, FP32, one text at a time")
-                return certify(engine, reference, checkpoint.tokenizer, checkpoint.spec, threshold)
+                return certify(engine, reference, checkpoint.tokenizer, checkpoint.spec, threshold, expansion)
             finally:
                 fp32_engine.close()
     finally:

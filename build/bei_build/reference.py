@@ -44,8 +44,12 @@ class HFReference:
         self.name = "transformers, FP32, one text at a time"
         self._spec = checkpoint.spec
         self._torch = torch
+        # A token may have no key in its window: torch's attention gives zeros, as the graph does, the eager one a mean
+        # over padding.
+        windows = any(layer.attention.window is not None for layer in checkpoint.spec.layers)
+        implementation = "sdpa" if checkpoint.spec.partial_keys and windows else "eager"
         self._model = AutoModel.from_pretrained(
-            checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation="eager"
+            checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
         ).eval()
         # Decoders made bidirectional by their authors' own code: transformers would mask what comes later.
         own_mask = bool(getattr(checkpoint.config, "use_bidirectional_attention", False))
@@ -63,8 +67,11 @@ class HFReference:
         torch = self._torch
         ids = torch.from_numpy(encoding.input_ids.astype(np.int64))[None]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if encoding.num_keys is not None:
+            inputs["attention_mask"][:, encoding.num_keys :] = 0
         if self._unmask:
-            inputs["attention_mask"] = torch.zeros((1, 1, ids.shape[1], ids.shape[1]))
+            hidden = torch.where(inputs["attention_mask"] > 0, 0.0, torch.finfo(torch.float32).min)
+            inputs["attention_mask"] = hidden[:, None, None].expand(1, 1, ids.shape[1], -1)
         if encoding.token_type_ids is not None and self._spec.embeddings.type_vocab_size > 1:
             inputs["token_type_ids"] = torch.from_numpy(encoding.token_type_ids.astype(np.int64))[None]
         return self._model(**inputs).last_hidden_state[0]

@@ -6,13 +6,14 @@ ColBERT's ``artifact.metadata``. Formats of sentence-transformers 2 to 6 and of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from bei.errors import CheckpointError
+from bei_build.late_interaction import Sides, module_sides, original_sides, pylate_sides
+from bei_build.settings import read_json, read_object, setting
 from bei_build.spec import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
 
 _POOLING_NAMES: dict[str, Pooling] = {
@@ -40,7 +41,7 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "SiLU": "silu",
     "Sigmoid": "sigmoid",
 }
-# Modules that change nothing here: one works in training only, the other is about which rows a client scores.
+# Modules that are no layers: one works in training only, the other says which tokens' vectors are left out.
 _IDLE_MODULES = ("Dropout", "MultiVectorMask")
 _SUPPORTED_MODULES = (
     "Transformer -> Pooling -> Dense / LayerNorm / Normalize, Transformer -> Dense -> Normalize (late interaction), "
@@ -53,8 +54,6 @@ _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class SentenceTransformersFiles:
     where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
     ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the tokens
     (no, yes) whose scores a reranker compares, ``activation`` is the class of what a CrossEncoder puts on its scores.
-    ``markers`` are prompts that ColBERT was trained with as one token each.
+    ``markers`` are prompts that ColBERT was trained with as one token each; ``sides`` is how it reads its two sides.
     ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: its
     module is a StaticEmbedding, and the config may be missing.
     """
@@ -89,6 +88,7 @@ class SentenceTransformersFiles:
     activation: str | None = None
     markers: tuple[str, ...] = ()
     is_static: bool = False
+    sides: Sides = field(default_factory=dict)
     normalize: bool | None = None
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -96,22 +96,6 @@ class SentenceTransformersFiles:
     default_prompt_name: str | None = None
     similarity: str | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
-
-
-def read_json(path: Path) -> Any:
-    """Parse a JSON file of a checkpoint; CheckpointError if it is not JSON."""
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not readable JSON ({error}). Download the checkpoint again.") from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that holds settings by name; CheckpointError if it does not."""
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object. Download the checkpoint again.")
-    return content
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
@@ -125,6 +109,8 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     if kinds[:1] not in (["Transformer"], ["MLMTransformer"], ["StaticEmbedding"]):
         raise _unsupported(kinds)
     task, transformer = _transformer_settings(modules[0][1])
+    if masks := [path for kind, path in entries if kind == "MultiVectorMask"]:
+        settings["sides"] = module_sides(_transformer_config(modules[0][1]), masks[0])
     if (read := _HEADS.get(_form(kinds, task))) is None:
         raise _unsupported(kinds)
     return SentenceTransformersFiles(
@@ -187,7 +173,7 @@ def _check_feature(kind: str, folder: Path, feature: str) -> None:
     ):  # Normalize had none before sentence-transformers 6, and the others say so when they are read
         return
     config = read_object(path)
-    named = {_setting(path, config, f"module_{end}_name", str) for end in ("input", "output")} - {None}
+    named = {setting(path, config, f"module_{end}_name", str) for end in ("input", "output")} - {None}
     if named - {feature, "sentence_embedding"}:
         raise CheckpointError(
             f"{folder.name} ({kind}) works on {' and '.join(sorted(map(str, named)))}; supported here: {feature}."
@@ -199,7 +185,7 @@ def _tail_layer(kind: str, folder: Path, name: str) -> HeadLayer:
         return _dense(folder, name)
     if kind == "LayerNorm":
         path = folder / "config.json"
-        width = _setting(path, read_object(path), "dimension", int)
+        width = setting(path, read_object(path), "dimension", int)
         if width is None:
             raise CheckpointError(f"{path} lacks dimension. Download the checkpoint again.")
         return NormLayerSpec(name, width, NormSpec(1e-5))  # torch's default, which the module uses
@@ -209,8 +195,8 @@ def _tail_layer(kind: str, folder: Path, name: str) -> HeadLayer:
 def _sparse(modules: list[tuple[str, Path]]) -> dict[str, Any]:
     path = modules[0][1] / "config.json"
     config = read_object(path)
-    mode = _setting(path, config, "pooling_strategy", str) or "max"
-    activation = _setting(path, config, "activation_function", str) or "relu"
+    mode = setting(path, config, "pooling_strategy", str) or "max"
+    activation = setting(path, config, "activation_function", str) or "relu"
     logarithms = {"relu": 1, "log1p_relu": 2}
     if mode not in ("max", "sum") or activation not in logarithms:
         raise CheckpointError(
@@ -222,7 +208,7 @@ def _sparse(modules: list[tuple[str, Path]]) -> dict[str, Any]:
 def _token_scores(modules: list[tuple[str, Path]]) -> dict[str, Any]:
     path = modules[0][1] / "config.json"
     config = read_object(path)
-    no, yes = (_setting(path, config, f"{kind}_token_id", int) for kind in ("false", "true"))
+    no, yes = (setting(path, config, f"{kind}_token_id", int) for kind in ("false", "true"))
     if no is None or yes is None:
         raise CheckpointError(f"{path} lacks true_token_id or false_token_id; bei compares the scores of two tokens.")
     return {"score_ids": (no, yes)}
@@ -270,24 +256,28 @@ def _dense(folder: Path, name: str) -> DenseSpec:
             f"{folder.name} (Dense) has activation {activation} and use_residual {config.get('use_residual', False)}; "
             f"supported: {', '.join(_DENSE_ACTIVATIONS)}, without residual."
         )
-    in_features, out_features = (_setting(path, config, key, int) for key in ("in_features", "out_features"))
+    in_features, out_features = (setting(path, config, key, int) for key in ("in_features", "out_features"))
     if in_features is None or out_features is None:
         raise CheckpointError(f"{path} lacks in_features or out_features. Download the checkpoint again.")
     if in_features < 1 or out_features < 1:
         raise CheckpointError(f"{path} has in_features {in_features} and out_features {out_features}: at least 1 each.")
-    bias = _setting(path, config, "bias", bool)
+    bias = setting(path, config, "bias", bool)
     return DenseSpec(name, in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
+
+
+def _transformer_config(folder: Path) -> Path | None:
+    return next((folder / name for name in _TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
 
 
 def _transformer_settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
     """The Transformer's task, and its settings."""
-    path = next((folder / name for name in _TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
+    path = _transformer_config(folder)
     if path is None:
         return None, {}
     config = read_object(path)
-    return _setting(path, config, "transformer_task", str), {
-        "max_seq_length": _setting(path, config, "max_seq_length", int),
-        "do_lower_case": bool(_setting(path, config, "do_lower_case", bool)),
+    return setting(path, config, "transformer_task", str), {
+        "max_seq_length": setting(path, config, "max_seq_length", int),
+        "do_lower_case": bool(setting(path, config, "do_lower_case", bool)),
     }
 
 
@@ -297,13 +287,13 @@ def _model_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return _colbert_settings(folder / "artifact.metadata")
     config = read_object(path)
-    dimensions = next((_setting(path, config, key, list) for key in _MATRYOSHKA_KEYS if config.get(key)), None)
-    prompts = _setting(path, config, "prompts", dict) or {}
-    default = _setting(path, config, "default_prompt_name", str)
+    dimensions = next((setting(path, config, key, list) for key in _MATRYOSHKA_KEYS if config.get(key)), None)
+    prompts = setting(path, config, "prompts", dict) or {}
+    default = setting(path, config, "default_prompt_name", str)
     if not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise CheckpointError(f"{path} has prompts that are not texts: correct them, or download the checkpoint again.")
     # PyLate puts a marker in front of the text, and of the prompt where there is one too.
-    named = {name: _setting(path, config, f"{name}_prefix", str) for name in ("query", "document")}
+    named = {name: setting(path, config, f"{name}_prefix", str) for name in ("query", "document")}
     markers = {name: marker for name, marker in named.items() if marker}
     prompts.update({name: marker + prompts.get(name, "").removeprefix(marker) for name, marker in markers.items()})
     if default is not None and default not in prompts:
@@ -313,10 +303,11 @@ def _model_settings(folder: Path) -> dict[str, Any]:
     return {
         "prompts": prompts,
         "default_prompt_name": default,
-        "similarity": _setting(path, config, "similarity_fn_name", str),
+        "similarity": setting(path, config, "similarity_fn_name", str),
         "matryoshka_dimensions": tuple(dimensions) if dimensions else None,
-        "activation": _setting(path, config, "activation_fn", str),
+        "activation": setting(path, config, "activation_fn", str),
         "markers": tuple(markers.values()),
+        "sides": pylate_sides(path, config),
     }
 
 
@@ -326,14 +317,6 @@ def _colbert_settings(path: Path) -> dict[str, Any]:
         return {}
     config = read_object(path)
     named = {"query": "query_token_id", "document": "doc_token_id"}  # tokens in spite of their names
-    markers = {name: _setting(path, config, key, str) for name, key in named.items()}
+    markers = {name: setting(path, config, key, str) for name, key in named.items()}
     prompts = {name: f"{marker} " for name, marker in markers.items() if marker}
-    return {"prompts": prompts, "markers": tuple(prompts.values())}
-
-
-def _setting(path: Path, config: dict[str, Any], key: str, kind: type[_T]) -> _T | None:
-    """``config[key]``, None where it is absent or null. Raises CheckpointError where it is not a ``kind``."""
-    value = config.get(key)
-    if value is not None and type(value) is not kind:
-        raise CheckpointError(f"{path} has {key} = {value!r}: correct it to a value of type {kind.__name__}.")
-    return value
+    return {"prompts": prompts, "markers": tuple(prompts.values()), "sides": original_sides(path, config)}

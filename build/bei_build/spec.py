@@ -234,8 +234,9 @@ class HeadSpec:
 class ModelSpec:
     """A transformer and what is read from its token states. Static embeddings have no layers.
 
-    ``final_norm`` is behind the last layer (pre-norm models). ``architecture`` and ``family`` are for people. Tokens
-    ``unpooled_id`` are left out of means; a sequence of nothing else has a mean of zeros.
+    ``final_norm`` is behind the last layer (pre-norm models). ``partial_keys``: sequences may end in tokens that no
+    token looks at (ColBERT's query expansion). ``architecture`` and ``family`` are for people. Tokens ``unpooled_id``
+    are left out of means; a sequence of nothing else has a mean of zeros.
     """
 
     family: str
@@ -246,6 +247,7 @@ class ModelSpec:
     final_norm: NormSpec | None = None
     heads: tuple[HeadSpec, ...] = (HeadSpec("embedding", ("mean",)),)
     unpooled_id: int | None = None
+    partial_keys: bool = False
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""

@@ -19,10 +19,12 @@ from tokenizers.processors import PostProcessor, TemplateProcessing
 from tokenizers.processors import Sequence as ProcessorSequence
 
 from bei.errors import TokenizerError
-from bei_build.sentence_transformers import read_object
+from bei_build.settings import read_object
 
 # transformers writes int(1e30) for "no limit".
 _NO_LIMIT = 1 << 24
+# What BERT's and RoBERTa's classes of transformers call it where the files do not.
+_MASKS = ("[MASK]", "<mask>")
 
 
 def tokenizer_from_checkpoint(
@@ -88,6 +90,23 @@ def stored_truncation(folder: Path) -> int | None:
     path = folder / "tokenizer.json"
     truncation = read_object(path).get("truncation") if path.is_file() else None
     return truncation.get("max_length") if isinstance(truncation, dict) else None
+
+
+def expansion_id(tokenizer: Tokenizer, folder: Path, token: str | None) -> int:
+    """The id of ``token``; None is the mask token or, in a vocabulary without one, the end of a text, as in PyLate.
+
+    Raises TokenizerError.
+    """
+    path = folder / "tokenizer_config.json"
+    config = read_object(path) if path.is_file() else {}
+    usual = [_token_of(folder, config, "mask"), *_MASKS, _token_of(folder, config, "eos")]
+    for candidate in [token] if token is not None else usual:
+        if candidate is not None and (index := tokenizer.token_to_id(candidate)) is not None:
+            return int(index)
+    raise TokenizerError(
+        f"Queries are to be filled up with {token or 'a mask token'}, which the vocabulary does not have: download the "
+        "tokenizer's files too."
+    )
 
 
 def _add_asked_tokens(tokenizer: Tokenizer, folder: Path) -> None:

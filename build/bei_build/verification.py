@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact import Certificate
 from bei.canary import BY_COLUMN, canary_row
-from bei.core import Encoding, Engine, Float32Array, PackedBatch, rows_of_sequences
+from bei.core import Encoding, Engine, Expansion, Float32Array, PackedBatch, rows_of_sequences
 from bei.errors import VerificationError
 from bei_build.heads import tasks_of
 from bei_build.spec import ModelSpec
@@ -70,23 +70,35 @@ def encode(
     return encodings
 
 
+def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
+    """``encoding``, filled up as the server does it."""
+    missing = max(0, expansion.num_tokens - encoding.num_tokens)
+    ids = np.append(encoding.input_ids, np.full(missing, expansion.token_id, np.int32))
+    types = encoding.token_type_ids
+    types = None if types is None else np.append(types, np.zeros(missing, np.int32))
+    return Encoding(ids, types, num_keys=None if expansion.attended else encoding.num_tokens)
+
+
 def certify(
     engine: Engine,
     reference: Reference,
     tokenizer: Tokenizer,
     spec: ModelSpec,
     threshold: float,
+    expansion: Expansion | None = None,
 ) -> Certificate:
     """Run engine (packed batches of mixed lengths) and reference over the held-out texts and compare the first output.
 
-    A scorer of pairs is compared on pairs. Raises VerificationError only where the reference cannot be compared with;
-    the caller judges ``passed``.
+    A scorer of pairs is compared on pairs; every other text gets the ``expansion`` of a query. Raises VerificationError
+    only where the reference cannot be compared with; the caller judges ``passed``.
     """
     output = spec.heads[0].output
     texts = [text for text in held_out_texts() if tokenizer.encode(text).ids]  # without special ones there may be none
     longest = engine.info.limits.max_seq_len
     pairs = "rerank" in tasks_of(spec.heads[0], spec.hidden_size)
     encodings = encode(tokenizer, texts, spec, longest, pairs=pairs and longest > 8)
+    if expansion is not None:
+        encodings[::2] = [expanded(encoding, expansion) for encoding in encodings[::2]]
     expected = reference.run(encodings, output)
     if not all(np.isfinite(rows).all() for rows in expected):
         raise VerificationError(

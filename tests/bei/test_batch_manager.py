@@ -251,6 +251,12 @@ def test_inputs_that_differ_in_token_types_alone_are_not_identical(make_front: M
     assert rows_of(request) == [fake_row(ids(5, 6)).tolist(), fake_row(ids(5, 6), ids(0, 1)).tolist()]
 
 
+def test_inputs_that_differ_in_their_keys_alone_are_not_identical() -> None:
+    partial, whole = Encoding(ids(5, 6), num_keys=1), Encoding(ids(5, 6))
+    of = [batching.Sequence(encoding, Request(1), 0).identity for encoding in (partial, whole, partial)]
+    assert of[0] == of[2] != of[1]
+
+
 def test_a_cancelled_sequence_never_reaches_the_engine(make_front: MakeFront) -> None:
     engine = GatedEngine(LIMITS)
     front = make_front(engine)

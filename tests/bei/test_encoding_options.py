@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from bei.core import Encoding
+from bei.core import Encoding, Expansion
 from bei.errors import InvalidRequestError
 from bei.layout import kept_lengths
 from bei.tokenization import EncodingOptions, Input, TextEncoder
@@ -136,6 +137,32 @@ def test_what_is_kept_fills_the_room_and_comes_from_the_longer_side_last(lengths
     if len(lengths) == 2 and kept != lengths:
         cut = [num_kept < length for num_kept, length in zip(kept, lengths, strict=True)]
         assert all(num_kept >= room // 2 for num_kept, is_cut in zip(kept, cut, strict=True) if is_cut)
+
+
+expansions = st.builds(Expansion, token_id=st.integers(0, 5), num_tokens=st.integers(1, 40), attended=st.booleans())
+
+
+@pytest.mark.parametrize("kind", list(TOKENIZERS))
+@settings(max_examples=60, deadline=None)
+@given(text=texts, options=options, expansion=expansions)
+def test_an_expansion_fills_up_what_is_short_and_changes_nothing_else(
+    kind: str, text: str, options: EncodingOptions, expansion: Expansion
+) -> None:
+    if not plain(kind, text, EncodingOptions()).ids:
+        return
+    (before,) = encoder(kind).encode([text], options)
+    (after,) = encoder(kind).encode([text], replace(options, expansion=expansion))
+    missing = max(0, expansion.num_tokens - before.num_tokens)
+    assert after.input_ids.tolist() == before.input_ids.tolist() + [expansion.token_id] * missing
+    assert after.truncated == before.truncated
+    assert after.num_keys == (before.num_tokens if missing and not expansion.attended else None)
+    if before.token_type_ids is not None:
+        assert after.token_type_ids is not None
+        assert after.token_type_ids.tolist() == before.token_type_ids.tolist() + [0] * missing
+    if before.spans is not None:
+        assert after.spans is not None
+        assert len(after.spans.offsets) == after.num_tokens
+        assert after.spans.special[before.num_tokens :].all()
 
 
 def test_token_types_of_a_pair_are_the_checkpoint_s() -> None:

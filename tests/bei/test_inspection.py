@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bei import artifact as artifacts
+from bei.core import Expansion
 from bei.errors import ArtifactHashMismatchError
 from bei.inspection import as_json, as_table
 from tests.artifacts import save_artifact
@@ -21,6 +22,10 @@ def artifact(tmp_path: Path) -> artifacts.Artifact:
         prompts={"query": "query: ", "passage": "[b]passage[/b]: "},
         default_prompt_name="query",
         embedding={"matryoshka_dimensions": [2, 4]},
+        roles={
+            "query": artifacts.Role(max_tokens=8, expansion=Expansion(5, 8, attended=False), skip_ids=[]),
+            "document": artifacts.Role(max_tokens=300, expansion=None, skip_ids=[4, 6]),
+        },
     )
 
 
@@ -37,6 +42,8 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
     assert rows["dimensions"] == "2, 4"
     assert rows["prompt query (default)"] == "'query: '"
     assert rows["prompt passage"] == "'[b]passage[/b]: '"  # rich's markup is off
+    assert rows["query tokens"] == "up to 8; filled up to 8 with token 5, which no other token sees"
+    assert rows["document tokens"] == "up to 16; vectors of 2 tokens left out"
     assert rows["target"] == "fake, fp32"
     assert rows["needs"] == "cpu: nothing special"
     assert rows["max_seq_len"] == "16"

@@ -152,7 +152,40 @@ def test_ids_and_types_are_passed_on(lengths: list[int], with_types: bool) -> No
         np.testing.assert_array_equal(types[: batch.num_tokens], batch.token_type_ids)
 
 
-@pytest.mark.parametrize("names", [["input_ids"], ["slot_mask", "seq_lens"], []])
+KEYS = ("key_lens", "key_mask", "token_key_lens")
+
+
+@law
+@given(lengths=batches_of_lengths, data=st.data())
+def test_keys_are_the_first_tokens_of_each_sequence(lengths: list[int], data: st.DataObject) -> None:
+    keys = [data.draw(st.none() | st.integers(1, length)) for length in lengths]
+    ids = np.zeros(1, np.int32)
+    batch = PackedBatch.from_encodings(
+        [Encoding(np.repeat(ids, length), num_keys=count) for length, count in zip(lengths, keys, strict=True)]
+    )
+    assert (batch.key_lens is None) == all(count is None for count in keys)
+    tensors = graph_inputs(batch, (*NAMES, *KEYS))
+    counts = [length if count is None else count for length, count in zip(lengths, keys, strict=True)]
+    filler = len(int32(tensors, "seq_lens")) - len(lengths)
+    assert int32(tensors, "key_lens").tolist() == counts + [1] * filler
+    assert tensors["key_mask"].dtype == np.float32
+    assert tensors["key_mask"].sum(axis=1).astype(int).tolist() == counts + [1] * filler
+    assert (np.diff(tensors["key_mask"], axis=1) <= 0).all()
+    per_token = int32(tensors, "token_key_lens")
+    assert per_token[: sum(lengths)].tolist() == np.repeat(counts, lengths).tolist()
+    assert not per_token[sum(lengths) :].any()
+    assert len(per_token) == len(int32(tensors, "input_ids"))
+
+
+@law
+@given(lengths=batches_of_lengths)
+def test_all_tokens_are_keys_where_nothing_else_is_said(lengths: list[int]) -> None:
+    tensors = graph_inputs(batch_of(lengths), (*NAMES, *KEYS))
+    np.testing.assert_array_equal(tensors["key_lens"], tensors["seq_lens"])
+    np.testing.assert_array_equal(tensors["key_mask"], tensors["slot_mask"])
+
+
+@pytest.mark.parametrize("names", [["input_ids"], ["slot_mask", "seq_lens"], ["key_mask"], []])
 def test_only_what_is_asked_for_is_given(names: list[str]) -> None:
     assert list(graph_inputs(batch_of([3, 5]), names)) == names
 

@@ -373,7 +373,21 @@ def late_interaction(folder: Path) -> None:
     write_tensors(folder / "2_LayerNorm", {"norm.weight": torch.ones(8), "norm.bias": torch.ones(8)})
     write_json(folder / "3_Normalize" / "config.json", {"module_output_name": "token_embeddings"})
     settings = {"query_prefix": "[Q] ", "document_prefix": "", "prompts": {"query": "x"}, "activation_fn": "a.Identity"}
-    write_json(folder / "config_sentence_transformers.json", settings)
+    lengths = {"query_length": 16, "document_length": 20, "skiplist_words": ["."], "model_type": "ColBERT"}
+    expansion = {"do_query_expansion": True, "attend_to_expansion_tokens": False}
+    write_json(folder / "config_sentence_transformers.json", {**settings, **lengths, **expansion})
+
+
+def multi_vector(folder: Path) -> None:
+    """Of sentence-transformers 6."""
+    late_interaction(folder)
+    modules = [*json.loads((folder / "modules.json").read_text()), {"idx": 4, "path": "4", "type": "MultiVectorMask"}]
+    write_json(folder / "modules.json", modules)
+    mask = {"skiplist_words": ["."], "skiplist_tasks": ["document"], "keep_only_token_ids": None}
+    write_json(folder / "4" / "config.json", mask)
+    expansion = {"strategy": "min", "length": 16, "attend": False, "token": None}
+    lengths = {"query_length": 24, "document_length": 20, "query_expansion": expansion}
+    write_json(folder / "sentence_bert_config.json", lengths)
 
 
 def splade(folder: Path) -> None:
@@ -409,7 +423,8 @@ def original_colbert(folder: Path) -> None:
     save_checkpoint(folder)
     write_tensors(folder, {**read_tensors(folder), "linear.weight": torch.ones(8, HIDDEN)})
     change_config(folder, architectures=["HF_ColBERT"])
-    write_json(folder / "artifact.metadata", {"query_token_id": "[MASK]", "doc_token_id": "the"})
+    lengths = {"query_maxlen": 16, "doc_maxlen": 20, "attend_to_mask_tokens": False, "mask_punctuation": True}
+    write_json(folder / "artifact.metadata", {"query_token_id": "[MASK]", "doc_token_id": "the", **lengths})
 
 
 def remote_code(folder: Path) -> None:
@@ -423,7 +438,7 @@ VALUES = [None, 0, -1, 1, 1.5, float("nan"), "", "text", [], [1], ["text"], {}, 
 
 
 @pytest.mark.parametrize(
-    "save", [late_interaction, splade, cross_encoder, language_model, original_colbert, remote_code]
+    "save", [late_interaction, multi_vector, splade, cross_encoder, language_model, original_colbert, remote_code]
 )
 def test_any_value_of_any_setting_is_understood_or_refused(save: Callable[[Path], None], tmp_path: Path) -> None:
     save(tmp_path)

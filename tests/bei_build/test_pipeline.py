@@ -297,7 +297,7 @@ def test_an_empty_folder_is_used(checkpoint: Path, out: Path) -> None:
 def test_a_damaged_artifact_and_one_of_a_newer_bei_are_replaced(checkpoint: Path, out: Path) -> None:
     artifact = build_artifact(checkpoint, out)
     manifest = out / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 2', '"schema_version": 999'))
+    manifest.write_text(manifest.read_text().replace('"schema_version": 3', '"schema_version": 999'))
     (out / "tokenizer.json").unlink()
     assert build_artifact(checkpoint, out).manifest == artifact.manifest
 

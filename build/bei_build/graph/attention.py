@@ -55,14 +55,24 @@ def needs_mask(spec: AttentionSpec) -> bool:
 
 
 class PaddedAttention:
-    """Emits the attention of all layers. Made once per graph: indices and masks are shared."""
+    """Emits the attention of all layers. Made once per graph: indices and masks are shared.
+
+    ``partial_keys``: tokens at the end of a sequence may be no keys, and queries all the same.
+    """
 
     def __init__(
-        self, graph: GraphWriter, core: AttentionCore, layers: tuple[LayerSpec, ...], max_seq_len: int
+        self,
+        graph: GraphWriter,
+        core: AttentionCore,
+        layers: tuple[LayerSpec, ...],
+        max_seq_len: int,
+        *,
+        partial_keys: bool,
     ) -> None:
         self._graph = graph
         self._core = core
-        self._biases = ScoreBiases(graph, max_seq_len)
+        self._partial_keys = partial_keys
+        self._biases = ScoreBiases(graph, max_seq_len, partial_keys=partial_keys)
         self._pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
         self._unpad_index = graph.input("unpad_index", DType.INT32, ["T"])
         fused = [layer.attention for layer in layers if not is_primitive(layer.attention)]
@@ -85,7 +95,12 @@ class PaddedAttention:
         context = (self._fused if fused else self._written_out)(query, key, value, spec, tables, name)
         by_slot = graph.op("Transpose", [context], f"{name}.by_slot", perm=[0, 2, 1, 3])
         flat = graph.op("Reshape", [by_slot, graph.constant([-1, spec.width])], f"{name}.flat")
-        return graph.op("Gather", [flat, self._unpad_index], f"{name}.unpadded", axis=0)
+        packed = graph.op("Gather", [flat, self._unpad_index], f"{name}.unpadded", axis=0)
+        if not self._partial_keys or spec.window is None:
+            return packed
+        # No key in its window: what the core gives is of its padding, or NaN. Torch's attention gives zeros.
+        nothing = graph.constant(0.0, graph.types.compute.numpy)
+        return graph.op("Where", [self._biases.near_a_key(spec.window), packed, nothing], f"{name}.seen")
 
     def _pad(self, tensor: str, num_heads: int, head_dim: int, name: str, repeat: int = 1) -> str:
         graph = self._graph
@@ -99,7 +114,7 @@ class PaddedAttention:
 
     def _fused(self, query: str, key: str, value: str, spec: AttentionSpec, tables: PositionTables, name: str) -> str:
         graph = self._graph
-        lengths = graph.input("seq_lens", DType.INT32, ["B"])
+        lengths = graph.input("key_lens" if self._partial_keys else "seq_lens", DType.INT32, ["B"])
         mask = self._biases.without_empty_slots(spec, tables.relative_bias) if self._masked else ""
         causal = {"causal_kind": "upper_left"} if spec.causal and not self._masked else {}
         query, key, value = (self._widened(tensor, spec.head_dim) for tensor in (query, key, value))

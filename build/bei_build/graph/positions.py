@@ -65,9 +65,10 @@ class Rotations:
 class ScoreBiases:
     """Masks and biases of the padded scores [B, heads, S, S], and the distances they are made of."""
 
-    def __init__(self, graph: GraphWriter, max_seq_len: int) -> None:
+    def __init__(self, graph: GraphWriter, max_seq_len: int, *, partial_keys: bool) -> None:
         self._graph = graph
         self._max_seq_len = max_seq_len
+        self._slots = "key_mask" if partial_keys else "slot_mask"
         self._shared: dict[object, str] = {}
         # Added where a token must not look; finite, so that no row of a softmax can be NaN.
         self._masked = -6e4 if graph.types.compute is DType.FP16 else -1e9
@@ -82,6 +83,11 @@ class ScoreBiases:
             return self._once(("by position", _key(spec)), lambda: self._combine(None, spec, relative_bias))
         return self._once(("visible", spec.causal, spec.window), lambda: self._visible_4d(spec))
 
+    def near_a_key(self, window: int) -> str:
+        """BOOL [T, 1]: whether a token has a key in its ``window``. Keys are the first tokens of a sequence: to those
+        behind them the last key is the nearest."""
+        return self._once(("near a key", window), lambda: self._emit_near_a_key(window))
+
     def distances(self, *, negated: bool = False) -> str:
         """Key position less query position, INT32 [S, S] (``negated``: query less key)."""
         return self._once(("distances", negated), lambda: self._emit_distances(negated))
@@ -89,6 +95,13 @@ class ScoreBiases:
     def disentangled_rows(self, spec: DisentangledSpec, *, by_key: bool) -> str:
         """The row of DeBERTa's table for each pair of slots, INT32 [query, key], or ``by_key`` [key, query]."""
         return self._once(("rows", spec, by_key), lambda: self._emit_rows(spec, by_key))
+
+    def _emit_near_a_key(self, window: int) -> str:
+        graph, name = self._graph, f"near_a_key.{window}"
+        positions = graph.input("position_ids", DType.INT32, ["T"])
+        behind = graph.op("Sub", [positions, graph.input("token_key_lens", DType.INT32, ["T"])], f"{name}.behind")
+        near = graph.op("Less", [behind, graph.constant(window, np.int32)], f"{name}.packed")
+        return graph.op("Unsqueeze", [near, graph.constant([1])], name)
 
     def _emit_rows(self, spec: DisentangledSpec, by_key: bool) -> str:
         reach = self._max_seq_len - 1
@@ -117,10 +130,10 @@ class ScoreBiases:
         return self._once("empty slots", self._emit_empty_slots)
 
     def _emit_empty_slots(self) -> str:
-        """[B, 1, 1, S]: 0 where a slot holds a token."""
+        """[B, 1, 1, S]: 0 where a slot holds a token that may be looked at."""
         graph = self._graph
         one, scale = graph.constant(1.0, np.float32), graph.constant(-self._masked, np.float32)
-        shifted = graph.op("Sub", [graph.input("slot_mask", DType.FP32, ["B", "S"]), one], "mask.shifted")
+        shifted = graph.op("Sub", [graph.input(self._slots, DType.FP32, ["B", "S"]), one], "mask.shifted")
         additive = graph.op("Mul", [shifted, scale], "mask.additive")
         return graph.cast(
             graph.op("Unsqueeze", [additive, graph.constant([1, 2])], "mask.slots"), graph.types.compute, "mask.bias"

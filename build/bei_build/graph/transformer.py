@@ -51,7 +51,7 @@ class _TransformerEmitter:
         self._max_seq_len = max_seq_len
         self._input_ids = graph.input("input_ids", DType.INT32, ["T"])
         if spec.layers:  # else nothing would read the indices that it declares
-            self._attention = PaddedAttention(graph, core, spec.layers, max_seq_len)
+            self._attention = PaddedAttention(graph, core, spec.layers, max_seq_len, partial_keys=spec.partial_keys)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 
-from bei.artifact import Artifact, Classification, OutputInfo
-from bei.core import EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
+from bei.artifact import Artifact, Classification, OutputInfo, Role
+from bei.core import EngineInfo, Expansion, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from tests.artifacts import LIMITS, VOCAB_SIZE, save_artifact, tiny_tokenizer
 from tests.bei.server.app import App
@@ -27,6 +27,12 @@ KINDS: dict[str, tuple[list[str], dict[str, int], list[str] | None]] = {
     "ner": (["classify_tokens"], {"token_logits": len(TAGS)}, TAGS),
     "splade": (["embed_sparse"], {"sparse": VOCAB_SIZE}, None),
     "colbert": (["embed_tokens"], {"token_embedding": TOKEN_DIMENSION}, None),
+}
+MARK = tiny_tokenizer().get_vocab()["!"]
+# Of "colbert": queries are filled up to eight tokens with "!", whose vectors documents lose.
+ROLES: dict[Literal["query", "document"], Role] = {
+    "query": Role(max_tokens=10, expansion=Expansion(MARK, 8, attended=False), skip_ids=[]),
+    "document": Role(max_tokens=5, expansion=None, skip_ids=[MARK]),
 }
 PER_TOKEN = frozenset({"token_logits", "token_embedding"})
 PROMPTS = {"query": "query: ", "cats": "the cats "}
@@ -86,6 +92,8 @@ def save_kind(path: Path, kind: str, **fields: Any) -> tuple[Artifact, FakeEngin
         "classification": Classification(labels=labels, function=function) if labels else None,
         "prompts": {} if labels else PROMPTS,
     }
+    if kind == "colbert":
+        manifest |= {"roles": ROLES, "prompts": {**PROMPTS, "document": ""}}
     if kind != "embedder":
         manifest["embedding"] = None
     engine = FakeEngine(LIMITS) if kind == "embedder" else KindEngine(widths)

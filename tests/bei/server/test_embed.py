@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,16 @@ from bei.postprocess import unit_length
 from bei.server.embed import inputs_of
 from tests.artifacts import VOCAB_SIZE, expected_vectors, token_ids
 from tests.bei.server.app import App, check_error
-from tests.bei.server.kinds import PROMPTS, TOKEN_DIMENSION, answer, expected_output, post
+from tests.bei.server.kinds import (
+    MARK,
+    PROMPTS,
+    TOKEN_DIMENSION,
+    answer,
+    expected_output,
+    fake_output,
+    post,
+    save_kind,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +109,44 @@ def test_token_vectors_have_unit_length_and_special_tokens_are_there(kinds: App)
         expected = unit_length(expected_output("token_embedding", given_text, TOKEN_DIMENSION))
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         assert len(found) == len(token_ids(given_text))
+
+
+SIDES = [
+    ("the cat", {"input_type": "query"}, [2, 8, 9, 11, 12, 3, MARK, MARK], 6),
+    ("the cat", {"prompt_name": "query"}, [2, 8, 9, 11, 12, 3, MARK, MARK], 6),
+    ("the cat the cat the cat", {"input_type": "search_query"}, [2, 8, 9, 11, 12, 11, 12, 11, 12, 3], None),
+    ("the cat the cat", {"input_type": "query", "truncate_prompt_tokens": 5}, [2, 8, 9, 11, 3] + [MARK] * 3, 5),
+    ("cat ! cat the", {"input_type": "document"}, [2, 12, MARK, 12, 3], None),
+    ("! !", {"input_type": "passage"}, [2, MARK, MARK, 3], None),
+    ("cat ! cat the", {}, [2, 12, MARK, 12, 11, 3], None),
+    ("cat !", {"prompt_name": "cats"}, [2, 11, 12, 58, 12, MARK, 3], None),
+]
+
+
+@pytest.mark.parametrize(("text", "controls", "ids", "num_keys"), SIDES)
+def test_each_side_of_late_interaction_is_read_and_answered_in_its_own_way(
+    text: str, controls: dict[str, object], ids: list[int], num_keys: int | None, tmp_path: Path
+) -> None:
+    artifact, engine = save_kind(tmp_path / "colbert", "colbert")
+    app = App((artifact, engine))
+    try:
+        (vectors,) = answer(app, "/embed_all", inputs=text, **controls)
+    finally:
+        app.close()
+    batch = engine.batches[-1]
+    assert batch.input_ids.tolist() == ids
+    assert (None if batch.key_lens is None else batch.key_lens.tolist()) == (num_keys and [num_keys])
+    skips = controls.get("input_type") in ("document", "passage")
+    kept = np.array([index for index in ids if not (skips and index == MARK)], np.int32)
+    expected = unit_length(fake_output("token_embedding", kept, np.zeros_like(kept), TOKEN_DIMENSION))
+    np.testing.assert_allclose(vectors, expected, rtol=1e-6)
+
+
+def test_texts_of_a_side_that_are_cut_are_named(kinds: App) -> None:
+    response = post(kinds, "/embed_all", inputs=["cat", "cat cat the the"], input_type="document")
+    assert response.headers["x-truncated-inputs"] == "1"
+    refused = post(kinds, "/embed_all", inputs=["a b c d"], input_type="document", truncate=False)
+    check_error(refused, 400, "5 tokens: shorten it, or allow truncation")
 
 
 def test_late_chunking_is_refused_where_the_model_has_no_states_to_pool(kinds: App) -> None:

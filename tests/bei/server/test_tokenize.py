@@ -34,6 +34,16 @@ def test_a_prompt_is_part_of_the_text(kinds: App) -> None:
     check_error(post(kinds, "/tokenize", inputs="cat", prompt_name="x", model="embedder"), 400, param="prompt_name")
 
 
+def test_a_side_of_late_interaction_is_read_as_the_model_reads_it(kinds: App) -> None:
+    (tokens,) = answer(kinds, "/tokenize", inputs="cat", prompt_name="query", model="colbert")
+    assert [token["text"] for token in tokens] == ["[CLS]", "query", ":", "cat", "[SEP]", "!", "!", "!"]
+    assert [token["special"] for token in tokens[5:]] == [True] * 3
+    (tokens,) = answer(kinds, "/tokenize", inputs="cat !", prompt_name="document", model="colbert")
+    assert [token["text"] for token in tokens] == ["[CLS]", "cat", "!", "[SEP]"]
+    (tokens,) = answer(kinds, "/tokenize", inputs="cat", model="colbert")
+    assert len(tokens) == 3
+
+
 def test_vllm_s_answer_is_ids_and_their_number(app: App) -> None:
     assert answer(app, "/tokenize", prompt="the cats", model="tiny") == {
         "count": 5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from bei_build.graph.writer import DType
 from tests.bei_build.targets.rtx import attention_nodes, compiled, edited, forbid_decomposition, needs_rtx, parsed
 from tests.bei_build.targets.tiny import (
     BY_POSITION,
+    PARTIAL_KEYS,
     case_named,
     graph_of,
     graph_of_checkpoint,
@@ -130,6 +132,19 @@ def test_static_embeddings_compile(trt: ModuleType, tmp_path: Path, unpooled_id:
     assert compiled(trt, path, num_attentions=0)
     inputs = {tensor.name for tensor in onnx.load(path, load_external_data=False).graph.input}
     assert inputs == {"input_ids", "pad_index", "slot_mask"}
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32])
+@pytest.mark.parametrize("attention", PARTIAL_KEYS.values(), ids=PARTIAL_KEYS)
+def test_sequences_that_end_in_tokens_without_keys_compile(
+    trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType
+) -> None:
+    path = graph_of(replace(with_heads_on_tokens(tiny_spec(**attention)), partial_keys=True), tmp_path, dtype)
+    names = {tensor.name for tensor in onnx.load(path, load_external_data=False).graph.input}
+    assert {"key_lens", "key_mask"} & names
+    assert ("token_key_lens" in names) == ("window" in attention)
+    assert compiled(trt, path, 0 if "softcap" in attention else 2)
 
 
 @needs_rtx

@@ -24,6 +24,7 @@ from tests.bei_build.targets.tiny import (
     BY_POSITION,
     HEADS,
     MAX_SEQ_LEN,
+    PARTIAL_KEYS,
     VOCABULARY,
     case_named,
     graph_of,
@@ -133,8 +134,8 @@ def cosines(first: Float32Array, second: Float32Array) -> Float32Array:
     return cast(Float32Array, (first * second).sum(1) / lengths)
 
 
-def assert_same_as_cpu_graph(spec: ModelSpec, folder: Path) -> None:
-    batch = mixed_batch()
+def assert_same_as_cpu_graph(spec: ModelSpec, folder: Path, batch: PackedBatch | None = None) -> None:
+    batch = batch or mixed_batch()
     actual = without_filler(run_onnxruntime(graph_of(spec, folder / "trt", DType.FP32), batch), spec, batch)
     path = graph_of(spec, folder / "cpu", DType.FP32, AttentionCore.MATMUL_SOFTMAX)
     for outputs in (run_openvino(path, batch, actual), run_onnxruntime(path, batch)):
@@ -167,6 +168,39 @@ def test_both_graphs_leave_tokens_out_of_means(tmp_path: Path, pooling: Pooling)
     np.testing.assert_allclose(rows[0], rows[2], atol=1e-6)
     assert not rows[1].any()
     assert rows[2].any()
+
+
+def partial_batch() -> PackedBatch:
+    """Sequences of which 1 to all tokens are keys."""
+    batch = mixed_batch()
+    return replace(batch, key_lens=np.array([1, 2, 3, 17, 1, 20, 8], np.int32))
+
+
+@pytest.mark.parametrize("attention", PARTIAL_KEYS.values(), ids=PARTIAL_KEYS)
+def test_trt_graph_has_the_cpu_graphs_keys(tmp_path: Path, attention: dict[str, Any]) -> None:
+    spec = replace(with_heads_on_tokens(tiny_spec(**attention)), partial_keys=True)
+    assert_same_as_cpu_graph(spec, tmp_path / "partial", partial_batch())
+    assert_same_as_cpu_graph(spec, tmp_path / "whole")
+    path = graph_of(spec, tmp_path, DType.FP32)
+    whole, partial = (run_onnxruntime(path, batch)["embedding"] for batch in (mixed_batch(), partial_batch()))
+    if "causal" not in attention:  # where the first token sees itself alone
+        assert np.abs(whole - partial).max(axis=1)[[1, 2, 4]].min() > 1e-3  # the control
+
+
+@pytest.mark.parametrize("name", ["BertModel", "MPNetModel", "DebertaV2Model", "LlamaModel"])
+def test_trt_graph_has_the_hf_models_keys(tmp_path: Path, name: str) -> None:
+    case = case_named(name)
+    checkpoint = read_case(case, tmp_path, pooling="cls", max_seq_len=LONGEST)
+    checkpoint = replace(checkpoint, spec=replace(checkpoint.spec, partial_keys=True))
+    rng = np.random.default_rng(0)
+    encodings = [
+        replace(encoding, num_keys=int(rng.integers(1, encoding.num_tokens + 1)))
+        for encoding in random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
+    ]
+    actual = rows_of(checkpoint, graph_of_checkpoint(checkpoint, tmp_path, DType.FP32), case, encodings)
+    expected = [states[0] for states in hf_outputs(checkpoint.folder, case, encodings)]
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("attention", [{}, {"window": 8}, {"alibi": True}], ids=["padded", "boolean", "additive"])

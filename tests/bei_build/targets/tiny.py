@@ -27,6 +27,14 @@ BY_POSITION: dict[str, dict[str, Any]] = {  # no family of the zoo has ALiBi
     "alibi, window": {"alibi": True, "window": 8},
     "causal, window": {"causal": True, "window": 8},
 }
+# Where tokens at the end of a sequence may be no keys: what such a model's attention is written as.
+PARTIAL_KEYS: dict[str, dict[str, Any]] = {
+    "padded": {},
+    "causal": {"causal": True},
+    "boolean": {"window": 8},
+    "additive": {"alibi": True, "window": 8},
+    "primitive": {"softcap": 5.0, "window": 8},
+}
 
 
 def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",), **attention: Any) -> ModelSpec:
@@ -63,7 +71,7 @@ def random_weights(spec: ModelSpec) -> Callable[[str], FloatArray]:
 def graph_of(
     spec: ModelSpec, folder: Path, dtype: DType = DType.FP16, core: AttentionCore = AttentionCore.TRT_ATTENTION
 ) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return write_graph(spec, random_weights(spec), folder, GraphTypes(dtype, dtype), core, MAX_SEQ_LEN)
 
 
@@ -107,6 +115,6 @@ def graph_of_checkpoint(
     dtype: DType = DType.FP16,
     core: AttentionCore = AttentionCore.TRT_ATTENTION,
 ) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     types = GraphTypes(dtype, dtype)
     return write_graph(checkpoint.spec, checkpoint.weights().read, folder, types, core, checkpoint.max_seq_len)

@@ -1,0 +1,147 @@
+"""How late interaction reads queries and documents (ColBERT, arXiv:2004.12832), from three kinds of files.
+
+PyLate's keys of ``config_sentence_transformers.json``, the original ColBERT's ``artifact.metadata``, and what
+sentence-transformers 6 keeps with its modules. What their own code does is written down in docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from bei.artifact import Role
+from bei.core import Expansion
+from bei.errors import CheckpointError
+from bei_build.settings import read_object, setting, texts
+from bei_build.tokenizer import expansion_id
+
+Side = Literal["query", "document"]
+
+# What PyLate takes where its files do not say; the markers of its format show that a file is PyLate's.
+_PYLATE_LENGTHS: dict[Side, int] = {"query": 32, "document": 180}
+_PYLATE_KEYS = {f"{side}_{end}" for side in _PYLATE_LENGTHS for end in ("prefix", "length")}
+_PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
+_PUNCTUATION = tuple(string.punctuation)
+
+
+@dataclass(frozen=True)
+class ExpansionSettings:
+    """Tokens ``token`` (None: the mask token, else the end of a text) behind a query of less than ``length`` tokens."""
+
+    length: int
+    attended: bool = False
+    token: str | None = None
+
+
+@dataclass(frozen=True)
+class SideSettings:
+    """One side: most tokens (None: what the model takes), and the ``skipped`` words, whose vectors are left out."""
+
+    length: int | None = None
+    expansion: ExpansionSettings | None = None
+    skipped: tuple[str, ...] = ()
+
+
+Sides = Mapping[Side, SideSettings]
+
+
+def pylate_sides(path: Path, config: dict[str, Any]) -> Sides:
+    """What PyLate reads from ``config``; nothing where none of its keys is there. Raises CheckpointError."""
+    if config.get("model_type") != "ColBERT" and _PYLATE_KEYS.isdisjoint(config):
+        return {}
+    lengths = {side: _length(path, config, f"{side}_length") or usual for side, usual in _PYLATE_LENGTHS.items()}
+    skipped = texts(path, config, "skiplist_words")
+    expands = setting(path, config, "do_query_expansion", bool)
+    attended = bool(setting(path, config, "attend_to_expansion_tokens", bool))
+    expansion = None if expands is False else ExpansionSettings(lengths["query"], attended)
+    return {
+        "query": SideSettings(lengths["query"], expansion),
+        "document": SideSettings(lengths["document"], None, _PUNCTUATION if skipped is None else skipped),
+    }
+
+
+def original_sides(path: Path, config: dict[str, Any]) -> Sides:
+    """What the original code reads from its ``artifact.metadata``. Raises CheckpointError."""
+    named: dict[Side, str] = {"query": "query_maxlen", "document": "doc_maxlen"}
+    lengths = {side: _length(path, config, key) or _PYLATE_LENGTHS[side] for side, key in named.items()}
+    attended = bool(setting(path, config, "attend_to_mask_tokens", bool))
+    skips = setting(path, config, "mask_punctuation", bool) is not False
+    return {
+        "query": SideSettings(lengths["query"], ExpansionSettings(lengths["query"], attended)),
+        "document": SideSettings(lengths["document"], None, _PUNCTUATION if skips else ()),
+    }
+
+
+def module_sides(transformer: Path | None, mask: Path) -> Sides:
+    """What sentence-transformers 6 reads: lengths and expansion from the ``transformer``'s settings, the skipped words
+    from the MultiVectorMask in the folder ``mask``. Raises CheckpointError."""
+    path = mask / "config.json"
+    config = read_object(path) if path.is_file() else {}
+    skipped = texts(path, config, "skiplist_words") or ()
+    of_sides = texts(path, config, "skiplist_tasks")
+    of_sides = ("document",) if of_sides is None else of_sides
+    if config.get("keep_only_token_ids"):
+        raise CheckpointError(f"{path} has keep_only_token_ids, which is about images: bei reads texts only.")
+    settings = read_object(transformer) if transformer else {}
+    sides: dict[Side, SideSettings] = {}
+    for side in _PYLATE_LENGTHS:
+        length = _length(transformer, settings, f"{side}_length") if transformer else None
+        expansion = None
+        if transformer and side == "query" and (asked := setting(transformer, settings, "query_expansion", dict)):
+            expansion, length = _expansion(transformer, asked, length)
+        sides[side] = SideSettings(length, expansion, skipped if side in of_sides else ())
+    return sides
+
+
+def _expansion(path: Path, config: dict[str, Any], length: int | None) -> tuple[ExpansionSettings, int | None]:
+    """And the most tokens of a query: strategy "fixed" cuts at the length that it fills up to, "min" does not."""
+    filled, strategy = _length(path, config, "length"), config.get("strategy")
+    if filled is None or strategy not in ("fixed", "min"):
+        raise CheckpointError(f"{path} has query_expansion {config}: it needs a length and the strategy fixed or min.")
+    expansion = ExpansionSettings(
+        filled, bool(setting(path, config, "attend", bool)), setting(path, config, "token", str)
+    )
+    return expansion, filled if strategy == "fixed" else length and max(length, filled)
+
+
+def roles_of(
+    sides: Sides, prompts: Mapping[str, str], tokenizer: Tokenizer, folder: Path, max_seq_len: int
+) -> dict[Side, Role]:
+    """``sides`` in ids of ``tokenizer``, whose files lie in ``folder``. Raises CheckpointError, TokenizerError."""
+    roles: dict[Side, Role] = {}
+    for side, settings in sides.items():
+        around = len(tokenizer.encode(prompts.get(side, "")).ids)
+        if settings.length is not None and settings.length <= around:
+            raise CheckpointError(
+                f"The {side} length {settings.length} of the checkpoint's files leaves no room beside the {around} "
+                "tokens that stand around every text."
+            )
+        expansion = None
+        if settings.expansion is not None:
+            if settings.expansion.length > max_seq_len:
+                raise CheckpointError(
+                    f"max_seq_len {max_seq_len} is less than the {settings.expansion.length} tokens that queries are "
+                    "filled up to: choose at least that."
+                )
+            token_id = expansion_id(tokenizer, folder, settings.expansion.token)
+            expansion = Expansion(token_id, settings.expansion.length, settings.expansion.attended)
+        # A word that is no token would be the unknown token, which stands for others too.
+        skipped = [tokenizer.token_to_id(word) for word in settings.skipped]
+        roles[side] = Role(
+            max_tokens=settings.length,
+            expansion=expansion,
+            skip_ids=sorted({index for index in skipped if index is not None}),
+        )
+    return roles
+
+
+def _length(path: Path, config: dict[str, Any], key: str) -> int | None:
+    length = setting(path, config, key, int)
+    if length is not None and length < 1:
+        raise CheckpointError(f"{path} has {key} = {length}: it must be at least 1.")
+    return length

@@ -1,0 +1,349 @@
+"""Queries and documents of late interaction, built and answered, against its own code in torch; and what files say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import string
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bei.artifact import Role
+from bei.config import ServeConfig
+from bei.core import Expansion, Float32Array
+from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestError, TokenizerError
+from bei.metrics import Metrics
+from bei.service import load_service
+from bei.tasks import embed_tokens, prompt_of, role_of
+from bei_build import verification
+from bei_build.checkpoint import Checkpoint, locate, read_checkpoint
+from bei_build.heads import HeadChoice
+from bei_build.targets.openvino import OpenVINOCompiler
+from tests.bei_build.builds import build_artifact, open_engine, random_encodings
+from tests.bei_build.late_interaction import DOCUMENT, QUERY, Settings, as_original, encode, save_colbert
+from tests.checkpoints import MAX_TOKENS, save_checkpoint, wordpiece_tokenizer, write_json
+from tests.zoo import CASES
+
+TOLERANCE = 2e-4
+QUERIES = ["the cat", "a", "where is the mat? hello, world! " * 4, "hello world", "Gr\u00fc\u00dfe!"]
+DOCUMENTS = ["The cat sat on the mat.", "hello, world! " * 20, "-", "a b (c) d: e, f; g.", "world"]
+MODERN = replace(next(case for case in CASES if case.name == "ModernBertModel"), tokenizer=wordpiece_tokenizer)
+
+
+def answers(artifact: Path, *, batched: bool = True) -> tuple[list[Float32Array], list[Float32Array]]:
+    """Token vectors of all queries and documents, both sides in the queue at once, or one text after the other."""
+
+    async def run() -> list[Float32Array]:
+        service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics())
+        manifest = service.manifest
+
+        async def embed(side: str, texts: list[str]) -> list[Float32Array]:
+            prompt, role = prompt_of(manifest, None, side), role_of(manifest, None, side)
+            return (await embed_tokens(service, texts, prompt=prompt, role=role)).vectors
+
+        try:
+            if batched:
+                pairs = await asyncio.gather(embed("query", QUERIES), embed("document", DOCUMENTS))
+                return [rows for side in pairs for rows in side]
+            sides = [("query", text) for text in QUERIES] + [("document", text) for text in DOCUMENTS]
+            return [(await embed(side, [text]))[0] for side, text in sides]
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, service.close)
+
+    rows = asyncio.run(run())
+    return rows[: len(QUERIES)], rows[len(QUERIES) :]
+
+
+def assert_close(actual: list[Float32Array], expected: list[Float32Array]) -> None:
+    assert [rows.shape for rows in actual] == [rows.shape for rows in expected]
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("case", [None, MODERN], ids=["BERT", "ModernBERT, windows shorter than queries"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(attend_to_expansion_tokens=True),
+        Settings(do_query_expansion=False),
+        Settings(query_length=12, document_length=20, skiplist_words=("the", ".", "no such token")),
+        Settings(skiplist_words=()),
+    ],
+    ids=["as published", "attended", "without expansion", "short", "nothing skipped"],
+)
+def test_vectors_are_those_of_its_own_code(settings: Settings, case: Any, tmp_path: Path) -> None:
+    folder = save_colbert(tmp_path / "colbert", settings, case)
+    artifact = build_artifact(folder, tmp_path / "artifact")
+    assert artifact.certificate.cosine_mean >= 0.99999
+    expected = [
+        encode(folder, texts, settings, is_query=is_query) for texts, is_query in ((QUERIES, True), (DOCUMENTS, False))
+    ]
+    for batched in (True, False):
+        for ours, theirs in zip(answers(artifact.path, batched=batched), expected, strict=True):
+            assert_close(ours, theirs)
+
+
+def test_the_original_layout_gives_the_same(tmp_path: Path) -> None:
+    settings = Settings(query_length=16)
+    folder = save_colbert(tmp_path / "colbert", settings)
+    expected = [
+        encode(folder, texts, settings, is_query=is_query) for texts, is_query in ((QUERIES, True), (DOCUMENTS, False))
+    ]
+    build_artifact(as_original(folder, settings), tmp_path / "artifact", reference="engine")
+    for ours, theirs in zip(answers(tmp_path / "artifact"), expected, strict=True):
+        assert_close(ours, theirs)
+
+
+def test_each_part_of_it_matters(tmp_path: Path) -> None:
+    """Or the tests above would pass without it."""
+    folder = save_colbert(tmp_path, Settings())
+    published = encode(folder, QUERIES, Settings(), is_query=True)
+    attended = encode(folder, QUERIES, Settings(attend_to_expansion_tokens=True), is_query=True)
+    assert np.abs(published[0] - attended[0]).max() > 50 * TOLERANCE
+    plain = encode(folder, QUERIES, Settings(do_query_expansion=False), is_query=True)
+    assert [len(rows) for rows in plain] == [5, 4, 32, 5, 5]
+    assert [len(rows) for rows in published] == [32] * 5
+    np.testing.assert_allclose(published[0][:5], plain[0], atol=1e-5)  # nobody has seen the mask tokens
+    documents = encode(folder, DOCUMENTS, Settings(), is_query=False)
+    whole = encode(folder, DOCUMENTS, Settings(skiplist_words=()), is_query=False)
+    assert [len(a) - len(b) for a, b in zip(whole, documents, strict=True)] == [1, 18, 1, 6, 0]
+
+
+@pytest.mark.parametrize("case", [None, MODERN], ids=["BERT", "ModernBERT"])
+def test_tokens_without_keys_have_the_same_states_in_any_batch(case: Any, tmp_path: Path) -> None:
+    artifact = build_artifact(save_colbert(tmp_path / "colbert", Settings(), case), tmp_path / "artifact")
+    engine = open_engine(artifact.engine_dir, artifact.manifest)
+    whole = random_encodings([9, 3, 47, 30], 50)
+    partial = [replace(encoding, num_keys=keys) for encoding, keys in zip(whole, (4, 1, 46, 30), strict=True)]
+    mixed = [partial[0], whole[2], partial[1], whole[0], *partial[2:], whole[1]]
+    try:
+        together = verification._run(engine, mixed, "token_embedding")
+        for encoding, rows in zip(mixed, together, strict=True):
+            alone = verification._run(engine, [encoding], "token_embedding")[0]
+            np.testing.assert_allclose(rows, alone, atol=1e-5, rtol=0)
+    finally:
+        engine.close()
+    assert np.abs(together[0] - together[3]).max() > 50 * TOLERANCE  # the same ids, of which fewer are looked at
+
+
+def test_the_certificate_covers_queries(tmp_path: Path) -> None:
+    """An engine that lets tokens look at the mask tokens does not get one."""
+    folder = save_colbert(tmp_path / "colbert", Settings())
+    real = OpenVINOCompiler.compile
+
+    def blind(self: Any, spec: Any, *rest: Any) -> Any:
+        return real(self, replace(spec, partial_keys=False), *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpenVINOCompiler, "compile", blind)
+        with pytest.raises(BeiError, match="Verification failed: mean cosine"):
+            build_artifact(folder, tmp_path / "artifact")
+    assert build_artifact(folder, tmp_path / "artifact").certificate.passed
+
+
+# What the files say.
+
+
+def read(folder: Path, task: str = "auto", **arguments: Any) -> Checkpoint:
+    return read_checkpoint(locate(str(folder)), HeadChoice(task=task), **arguments)
+
+
+def save_settings(folder: Path, **config: object) -> Path:
+    """A checkpoint in PyLate's layout whose config_sentence_transformers.json is ``config``."""
+    save_colbert(folder, Settings())
+    write_json(folder / "config_sentence_transformers.json", config)
+    return folder
+
+
+VOCABULARY = wordpiece_tokenizer().get_vocab()
+MASK = VOCABULARY["[MASK]"]
+
+
+def ids(words: str) -> list[int]:
+    return sorted(VOCABULARY[word] for word in words if word in VOCABULARY)
+
+
+PYLATE = {
+    "query": Role(max_tokens=32, expansion=Expansion(MASK, 32, attended=False), skip_ids=[]),
+    "document": Role(max_tokens=180, expansion=None, skip_ids=ids(string.punctuation)),
+}
+
+
+@pytest.mark.parametrize("config", [{"query_prefix": "[unused0]"}, {"model_type": "ColBERT"}, {"skiplist_words": None}])
+def test_what_pylates_files_do_not_say_is_as_in_pylate(config: dict[str, object], tmp_path: Path) -> None:
+    checkpoint = read(save_settings(tmp_path, **config))
+    assert checkpoint.roles == PYLATE
+    assert checkpoint.spec.partial_keys
+    assert checkpoint.max_seq_len == MAX_TOKENS  # a length beyond the positions is none
+    assert set(checkpoint.files.prompts) == {"query", "document"}
+
+
+def test_a_projection_without_any_of_its_settings_has_no_roles(tmp_path: Path) -> None:
+    checkpoint = read(save_settings(tmp_path, prompts={"other": "x"}))
+    assert (checkpoint.roles, checkpoint.spec.partial_keys, checkpoint.files.prompts) == ({}, False, {"other": "x"})
+
+
+def test_roles_are_those_of_the_files(tmp_path: Path) -> None:
+    settings = Settings(24, 40, attend_to_expansion_tokens=True, skiplist_words=(".", "nowhere"))
+    folder = save_colbert(tmp_path, settings)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 39})  # what PyLate leaves there
+    checkpoint = read(folder)
+    assert checkpoint.roles == {
+        "query": Role(max_tokens=24, expansion=Expansion(MASK, 24, attended=True), skip_ids=[]),
+        "document": Role(max_tokens=40, expansion=None, skip_ids=ids(".")),
+    }
+    assert not checkpoint.spec.partial_keys
+    assert checkpoint.max_seq_len == 40
+    assert checkpoint.files.prompts == {"query": QUERY, "document": DOCUMENT}
+
+
+def test_a_longer_document_can_be_asked_for(tmp_path: Path) -> None:
+    folder = save_colbert(tmp_path, Settings(24, 30))
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 29})
+    checkpoint = read(folder, document_length=48)
+    assert (checkpoint.roles["document"].max_tokens, checkpoint.max_seq_len) == (48, 48)
+    for length, longest in ((49, None), (40, 32)):
+        with pytest.raises(CheckpointError, match=f"document_length {length} is above max_seq_len {longest or 48}"):
+            read(folder, document_length=length, max_seq_len=longest)
+
+
+def test_a_document_length_is_for_late_interaction(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="document_length is for late interaction"):
+        read(save_checkpoint(tmp_path), document_length=20)
+
+
+def test_a_plain_embedder_made_of_it_has_no_roles(tmp_path: Path) -> None:
+    checkpoint = read(save_colbert(tmp_path, Settings()), task="embed")
+    assert (checkpoint.roles, checkpoint.spec.partial_keys) == ({}, False)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "query", "document"),
+    [
+        ({}, PYLATE["query"], PYLATE["document"]),
+        (
+            {"query_maxlen": 20, "doc_maxlen": 30, "attend_to_mask_tokens": True, "mask_punctuation": False},
+            Role(max_tokens=20, expansion=Expansion(MASK, 20, attended=True), skip_ids=[]),
+            Role(max_tokens=30, expansion=None, skip_ids=[]),
+        ),
+    ],
+)
+def test_the_originals_metadata(metadata: dict[str, object], query: Role, document: Role, tmp_path: Path) -> None:
+    folder = as_original(save_colbert(tmp_path, Settings()), Settings())
+    write_json(folder / "artifact.metadata", metadata)
+    assert read(folder).roles == {"query": query, "document": document}
+
+
+def save_modules(folder: Path, transformer: dict[str, object], mask: dict[str, object]) -> Path:
+    """The layout of sentence-transformers 6."""
+    save_colbert(folder, Settings())
+    modules = json.loads((folder / "modules.json").read_text())
+    modules += [{"idx": 2, "name": "2", "path": "2_Mask", "type": "sentence_transformers.x.MultiVectorMask"}]
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "2_Mask" / "config.json", mask)
+    write_json(folder / "sentence_bert_config.json", transformer)
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "[unused0]"}})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("transformer", "mask", "query", "document"),
+    [
+        ({}, {}, (None, None, []), (None, None, [])),
+        (
+            {"query_length": 32, "document_length": 40, "query_expansion": {"strategy": "min", "length": 24}},
+            {"skiplist_words": ["."], "skiplist_tasks": ["document"], "keep_only_token_ids": None},
+            (32, Expansion(MASK, 24, attended=False), []),
+            (40, None, ids(".")),
+        ),
+        (
+            {"query_length": 40, "query_expansion": {"strategy": "fixed", "length": 16, "attend": True, "token": "a"}},
+            {"skiplist_words": ["."], "skiplist_tasks": ["query"]},
+            (16, Expansion(VOCABULARY["a"], 16, attended=True), ids(".")),
+            (None, None, []),
+        ),
+        (
+            {"query_expansion": {"strategy": "min", "length": 16, "attend": False, "token": None}},
+            {"skiplist_words": []},
+            (None, Expansion(MASK, 16, attended=False), []),
+            (None, None, []),
+        ),
+    ],
+    ids=["nothing", "min", "fixed", "unlimited"],
+)
+def test_the_modules_of_sentence_transformers(
+    transformer: dict[str, object], mask: dict[str, object], query: Any, document: Any, tmp_path: Path
+) -> None:
+    roles = read(save_modules(tmp_path, transformer, mask)).roles
+    names = ("max_tokens", "expansion", "skip_ids")
+    assert roles == {
+        "query": Role(**dict(zip(names, query, strict=True))),
+        "document": Role(**dict(zip(names, document, strict=True))),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda f: save_settings(f, query_length=0), CheckpointError, "query_length = 0: it must be at least 1"),
+        (lambda f: save_settings(f, document_length="9"), CheckpointError, "document_length = '9'"),
+        (lambda f: save_settings(f, skiplist_words=[1]), CheckpointError, r"skiplist_words = \[1\]: .* list of texts"),
+        (lambda f: save_settings(f, query_length=2), CheckpointError, "query length 2 .* leaves no room beside the 2"),
+        (
+            lambda f: save_settings(f, query_length=49),
+            CheckpointError,
+            "max_seq_len 48 is less than the 49 tokens",
+        ),
+        (lambda f: save_modules(f, {}, {"keep_only_token_ids": [3]}), CheckpointError, "keep_only_token_ids"),
+        (
+            lambda f: save_modules(f, {"query_expansion": {"strategy": "max", "length": 4}}, {}),
+            CheckpointError,
+            "query_expansion .*: it needs a length and the strategy fixed or min",
+        ),
+        (
+            lambda f: save_modules(f, {"query_expansion": {"strategy": "min", "length": 9, "token": "nowhere"}}, {}),
+            TokenizerError,
+            "filled up with nowhere, which the vocabulary does not have",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused(
+    change: Callable[[Path], Path], error: type[BeiError], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        read(change(tmp_path))
+
+
+def test_a_checkpoint_without_a_mask_token_fills_up_with_the_end_of_a_text(tmp_path: Path) -> None:
+    folder = save_colbert(tmp_path, Settings())
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace('"[MASK]"', '"[GONE]"'))
+    with pytest.raises(TokenizerError, match="filled up with a mask token, which the vocabulary does not have"):
+        read(folder)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "[SEP]"})
+    expansion = read(folder).roles["query"].expansion
+    assert expansion is not None
+    assert expansion.token_id == VOCABULARY["[SEP]"]
+    write_json(folder / "tokenizer_config.json", {"eos_token": "[SEP]", "mask_token": {"content": "the"}})
+    expansion = read(folder).roles["query"].expansion
+    assert expansion is not None
+    assert expansion.token_id == VOCABULARY["the"]
+
+
+def test_a_side_without_a_prompt_can_be_named(tmp_path: Path) -> None:
+    artifact = build_artifact(save_settings(tmp_path / "colbert", query_length=20), tmp_path / "artifact")
+    manifest = artifact.manifest
+    assert manifest.prompts == {"query": "", "document": ""}
+    for name in ("query", "search_query"):
+        assert prompt_of(manifest, None, name) == ""
+        assert role_of(manifest, None, name) == manifest.roles["query"]
+    assert role_of(manifest, "document", "query") == manifest.roles["document"]
+    assert role_of(manifest) is None
+    with pytest.raises(InvalidRequestError, match="has no prompt for 'poem'"):
+        prompt_of(manifest, None, "poem")
