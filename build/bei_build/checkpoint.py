@@ -93,8 +93,7 @@ def read_checkpoint(location: Location, choice: HeadChoice | None = None, max_se
     """
     files = read_sentence_transformers(location.folder)
     folder = files.transformer_folder
-    config, architecture = _config(folder)
-    family = family_of(config.model_type, architecture)
+    config, architecture, family = _config(folder)
     spec = _spec(family, config, architecture)
     tokenizer = tokenizer_from_checkpoint(folder, files.do_lower_case, files.markers)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
@@ -122,8 +121,8 @@ def source_of(checkpoint: Checkpoint) -> Source:
     return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
 
 
-def _config(folder: Path) -> tuple[Any, str]:
-    """The HF config (its class knows the defaults that config.json leaves out) and the architecture's name."""
+def _config(folder: Path) -> tuple[Any, str, Family]:
+    """The HF config (its class knows the defaults that config.json leaves out), the architecture's name, its family."""
     path = folder / "config.json"
     if (folder / "adapter_config.json").is_file():
         raise CheckpointError(
@@ -142,7 +141,8 @@ def _config(folder: Path) -> tuple[Any, str]:
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(architecture, str):
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
-    family = family_of(raw["model_type"], architecture)  # before transformers, which would only say it does not know it
+    # Before transformers, which would only say that it does not know it.
+    family = family_of(raw["model_type"], architecture, raw)
     # Without torch, which configs do not need, transformers would print that models are not available.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
@@ -161,7 +161,7 @@ def _config(folder: Path) -> tuple[Any, str]:
         raise CheckpointError(
             f"{path} was refused by transformers ({error}). Download the checkpoint again."
         ) from error
-    return config, architecture
+    return config, architecture, family
 
 
 def _refuse_quantized(folder: Path, raw: dict[str, Any]) -> None:

@@ -49,6 +49,8 @@ class Family:
     Several of our names may share one tensor: then they are its rows, in the order of the table. ``prefix`` is what
     task classes put before the names of their base model. ``unused`` are the beginnings of tensor names (without
     prefix) that may be left aside. Without a class ``in_transformers`` there is nothing there to verify engines with.
+    ``variant`` gives the family that reads a config.json in this one's place, if one does: remote code can have several
+    models under one name.
     """
 
     model_type: str
@@ -60,6 +62,7 @@ class Family:
     aliases: tuple[str, ...] = ()
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     in_transformers: bool = True
+    variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 
 
 def activation_named(name: object) -> Activation:

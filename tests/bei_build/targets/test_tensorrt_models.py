@@ -21,6 +21,7 @@ from tests.bei_build.targets.tiny import (
     graph_of_checkpoint,
     read_case,
     tiny_spec,
+    with_experts,
     with_heads_on_tokens,
 )
 from tests.zoo import CASES, Case
@@ -118,6 +119,19 @@ def test_the_zoo_has_every_lowering() -> None:
 def test_biases_by_position_compile(trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType) -> None:
     path = graph_of(tiny_spec(**attention), tmp_path, dtype)
     assert compiled(trt, edited(path, forbid_decomposition))
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_experts_compile(trt: ModuleType, tmp_path: Path, normalized: bool, dtype: DType) -> None:
+    """All of them on all tokens; who is best is decided in FP32."""
+    path = graph_of(with_experts(tiny_spec(), normalized=normalized), tmp_path, dtype)
+    with parsed(trt, path) as layers:
+        (router,) = (layer for layer in layers if layer.type == trt.LayerType.TOPK)
+        assert router.get_input(0).dtype.name == "FLOAT"
+        assert not [layer for layer in layers if layer.type in (trt.LayerType.NON_ZERO, trt.LayerType.SCATTER)]
+    assert compiled(trt, path)
 
 
 @needs_rtx

@@ -29,6 +29,7 @@ from tests.bei_build.targets.tiny import (
     graph_of_checkpoint,
     read_case,
     tiny_spec,
+    with_experts,
     with_heads_on_tokens,
 )
 from tests.zoo import CASES, MAX_TOKENS, Case, hf_outputs
@@ -131,8 +132,8 @@ def cosines(first: Float32Array, second: Float32Array) -> Float32Array:
     return cast(Float32Array, (first * second).sum(1) / lengths)
 
 
-def assert_same_as_cpu_graph(spec: ModelSpec, folder: Path) -> None:
-    batch = mixed_batch()
+def assert_same_as_cpu_graph(spec: ModelSpec, folder: Path, batch: PackedBatch | None = None) -> None:
+    batch = batch or mixed_batch()
     actual = without_filler(run_onnxruntime(graph_of(spec, folder / "trt", DType.FP32), batch), spec, batch)
     path = graph_of(spec, folder / "cpu", DType.FP32, AttentionCore.MATMUL_SOFTMAX)
     for outputs in (run_openvino(path, batch, actual), run_onnxruntime(path, batch)):
@@ -150,6 +151,14 @@ def test_trt_graph_computes_what_the_cpu_graph_computes(tmp_path: Path, family: 
 @pytest.mark.parametrize("attention", BY_POSITION.values(), ids=BY_POSITION)
 def test_trt_graph_has_the_cpu_graphs_biases_by_position(tmp_path: Path, attention: dict[str, Any]) -> None:
     assert_same_as_cpu_graph(tiny_spec(**attention), tmp_path)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_all_experts_on_all_tokens_are_the_chosen_ones_on_theirs(tmp_path: Path, normalized: bool) -> None:
+    """The two ways to write experts; a batch of one token leaves most of them without any."""
+    spec = with_experts(tiny_spec(), normalized=normalized)
+    assert_same_as_cpu_graph(spec, tmp_path)
+    assert_same_as_cpu_graph(spec, tmp_path, mixed_batch((1,)))
 
 
 def test_trt_graph_has_the_cpu_graphs_heads_on_tokens(tmp_path: Path) -> None:
