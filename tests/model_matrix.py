@@ -37,8 +37,8 @@ not normalized. In FP32 they are pooled in two ways, of which the larger differe
 by default, the last token's state, or for encoders the first one's. In BF16 they are pooled as by default.
 
 Written by `python -m tests.model_matrix`, and with `--width 768 --layers 4`. `tests/bei_build/test_parity_matrix.py`
-holds the small ones to 2e-4 and 0.999. Families that transformers has no class of (JinaBERT v2) are not in the tables;
-`tests/bei_build/families` holds them to an implementation in torch.
+holds the small ones to 2e-4 and 0.999. Models that transformers has no class of are not in the tables: JinaBERT v2, in
+both forms, and NomicBERT with biases or experts. `tests/bei_build/families` holds them to implementations in torch.
 """
 _DECODERS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi-3", "Gemma", "Gemma 2", "Gemma 3 text")
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")

@@ -2,7 +2,8 @@
 
 Its classes came with the authors' own code, under BERT's model type; transformers has none. There are two models of
 the same names: jinaai/jina-bert-implementation, and for jina-embeddings-v2-base-code jinaai/jina-bert-v2-qk-post-norm,
-which also normalizes queries and keys and adds the layer's input to the attention's twice.
+which also normalizes queries and keys and adds the layer's input to the attention's twice (read from
+text-embeddings-inference's jina_code.rs, which implements it).
 """
 
 from __future__ import annotations

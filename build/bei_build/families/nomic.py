@@ -5,7 +5,8 @@ and the ones transformers saves.
 
 NomicBERT's original code (nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py; training in nomic-ai/contrastors) can
 also have biases, MLPs without gates and experts, as nomic-embed-text-v2-moe does (Nussbaum and Duderstadt 2025,
-arXiv:2502.07972). transformers' class cannot: it would take such a checkpoint and leave out what it does not know.
+arXiv:2502.07972; also in text-embeddings-inference's nomic.rs). transformers' class cannot: it would take such a
+checkpoint and leave out what it does not know.
 """
 
 from __future__ import annotations
