@@ -39,8 +39,9 @@ by default, the last token's state, or for encoders the first one's. In BF16 the
 
 Written by `python -m tests.model_matrix`, with `--width 768 --layers 4`, and with `--width 2048 --layers 4 --first`.
 `tests/bei_build/test_parity_matrix.py` holds the small ones to 2e-4 and 0.999. What transformers has no class of is not
-in the tables: JinaBERT v2, and static embeddings (model2vec's StaticModel, sentence-transformers' StaticEmbedding).
-`tests/bei_build/families` holds them to implementations in torch and numpy.
+in the tables: JinaBERT v2 in both forms, NomicBERT with biases or experts, and static embeddings (model2vec's
+StaticModel, sentence-transformers' StaticEmbedding). `tests/bei_build/families` holds them to implementations in torch
+and numpy.
 """
 _DECODERS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi-3", "Gemma", "Gemma 2", "Gemma 3 text")
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")

@@ -10,12 +10,14 @@ import json
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, processors
 
+from tests.bei_build.families import jina, nomic
 from tests.checkpoints import (
     MAX_TOKENS,
     Dense,
@@ -558,6 +560,12 @@ REPOSITORIES: dict[str, Repository] = {
     "nomic-embed-text-v1.5": _embedder(
         Case("NomicBERT", "NomicBertModel", _ENCODER), "mean", normalize=False, prepare=(_remote_nomic,)
     ),
+    "nomic-embed-text-v2-moe": _embedder(
+        Case("NomicBERT", "NomicBertModel", {**_ENCODER, "type_vocab_size": 1}, unigram_tokenizer),
+        "mean",
+        prompts={"query": "search_query: ", "passage": "search_document: "},
+        prepare=(nomic.save,),
+    ),
     "gte-multilingual-base": _embedder(
         Case("GTE", "GteModel", {**_ENCODER, "type_vocab_size": 1}, unigram_tokenizer),
         "cls",
@@ -573,6 +581,12 @@ REPOSITORIES: dict[str, Repository] = {
         Case("GTE", "GteModel", {**_ENCODER, "type_vocab_size": 2}),
         "cls",
         prepare=(_remote_gte(160000.0, 2.0),),
+    ),
+    # JinaBERT
+    "jina-embeddings-v2-base-code": _bare(
+        Case("JinaBERT", "BertModel", {**_ENCODER, "hidden_size": jina.HIDDEN}, bpe_tokenizer),
+        "mean",
+        prepare=(partial(jina.save, code=jina.CODE, tokenizer=bpe_tokenizer),),
     ),
     # MPNet, ELECTRA
     "all-mpnet-base-v2": _embedder(

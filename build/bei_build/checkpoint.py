@@ -109,8 +109,7 @@ def read_checkpoint(
     """
     files = read_sentence_transformers(location.folder)
     folder = files.transformer_folder
-    config, architecture = _config(folder, is_static=files.is_static)
-    family = family_of(config.model_type, architecture)
+    config, architecture, family = _config(folder, is_static=files.is_static)
     spec = _spec(family, config, architecture)
     tokenizer = tokenizer_from_checkpoint(
         folder, files.do_lower_case, files.markers, special_tokens=not family.is_static
@@ -150,15 +149,16 @@ def source_of(checkpoint: Checkpoint) -> Source:
     return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
 
 
-def _config(folder: Path, *, is_static: bool) -> tuple[Any, str]:
-    """The HF config (its class knows the defaults that config.json leaves out) and the architecture's name."""
+def _config(folder: Path, *, is_static: bool) -> tuple[Any, str, Family]:
+    """The HF config (its class knows the defaults that config.json leaves out), the architecture's name, its family."""
     raw = _raw_config(folder, is_static=is_static)
     path = folder / "config.json"
     architectures = raw.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(architecture, str):
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
-    family = family_of(raw["model_type"], architecture)  # before transformers, which would only say it does not know it
+    # Before transformers, which would only say that it does not know it.
+    family = family_of(raw["model_type"], architecture, raw)
     if family.is_static:
         vocab_size, hidden_size = stored_shape("embeddings.word.weight", family, folder)
         raw = {**raw, "vocab_size": vocab_size, "hidden_size": hidden_size}
@@ -181,7 +181,7 @@ def _config(folder: Path, *, is_static: bool) -> tuple[Any, str]:
         raise CheckpointError(
             f"{path} was refused by transformers ({error}). Download the checkpoint again."
         ) from error
-    return config, architecture
+    return config, architecture, family
 
 
 def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:

@@ -104,8 +104,9 @@ class AttentionSpec:
 
     ``scale`` multiplies the scores. With fewer ``num_kv_heads`` neighbouring query heads share keys and values
     (arXiv:2305.13245). A token sees keys at most ``window`` positions away. ``qk_norm`` is over each head of query and
-    key, before the rotation. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
-    ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric).
+    key, before the rotation; over all heads together if ``qk_norm_joint``. ``softcap`` c turns scores s into
+    c * tanh(s / c) (Gemma 2, arXiv:2408.00118). ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409,
+    symmetric).
     """
 
     num_heads: int
@@ -118,6 +119,7 @@ class AttentionSpec:
     window: int | None = None
     rope: RopeSpec | None = None
     qk_norm: NormSpec | None = None
+    qk_norm_joint: bool = False
     softcap: float | None = None
     alibi: bool = False
     relative_bias: RelativeBiasSpec | None = None
@@ -135,10 +137,25 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class ExpertsSpec:
+    """A mixture of experts (arXiv:1701.06538): ``count`` MLPs, of which each token goes through ``top_k``.
+
+    A linear router scores them. The outputs of the best ``top_k`` are added, each times its share: the softmax of all
+    scores, divided by the sum of those chosen if ``normalized``.
+    """
+
+    count: int
+    top_k: int
+    normalized: bool = False
+
+
+@dataclass(frozen=True)
 class MLPSpec:
     """``down(act(up(x)))``, or gated (arXiv:2002.05202) ``down(act(gate(x)) * up(x))``.
 
-    ``bias`` is that of up and gate.
+    ``bias`` is that of up and gate. With ``experts`` there are several, without gates and ``bias``; ``down_bias`` is
+    one for all of them, added once. Their matrices lie one below the other, [count * intermediate_size, hidden_size]:
+    up's as [out, in], down's as [in, out].
     """
 
     intermediate_size: int
@@ -146,6 +163,7 @@ class MLPSpec:
     gated: bool = False
     bias: bool = True
     down_bias: bool = True
+    experts: ExpertsSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +172,8 @@ class LayerSpec:
 
     Where the norms are: ``post``, behind the sum (BERT); ``pre``, in front of attention and MLP (Llama); ``both``, in
     front of them and behind them, inside the sum (Gemma 2). Without ``attention_norm`` the one in front of the
-    attention is missing (ModernBERT's first layer).
+    attention is missing (ModernBERT's first layer). ``second_attention_norm``: what comes out of attention, sum and
+    norm is added to the layer's input once more, and normalized (JinaBERT's model for code).
     """
 
     attention: AttentionSpec
@@ -162,6 +181,7 @@ class LayerSpec:
     norm: NormSpec
     placement: Literal["post", "pre", "both"] = "post"
     attention_norm: bool = True
+    second_attention_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -320,14 +340,27 @@ def _layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple
         yield from _norm(f"{prefix}.attention_norm", layer.norm, hidden)
     if layer.placement == "both":
         yield from _norm(f"{prefix}.attention_post_norm", layer.norm, hidden)
-    mlp = layer.mlp
-    if mlp.gated:
-        yield from _linear(f"{prefix}.mlp.gate", mlp.intermediate_size, hidden, mlp.bias)
-    yield from _linear(f"{prefix}.mlp.up", mlp.intermediate_size, hidden, mlp.bias)
-    yield from _linear(f"{prefix}.mlp.down", hidden, mlp.intermediate_size, mlp.down_bias)
+    if layer.second_attention_norm:
+        yield from _norm(f"{prefix}.second_attention_norm", layer.norm, hidden)
+    yield from _mlp_weights(f"{prefix}.mlp", layer.mlp, hidden)
     yield from _norm(f"{prefix}.mlp_norm", layer.norm, hidden)
     if layer.placement == "both":
         yield from _norm(f"{prefix}.mlp_post_norm", layer.norm, hidden)
+
+
+def _mlp_weights(prefix: str, mlp: MLPSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    inner = mlp.intermediate_size
+    if mlp.experts:
+        yield from _linear(f"{prefix}.router", mlp.experts.count, hidden, bias=False)
+        yield from _linear(f"{prefix}.experts.up", mlp.experts.count * inner, hidden, bias=False)
+        yield from _linear(f"{prefix}.experts.down", mlp.experts.count * inner, hidden, bias=False)
+        if mlp.down_bias:
+            yield f"{prefix}.experts.bias", (hidden,)
+        return
+    if mlp.gated:
+        yield from _linear(f"{prefix}.gate", inner, hidden, mlp.bias)
+    yield from _linear(f"{prefix}.up", inner, hidden, mlp.bias)
+    yield from _linear(f"{prefix}.down", hidden, inner, mlp.down_bias)
 
 
 def _attention_weights(prefix: str, attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
@@ -335,8 +368,10 @@ def _attention_weights(prefix: str, attention: AttentionSpec, hidden: int) -> It
     for name in ("key", "value"):
         yield from _linear(f"{prefix}.{name}", attention.kv_width, hidden, attention.bias)
     if attention.qk_norm:
-        for name in ("query_norm", "key_norm"):
-            yield from _norm(f"{prefix}.{name}", attention.qk_norm, attention.head_dim)
+        for name, width in (("query_norm", attention.width), ("key_norm", attention.kv_width)):
+            yield from _norm(
+                f"{prefix}.{name}", attention.qk_norm, width if attention.qk_norm_joint else attention.head_dim
+            )
     yield from _linear(f"{prefix}.output", hidden, attention.width, attention.output_bias)
     positions = attention.disentangled
     if positions and not positions.share_keys:

@@ -6,6 +6,8 @@ Adding a family is one file beside this one and one line in ``FAMILIES``. No fam
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from typing import Any
 
 from bei.errors import UnsupportedArchitectureError
 from bei_build.families import (
@@ -54,14 +56,14 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-def family_of(model_type: str, architecture: str) -> Family:
-    """The family whose config class is ``model_type`` and that lists ``architecture``.
+def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> Family:
+    """The family whose config class is ``model_type`` and that lists ``architecture``, or its variant for ``config``.
 
     Raises UnsupportedArchitectureError with the supported names and the nearest one.
     """
     for family in FAMILIES:
         if model_type in (family.model_type, *family.aliases) and architecture in family.architectures:
-            return family
+            return (family.variant and family.variant(config)) or family
     supported = [name for family in FAMILIES for name in family.architectures]
     own = [name for family in FAMILIES if family.model_type == model_type for name in family.architectures]
     near = difflib.get_close_matches(architecture, own or supported, n=1, cutoff=0.0)

@@ -49,6 +49,8 @@ class Family:
     Several of our names may share one tensor: then they are its rows, in the order of the table. ``prefix`` is what
     task classes put before the names of their base model. ``unused`` are the beginnings of tensor names (without
     prefix) that may be left aside. Without a class ``in_transformers`` there is nothing there to verify engines with.
+    ``variant`` gives the family that reads a config.json in this one's place, if one does: remote code can have several
+    models under one name.
 
     ``is_static``: no layers and no special tokens; the sizes of the table stand in no config. Unless ``pools_unknown``
     the token of what is in no vocabulary is left out of means.
@@ -65,6 +67,7 @@ class Family:
     in_transformers: bool = True
     is_static: bool = False
     pools_unknown: bool = True
+    variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 
 
 def activation_named(name: object) -> Activation:

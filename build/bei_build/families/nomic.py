@@ -2,17 +2,23 @@
 
 BERT with rotary positions and a gated MLP. Both names of every tensor are read: the ones of the original remote code
 and the ones transformers saves.
+
+NomicBERT's original code (nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py; training in nomic-ai/contrastors) can
+also have biases, MLPs without gates and experts, as nomic-embed-text-v2-moe does (Nussbaum and Duderstadt 2025,
+arXiv:2502.07972; also in text-embeddings-inference's nomic.rs). transformers' class cannot: it would take such a
+checkpoint and leave out what it does not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, classifier, embedder, require, token_classifier
 from bei_build.families.rope import rope_from_config
-from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec import AttentionSpec, EmbeddingsSpec, ExpertsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
 
 def _spec(config: Any, architecture: str, *, bias: bool) -> ModelSpec:
@@ -47,16 +53,18 @@ def _spec(config: Any, architecture: str, *, bias: bool) -> ModelSpec:
 # What the original code can be configured to and the published models are not: key -> the only value read here.
 _NOMIC_SWITCHES: Mapping[str, object] = {
     "causal": False,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "num_experts": 0,
+    "expert_choice_router": False,
+    "ffn_div": 1,
+    "num_shared_experts": 0,
     "parallel_block": False,
     "prenorm": False,
-    "qkv_proj_bias": False,
     "rotary_emb_fraction": 1,
     "rotary_emb_interleaved": False,
     "rotary_emb_scale_base": None,
+    "use_rms_norm": False,
 }
+# What the original code has and transformers' class has not; the code's own defaults.
+_ORIGINAL_BIASES = {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True}
 _NOMIC_KEYS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -65,7 +73,8 @@ _NOMIC_KEYS = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-_NOMIC_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
+_NOMIC_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "gelu": "gelu"}
+_GATED = ("swiglu", "geglu")
 
 
 def _nomic_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -76,9 +85,9 @@ def _nomic_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if activation not in _NOMIC_ACTIVATIONS:
         raise CheckpointError(
             f"config.json has activation_function {activation!r}; bei's nomic_bert family supports only "
-            f"{' or '.join(_NOMIC_ACTIVATIONS)}."
+            f"{', '.join(_NOMIC_ACTIVATIONS)}."
         )
-    config = {_NOMIC_KEYS.get(key, key): value for key, value in raw.items()}
+    config = _ORIGINAL_BIASES | {_NOMIC_KEYS.get(key, key): value for key, value in raw.items()}
     config["hidden_act"] = _NOMIC_ACTIVATIONS[activation]
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": raw.get("rotary_emb_base", 10000.0)}
     if config.get("intermediate_size") is None:
@@ -92,6 +101,50 @@ def _nomic_spec(config: Any, architecture: str) -> ModelSpec:
     for key, value in _NOMIC_SWITCHES.items():
         require(config, key, value)
     return _spec(config, architecture, bias=False)
+
+
+def _original_spec(config: Any, architecture: str) -> ModelSpec:
+    spec = _nomic_spec(config, architecture)
+    (layer, *_) = spec.layers
+    dense = replace(
+        layer,
+        attention=replace(layer.attention, bias=config.qkv_proj_bias, output_bias=config.qkv_proj_bias),
+        mlp=replace(
+            layer.mlp,
+            gated=config.activation_function in _GATED,
+            bias=config.mlp_fc1_bias,
+            down_bias=config.mlp_fc2_bias,
+        ),
+    )
+    if not (experts := _experts(config)):
+        return replace(spec, layers=(dense,) * len(spec.layers))
+    sparse = replace(dense, mlp=replace(dense.mlp, bias=False, down_bias=True, experts=experts))
+    every = config.moe_every_n_layers
+    return replace(spec, layers=tuple(sparse if index % every == 1 else dense for index in range(len(spec.layers))))
+
+
+def _experts(config: Any) -> ExpertsSpec | None:
+    """The experts of every ``moe_every_n_layers``-th layer, from the second on. Raises CheckpointError."""
+    count = getattr(config, "num_experts", 0)
+    if not count:
+        return None
+    require(config, "activation_function", "gelu")
+    # MegaBlocks divides by the norm of this order; of shares, that of order 1 is their sum.
+    require(config, "moe_normalize_expert_weights", False, None, 1)
+    if not 1 <= config.moe_top_k <= count or config.moe_every_n_layers < 2:
+        raise CheckpointError(
+            f"config.json has {count} experts, moe_top_k {config.moe_top_k}, moe_every_n_layers "
+            f"{config.moe_every_n_layers}; bei's nomic_bert family supports only moe_top_k from 1 to the number of "
+            "experts, and moe_every_n_layers from 2."
+        )
+    return ExpertsSpec(count, config.moe_top_k, bool(getattr(config, "moe_normalize_expert_weights", False)))
+
+
+def _nomic_variant(config: Mapping[str, Any]) -> Family | None:
+    if "n_embd" not in config:
+        return None
+    more = config.get("num_experts") or config.get("activation_function") not in _GATED
+    return ORIGINAL_FAMILY if more or any(config.get(key, bias) for key, bias in _ORIGINAL_BIASES.items()) else None
 
 
 def _gte_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,6 +199,22 @@ NOMIC_FAMILY = Family(
     unused=("pooler.", "cls.", "embeddings.position_ids", "embeddings.token_type_ids"),
     spec_from_config=_nomic_spec,
     translate=_nomic_from_remote,
+    variant=_nomic_variant,
+)
+
+ORIGINAL_FAMILY = replace(
+    NOMIC_FAMILY,
+    prefix="bert.",
+    weights={
+        **NOMIC_FAMILY.weights,
+        "layers.{i}.mlp.up": ("encoder.layers.{i}.mlp.fc11", "encoder.layers.{i}.mlp.fc1"),
+        "layers.{i}.mlp.router": "encoder.layers.{i}.mlp.router.layer",
+        "layers.{i}.mlp.experts.up.weight": "encoder.layers.{i}.mlp.experts.mlp.w1",
+        "layers.{i}.mlp.experts.down.weight": "encoder.layers.{i}.mlp.experts.mlp.w2",
+        "layers.{i}.mlp.experts.bias": "encoder.layers.{i}.mlp.experts.bias",
+    },
+    spec_from_config=_original_spec,
+    in_transformers=False,
 )
 
 GTE_FAMILY = Family(

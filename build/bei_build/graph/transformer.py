@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from bei_build.graph.activation import emit_activation
 from bei_build.graph.attention import AttentionCore, PaddedAttention, PositionTables
+from bei_build.graph.experts import ExpertsEmitter
 from bei_build.graph.heads import HeadEmitter
 from bei_build.graph.positions import Rotations, relative_bias_table
 from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter
@@ -52,6 +53,8 @@ class _TransformerEmitter:
         self._input_ids = graph.input("input_ids", DType.INT32, ["T"])
         if spec.layers:  # else nothing would read the indices that it declares
             self._attention = PaddedAttention(graph, core, spec.layers, max_seq_len, partial_keys=spec.partial_keys)
+        # TensorRT wants shapes that do not depend on values.
+        self._experts = ExpertsEmitter(graph, read, on_all_tokens=core is AttentionCore.TRT_ATTENTION)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 
@@ -69,6 +72,7 @@ class _TransformerEmitter:
 
     def layer(self, hidden: str, spec: LayerSpec, name: str) -> str:
         """Attention and MLP, each ``h + f(h)`` with the norms where the spec places them."""
+        entering = hidden
         for part in ("attention", "mlp"):
             norm = f"{name}.{part}_norm"
             before = spec.placement in ("pre", "both") and (part == "mlp" or spec.attention_norm)
@@ -82,19 +86,18 @@ class _TransformerEmitter:
             hidden = self._graph.op("Add", [value, hidden], f"{name}.{part}_residual")
             if spec.placement == "post":
                 hidden = self.norm(hidden, spec.norm, norm)
+            if part == "attention" and spec.second_attention_norm:
+                again = self._graph.op("Add", [hidden, entering], f"{name}.second_attention_residual")
+                hidden = self.norm(again, spec.norm, f"{name}.second_attention_norm")
         return hidden
 
-    def norm(self, value: str, spec: NormSpec, name: str) -> str:
-        graph = self._graph
-        weight = graph.vector(f"{name}.weight", self._read(f"{name}.weight") + np.float32(spec.offset))
-        return self._normalize(value, spec, name, weight)
-
-    def _normalize(self, value: str, spec: NormSpec, name: str, weight: str) -> str:
-        """The norm proper; ``weight`` names a vector."""
-        graph = self._graph
+    def norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0) -> str:
+        """The norm of the last axis of ``value``, times ``scale``."""
+        graph, factor = self._graph, np.float32(scale)
+        weight = graph.vector(f"{name}.weight", (self._read(f"{name}.weight") + np.float32(spec.offset)) * factor)
         if spec.kind == "rms":
             return graph.op("RMSNormalization", [value, weight], name, axis=-1, epsilon=spec.eps)
-        bias = [graph.vector(f"{name}.bias", self._read(f"{name}.bias"))] if spec.bias else []
+        bias = [graph.vector(f"{name}.bias", self._read(f"{name}.bias") * factor)] if spec.bias else []
         return graph.op("LayerNormalization", [value, weight, *bias], name, axis=-1, epsilon=spec.eps)
 
     def _position_and_type_rows(self) -> list[str]:
@@ -133,12 +136,13 @@ class _TransformerEmitter:
         return graph.split(graph.linear(hidden, matrix, bias, f"{name}.qkv"), sizes, f"{name}.split", axis=1)
 
     def _turned(self, value: str, spec: AttentionSpec, num_heads: int, name: str, scale: float) -> str:
-        """``value`` [T, heads * head_dim] with each head normalized, scaled and rotated."""
+        """``value`` [T, heads * head_dim] normalized, scaled and rotated."""
         graph = self._graph
+        if spec.qk_norm and spec.qk_norm_joint:
+            value = self.norm(value, spec.qk_norm, f"{name}_norm", scale)
         heads = graph.op("Reshape", [value, graph.constant([0, num_heads, spec.head_dim])], f"{name}.heads")
-        if spec.qk_norm:
-            weight = (self._read(f"{name}_norm.weight") + np.float32(spec.qk_norm.offset)) * np.float32(scale)
-            heads = self._normalize(heads, spec.qk_norm, f"{name}_norm", graph.vector(f"{name}_norm.weight", weight))
+        if spec.qk_norm and not spec.qk_norm_joint:
+            heads = self.norm(heads, spec.qk_norm, f"{name}_norm", scale)
         if spec.rope:
             if self._rotations is None:
                 self._rotations = Rotations(graph, self._position_ids(), self._max_seq_len)
@@ -146,6 +150,8 @@ class _TransformerEmitter:
         return graph.op("Reshape", [heads, graph.constant([0, num_heads * spec.head_dim])], f"{name}.packed")
 
     def _mlp(self, value: str, spec: MLPSpec, name: str) -> str:
+        if spec.experts:
+            return self._experts.emit(value, spec, spec.experts, name)
         graph = self._graph
         up = self._linear(value, f"{name}.up", spec.bias)
         if spec.gated:

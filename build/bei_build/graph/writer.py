@@ -115,6 +115,12 @@ class GraphWriter:
         self._nodes.append(helper.make_node("Split", inputs, outputs, name=name, axis=axis))
         return outputs
 
+    def top_k(self, value: str, k: int, name: str) -> str:
+        """The places of the ``k`` largest along the last axis, INT64, largest first."""
+        inputs = [value, self.constant([k])]
+        self._nodes.append(helper.make_node("TopK", inputs, [f"{name}.values", name], name=name, axis=-1))
+        return name
+
     def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> str:
         """A small constant inside the graph; equal constants are one."""
         array = np.asarray(value, dtype)

@@ -14,6 +14,7 @@ from bei_build.families.base import Family, activation_named
 REMOTE_CODE = (
     "HF_ColBERT",
     "JinaBertForMaskedLM",
+    "JinaBertForSequenceClassification",
     "JinaBertModel",
     "LlamaBidirectionalForSequenceClassification",
     "LlamaBidirectionalModel",
@@ -28,7 +29,7 @@ ARCHITECTURES = [(family, name) for family in FAMILIES for name in family.archit
 
 @pytest.mark.parametrize(("family", "architecture"), ARCHITECTURES, ids=[name for _, name in ARCHITECTURES])
 def test_architectures_are_classes_of_transformers(family: Family, architecture: str) -> None:
-    assert family_of(family.model_type, architecture) is family
+    assert family_of(family.model_type, architecture, {}) is family
     if architecture in REMOTE_CODE:
         return
     model_class = getattr(transformers, architecture)
@@ -46,12 +47,12 @@ def test_classes_of_remote_code_are_not_in_transformers() -> None:
 )
 def test_a_model_type_of_remote_code_finds_the_native_family(family: Family) -> None:
     for alias in family.aliases:
-        assert family_of(alias, next(iter(family.architectures))) is family
+        assert family_of(alias, next(iter(family.architectures)), {}) is family
 
 
 def test_an_architecture_belongs_to_its_model_type() -> None:
     with pytest.raises(UnsupportedArchitectureError, match=r"RobertaModel \(model type 'bert'\) is not supported"):
-        family_of("bert", "RobertaModel")
+        family_of("bert", "RobertaModel", {})
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh"])

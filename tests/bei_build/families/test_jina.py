@@ -10,107 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from bei.core import Encoding
+from bei.core import PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
 from bei_build.checkpoint import locate, read_checkpoint
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
-from tests.checkpoints import add_modules, read_tensors, wordpiece_tokenizer, write_json, write_tensors
+from tests.bei_build.families.jina import CODE, HIDDEN, LONGEST, PAPERS, VOCABULARY, save, states
+from tests.checkpoints import add_modules, read_tensors
 
-HIDDEN, HEADS, INNER, LAYERS, LONGEST = 36, 6, 20, 3, 64  # six heads: slopes of a number that is no power of two
-VOCABULARY = wordpiece_tokenizer().get_vocab_size()
 functional = torch.nn.functional
 
 
-def save(folder: Path, prefix: str = "", **changes: Any) -> Path:
-    generator = torch.Generator().manual_seed(11)
-
-    def normal(*shape: int, mean: float = 0.0) -> torch.Tensor:
-        return mean + 0.3 * torch.randn(*shape, generator=generator)
-
-    def norm(name: str) -> dict[str, torch.Tensor]:
-        return {f"{name}.weight": normal(HIDDEN, mean=1.0), f"{name}.bias": normal(HIDDEN)}
-
-    def linear(name: str, out: int, width: int = HIDDEN) -> dict[str, torch.Tensor]:
-        return {f"{name}.weight": normal(out, width), f"{name}.bias": normal(out)}
-
-    tensors = {
-        "embeddings.word_embeddings.weight": normal(VOCABULARY, HIDDEN),
-        "embeddings.token_type_embeddings.weight": normal(2, HIDDEN),
-        **norm("embeddings.LayerNorm"),
-        **linear("pooler.dense", HIDDEN),
-    }
-    for index in range(LAYERS):
-        layer = f"encoder.layer.{index}"
-        for name in ("self.query", "self.key", "self.value", "output.dense"):
-            tensors |= linear(f"{layer}.attention.{name}", HIDDEN)
-        tensors |= norm(f"{layer}.attention.output.LayerNorm")
-        tensors[f"{layer}.mlp.gated_layers.weight"] = normal(2 * INNER, HIDDEN)
-        tensors |= linear(f"{layer}.mlp.wo", HIDDEN, INNER)
-        tensors |= norm(f"{layer}.mlp.layernorm")
-    config = {
-        "architectures": ["JinaBertForMaskedLM"],
-        "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
-        "emb_pooler": "mean",
-        "feed_forward_type": "geglu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": LONGEST,
-        "model_type": "bert",
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "position_embedding_type": "alibi",
-        "type_vocab_size": 2,
-        "vocab_size": VOCABULARY,
-        **changes,
-    }
-    write_json(folder / "config.json", config)
-    wordpiece_tokenizer().save(str(folder / "tokenizer.json"))
-    return write_tensors(folder, {f"{prefix}{name}": tensor for name, tensor in tensors.items()})
-
-
-def slopes(count: int) -> list[float]:
-    """2 ** (-8 i / n) for n a power of two; else those of the one below, then every other one of twice as many."""
-    below = 1 << (count.bit_length() - 1)
-    first = [2 ** (-8 * (index + 1) / below) for index in range(below)]
-    return first if below == count else first + slopes(2 * below)[0::2][: count - below]
-
-
-def states(tensors: dict[str, torch.Tensor], encoding: Encoding, activation: Any) -> torch.Tensor:
-    def norm(name: str, value: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(value, (HIDDEN,), tensors[f"{name}.weight"], tensors[f"{name}.bias"], 1e-12)
-
-    def linear(name: str, value: torch.Tensor) -> torch.Tensor:
-        return functional.linear(value, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
-
-    ids = torch.from_numpy(encoding.input_ids.astype(np.int64))
-    types = (
-        torch.from_numpy(encoding.token_type_ids.astype(np.int64)) if encoding.token_type_ids is not None else ids * 0
-    )
-    value = (
-        tensors["embeddings.word_embeddings.weight"][ids] + tensors["embeddings.token_type_embeddings.weight"][types]
-    )
-    value = norm("embeddings.LayerNorm", value)
-    positions = torch.arange(len(ids))
-    bias = -torch.tensor(slopes(HEADS))[:, None, None] * (positions[:, None] - positions[None]).abs()
-    for index in range(LAYERS):
-        layer = f"encoder.layer.{index}"
-        query, key, rows = (
-            linear(f"{layer}.attention.self.{name}", value).view(len(ids), HEADS, -1).transpose(0, 1)
-            for name in ("query", "key", "value")
-        )
-        weights = torch.softmax(query @ key.transpose(1, 2) / (HIDDEN // HEADS) ** 0.5 + bias, -1)
-        mixed = (weights @ rows).transpose(0, 1).reshape(len(ids), HIDDEN)
-        value = norm(f"{layer}.attention.output.LayerNorm", linear(f"{layer}.attention.output.dense", mixed) + value)
-        gate, up = torch.chunk(linear(f"{layer}.mlp.gated_layers", value), 2, -1)
-        value = norm(f"{layer}.mlp.layernorm", linear(f"{layer}.mlp.wo", activation(gate) * up) + value)
-    return value
-
-
 @pytest.mark.parametrize(("kind", "activation"), [("geglu", functional.gelu), ("reglu", functional.relu)])
+@pytest.mark.parametrize("code", [PAPERS, CODE])
 @pytest.mark.parametrize("prefix", ["", "bert."])
-def test_vectors_are_those_of_the_papers(prefix: str, kind: str, activation: Any, tmp_path: Path) -> None:
-    folder = save(tmp_path / "jina", prefix, feed_forward_type=kind)
+def test_vectors_are_those_of_the_papers(prefix: str, code: str, kind: str, activation: Any, tmp_path: Path) -> None:
+    folder = save(tmp_path / "jina", prefix, code, feed_forward_type=kind)
     add_modules(folder, ("mean",), hidden=HIDDEN)
     tensors = {name.removeprefix(prefix): tensor for name, tensor in read_tensors(folder).items()}
     texts = random_encodings([5, 33, 2, 64, 17], VOCABULARY, pairs=True)
@@ -118,8 +32,39 @@ def test_vectors_are_those_of_the_papers(prefix: str, kind: str, activation: Any
     assert artifact.manifest.max_seq_len == LONGEST
     with running(artifact) as engine:
         actual = embed(engine, texts)
-    expected = torch.stack([states(tensors, text, activation).mean(0) for text in texts])
+    expected = torch.stack([states(tensors, text, activation, code).mean(0) for text in texts])
     np.testing.assert_allclose(actual, expected.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("code", [PAPERS, CODE])
+def test_a_classifier_reads_the_pooled_first_token(code: str, tmp_path: Path) -> None:
+    labels = {"0": "low", "1": "middle", "2": "high"}
+    architectures = ["JinaBertForSequenceClassification"]
+    folder = save(tmp_path / "jina", "bert.", code, architectures=architectures, id2label=labels)
+    tensors = {name.removeprefix("bert."): tensor for name, tensor in read_tensors(folder).items()}
+    texts = random_encodings([5, 33, 2], VOCABULARY, pairs=True)
+    with running(build_artifact(folder, tmp_path / "artifact")) as engine:
+        actual = engine.run(PackedBatch.from_encodings(texts))["logits"]
+    for row, text in zip(actual, texts, strict=True):
+        first = states(tensors, text, code=code)[0]
+        pooled = torch.tanh(functional.linear(first, tensors["pooler.dense.weight"], tensors["pooler.dense.bias"]))
+        expected = functional.linear(pooled, tensors["classifier.weight"], tensors["classifier.bias"])
+        np.testing.assert_allclose(row, expected.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_the_model_for_code_is_close_in_fewer_bits(precision: str, tmp_path: Path) -> None:
+    artifact = build_artifact(save(tmp_path / "jina", code=CODE), tmp_path / "artifact", precision=precision)
+    certificate = json.loads((artifact.path / "certificate.json").read_text())
+    assert certificate["passed"]
+    assert certificate["cosine_mean"] < 1.0, "computed in FP32 after all"
+
+
+def test_a_copy_of_the_model_for_code_is_known_by_its_origin(tmp_path: Path) -> None:
+    """transformers writes ``_name_or_path``; whoever copies the code beside the weights gets another auto_map."""
+    auto_map = {"AutoModel": "modeling_bert.JinaBertModel"}
+    folder = save(tmp_path / "jina", code=CODE, auto_map=auto_map, _name_or_path=CODE)
+    assert read_checkpoint(locate(str(folder))).spec.layers[0].second_attention_norm
 
 
 def test_it_is_verified_with_its_own_fp32_engine(tmp_path: Path) -> None:
@@ -143,10 +88,7 @@ def test_other_settings_of_its_code_are_refused(changes: dict[str, Any], message
         read_checkpoint(locate(str(save(tmp_path, **changes))))
 
 
-def test_the_layout_with_norms_of_query_and_key_is_refused_by_its_tensors(tmp_path: Path) -> None:
-    """jina-embeddings-v2-base-code and its siblings: another class under the same name."""
-    save(tmp_path)
-    tensors = {n.replace("mlp.gated_layers", "mlp.up_gated_layer"): t for n, t in read_tensors(tmp_path).items()}
-    write_tensors(tmp_path, tensors)
+def test_the_model_for_code_without_its_origin_is_refused_by_its_tensors(tmp_path: Path) -> None:
+    folder = save(tmp_path, code=CODE, auto_map={})
     with pytest.raises(WeightsError, match=r"layer\.0\.mlp\.gated_layers\.weight is missing"):
-        read_checkpoint(locate(str(tmp_path))).weights()
+        read_checkpoint(locate(str(folder))).weights()

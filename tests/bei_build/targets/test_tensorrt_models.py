@@ -24,6 +24,7 @@ from tests.bei_build.targets.tiny import (
     read_case,
     static_spec,
     tiny_spec,
+    with_experts,
     with_heads_on_tokens,
 )
 from tests.zoo import CASES, Case
@@ -145,6 +146,19 @@ def test_sequences_that_end_in_tokens_without_keys_compile(
     assert {"key_lens", "key_mask"} & names
     assert ("token_key_lens" in names) == ("window" in attention)
     assert compiled(trt, path, 0 if "softcap" in attention else 2)
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_experts_compile(trt: ModuleType, tmp_path: Path, normalized: bool, dtype: DType) -> None:
+    """All of them on all tokens; who is best is decided in FP32."""
+    path = graph_of(with_experts(tiny_spec(), normalized=normalized), tmp_path, dtype)
+    with parsed(trt, path) as layers:
+        (router,) = (layer for layer in layers if layer.type == trt.LayerType.TOPK)
+        assert router.get_input(0).dtype.name == "FLOAT"
+        assert not [layer for layer in layers if layer.type in (trt.LayerType.NON_ZERO, trt.LayerType.SCATTER)]
+    assert compiled(trt, path)
 
 
 @needs_rtx

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import onnx
 import pytest
 
 from bei.core import Encoding, Float32Array, Outputs, PackedBatch, rows_of_sequences
@@ -32,6 +33,7 @@ from tests.bei_build.targets.tiny import (
     read_case,
     static_spec,
     tiny_spec,
+    with_experts,
     with_heads_on_tokens,
 )
 from tests.zoo import CASES, MAX_TOKENS, Case, hf_outputs
@@ -155,6 +157,20 @@ def test_trt_graph_has_the_cpu_graphs_biases_by_position(tmp_path: Path, attenti
     assert_same_as_cpu_graph(tiny_spec(**attention), tmp_path)
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+def test_all_experts_on_all_tokens_are_the_chosen_ones_on_theirs(tmp_path: Path, normalized: bool) -> None:
+    """The two ways to write experts; a batch of one token leaves most of them without any."""
+    spec = with_experts(tiny_spec(), normalized=normalized)
+    assert_same_as_cpu_graph(spec, tmp_path)
+    assert_same_as_cpu_graph(spec, tmp_path, mixed_batch((1,)))
+    trt, cpu = (
+        {node.op_type for node in onnx.load(tmp_path / target / "model.onnx", load_external_data=False).graph.node}
+        for target in ("trt", "cpu")
+    )
+    assert {"NonZero", "ScatterND"} & trt == set()
+    assert {"NonZero", "ScatterND"} <= cpu
+
+
 def test_trt_graph_has_the_cpu_graphs_heads_on_tokens(tmp_path: Path) -> None:
     assert_same_as_cpu_graph(with_heads_on_tokens(tiny_spec()), tmp_path)
 
@@ -227,8 +243,10 @@ def test_biases_by_position_are_close_in_fp16(tmp_path: Path, attention: dict[st
     assert cosines(wide, narrow).min() > 0.9999
 
 
-def test_trt_graph_in_fp16_is_close(tmp_path: Path) -> None:
+@pytest.mark.parametrize("experts", [False, True])
+def test_trt_graph_in_fp16_is_close(tmp_path: Path, experts: bool) -> None:
     spec, batch = tiny_spec("bert", POOLINGS), mixed_batch()
+    spec = with_experts(spec) if experts else spec
     wide, narrow = (
         run_onnxruntime(graph_of(spec, tmp_path / dtype.value, dtype), batch)["embedding"]
         for dtype in (DType.FP32, DType.FP16)

@@ -15,7 +15,17 @@ from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, FloatArray, GraphTypes
 from bei_build.heads import HeadChoice
-from bei_build.spec import ActivationSpec, DenseSpec, EmbeddingsSpec, HeadSpec, ModelSpec, NormalizeSpec, Pooling
+from bei_build.spec import (
+    ActivationSpec,
+    DenseSpec,
+    EmbeddingsSpec,
+    ExpertsSpec,
+    HeadSpec,
+    ModelSpec,
+    NormalizeSpec,
+    NormSpec,
+    Pooling,
+)
 from tests.zoo import CASES, Case, save_case
 
 HIDDEN, VOCABULARY, MAX_SEQ_LEN = 64, 100, 64
@@ -26,6 +36,7 @@ BY_POSITION: dict[str, dict[str, Any]] = {  # no family of the zoo has ALiBi
     "alibi, causal": {"alibi": True, "causal": True},
     "alibi, window": {"alibi": True, "window": 8},
     "causal, window": {"causal": True, "window": 8},
+    "alibi, norms of query and key": {"alibi": True, "qk_norm": NormSpec(1e-12), "qk_norm_joint": True},
 }
 # Where tokens at the end of a sequence may be no keys: what such a model's attention is written as.
 PARTIAL_KEYS: dict[str, dict[str, Any]] = {
@@ -94,6 +105,13 @@ def with_heads_on_tokens(spec: ModelSpec) -> ModelSpec:
         HeadSpec("sparse", ("sum",), (DenseSpec("words", width, VOCABULARY), ActivationSpec("log1p_relu"))),
     )
     return replace(spec, heads=heads)
+
+
+def with_experts(spec: ModelSpec, *, normalized: bool = False) -> ModelSpec:
+    """Experts in the second of two layers, and that layer's attention added twice."""
+    dense, layer = spec.layers
+    mlp = replace(layer.mlp, bias=False, experts=ExpertsSpec(8, 2, normalized))
+    return replace(spec, layers=(dense, replace(layer, mlp=mlp, second_attention_norm=True)))
 
 
 def case_named(name: str) -> Case:
