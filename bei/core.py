@@ -100,7 +100,7 @@ class PackedBatch:
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings], dtype=np.int32)
         key_lens = None
         if any(encoding.num_keys is not None for encoding in encodings):
-            key_lens = np.array([encoding.num_keys or encoding.num_tokens for encoding in encodings], np.int32)
+            key_lens = np.array([e.num_tokens if e.num_keys is None else e.num_keys for e in encodings], np.int32)
         if all(encoding.token_type_ids is None for encoding in encodings):
             return cls(input_ids, cu_seqlens, key_lens=key_lens)
         token_type_ids = np.zeros(len(input_ids), np.int32)

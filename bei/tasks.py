@@ -118,8 +118,11 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
 
 
 def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:
-    """How texts are read that get the prompt of ``prompt_of``: the first that names a side decides."""
-    for name in (prompt_name, input_type, manifest.default_prompt_name):
+    """How texts are read: as the side that ``prompt_name`` names, else ``input_type``. The default prompt's side counts
+    where neither is given, as the default prompt does.
+    """
+    given = [name for name in (prompt_name, input_type) if name is not None]
+    for name in given or [manifest.default_prompt_name or ""]:
         for side, role in manifest.roles.items():
             if name in _SIDES[side]:
                 return role

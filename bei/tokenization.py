@@ -205,9 +205,9 @@ class TextEncoder:
             slice(0, num_kept) if options.direction == "right" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)
         ]
-        missing = 0
-        if options.expansion is not None:
-            missing = max(0, options.expansion.num_tokens - layout.num_special - sum(kept))
+        missing, num_own = 0, layout.num_special + sum(kept)
+        if options.expansion is not None and num_own:  # what has no tokens stays so, and is refused
+            missing = max(0, options.expansion.num_tokens - num_own)
             layout = layout.followed_by(options.expansion.token_id, missing)
         ids, types = layout.around([part.ids[cut] for part, cut in zip(parts, cuts, strict=True)])
         truncated = any(
@@ -244,11 +244,9 @@ class TextEncoder:
     def _check(self, encoding: Encoding, truncate: bool, options: EncodingOptions) -> None:
         if encoding.truncated and not truncate:
             remedy = "allow truncation" if options.truncate is False else "start the server with --auto-truncate"
-            raise InvalidRequestError(
-                f"An input has more than {'the model' if options.max_tokens is None else 'the request'}'s "
-                f"{self._limit(options)} tokens: shorten it, or {remedy}.",
-                param="input",
-            )
+            limit = self._limit(options)
+            most = f"the model's {limit} tokens" if limit == self._max_seq_len else f"the {limit} tokens it may have"
+            raise InvalidRequestError(f"An input has more than {most}: shorten it, or {remedy}.", param="input")
         if not encoding.num_tokens:
             raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
 

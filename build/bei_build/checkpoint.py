@@ -159,6 +159,11 @@ def _config(folder: Path, *, is_static: bool) -> tuple[Any, str, Family]:
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
     # Before transformers, which would only say that it does not know it.
     family = family_of(raw["model_type"], architecture, raw)
+    if is_static and not family.is_static:
+        raise CheckpointError(
+            f"modules.json asks for StaticEmbedding, but {path} describes a {architecture}: the two are not of one "
+            "checkpoint. Download it again."
+        )
     if family.is_static:
         vocab_size, hidden_size = stored_shape("embeddings.word.weight", family, folder)
         raw = {**raw, "vocab_size": vocab_size, "hidden_size": hidden_size}

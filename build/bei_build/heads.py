@@ -24,7 +24,7 @@ from bei_build.spec import (
 
 TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens")
 
-# Files beside the weights that hold one linear layer on every token: layer name -> (file, output, activation). BGE-M3
+# Files beside the weights that hold one linear layer on every token: layer, and file without .pt -> output. BGE-M3
 # (arXiv:2402.03216) has both; the dense embedding, lexical weights and token vectors then come out of one pass.
 _TOKEN_FILES: dict[str, Output] = {"sparse_linear": "token_weights", "colbert_linear": "token_embedding"}
 

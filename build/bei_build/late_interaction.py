@@ -22,8 +22,10 @@ from bei_build.tokenizer import expansion_id
 
 Side = Literal["query", "document"]
 
-# What PyLate takes where its files do not say; the markers of its format show that a file is PyLate's.
+# What PyLate and the original code take where their files do not say.
 _PYLATE_LENGTHS: dict[Side, int] = {"query": 32, "document": 180}
+_ORIGINAL_LENGTHS: dict[Side, int] = {"query": 32, "document": 220}
+# Any of these shows that a file is PyLate's.
 _PYLATE_KEYS = {f"{side}_{end}" for side in _PYLATE_LENGTHS for end in ("prefix", "length")}
 _PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
 _PUNCTUATION = tuple(string.punctuation)
@@ -68,7 +70,7 @@ def pylate_sides(path: Path, config: dict[str, Any]) -> Sides:
 def original_sides(path: Path, config: dict[str, Any]) -> Sides:
     """What the original code reads from its ``artifact.metadata``. Raises CheckpointError."""
     named: dict[Side, str] = {"query": "query_maxlen", "document": "doc_maxlen"}
-    lengths = {side: _length(path, config, key) or _PYLATE_LENGTHS[side] for side, key in named.items()}
+    lengths = {side: _length(path, config, key) or _ORIGINAL_LENGTHS[side] for side, key in named.items()}
     attended = bool(setting(path, config, "attend_to_mask_tokens", bool))
     skips = setting(path, config, "mask_punctuation", bool) is not False
     return {

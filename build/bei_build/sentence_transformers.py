@@ -168,9 +168,7 @@ def _tail(modules: list[tuple[str, Path]], feature: str) -> dict[str, Any]:
 def _check_feature(kind: str, folder: Path, feature: str) -> None:
     """Refuse a module that works on something else than what comes before it."""
     path = folder / "config.json"
-    if (
-        not path.is_file()
-    ):  # Normalize had none before sentence-transformers 6, and the others say so when they are read
+    if not path.is_file():  # Normalize had none before sentence-transformers 6; the others say so when they are read
         return
     config = read_object(path)
     named = {setting(path, config, f"module_{end}_name", str) for end in ("input", "output")} - {None}

@@ -205,8 +205,15 @@ def test_without_truncation_a_long_input_is_an_error_with_its_remedy(
     assert caught.value.param == "input"
 
 
-def test_the_request_s_own_limit_is_named_as_such() -> None:
-    with pytest.raises(InvalidRequestError, match=r"the request's 5 tokens: shorten it, or allow truncation"):
+@pytest.mark.parametrize("attended", [True, False])
+def test_what_has_no_tokens_is_refused_and_not_filled_up(attended: bool) -> None:
+    expansion = Expansion(5, 8, attended)
+    with pytest.raises(InvalidRequestError, match="no tokens"):
+        encoder("tiny").encode([" "], EncodingOptions(add_special_tokens=False, expansion=expansion))
+
+
+def test_a_lower_limit_is_not_called_the_model_s() -> None:
+    with pytest.raises(InvalidRequestError, match=r"than the 5 tokens it may have: shorten it, or allow truncation"):
         encoder("tiny").encode(["a b c d"], EncodingOptions(truncate=False, max_tokens=5))
 
 

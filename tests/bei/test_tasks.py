@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bei.artifact import TOKENIZER, Artifact, Classification, OutputInfo, RerankTemplate
+from bei.artifact import TOKENIZER, Artifact, Classification, OutputInfo, RerankTemplate, Role
 from bei.config import ServeConfig
 from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
@@ -31,6 +31,7 @@ from bei.tasks import (
     prompt_of,
     prompted,
     rerank,
+    role_of,
 )
 from bei.tokenization import EncodingOptions, Input, TextEncoder
 from tests.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
@@ -146,6 +147,26 @@ def test_a_prompt_that_is_not_there_is_an_error_that_lists_those_that_are(
         prompt_of(manifest, prompt_name, input_type)
     assert (", ".join(prompts) or "none") in str(caught.value)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("default", "prompt_name", "input_type", "side"),
+    [
+        (None, None, None, None),
+        (None, "query", "document", "query"),
+        (None, "mine", "passage", "document"),  # a prompt of its own, for a side that is named too
+        ("query", None, None, "query"),
+        ("query", None, "document", "document"),
+        ("query", "mine", None, None),  # neither the default prompt nor its side
+        ("query", None, "mine", None),
+    ],
+)
+def test_the_side_is_the_named_one_or_that_of_the_default_prompt(
+    default: str | None, prompt_name: str | None, input_type: str | None, side: str | None, tmp_path: Path
+) -> None:
+    roles = {name: Role(max_tokens=size, expansion=None, skip_ids=[]) for name, size in (("query", 8), ("document", 9))}
+    manifest = save_artifact(tmp_path / "tiny", roles=roles, default_prompt_name=default).manifest
+    assert role_of(manifest, prompt_name, input_type) == (roles[side] if side else None)
 
 
 _names = st.sampled_from(["query", "search_query", "document", "passage", "text", "corpus", "mine", "yours"])

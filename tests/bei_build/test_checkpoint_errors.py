@@ -27,12 +27,14 @@ from bei_build.checkpoint import Checkpoint, locate, read_checkpoint
 from bei_build.config import BuildConfig
 from bei_build.heads import HeadChoice
 from tests.bei_build.builds import build_artifact, random_encodings, running
+from tests.bei_build.families import jina, nomic
 from tests.checkpoints import (
     HIDDEN,
     MAX_TOKENS,
     change_config,
     read_tensors,
     save_checkpoint,
+    save_static,
     write_json,
     write_tensors,
 )
@@ -214,6 +216,17 @@ def test_tied_language_models_score_tokens_by_their_embeddings(
     config = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", {**config, "final_logit_softcapping": None})
     assert not any(tensor.startswith("lm_head") for tensor in read_tensors(folder))
+    assert_scores_are_those_of_transformers(folder, tokens, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM"])
+def test_language_models_score_tokens_by_their_last_matrix(name: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "untied", name)
+    assert "lm_head.weight" in read_tensors(folder)
+    assert_scores_are_those_of_transformers(folder, ("t", "he"), tmp_path)
+
+
+def assert_scores_are_those_of_transformers(folder: Path, tokens: tuple[str, ...], tmp_path: Path) -> None:
     checkpoint = read(folder, score_tokens=tokens)
     *no, yes = (checkpoint.tokenizer.token_to_id(token) for token in tokens)
     texts = random_encodings([4, 13], 50)
@@ -434,11 +447,27 @@ def remote_code(folder: Path) -> None:
     change_config(folder, architectures=["NewModel"], model_type="new", rope_scaling=scaling, **settings)
 
 
+def static(folder: Path) -> None:
+    save_static(folder, max_length=40, normalize=True, vocabulary_quantization=None)
+
+
+def experts(folder: Path) -> None:
+    nomic.save(folder)
+
+
+def jina_code(folder: Path) -> None:
+    jina.save(folder, code=jina.CODE)
+
+
 VALUES = [None, 0, -1, 1, 1.5, float("nan"), "", "text", [], [1], ["text"], {}, {"a": 1}, {"type": "ntk"}, True, False]
 
 
 @pytest.mark.parametrize(
-    "save", [late_interaction, multi_vector, splade, cross_encoder, language_model, original_colbert, remote_code]
+    "save",
+    [
+        *(late_interaction, multi_vector, splade, cross_encoder, language_model, original_colbert, remote_code),
+        *(static, experts, jina_code),
+    ],
 )
 def test_any_value_of_any_setting_is_understood_or_refused(save: Callable[[Path], None], tmp_path: Path) -> None:
     save(tmp_path)

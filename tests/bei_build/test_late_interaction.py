@@ -226,7 +226,8 @@ def test_a_plain_embedder_made_of_it_has_no_roles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "query", "document"),
     [
-        ({}, PYLATE["query"], PYLATE["document"]),
+        # colbert/infra/config/settings.py: doc_maxlen 220
+        ({}, PYLATE["query"], Role(max_tokens=220, expansion=None, skip_ids=ids(string.punctuation))),
         (
             {"query_maxlen": 20, "doc_maxlen": 30, "attend_to_mask_tokens": True, "mask_punctuation": False},
             Role(max_tokens=20, expansion=Expansion(MASK, 20, attended=True), skip_ids=[]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER, Artifact, Manifest, is_artifact, load
 from bei.core import Engine, EngineInfo, Limits, Outputs, PackedBatch
-from bei.errors import CheckpointError, ConfigError, VerificationError, WeightsError
+from bei.errors import ArtifactSchemaNewerError, CheckpointError, ConfigError, VerificationError, WeightsError
 from bei_build import reference
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
@@ -297,7 +298,9 @@ def test_an_empty_folder_is_used(checkpoint: Path, out: Path) -> None:
 def test_a_damaged_artifact_and_one_of_a_newer_bei_are_replaced(checkpoint: Path, out: Path) -> None:
     artifact = build_artifact(checkpoint, out)
     manifest = out / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 3', '"schema_version": 999'))
+    write_json(manifest, {**json.loads(manifest.read_text()), "schema_version": 999})
+    with pytest.raises(ArtifactSchemaNewerError):
+        load(out)
     (out / "tokenizer.json").unlink()
     assert build_artifact(checkpoint, out).manifest == artifact.manifest
 

@@ -141,10 +141,12 @@ def _experts(config: Any) -> ExpertsSpec | None:
 
 
 def _nomic_variant(config: Mapping[str, Any]) -> Family | None:
+    """The original code's own family for what transformers' class lacks, and for task classes, whose prefix differs."""
     if "n_embd" not in config:
         return None
     more = config.get("num_experts") or config.get("activation_function") not in _GATED
-    return ORIGINAL_FAMILY if more or any(config.get(key, bias) for key, bias in _ORIGINAL_BIASES.items()) else None
+    more = more or any(config.get(key, bias) for key, bias in _ORIGINAL_BIASES.items())
+    return ORIGINAL_FAMILY if more or config.get("architectures") != ["NomicBertModel"] else None
 
 
 def _gte_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:

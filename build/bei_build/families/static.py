@@ -37,12 +37,10 @@ def _from_model2vec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     length = raw.get("max_length", _MODEL2VEC_LENGTH)
     if length is not None and (type(length) is not int or length < 1):
         raise CheckpointError(f"config.json has max_length = {length!r}: correct it to a number of tokens, or null.")
-    return {
-        **raw,
-        "max_position_embeddings": _LONGEST,
-        "usual_length": length,
-        "normalize": raw.get("normalize", False),
-    }
+    normalize = raw.get("normalize") or False  # as model2vec takes null
+    if type(normalize) is not bool:
+        raise CheckpointError(f"config.json has normalize = {normalize!r}: correct it to true or false.")
+    return {**raw, "max_position_embeddings": _LONGEST, "usual_length": length, "normalize": normalize}
 
 
 def _from_sentence_transformers(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -146,7 +146,7 @@ def test_texts_of_a_side_that_are_cut_are_named(kinds: App) -> None:
     response = post(kinds, "/embed_all", inputs=["cat", "cat cat the the"], input_type="document")
     assert response.headers["x-truncated-inputs"] == "1"
     refused = post(kinds, "/embed_all", inputs=["a b c d"], input_type="document", truncate=False)
-    check_error(refused, 400, "5 tokens: shorten it, or allow truncation")
+    check_error(refused, 400, "more than the 5 tokens it may have: shorten it, or allow truncation")
 
 
 def test_late_chunking_is_refused_where_the_model_has_no_states_to_pool(kinds: App) -> None:

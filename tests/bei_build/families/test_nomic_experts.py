@@ -56,9 +56,16 @@ def test_the_tolerance_tells_the_routers_settings_apart(changed: dict[str, Any],
         assert (right.states(text).mean(0) - wrong.states(text).mean(0)).abs().max() > least
 
 
-def test_a_classifier_reads_the_pooled_first_token(tmp_path: Path) -> None:
-    labels = {"0": "low", "1": "high"}
-    folder = save(tmp_path / "n", "bert.", architectures=["NomicBertForSequenceClassification"], id2label=labels)
+_AS_TRANSFORMERS = {
+    **{"num_experts": 0, "activation_function": "swiglu"},
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+}
+
+
+@pytest.mark.parametrize("changes", [{}, _AS_TRANSFORMERS], ids=["experts and biases", "neither"])
+def test_a_classifier_reads_the_pooled_first_token(changes: dict[str, Any], tmp_path: Path) -> None:
+    changes = {**changes, "id2label": {"0": "low", "1": "high"}}
+    folder = save(tmp_path / "n", "bert.", architectures=["NomicBertForSequenceClassification"], **changes)
     oracle, texts = Oracle(folder, "bert."), random_encodings(LENGTHS, VOCABULARY)
     with running(build_artifact(folder, tmp_path / "artifact")) as engine:
         actual = engine.run(PackedBatch.from_encodings(texts))["logits"]

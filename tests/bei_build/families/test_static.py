@@ -148,6 +148,7 @@ def test_sentence_transformers_reads_what_tokenizer_json_leaves(
     ("config", "modules", "normalize"),
     [
         ({}, False, False),  # model2vec's default
+        ({"normalize": None}, False, False),
         ({"normalize": True}, False, True),
         ({"normalize": True}, True, False),  # modules.json without Normalize says more
     ],
@@ -169,6 +170,7 @@ def test_vectors_have_unit_length_where_the_files_say_so(
         ({"vocabulary_quantization": 5000}, "vocabulary_quantization = 5000: tokens that share rows are not supported"),
         ({"max_length": "512"}, "max_length = '512': correct it to a number of tokens, or null"),
         ({"max_length": 0}, "max_length = 0: correct"),
+        ({"normalize": "yes"}, "normalize = 'yes': correct it to true or false"),
     ],
 )
 def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -207,5 +209,8 @@ def test_there_is_no_hf_reference(tmp_path: Path) -> None:
 
 def test_another_models_config_is_not_taken_for_a_static_one(tmp_path: Path) -> None:
     folder = save_static(tmp_path, model_type="bert", architectures=["BertModel"], num_hidden_layers=0)
+    with pytest.raises(CheckpointError, match=r"modules\.json asks for StaticEmbedding, but .* describes a BertModel"):
+        read_checkpoint(locate(str(folder)))
+    (folder / "modules.json").unlink()
     with pytest.raises(CheckpointError, match="a model without layers"):
         read_checkpoint(locate(str(folder)))
