@@ -112,6 +112,13 @@ class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     instruction: str
 
 
+# What clients call the two sides of a retrieval, and the names that repositories give their prompts.
+SIDES: dict[Literal["query", "document"], tuple[str, ...]] = {
+    "query": ("query", "search_query", "retrieval.query", "web_search_query", "s2p_query"),
+    "document": ("document", "passage", "search_document", "retrieval.passage", "corpus", "text"),
+}
+
+
 class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How late interaction reads one side, queries or documents; the side's prompt is among the prompts.
 

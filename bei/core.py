@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -35,6 +35,21 @@ class TokenSpans:
     offsets: Int32Array
     words: Int32Array
     special: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of_special_tokens(cls, num_tokens: int) -> TokenSpans:
+        """Of tokens that stand for no part of the text."""
+        nowhere = np.zeros((num_tokens, 2), np.int32)
+        return cls(nowhere, np.full(num_tokens, -1, np.int32), np.ones(num_tokens, np.bool_))
+
+    @classmethod
+    def concatenated(cls, parts: Seq[TokenSpans]) -> TokenSpans:
+        """Of tokens one after the other."""
+        return cls(
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.words for part in parts]),
+            np.concatenate([part.special for part in parts]),
+        )
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,21 @@ class Encoding:
     def num_tokens(self) -> int:
         """Tokens the engine will see, special tokens included."""
         return len(self.input_ids)
+
+
+def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
+    """``encoding``, filled up. What has no tokens stays as it is."""
+    missing = expansion.num_tokens - encoding.num_tokens
+    if missing <= 0 or not encoding.num_tokens:
+        return encoding
+    types, spans = encoding.token_type_ids, encoding.spans
+    return replace(
+        encoding,
+        input_ids=np.append(encoding.input_ids, np.full(missing, expansion.token_id, np.int32)),
+        token_type_ids=None if types is None else np.append(types, np.zeros(missing, np.int32)),
+        spans=None if spans is None else TokenSpans.concatenated([spans, TokenSpans.of_special_tokens(missing)]),
+        num_keys=None if expansion.attended else encoding.num_tokens,
+    )
 
 
 @dataclass(frozen=True)

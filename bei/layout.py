@@ -47,17 +47,13 @@ class Layout:
         types = np.repeat(self._types, [len(part) for part in parts]) if self.has_types else None
         return np.concatenate(parts), types
 
-    def followed_by(self, token_id: int, count: int) -> Layout:
-        """This layout with ``count`` special tokens ``token_id`` behind it."""
-        return Layout([*self.pieces, special_piece([token_id] * count)])
-
     def spans_around(self, texts: Seq[TokenSpans]) -> TokenSpans:
         """Spans of an input whose texts have these."""
-        parts = [_no_spans(len(piece.ids)) if piece.text is None else texts[piece.text] for piece in self.pieces]
-        return TokenSpans(
-            np.concatenate([part.offsets for part in parts]),
-            np.concatenate([part.words for part in parts]),
-            np.concatenate([part.special for part in parts]),
+        return TokenSpans.concatenated(
+            [
+                TokenSpans.of_special_tokens(len(piece.ids)) if piece.text is None else texts[piece.text]
+                for piece in self.pieces
+            ]
         )
 
 
@@ -81,9 +77,3 @@ def kept_lengths(lengths: Seq[int], room: int) -> list[int]:
         return [room]
     shorter = min(*lengths, room // 2)
     return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
-
-
-def _no_spans(num_tokens: int) -> TokenSpans:
-    return TokenSpans(
-        np.zeros((num_tokens, 2), np.int32), np.full(num_tokens, -1, np.int32), np.ones(num_tokens, np.bool_)
-    )

@@ -29,7 +29,12 @@ class Metrics:
             "bei_request_seconds", "From the request's headers to its answer", ["route"], _SECONDS
         )
         self.inputs = Counter("bei_inputs", "Inputs accepted", ["model"], registry=self.registry)
-        self.truncated = Counter("bei_inputs_truncated", "Inputs cut to max_seq_len", ["model"], registry=self.registry)
+        self.truncated = Counter(
+            "bei_inputs_truncated",
+            "Inputs cut to what the model, its side or the request takes",
+            ["model"],
+            registry=self.registry,
+        )
         self.tokens = Counter("bei_tokens", "Tokens the engine has run", ["model"], registry=self.registry)
         self.queue_sequences = Gauge("bei_queue_sequences", "Sequences waiting", ["model"], registry=self.registry)
         self.queue_tokens = Gauge("bei_queue_tokens", "Tokens waiting", ["model"], registry=self.registry)

@@ -22,7 +22,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
-from bei.core import Encoding, Expansion, Int32Array, TokenSpans
+from bei.core import Encoding, Expansion, Int32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
 from bei.word_cache import WordCache, treats_words_alone
@@ -67,6 +67,13 @@ class EncodingOptions:
     whole: bool = False
     expansion: Expansion | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that may be unusual is how long inputs may be, and how they are filled up."""
+        return (
+            self.direction == "right" and self.add_special_tokens and not (self.framed or self.with_spans or self.whole)
+        )
+
 
 AS_CONFIGURED = EncodingOptions()
 
@@ -109,14 +116,17 @@ class TextEncoder:
     def encode(self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED) -> list[Encoding]:
         """One encoding an input. Raises InvalidRequestError where one is too long and may not be cut."""
         truncate = self._auto_truncate if options.truncate is None else options.truncate
-        words = self._words if options in (AS_CONFIGURED, _CUT, _UNCUT) else None
+        words = self._words if options.is_plain else None
         if words is None or not all(isinstance(text, str) for text in inputs):
             encodings = self._encode_by_library(inputs, options)
         else:
             texts = [text for text in inputs if isinstance(text, str)]
             encodings = [
-                self._encode_by_word(text, words) or self._encode_by_library([text], options)[0] for text in texts
+                self._encode_by_word(text, words, options) or self._encode_by_library([text], options)[0]
+                for text in texts
             ]
+        if options.expansion is not None:
+            encodings = [expanded(encoding, options.expansion) for encoding in encodings]
         for encoding in encodings:
             self._check(encoding, truncate, options)
         return encodings
@@ -146,12 +156,16 @@ class TextEncoder:
             found = self._tokenizer.token_to_id(model["unk_token"])
         return -1 if found is None else int(found)
 
-    def _encode_by_word(self, text: str, words: WordCache) -> Encoding | None:
-        """As the library would, from known words; None if the beginning of a long text does not fill the model."""
-        first = self._max_seq_len * _CHARS_PER_TOKEN
+    def _encode_by_word(self, text: str, words: WordCache, options: EncodingOptions) -> Encoding | None:
+        """As the library would, from known words; None if the beginning of a long text does not fill the model, or if
+        there is no room."""
+        limit = self._limit(options)
+        if limit <= self._num_special:
+            return None
+        first = limit * _CHARS_PER_TOKEN
         shown = text if len(text) <= first else text[: text.rfind(" ", 0, first) + 1]
         ids = words.ids(shown)
-        room = (self._max_seq_len - self._num_special) * np.dtype(np.int32).itemsize
+        room = (limit - self._num_special) * np.dtype(np.int32).itemsize
         if len(shown) < len(text) and len(ids) <= room:
             return None
         kept = self._before + ids[:room] + self._behind
@@ -194,7 +208,8 @@ class TextEncoder:
         if room < 1:
             raise InvalidRequestError(
                 f"{self._limit(options)} tokens leave no room beside the {layout.num_special} that stand around every "
-                "input: allow more."
+                "input: allow more.",
+                param="input",
             )
         kept = kept_lengths([len(part.ids) for part in parts], room)
         if len(set(kept)) == 2 and min(kept) == room // 2 and not all(part.is_whole for part in parts):
@@ -205,10 +220,6 @@ class TextEncoder:
             slice(0, num_kept) if options.direction == "right" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)
         ]
-        missing, num_own = 0, layout.num_special + sum(kept)
-        if options.expansion is not None and num_own:  # what has no tokens stays so, and is refused
-            missing = max(0, options.expansion.num_tokens - num_own)
-            layout = layout.followed_by(options.expansion.token_id, missing)
         ids, types = layout.around([part.ids[cut] for part, cut in zip(parts, cuts, strict=True)])
         truncated = any(
             num_kept < len(part.ids) or not part.is_whole for part, num_kept in zip(parts, kept, strict=True)
@@ -217,8 +228,7 @@ class TextEncoder:
         if options.with_spans:
             texts = [self._spans(part, cut, options) for part, cut in zip(parts, cuts, strict=True)]
             spans = layout.spans_around(texts)
-        unseen = missing > 0 and options.expansion is not None and not options.expansion.attended
-        return Encoding(ids, types, truncated, spans, len(ids) - missing if unseen else None)
+        return Encoding(ids, types, truncated, spans)
 
     def _spans(self, part: _Shown, cut: slice, options: EncodingOptions) -> TokenSpans:
         """Where the tokens of ``part`` that are kept lie in its text.
@@ -249,10 +259,6 @@ class TextEncoder:
             raise InvalidRequestError(f"An input has more than {most}: shorten it, or {remedy}.", param="input")
         if not encoding.num_tokens:
             raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
-
-
-_CUT = EncodingOptions(truncate=True)
-_UNCUT = EncodingOptions(truncate=False)
 
 
 class _Shown(NamedTuple):

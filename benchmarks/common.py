@@ -136,14 +136,19 @@ def alternate(sides: Mapping[str, Callable[[], float]], repetitions: int) -> dic
 
 
 def ratio(results: Mapping[str, Mapping[str, Any]], numerator: str, denominator: str) -> dict[str, float]:
-    """Two sides of ``alternate``: the ratio of their medians, and the median of the ratios within a repetition.
+    """Two sides of ``alternate`` whose figures are rates: three ratios of them.
 
     A shared machine changes its clock every minute or so, by a tenth: medians of two sides may then be of two clocks,
-    while the two measurements of one repetition are seconds apart.
+    while the two measurements of one repetition are seconds apart, and over all repetitions it evens out.
     """
     over, under = results[numerator], results[denominator]
     within = statistics.median(a / b for a, b in zip(over["values"], under["values"], strict=True))
-    return {"of medians": round(over["median"] / under["median"], 3), "median within repetitions": round(within, 3)}
+    total = sum(1 / rate for rate in under["values"]) / sum(1 / rate for rate in over["values"])
+    return {
+        "of medians": round(over["median"] / under["median"], 3),
+        "median within repetitions": round(within, 3),
+        "of total times": round(total, 3),
+    }
 
 
 def seconds(work: Callable[[], object]) -> float:

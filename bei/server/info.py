@@ -51,6 +51,7 @@ def describe(service: InferenceService, config: ServeConfig) -> dict[str, Any]:
         "docker_label": None,
         "tasks": manifest.tasks,
         "prompts": sorted(manifest.prompts),
+        "roles": msgspec.to_builtins(manifest.roles),
         "target": manifest.target,
         "precision": manifest.precision,
         "certificate": {name: value for name, value in certificate.items() if name not in _LEFT_OUT},

@@ -22,6 +22,7 @@ class InputsRequest(msgspec.Struct, kw_only=True):
     model: Model | None = None
     add_special_tokens: bool = True
     prompt_name: Annotated[str | None, Meta(description="A prompt of the model's: see /v1/models.")] = None
+    input_type: Annotated[str | None, Meta(description="query, document, or the name of a prompt.")] = None
 
 
 class PromptRequest(msgspec.Struct, kw_only=True):
@@ -69,9 +70,10 @@ async def tokenize(body: InputsRequest | PromptRequest, context: Context) -> Rep
         return Reply(render_count(encoding, service.encoder, service.manifest.max_seq_len, names=names))
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     context.check_inputs(texts, "inputs")
-    if body.prompt_name is not None:
-        texts = list(prompted(prompt_of(service.manifest, body.prompt_name), texts))
-        options = in_role(options, role_of(service.manifest, body.prompt_name))
+    asked = (body.prompt_name, body.input_type)
+    if asked != (None, None):
+        texts = list(prompted(prompt_of(service.manifest, *asked), texts))
+        options = in_role(options, role_of(service.manifest, *asked))
     encodings = await service.encode(texts, options)
     pairs = zip(texts, encodings, strict=True)
     return Reply([render_tokens(text, encoding, service.encoder) for text, encoding in pairs])

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact import Certificate
 from bei.canary import BY_COLUMN, canary_row
-from bei.core import Encoding, Engine, Expansion, Float32Array, PackedBatch, rows_of_sequences
+from bei.core import Encoding, Engine, Expansion, Float32Array, PackedBatch, expanded, rows_of_sequences
 from bei.errors import VerificationError
 from bei_build.heads import tasks_of
 from bei_build.spec import ModelSpec
@@ -68,15 +68,6 @@ def encode(
         types = np.array(encoding.type_ids, np.int32) if spec.embeddings.type_vocab_size > 1 else None
         encodings.append(Encoding(np.array(encoding.ids, np.int32), types))
     return encodings
-
-
-def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
-    """``encoding``, filled up as the server does it."""
-    missing = max(0, expansion.num_tokens - encoding.num_tokens)
-    ids = np.append(encoding.input_ids, np.full(missing, expansion.token_id, np.int32))
-    types = encoding.token_type_ids
-    types = None if types is None else np.append(types, np.zeros(missing, np.int32))
-    return Encoding(ids, types, num_keys=None if expansion.attended else encoding.num_tokens)
 
 
 def certify(

@@ -7,6 +7,7 @@ import pytest
 from bei import __version__
 from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
+from tests.bei.server.kinds import MARK
 
 
 def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
@@ -30,6 +31,7 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
         "docker_label": None,
         "tasks": ["embed"],
         "prompts": [],
+        "roles": {},
         "target": "fake",
         "precision": "fp32",
     }
@@ -62,3 +64,14 @@ def test_of_several_models_the_query_names_one(
 def test_without_a_name_the_models_are_listed(kinds: App) -> None:
     check_error(kinds.get("/info"), 400, "set model to one of embedder", param="model")
     check_error(kinds.get("/info?model=x"), 404, "Served: embedder", code="model_not_found")
+
+
+def test_the_sides_of_late_interaction_are_described(kinds: App) -> None:
+    assert kinds.get("/info?model=colbert").json()["roles"] == {
+        "query": {
+            "max_tokens": 10,
+            "expansion": {"token_id": MARK, "num_tokens": 8, "attended": False},
+            "skip_ids": [],
+        },
+        "document": {"max_tokens": 5, "expansion": None, "skip_ids": [MARK]},
+    }

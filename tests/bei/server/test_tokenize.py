@@ -34,11 +34,12 @@ def test_a_prompt_is_part_of_the_text(kinds: App) -> None:
     check_error(post(kinds, "/tokenize", inputs="cat", prompt_name="x", model="embedder"), 400, param="prompt_name")
 
 
-def test_a_side_of_late_interaction_is_read_as_the_model_reads_it(kinds: App) -> None:
-    (tokens,) = answer(kinds, "/tokenize", inputs="cat", prompt_name="query", model="colbert")
+@pytest.mark.parametrize("field", ["prompt_name", "input_type"])
+def test_a_side_of_late_interaction_is_read_as_the_model_reads_it(kinds: App, field: str) -> None:
+    (tokens,) = answer(kinds, "/tokenize", inputs="cat", model="colbert", **{field: "query"})
     assert [token["text"] for token in tokens] == ["[CLS]", "query", ":", "cat", "[SEP]", "!", "!", "!"]
     assert [token["special"] for token in tokens[5:]] == [True] * 3
-    (tokens,) = answer(kinds, "/tokenize", inputs="cat !", prompt_name="document", model="colbert")
+    (tokens,) = answer(kinds, "/tokenize", inputs="cat !", model="colbert", **{field: "document"})
     assert [token["text"] for token in tokens] == ["[CLS]", "cat", "!", "[SEP]"]
     (tokens,) = answer(kinds, "/tokenize", inputs="cat", model="colbert")
     assert len(tokens) == 3
