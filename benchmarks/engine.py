@@ -20,7 +20,8 @@ from typing import Any
 from bei.core import Encoding, PackedBatch
 from bei.cores import usable_cores
 from bei.engine import load_engine
-from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.checkpoint import read_checkpoint
+from bei_build.location import locate
 from bei_build.spec import ModelSpec
 from benchmarks.common import alternate, mixed_lengths, random_encodings, seconds, sorted_batches, write
 from benchmarks.models import built, checkpoint_folder

@@ -1,12 +1,8 @@
-"""Finding a checkpoint, reading it, and giving its weights under our names.
-
-A checkpoint is a folder: a local path, an installed Python package that carries a model, or a hub repository.
-"""
+"""Reading a checkpoint, and giving its weights under our names."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +17,7 @@ from bei_build.families import family_of
 from bei_build.families.base import Family
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
 from bei_build.late_interaction import Side, Sides, roles_of
+from bei_build.location import Location
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
 from bei_build.settings import read_object
@@ -34,24 +31,11 @@ from bei_build.tokenizer import (
 )
 from bei_build.weights import weight_files
 
-_HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
-_HUB_PATTERNS += ["artifact.metadata"]
 _READ_SUFFIXES = (".json", ".txt", ".model", ".metadata")  # configs and tokenizers; weights are found by weight_files
 # Files in which quantizers leave their settings where config.json does not have them.
 _QUANTIZATION_CONFIGS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
-_HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 # What stands for the config.json that sentence-transformers does not write beside a StaticEmbedding.
 _STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]}
-
-
-@dataclass(frozen=True)
-class Location:
-    """Where a checkpoint was found. ``kind`` is path, package or hub."""
-
-    folder: Path
-    model: str
-    kind: str
-    revision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,23 +64,6 @@ class Checkpoint:
         return ModelWeights(self.spec, self.family, self.folder, self.modules, tied=tied)
 
 
-def locate(model: str, revision: str | None = None) -> Location:
-    """Find ``model``: an existing folder, else an installed package, else a hub repository.
-
-    Raises CheckpointNotFoundError.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return Location(path.resolve(), path.resolve().name, "path")
-    if path.exists() or model.startswith((".", "/", "~")):
-        raise CheckpointNotFoundError(
-            f"{model} is not a folder. Pass a checkpoint's folder, the name of an installed package, or a hub id."
-        )
-    if (folder := _package_folder(model)) is not None:
-        return Location(folder, model, "package")
-    return _from_hub(model, revision)
-
-
 def read_checkpoint(
     location: Location,
     choice: HeadChoice | None = None,
@@ -112,23 +79,23 @@ def read_checkpoint(
     config, architecture, family = _config(folder, is_static=files.is_static)
     spec = _spec(family, config, architecture)
     tokenizer = tokenizer_from_checkpoint(
-        folder, files.do_lower_case, files.markers, special_tokens=not family.is_static
+        folder, files.do_lower_case, files.markers, special_tokens=family.special_tokens
     )
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
+    if not family.has_layers:
+        _refuse_other_than_means(spec)
     if not family.pools_unknown:
-        spec = _without_unknown(spec, tokenizer)
+        spec = replace(spec, unpooled_id=unknown_id(tokenizer))
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
     files = replace(files, sides=_sides(files, spec, document_length))
-    usual = config.usual_length if family.is_static else model_max_length(folder)
+    usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder)
     longest = _longest(spec, config, files, usual, max_seq_len)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
     if document_length is not None and document_length > longest:
         raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
-    # A side that has no prompt may be named too.
-    files = replace(files, prompts={**dict.fromkeys(roles, ""), **files.prompts})
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
     modules, labels = side_modules(spec, files), labels_of(spec, config, files.activation)
     return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles)
@@ -159,12 +126,12 @@ def _config(folder: Path, *, is_static: bool) -> tuple[Any, str, Family]:
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
     # Before transformers, which would only say that it does not know it.
     family = family_of(raw["model_type"], architecture, raw)
-    if is_static and not family.is_static:
+    if is_static and family.has_layers:
         raise CheckpointError(
             f"modules.json asks for StaticEmbedding, but {path} describes a {architecture}: the two are not of one "
             "checkpoint. Download it again."
         )
-    if family.is_static:
+    if family.stored_sizes:
         vocab_size, hidden_size = stored_shape("embeddings.word.weight", family, folder)
         raw = {**raw, "vocab_size": vocab_size, "hidden_size": hidden_size}
     # Without torch, which configs do not need, transformers would print that models are not available.
@@ -178,7 +145,8 @@ def _config(folder: Path, *, is_static: bool) -> tuple[Any, str, Family]:
         if translated is raw and raw["model_type"] == family.model_type:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         else:
-            config_class = PreTrainedConfig if family.is_static else CONFIG_MAPPING[family.model_type]
+            is_known = family.model_type in CONFIG_MAPPING  # static embeddings have no class there
+            config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
             config = config_class.from_dict({**translated, "model_type": family.model_type})
     except CheckpointError:  # of translate
         raise
@@ -244,19 +212,18 @@ def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
         spec = family.spec_from_config(config, architecture)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json describes no model ({error}). Download the checkpoint again.") from error
-    if not spec.layers and not family.is_static:
+    if not spec.layers and family.has_layers:
         raise CheckpointError("config.json describes a model without layers. Download the checkpoint again.")
     return spec
 
 
-def _without_unknown(spec: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:
-    """``spec`` with the tokenizer's unknown token left out of its means. Raises ConfigError for other poolings."""
+def _refuse_other_than_means(spec: ModelSpec) -> None:
+    """Raise ConfigError where rows of a table would be taken for states of tokens that have seen the others."""
     if any(head.pooling != ("mean",) for head in spec.heads):
         raise ConfigError(
-            f"{spec.architecture} gives means of rows without unknown tokens, and nothing else: leave pooling and "
+            f"{spec.architecture} gives means of its table's rows, and nothing else: leave pooling and "
             "token_embeddings out."
         )
-    return replace(spec, unpooled_id=unknown_id(tokenizer))
 
 
 def _sides(files: SentenceTransformersFiles, spec: ModelSpec, document_length: int | None) -> Sides:
@@ -277,7 +244,7 @@ def _longest(
 ) -> int:
     """Relative and rotary positions reach as far as the config says; a table of positions has no more rows.
 
-    ``usual`` is what the tokenizer's files, or a static model's config, give a text if nothing else is said.
+    ``usual`` is what the config or the tokenizer's files give a text if nothing else is said.
     """
     table = spec.embeddings.max_positions or config.max_position_embeddings
     if asked is not None and asked > table:
@@ -289,43 +256,3 @@ def _longest(
     # PyLate's max_seq_length is what its last call has left there: its code sets it by the lengths of the two sides.
     lengths = [side.length for side in files.sides.values() if side.length is not None]
     return asked or min(table, max(files.max_seq_length or usual or table, *lengths, 0))
-
-
-def _package_folder(model: str) -> Path | None:
-    """The folder with a ``config.json`` inside the installed package ``model``, found without importing it."""
-    name = model.replace("-", "_")
-    if not name.isidentifier():
-        return None
-    found = importlib.util.find_spec(name)
-    if found is None or not found.submodule_search_locations:
-        return None
-    roots = [Path(location) for location in found.submodule_search_locations]
-    for root in roots:
-        marks = sorted(root.rglob("modules.json")) or sorted(root.rglob("config.json"))
-        if marks:
-            return marks[0].parent
-    raise CheckpointNotFoundError(
-        f"The installed package {model!r} carries no checkpoint (no config.json in it). "
-        "Pass a checkpoint's folder or a hub id (owner/name)."
-    )
-
-
-def _folders_with_weights(folder: Path) -> list[Path]:
-    """The root and those modules of a downloaded repository that have weights."""
-    return [folder, *(path.parent for kind in ("Dense", "LayerNorm") for path in folder.glob(f"*_{kind}/config.json"))]
-
-
-def _from_hub(model: str, revision: str | None) -> Location:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
-        if any(not list(part.glob("*.safetensors")) for part in _folders_with_weights(folder)):
-            folder = Path(snapshot_download(model, revision=revision, allow_patterns=[*_HUB_PATTERNS, *_HUB_FALLBACK]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise CheckpointNotFoundError(
-            f"{model!r} is neither a folder here nor an installed package, and the hub did not give it "
-            f"({type(error).__name__}). Check the name, or the network, or pass the path of a downloaded checkpoint."
-        ) from error
-    return Location(folder, model, "hub", folder.name)  # a snapshot's folder is called after its commit

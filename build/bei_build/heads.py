@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -227,19 +228,38 @@ def _require_token_scores(family: Family, config: Any) -> None:
         raise ConfigError(
             f"score_tokens needs a language model; {config.model_type} has no scores of tokens. Leave score_tokens out."
         )
-    if cap := getattr(config, "final_logit_softcapping", None):
-        raise CheckpointError(
-            f"config.json has final_logit_softcapping = {cap!r}, which bends the scores of tokens: comparing them is "
-            "not supported. Set it to null to compare the scores before it."
-        )
 
 
 def _token_score(config: Any, ids: tuple[int, ...]) -> HeadSpec:
     """The score of the last of one or two tokens, at the last position; of two, less that of the first, so that its
-    sigmoid is the share of "yes".
+    sigmoid is the share of "yes". One row of a matrix, unless a soft cap bends each score before they are compared.
     """
-    layer = DenseSpec("lm_head", config.hidden_size, 1, bias=False, rows=ids[::-1])
-    return HeadSpec("logits", ("last",), layers=(layer,))
+    signs = (1.0, -1.0)[: len(ids)]
+    cap = _score_cap(config)
+    if cap is None:
+        row = tuple(zip(ids[::-1], signs, strict=True))
+        layer = DenseSpec("lm_head", config.hidden_size, 1, bias=False, rows=(row,))
+        return HeadSpec("logits", ("last",), layers=(layer,))
+    rows = tuple(((index, 1.0 / cap),) for index in ids[::-1])
+    factors = tuple(sign * cap for sign in signs)
+    capped = DenseSpec("lm_head", config.hidden_size, len(ids), bias=False, activation="tanh", rows=rows)
+    compared = DenseSpec("lm_head.compared", len(ids), 1, bias=False, factors=factors)
+    return HeadSpec("logits", ("last",), layers=(capped, compared))
+
+
+def _score_cap(config: Any) -> float | None:
+    """The cap c of a language model whose scores s are c * tanh(s / c) (Gemma 2, arXiv:2408.00118); Gemma 3 has none
+    unless its config says so.
+    """
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is None:
+        return None
+    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < math.inf:
+        raise CheckpointError(
+            f"config.json has final_logit_softcapping = {cap!r}, which is no number above 0: set it to null for scores "
+            "without a soft cap, or download the checkpoint again."
+        )
+    return float(cap)
 
 
 def _ids_of(tokens: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from bei.artifact import Role
+from bei.artifact import SIDES, Role
 from bei.core import Expansion
 from bei.errors import CheckpointError
 from bei_build.settings import read_object, setting, texts
@@ -28,6 +28,8 @@ _ORIGINAL_LENGTHS: dict[Side, int] = {"query": 32, "document": 220}
 # Any of these shows that a file is PyLate's.
 _PYLATE_KEYS = {f"{side}_{end}" for side in _PYLATE_LENGTHS for end in ("prefix", "length")}
 _PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
+# What sentence-transformers 6 keeps among the Transformer's settings.
+_MODULE_KEYS = ("query_length", "document_length", "query_expansion")
 _PUNCTUATION = tuple(string.punctuation)
 
 
@@ -79,17 +81,13 @@ def original_sides(path: Path, config: dict[str, Any]) -> Sides:
     }
 
 
-def module_sides(transformer: Path | None, mask: Path) -> Sides:
+def module_sides(transformer: Path | None, mask: Path | None) -> Sides:
     """What sentence-transformers 6 reads: lengths and expansion from the ``transformer``'s settings, the skipped words
-    from the MultiVectorMask in the folder ``mask``. Raises CheckpointError."""
-    path = mask / "config.json"
-    config = read_object(path) if path.is_file() else {}
-    skipped = texts(path, config, "skiplist_words") or ()
-    of_sides = texts(path, config, "skiplist_tasks")
-    of_sides = ("document",) if of_sides is None else of_sides
-    if config.get("keep_only_token_ids"):
-        raise CheckpointError(f"{path} has keep_only_token_ids, which is about images: bei reads texts only.")
+    from the MultiVectorMask in the folder ``mask``; nothing where there is neither. Raises CheckpointError."""
     settings = read_object(transformer) if transformer else {}
+    if mask is None and all(settings.get(key) is None for key in _MODULE_KEYS):
+        return {}
+    skipped, of_sides = _skipped(mask) if mask else ((), ())
     sides: dict[Side, SideSettings] = {}
     for side in _PYLATE_LENGTHS:
         length = _length(transformer, settings, f"{side}_length") if transformer else None
@@ -98,6 +96,16 @@ def module_sides(transformer: Path | None, mask: Path) -> Sides:
             expansion, length = _expansion(transformer, asked, length)
         sides[side] = SideSettings(length, expansion, skipped if side in of_sides else ())
     return sides
+
+
+def _skipped(mask: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words that a MultiVectorMask skips, and the sides of which it does."""
+    path = mask / "config.json"
+    config = read_object(path) if path.is_file() else {}
+    if config.get("keep_only_token_ids"):
+        raise CheckpointError(f"{path} has keep_only_token_ids, which is about images: bei reads texts only.")
+    of_sides = texts(path, config, "skiplist_tasks")
+    return texts(path, config, "skiplist_words") or (), ("document",) if of_sides is None else of_sides
 
 
 def _expansion(path: Path, config: dict[str, Any], length: int | None) -> tuple[ExpansionSettings, int | None]:
@@ -111,13 +119,18 @@ def _expansion(path: Path, config: dict[str, Any], length: int | None) -> tuple[
     return expansion, filled if strategy == "fixed" else length and max(length, filled)
 
 
+def prompt_of(prompts: Mapping[str, str], side: Side) -> str | None:
+    """The prompt of ``side``, whichever of its names it has there."""
+    return next((prompts[name] for name in SIDES[side] if name in prompts), None)
+
+
 def roles_of(
     sides: Sides, prompts: Mapping[str, str], tokenizer: Tokenizer, folder: Path, max_seq_len: int
 ) -> dict[Side, Role]:
     """``sides`` in ids of ``tokenizer``, whose files lie in ``folder``. Raises CheckpointError, TokenizerError."""
     roles: dict[Side, Role] = {}
     for side, settings in sides.items():
-        around = len(tokenizer.encode(prompts.get(side, "")).ids)
+        around = len(tokenizer.encode(prompt_of(prompts, side) or "").ids)
         if settings.length is not None and settings.length <= around:
             raise CheckpointError(
                 f"The {side} length {settings.length} of the checkpoint's files leaves no room beside the {around} "

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from bei.errors import WeightsError
 from bei_build.families.base import AS_STORED, Family
 from bei_build.graph.writer import FloatArray
@@ -70,12 +72,11 @@ class ModelWeights:
     ) -> None:
         self._spec = spec
         self._names = StoredNames(family, tied)
-        self._rows = {
-            f"{layer.name}.weight": layer.rows
-            for head in spec.heads
-            for layer in (*head.token_layers, *head.layers)
-            if isinstance(layer, DenseSpec) and layer.rows
-        }
+        dense = [
+            layer for head in spec.heads for layer in (*head.token_layers, *head.layers) if isinstance(layer, DenseSpec)
+        ]
+        self._rows = {f"{layer.name}.weight": layer.rows for layer in dense if layer.rows}
+        self._factors = {f"{layer.name}.weight": layer.factors for layer in dense if layer.factors}
         self._sources: dict[str, _Source] = {}
         self._stack = ExitStack()
         try:
@@ -87,12 +88,12 @@ class ModelWeights:
 
     def read(self, name: str) -> FloatArray:
         """The weight called ``name`` in ``spec.weights()``, float32; KeyError if there is none."""
+        if name in self._factors:
+            return np.array([self._factors[name]], np.float32)
         source = self._sources[name]
         array = source.store.read(source.name)
         if name in self._rows:
-            plus, *minus = self._rows[name]
-            row: FloatArray = array[[plus]] - array[minus].sum(axis=0)
-            return row
+            return np.stack([_combination(array, row) for row in self._rows[name]])
         if name == "embeddings.position.weight":
             return array[self._spec.embeddings.position_offset :]
         return array if source.end is None else array[source.start : source.end]
@@ -113,7 +114,11 @@ class ModelWeights:
 
     def _map_checkpoint(self, store: TensorStore, modules: Mapping[str, SideModule]) -> None:
         stored = store.shapes
-        shapes = {name: shape for name, shape in self._spec.weights() if name.rsplit(".", 1)[0] not in modules}
+        shapes = {
+            name: shape
+            for name, shape in self._spec.weights()
+            if name not in self._factors and name.rsplit(".", 1)[0] not in modules
+        }
         chosen = {name: self._names.of(name, stored) for name in shapes}
         wanted: Shapes = {}
         for name in self._names.in_table_order(shapes):
@@ -188,6 +193,14 @@ class StoredNames:
             return [f"{stored}.{k}" for stored in spelled(table[_template(module)]) for k in (kind, _OLD_KINDS[kind])]
         embeddings = {f"{stored}.weight" for stored in spelled(table.get("embeddings.word", ()))}
         return [stored for stored in spelled(table[_template(name)]) if self._tied or stored not in embeddings]
+
+
+def _combination(matrix: FloatArray, row: tuple[tuple[int, float], ...]) -> FloatArray:
+    """The sum of rows of ``matrix``, each given as (index, factor)."""
+    total = np.zeros(matrix.shape[1], np.float32)
+    for index, factor in row:
+        total += np.float32(factor) * matrix[index]
+    return total
 
 
 def _own(family: Family) -> list[str]:

@@ -30,9 +30,12 @@ from bei.artifact import (
 from bei.core import Engine, Limits
 from bei.errors import BuildError, ConfigError, VerificationError
 from bei_build import reference as hf
-from bei_build.checkpoint import Checkpoint, locate, read_checkpoint, source_of
+from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.config import BuildConfig
+from bei_build.families.base import UNLIMITED
 from bei_build.heads import HeadChoice, tasks_of
+from bei_build.late_interaction import prompt_of
+from bei_build.location import locate
 from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress, in_bytes
 from bei_build.spec import ModelSpec
@@ -59,11 +62,13 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         choice = HeadChoice(config.task, config.pooling, config.score_tokens, config.token_embeddings)  # type: ignore[arg-type]
         checkpoint = read_checkpoint(location, choice, config.max_seq_len, config.document_length)
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
-    if config.max_seq_len is None and checkpoint.max_seq_len > (longest := compiler.longest_by_default):
-        progress.note(f"the model takes {checkpoint.max_seq_len:,} tokens; built for {longest:,} (see --max-seq-len)")
+    longest = max(compiler.longest_by_default, config.document_length or 0)
+    if config.max_seq_len is None and checkpoint.max_seq_len > longest:
+        most = f"{checkpoint.max_seq_len:,}" if checkpoint.max_seq_len != UNLIMITED else "any number of"
+        progress.note(f"the model takes {most} tokens; built for {longest:,} (see --max-seq-len)")
         checkpoint = replace(checkpoint, max_seq_len=longest)
-    embedding = checkpoint.spec.head("embedding")
-    if embedding and checkpoint.files.pooling is None and config.pooling is None:
+    embedding, is_said = checkpoint.spec.head("embedding"), checkpoint.files.pooling or config.pooling
+    if embedding and not is_said and checkpoint.family.has_layers:
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")
     out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").expanduser().resolve()
     _check_replaceable(out)
@@ -118,10 +123,17 @@ def _check_replaceable(out: Path) -> None:
 
 
 def _check_default_prompt(config: BuildConfig, checkpoint: Checkpoint) -> None:
-    prompts = {**checkpoint.files.prompts, **dict(config.prompts)}
+    prompts = _prompts(config, checkpoint)
     if config.default_prompt_name is not None and config.default_prompt_name not in prompts:
         known = ", ".join(prompts) or "none"
         raise ConfigError(f"default_prompt_name {config.default_prompt_name!r} is not among the prompts ({known}).")
+
+
+def _prompts(config: BuildConfig, checkpoint: Checkpoint) -> dict[str, str]:
+    """The files' and the user's. A side of late interaction that has none under any name may be named too."""
+    prompts = {**checkpoint.files.prompts, **dict(config.prompts)}
+    unnamed = [side for side in checkpoint.roles if prompt_of(prompts, side) is None]
+    return {**dict.fromkeys(unnamed, ""), **prompts}
 
 
 def _is_ours(folder: Path) -> bool:
@@ -187,7 +199,7 @@ def _manifest(
         embedding=_embedding(config, checkpoint),
         classification=Classification(labels=list(labels.names), function=labels.function) if labels else None,
         rerank_template=_rerank_template(config),
-        prompts={**files.prompts, **dict(config.prompts)},
+        prompts=_prompts(config, checkpoint),
         default_prompt_name=config.default_prompt_name or files.default_prompt_name,
         roles=dict(checkpoint.roles),
         target=config.target,
@@ -204,9 +216,8 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
     head, files = checkpoint.spec.head("embedding"), checkpoint.files
     if head is None:
         return None
-    # Without modules.json only model2vec's config says whether vectors have unit length. Clients of embedding APIs
-    # expect that they have.
-    own = getattr(checkpoint.config, "normalize", None) if checkpoint.family.is_static else None
+    # Where neither modules.json nor the config says it: clients of embedding APIs expect unit length.
+    own = getattr(checkpoint.config, "unit_length", None)
     normalize = next(choice for choice in (config.normalize, files.normalize, own, True) if choice is not None)
     return Embedding(
         pooling="+".join(head.pooling),

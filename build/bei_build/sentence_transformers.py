@@ -102,6 +102,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     """Read all files; a folder without ``modules.json`` gives the defaults. Raises CheckpointError."""
     settings = _model_settings(folder)
     if not (folder / "modules.json").is_file():
+        settings = _with_colbert_settings(settings, folder)
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
     entries = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
@@ -109,8 +110,10 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     if kinds[:1] not in (["Transformer"], ["MLMTransformer"], ["StaticEmbedding"]):
         raise _unsupported(kinds)
     task, transformer = _transformer_settings(modules[0][1])
-    if masks := [path for kind, path in entries if kind == "MultiVectorMask"]:
-        settings["sides"] = module_sides(_transformer_config(modules[0][1]), masks[0])
+    mask = next((path for kind, path in entries if kind == "MultiVectorMask"), None)
+    if mask or not settings.get("sides"):
+        settings["sides"] = module_sides(_transformer_config(modules[0][1]), mask)
+    settings = _with_colbert_settings(settings, folder)
     if (read := _HEADS.get(_form(kinds, task))) is None:
         raise _unsupported(kinds)
     return SentenceTransformersFiles(
@@ -280,10 +283,10 @@ def _transformer_settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
 
 
 def _model_settings(folder: Path) -> dict[str, Any]:
-    """config_sentence_transformers.json, and the original ColBERT's artifact.metadata."""
+    """config_sentence_transformers.json."""
     path = folder / "config_sentence_transformers.json"
     if not path.is_file():
-        return _colbert_settings(folder / "artifact.metadata")
+        return {}
     config = read_object(path)
     dimensions = next((setting(path, config, key, list) for key in _MATRYOSHKA_KEYS if config.get(key)), None)
     prompts = setting(path, config, "prompts", dict) or {}
@@ -309,12 +312,18 @@ def _model_settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def _colbert_settings(path: Path) -> dict[str, Any]:
-    """The markers of queries and documents, tokens of the vocabulary that the original ColBERT puts behind [CLS]."""
-    if not path.is_file():
-        return {}
+def _with_colbert_settings(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """``settings`` and, where they do not say how the two sides are read, the original ColBERT's artifact.metadata: its
+    lengths, and its markers, tokens of the vocabulary that it puts behind [CLS], in front of prompts."""
+    path = folder / "artifact.metadata"
+    if settings.get("sides") or not path.is_file():
+        return settings
     config = read_object(path)
     named = {"query": "query_token_id", "document": "doc_token_id"}  # tokens in spite of their names
-    markers = {name: setting(path, config, key, str) for name, key in named.items()}
-    prompts = {name: f"{marker} " for name, marker in markers.items() if marker}
-    return {"prompts": prompts, "markers": tuple(prompts.values()), "sides": original_sides(path, config)}
+    asked = {name: setting(path, config, key, str) for name, key in named.items()}
+    markers = {name: f"{marker} " for name, marker in asked.items() if marker}
+    prompts = dict(settings.get("prompts", {}))
+    prompts.update(
+        {name: marker + prompts.get(name, "").removeprefix(marker.strip()).lstrip() for name, marker in markers.items()}
+    )
+    return {**settings, "prompts": prompts, "markers": tuple(markers.values()), "sides": original_sides(path, config)}

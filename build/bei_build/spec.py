@@ -188,8 +188,8 @@ class LayerSpec:
 class DenseSpec:
     """A linear layer of a head; its weights are ``{name}.weight`` and ``{name}.bias``.
 
-    ``rows`` (a,) or (a, b): the one row is row a of the stored matrix, less row b, as when a language model's scores
-    of two tokens are compared.
+    ``rows``: each row is a sum of rows of the stored matrix, given as (index, factor), as when a language model's
+    scores of two tokens are compared. ``factors``: the one row of a matrix that no file holds.
     """
 
     name: str
@@ -197,7 +197,8 @@ class DenseSpec:
     out_features: int
     bias: bool = True
     activation: Activation = "identity"
-    rows: tuple[int, ...] | None = None
+    rows: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    factors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from bei.errors import (
     UnsupportedArchitectureError,
     WeightsError,
 )
-from bei_build.checkpoint import Checkpoint, locate, read_checkpoint, source_of
+from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.families import FAMILIES as KNOWN_FAMILIES
 from bei_build.heads import HeadChoice
+from bei_build.location import locate
 from tests.checkpoints import (
     FAMILIES,
     HIDDEN,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from bei.core import PackedBatch
+from bei.core import Float32Array, PackedBatch
 from bei.errors import (
     BeiError,
     CheckpointError,
@@ -23,9 +23,10 @@ from bei.errors import (
     UnsupportedArchitectureError,
     WeightsError,
 )
-from bei_build.checkpoint import Checkpoint, locate, read_checkpoint
+from bei_build.checkpoint import Checkpoint, read_checkpoint
 from bei_build.config import BuildConfig
 from bei_build.heads import HeadChoice
+from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.bei_build.families import jina, nomic
 from tests.checkpoints import (
@@ -213,8 +214,6 @@ def test_tied_language_models_score_tokens_by_their_embeddings(
     name: str, tokens: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = saved(tmp_path / "tied", name)
-    config = json.loads((folder / "config.json").read_text())
-    write_json(folder / "config.json", {**config, "final_logit_softcapping": None})
     assert not any(tensor.startswith("lm_head") for tensor in read_tensors(folder))
     assert_scores_are_those_of_transformers(folder, tokens, tmp_path)
 
@@ -226,7 +225,19 @@ def test_language_models_score_tokens_by_their_last_matrix(name: str, tmp_path: 
     assert_scores_are_those_of_transformers(folder, ("t", "he"), tmp_path)
 
 
-def assert_scores_are_those_of_transformers(folder: Path, tokens: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", [("t", "he"), ("he",)], ids=["two", "one"])
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
+def test_the_soft_cap_of_a_language_model_bends_each_score(name: str, tokens: tuple[str, ...], tmp_path: Path) -> None:
+    folder = saved(tmp_path / "capped", name)
+    change_config(folder, final_logit_softcapping=0.5)
+    capped = assert_scores_are_those_of_transformers(folder, tokens, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**config, "final_logit_softcapping": None})  # left out it would be Gemma 2's 30
+    assert np.abs(assert_scores_are_those_of_transformers(folder, tokens, tmp_path) - capped).min() > 0.02
+
+
+def assert_scores_are_those_of_transformers(folder: Path, tokens: tuple[str, ...], tmp_path: Path) -> Float32Array:
+    """The scores, of texts of two lengths."""
     checkpoint = read(folder, score_tokens=tokens)
     *no, yes = (checkpoint.tokenizer.token_to_id(token) for token in tokens)
     texts = random_encodings([4, 13], 50)
@@ -239,6 +250,7 @@ def assert_scores_are_those_of_transformers(folder: Path, tokens: tuple[str, ...
         with torch.no_grad():
             scores = model(torch.from_numpy(text.input_ids.astype(np.int64))[None]).logits[0, -1]
         np.testing.assert_allclose(row, [scores[yes] - scores[no].sum()], atol=1e-4)
+    return rows
 
 
 def test_a_language_model_that_is_not_tied_needs_its_last_matrix(tmp_path: Path) -> None:
@@ -356,12 +368,13 @@ def test_settings_that_make_no_sense_are_refused_before_the_build(settings: dict
     BuildConfig(model="x", score_tokens=("no", "yes"), rerank_prefix="a", rerank_body="{query} {document}")
 
 
-def test_the_soft_cap_of_a_language_models_scores_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cap", [0.0, -30.0, float("inf"), float("nan")])
+def test_a_soft_cap_must_be_above_zero(cap: float, tmp_path: Path) -> None:
     folder = saved(tmp_path, "Gemma2ForCausalLM")
-    change_config(folder, final_logit_softcapping=30.0)
-    message = r"final_logit_softcapping = 30\.0, which bends .* Set it to null"
+    change_config(folder, final_logit_softcapping=cap)
+    message = rf"final_logit_softcapping = {cap}, which is no number above 0: set it to null"
     refused(folder, CheckpointError, message, score_tokens=("t", "he"))
-    read(folder).weights().close()  # an embedder does not come so far
+    read(folder).weights().close()  # an embedder does not read it
 
 
 def test_a_default_prompt_must_be_among_the_prompts(folder: Path, tmp_path: Path) -> None:
@@ -424,6 +437,7 @@ def cross_encoder(folder: Path) -> None:
 
 def language_model(folder: Path) -> None:
     saved(folder, "Qwen3ForCausalLM")
+    change_config(folder, final_logit_softcapping=30.0)
     modules = [{"path": "", "type": "Transformer"}, {"path": "1", "type": "LogitScore"}]
     write_json(folder / "modules.json", modules)
     write_json(folder / "1" / "config.json", {"true_token_id": 9, "false_token_id": 8})

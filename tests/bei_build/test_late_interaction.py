@@ -21,8 +21,9 @@ from bei.metrics import Metrics
 from bei.service import load_service
 from bei.tasks import embed_tokens, prompt_of, role_of
 from bei_build import verification
-from bei_build.checkpoint import Checkpoint, locate, read_checkpoint
+from bei_build.checkpoint import Checkpoint, read_checkpoint
 from bei_build.heads import HeadChoice
+from bei_build.location import locate
 from bei_build.targets.openvino import OpenVINOCompiler
 from tests.bei_build.builds import build_artifact, open_engine, random_encodings
 from tests.bei_build.late_interaction import DOCUMENT, QUERY, Settings, as_original, encode, save_colbert
@@ -181,7 +182,31 @@ def test_what_pylates_files_do_not_say_is_as_in_pylate(config: dict[str, object]
     assert checkpoint.roles == PYLATE
     assert checkpoint.spec.partial_keys
     assert checkpoint.max_seq_len == MAX_TOKENS  # a length beyond the positions is none
-    assert set(checkpoint.files.prompts) == {"query", "document"}
+
+
+def test_a_side_without_a_prompt_may_be_named(tmp_path: Path) -> None:
+    folder = save_settings(tmp_path / "colbert", query_prefix="[unused0]")
+    assert build_artifact(folder, tmp_path / "artifact").manifest.prompts == {"query": "[unused0]", "document": ""}
+
+
+NAMED = {"search_query": "[unused0]", "corpus": "[unused1]"}
+
+
+@pytest.mark.parametrize(("files", "asked"), [(NAMED, ()), ({}, tuple(NAMED.items()))], ids=["files", "settings"])
+def test_a_prompt_under_another_name_of_its_side_is_found(files: Any, asked: Any, tmp_path: Path) -> None:
+    """An empty one, under the side's own name, would come before it."""
+    folder = save_modules(tmp_path / "colbert", {}, {})
+    write_json(folder / "config_sentence_transformers.json", {"prompts": files})
+    manifest = build_artifact(folder, tmp_path / "artifact", prompts=asked).manifest
+    assert manifest.prompts == NAMED
+    assert [prompt_of(manifest, None, side) for side in ("query", "document")] == ["[unused0]", "[unused1]"]
+
+
+def test_a_prompt_under_another_name_takes_room_too(tmp_path: Path) -> None:
+    folder = save_modules(tmp_path, {"document_length": 5}, {})
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"passage": "the cat sat"}})
+    with pytest.raises(CheckpointError, match=r"document length 5 .* leaves no room beside the 5 tokens"):
+        read(folder)
 
 
 def test_a_projection_without_any_of_its_settings_has_no_roles(tmp_path: Path) -> None:
@@ -213,6 +238,16 @@ def test_a_longer_document_can_be_asked_for(tmp_path: Path) -> None:
             read(folder, document_length=length, max_seq_len=longest)
 
 
+def test_a_document_length_raises_what_is_built_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenVINOCompiler, "longest_by_default", 20)
+    folder = save_colbert(tmp_path / "colbert", Settings(12, 16))
+    lengths = []
+    for length in (None, 18, 30):
+        manifest = build_artifact(folder, tmp_path / "artifact", document_length=length).manifest
+        lengths.append((manifest.roles["document"].max_tokens, manifest.max_seq_len))
+    assert lengths == [(16, 20), (18, 20), (30, 30)]
+
+
 def test_a_document_length_is_for_late_interaction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="document_length is for late interaction"):
         read(save_checkpoint(tmp_path), document_length=20)
@@ -239,6 +274,20 @@ def test_the_originals_metadata(metadata: dict[str, object], query: Role, docume
     folder = as_original(save_colbert(tmp_path, Settings()), Settings())
     write_json(folder / "artifact.metadata", metadata)
     assert read(folder).roles == {"query": query, "document": document}
+
+
+@pytest.mark.parametrize("prompts", [{}, {"query": "", "document": ""}, {"query": "[unused0]"}], ids=str)
+def test_the_originals_metadata_counts_beside_settings_that_say_nothing_of_it(
+    prompts: dict[str, str], tmp_path: Path
+) -> None:
+    folder = as_original(save_colbert(tmp_path, Settings()), Settings(query_length=20))
+    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "MaxSim"})
+    files = read(folder).files
+    assert files.sides["query"].length == 20
+    assert (files.prompts, files.similarity) == ({"query": f"{QUERY} ", "document": f"{DOCUMENT} "}, "MaxSim")
+    write_json(folder / "config_sentence_transformers.json", {"query_length": 24, "query_prefix": "[Q]"})
+    files = read(folder).files
+    assert (files.sides["query"].length, files.prompts) == (24, {"query": "[Q]"})
 
 
 def save_modules(folder: Path, transformer: dict[str, object], mask: dict[str, object]) -> Path:
@@ -287,6 +336,23 @@ def test_the_modules_of_sentence_transformers(
         "query": Role(**dict(zip(names, query, strict=True))),
         "document": Role(**dict(zip(names, document, strict=True))),
     }
+
+
+def test_lengths_and_expansion_need_no_mask_module(tmp_path: Path) -> None:
+    asked = {"document_length": 40, "query_expansion": {"strategy": "fixed", "length": 16}}
+    folder = save_modules(tmp_path, asked, {})
+    modules = json.loads((folder / "modules.json").read_text())
+    write_json(folder / "modules.json", modules[:-1])
+    roles = {
+        "query": Role(max_tokens=16, expansion=Expansion(MASK, 16, attended=False), skip_ids=[]),
+        "document": Role(max_tokens=40, expansion=None, skip_ids=[]),
+    }
+    assert read(folder).roles == roles
+    write_json(folder / "sentence_bert_config.json", {"query_length": None, "max_seq_length": 40})
+    assert read(folder).roles == {}
+    write_json(folder / "sentence_bert_config.json", asked)
+    write_json(folder / "config_sentence_transformers.json", {"query_length": 24})  # PyLate, which reads its own alone
+    assert read(folder).roles["query"].max_tokens == 24
 
 
 @pytest.mark.parametrize(

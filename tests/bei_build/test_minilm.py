@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from bei.artifact import TOKENIZER
 from bei.core import Encoding, Float32Array
 from bei.tokenization import TextEncoder
-from bei_build.checkpoint import locate
+from bei_build.location import locate
 from bei_build.targets.openvino import cpu_capabilities
 from bei_build.verification import held_out_texts
 from tests.bei_build.builds import build_artifact, embed, running

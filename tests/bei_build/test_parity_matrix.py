@@ -13,9 +13,10 @@ import transformers
 from bei.artifact import Artifact
 from bei.core import Encoding, Float32Array
 from bei_build import verification
-from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.checkpoint import read_checkpoint
 from bei_build.families import FAMILIES
 from bei_build.families.base import Family
+from bei_build.location import locate
 from bei_build.spec import AttentionSpec, ModelSpec, RopeSpec
 from bei_build.targets.openvino import OpenVINOCompiler, cpu_capabilities
 from tests.bei_build.builds import embed, open_engine

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.checkpoint import read_checkpoint
+from bei_build.location import locate
 from bei_build.reference import HFReference
 from tests.bei_build.builds import random_encodings
 from tests.bei_build.oracle import hf_embed

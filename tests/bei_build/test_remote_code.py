@@ -20,7 +20,8 @@ from transformers import AutoModel
 
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CheckpointError
-from bei_build.checkpoint import Checkpoint, locate, read_checkpoint
+from bei_build.checkpoint import Checkpoint, read_checkpoint
+from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.checkpoints import add_modules, change_config, read_tensors, write_json, write_tensors
 from tests.zoo import CASES, MAX_TOKENS, save_case

@@ -15,8 +15,9 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from bei.artifact import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError, MissingDependencyError
-from bei_build.checkpoint import Checkpoint, locate, read_checkpoint, source_of
+from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.heads import HeadChoice
+from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.checkpoints import (
     HIDDEN,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel
 
-from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.checkpoint import read_checkpoint
+from bei_build.location import locate
 from bei_build.spec import DenseSpec, HeadSpec, NormalizeSpec
 from tests.checkpoints import FAMILIES, HIDDEN, save_checkpoint
 

@@ -15,7 +15,8 @@ from bei.artifact import TOKENIZER, Artifact, Certificate
 from bei.core import Encoding, EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.errors import VerificationError
 from bei.tokenization import TextEncoder
-from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.checkpoint import read_checkpoint
+from bei_build.location import locate
 from bei_build.spec import DenseSpec, HeadSpec, ModelSpec, Output
 from bei_build.verification import CANARY_TEXT, EngineReference, certify, encode, held_out_texts, normalized
 from tests.checkpoints import HIDDEN, save_checkpoint, wordpiece_tokenizer

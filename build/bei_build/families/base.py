@@ -32,6 +32,9 @@ _ACTIVATIONS: dict[str, Activation] = {
 # From an HF config to the heads of one architecture.
 HeadsOf: TypeAlias = Callable[[Any], tuple[HeadSpec, ...]]
 
+# ``max_position_embeddings`` where nothing in the model limits a text.
+UNLIMITED = 1_000_000
+
 # ``out_features`` of a layer whose width the config does not say: as many as its stored matrix has rows.
 AS_STORED = 0
 
@@ -52,8 +55,10 @@ class Family:
     ``variant`` gives the family that reads a config.json in this one's place, if one does: remote code can have several
     models under one name.
 
-    ``is_static``: no layers and no special tokens; the sizes of the table stand in no config. Unless ``pools_unknown``
-    the token of what is in no vocabulary is left out of means.
+    Unless ``special_tokens`` nothing is put around texts. Unless ``pools_unknown`` the token of what is in no
+    vocabulary is left out of means. ``stored_sizes``: no config says how many rows and columns the table of words has.
+    A config may have two keys of ours, from ``translate``: ``usual_length``, the tokens of a text that are read if
+    nothing else is said (None: all), and ``unit_length``, whether vectors are made so.
     """
 
     model_type: str
@@ -65,9 +70,15 @@ class Family:
     aliases: tuple[str, ...] = ()
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     in_transformers: bool = True
-    is_static: bool = False
+    special_tokens: bool = True
     pools_unknown: bool = True
+    stored_sizes: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
+
+    @property
+    def has_layers(self) -> bool:
+        """Without any a text is the mean of its tokens' rows, whatever is asked for."""
+        return any(name.startswith("layers.") for name in self.weights)
 
 
 def activation_named(name: object) -> Activation:

@@ -1,7 +1,6 @@
-"""NomicBERT (Nussbaum et al. 2024, arXiv:2402.01613) and GTE (Zhang et al. 2024, arXiv:2407.19669).
+"""NomicBERT (Nussbaum et al. 2024, arXiv:2402.01613): BERT with rotary positions and a gated MLP.
 
-BERT with rotary positions and a gated MLP. Both names of every tensor are read: the ones of the original remote code
-and the ones transformers saves.
+Both names of every tensor are read: the ones of the original remote code and the ones transformers saves.
 
 NomicBERT's original code (nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py; training in nomic-ai/contrastors) can
 also have biases, MLPs without gates and experts, as nomic-embed-text-v2-moe does (Nussbaum and Duderstadt 2025,
@@ -20,9 +19,11 @@ from bei_build.families.base import Family, activation_named, classifier, embedd
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import AttentionSpec, EmbeddingsSpec, ExpertsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
+HEADS = {"pooler": "pooler.dense", "classifier": "classifier"}
 
-def _spec(config: Any, architecture: str, *, bias: bool) -> ModelSpec:
-    """``bias``: of the attention and of the MLP's second layer."""
+
+def encoder_spec(config: Any, architecture: str, *, bias: bool) -> ModelSpec:
+    """BERT with rotary positions and a gated MLP. ``bias``: of the attention and of the MLP's second layer."""
     num_heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     norm = NormSpec(config.layer_norm_eps)
@@ -100,7 +101,7 @@ def _nomic_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _nomic_spec(config: Any, architecture: str) -> ModelSpec:
     for key, value in _NOMIC_SWITCHES.items():
         require(config, key, value)
-    return _spec(config, architecture, bias=False)
+    return encoder_spec(config, architecture, bias=False)
 
 
 def _original_spec(config: Any, architecture: str) -> ModelSpec:
@@ -131,13 +132,15 @@ def _experts(config: Any) -> ExpertsSpec | None:
     require(config, "activation_function", "gelu")
     # MegaBlocks divides by the norm of this order; of shares, that of order 1 is their sum.
     require(config, "moe_normalize_expert_weights", False, None, 1)
-    if not 1 <= config.moe_top_k <= count or config.moe_every_n_layers < 2:
+    chosen: Any = getattr(config, "moe_top_k", None)
+    every: Any = getattr(config, "moe_every_n_layers", None)
+    are_numbers = all(type(value) is int for value in (count, chosen, every))
+    if not are_numbers or not 1 <= chosen <= count or every < 2:
         raise CheckpointError(
-            f"config.json has {count} experts, moe_top_k {config.moe_top_k}, moe_every_n_layers "
-            f"{config.moe_every_n_layers}; bei's nomic_bert family supports only moe_top_k from 1 to the number of "
-            "experts, and moe_every_n_layers from 2."
+            f"config.json has {count!r} experts, moe_top_k {chosen!r}, moe_every_n_layers {every!r}; bei's nomic_bert "
+            "family supports only moe_top_k from 1 to the number of experts, and moe_every_n_layers from 2."
         )
-    return ExpertsSpec(count, config.moe_top_k, bool(getattr(config, "moe_normalize_expert_weights", False)))
+    return ExpertsSpec(count, chosen, bool(getattr(config, "moe_normalize_expert_weights", False)))
 
 
 def _nomic_variant(config: Mapping[str, Any]) -> Family | None:
@@ -149,32 +152,6 @@ def _nomic_variant(config: Mapping[str, Any]) -> Family | None:
     return ORIGINAL_FAMILY if more or config.get("architectures") != ["NomicBertModel"] else None
 
 
-def _gte_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The original code's fixed NTK scaling (https://kexue.fm/archives/9706, equation 6) in terms of the native class.
-
-    It multiplies the base by ``factor`` and divides all frequencies by ``factor ** (2 / head_dim)``: a linear scaling.
-    """
-    scaling = raw.get("rope_scaling")
-    if not isinstance(scaling, dict) or (kind := scaling.get("type", scaling.get("rope_type"))) != "ntk":
-        return raw
-    if scaling.get("mixed_b") is not None:
-        raise CheckpointError(f"config.json asks for rope_scaling {kind!r} with mixed_b; supported: without it.")
-    factor, head_dim = scaling["factor"], raw["hidden_size"] // raw["num_attention_heads"]
-    theta = raw.get("rope_theta", 10000.0) * factor
-    rope = {"rope_type": "linear", "factor": factor ** (2 / head_dim), "rope_theta": theta}
-    kept = {key: value for key, value in raw.items() if key not in ("rope_scaling", "rope_theta")}
-    return {**kept, "rope_parameters": rope}
-
-
-def _gte_spec(config: Any, architecture: str) -> ModelSpec:
-    require(config, "position_embedding_type", "rope")
-    require(config, "layer_norm_type", "layer_norm")
-    require(config, "logn_attention_scale", False)
-    return _spec(config, architecture, bias=True)
-
-
-_HEADS = {"pooler": "pooler.dense", "classifier": "classifier"}
-
 NOMIC_FAMILY = Family(
     model_type="nomic_bert",
     architectures={
@@ -184,7 +161,7 @@ NOMIC_FAMILY = Family(
     },
     prefix="nomic_bert.",
     weights={
-        **_HEADS,
+        **HEADS,
         "embeddings.word": "embeddings.word_embeddings",
         "embeddings.type": "embeddings.token_type_embeddings",
         "embeddings.norm": ("embeddings.LayerNorm", "emb_ln"),
@@ -217,36 +194,4 @@ ORIGINAL_FAMILY = replace(
     },
     spec_from_config=_original_spec,
     in_transformers=False,
-)
-
-GTE_FAMILY = Family(
-    model_type="gte",
-    aliases=("new",),
-    architectures={
-        "GteModel": embedder,
-        "NewModel": embedder,
-        "GteForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
-        "NewForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
-        "GteForTokenClassification": token_classifier(),
-        "NewForTokenClassification": token_classifier(),
-    },
-    prefix="gte.",
-    weights={
-        **_HEADS,
-        "embeddings.word": "embeddings.word_embeddings",
-        "embeddings.type": "embeddings.token_type_embeddings",
-        "embeddings.norm": "embeddings.LayerNorm",
-        "layers.{i}.attention.query": ("layers.{i}.self_attn.q_proj", "encoder.layer.{i}.attention.qkv_proj"),
-        "layers.{i}.attention.key": ("layers.{i}.self_attn.k_proj", "encoder.layer.{i}.attention.qkv_proj"),
-        "layers.{i}.attention.value": ("layers.{i}.self_attn.v_proj", "encoder.layer.{i}.attention.qkv_proj"),
-        "layers.{i}.attention.output": ("layers.{i}.self_attn.o_proj", "encoder.layer.{i}.attention.o_proj"),
-        "layers.{i}.attention_norm": ("layers.{i}.post_attention_layernorm", "encoder.layer.{i}.attn_ln"),
-        "layers.{i}.mlp.up": ("layers.{i}.mlp.up_proj", "encoder.layer.{i}.mlp.up_gate_proj"),
-        "layers.{i}.mlp.gate": ("layers.{i}.mlp.gate_proj", "encoder.layer.{i}.mlp.up_gate_proj"),
-        "layers.{i}.mlp.down": ("layers.{i}.mlp.down_proj", "encoder.layer.{i}.mlp.down_proj"),
-        "layers.{i}.mlp_norm": ("layers.{i}.post_mlp_layernorm", "encoder.layer.{i}.mlp_ln"),
-    },
-    unused=("pooler.", "lm_head.", "embeddings.position_ids"),
-    spec_from_config=_gte_spec,
-    translate=_gte_from_remote,
 )

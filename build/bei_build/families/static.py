@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.base import Family, embedder
+from bei_build.families.base import UNLIMITED, Family, embedder
 from bei_build.spec import EmbeddingsSpec, ModelSpec
 
-_LONGEST = 1_000_000  # nothing in such a model limits a text
 _MODEL2VEC_LENGTH = 512  # what model2vec reads of a text by default
 
 
@@ -40,11 +39,11 @@ def _from_model2vec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     normalize = raw.get("normalize") or False  # as model2vec takes null
     if type(normalize) is not bool:
         raise CheckpointError(f"config.json has normalize = {normalize!r}: correct it to true or false.")
-    return {**raw, "max_position_embeddings": _LONGEST, "usual_length": length, "normalize": normalize}
+    return {**raw, "max_position_embeddings": UNLIMITED, "usual_length": length, "unit_length": normalize}
 
 
 def _from_sentence_transformers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**raw, "max_position_embeddings": _LONGEST}
+    return {**raw, "max_position_embeddings": UNLIMITED}
 
 
 MODEL2VEC_FAMILY = Family(
@@ -56,8 +55,9 @@ MODEL2VEC_FAMILY = Family(
     spec_from_config=_spec_from_config,
     translate=_from_model2vec,
     in_transformers=False,
-    is_static=True,
+    special_tokens=False,
     pools_unknown=False,
+    stored_sizes=True,
 )
 SENTENCE_TRANSFORMERS_FAMILY = replace(
     MODEL2VEC_FAMILY,

@@ -45,7 +45,8 @@ class ExpertsEmitter:
         return total
 
     def _shares(self, value: str, spec: ExpertsSpec, name: str) -> str:
-        """What each expert contributes to each token, [T, count]: zero where it was not chosen. Computed in FP32.
+        """What each expert contributes to each token, [T, count]: zero where it was not chosen. Computed in FP32, in
+        the graph: OpenVINO computes it in BF16 all the same, where it computes in BF16 (docs/decisions.md).
 
         The best are chosen by their scores, which the softmax would only round.
         """

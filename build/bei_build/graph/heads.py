@@ -49,6 +49,12 @@ class HeadEmitter:
     def _layer(self, layer: HeadLayer, value: str, name: str, *, in_fp32: bool) -> str:
         graph = self._graph
         vector = graph.fp32 if in_fp32 else graph.vector
+        if isinstance(layer, DenseSpec) and layer.factors:
+            # Not as a matrix product: OpenVINO computes those in BF16 if it may, too coarse for what two scores near
+            # their cap differ by.
+            factors = vector(f"{name}.weight", self._read(f"{layer.name}.weight"))
+            products = graph.op("Mul", [value, factors], f"{name}.products")
+            return graph.op("ReduceSum", [products, graph.constant([1])], name, keepdims=1)
         if isinstance(layer, DenseSpec):
             matrix = (graph.fp32 if in_fp32 else graph.matrix)(f"{name}.weight", self._read(f"{layer.name}.weight"))
             bias = vector(f"{name}.bias", self._read(f"{layer.name}.bias")) if layer.bias else None

@@ -12,7 +12,8 @@ import torch
 
 from bei.core import PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.checkpoint import read_checkpoint
+from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.families.jina import CODE, HIDDEN, LONGEST, PAPERS, VOCABULARY, save, states
 from tests.checkpoints import add_modules, read_tensors

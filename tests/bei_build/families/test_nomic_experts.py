@@ -12,7 +12,8 @@ import torch
 
 from bei.core import PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.checkpoint import read_checkpoint
+from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.families.nomic import EXPERTS, HIDDEN, VOCABULARY, Oracle, save
 from tests.checkpoints import add_modules, read_tensors, write_tensors
@@ -109,7 +110,10 @@ def test_it_is_verified_with_its_own_fp32_engine(tmp_path: Path) -> None:
         ({"moe_normalize_expert_weights": 2}, "moe_normalize_expert_weights = 2.*only False or None or 1"),
         ({"moe_top_k": 9}, "8 experts, moe_top_k 9"),
         ({"moe_top_k": 0}, "8 experts, moe_top_k 0"),
+        ({"moe_top_k": None}, "8 experts, moe_top_k None, .*supports only moe_top_k from 1"),
+        ({"num_experts": "8"}, "'8' experts, moe_top_k 2"),
         ({"moe_every_n_layers": 1}, "moe_every_n_layers 1"),
+        ({"moe_every_n_layers": "2"}, "moe_every_n_layers '2'"),
         ({"activation_function": "swiglu"}, "activation_function = 'swiglu'.*only 'gelu'"),
         ({"use_rms_norm": True}, "use_rms_norm = True"),
     ],

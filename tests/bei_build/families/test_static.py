@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Whitespace
@@ -18,11 +20,15 @@ from tokenizers.pre_tokenizers import Whitespace
 from bei.artifact import CERTIFICATE, TOKENIZER, Artifact
 from bei.core import Encoding, Float32Array
 from bei.errors import BuildError, CheckpointError, ConfigError, TokenizerError, WeightsError
-from bei_build.checkpoint import locate, read_checkpoint
+from bei_build.checkpoint import read_checkpoint
+from bei_build.config import BuildConfig
 from bei_build.heads import HeadChoice
+from bei_build.location import locate
+from bei_build.pipeline import build
+from bei_build.progress import Progress
 from bei_build.targets.openvino import cpu_capabilities
 from bei_build.verification import held_out_texts
-from tests.bei_build.builds import build_artifact, embed, running
+from tests.bei_build.builds import build_artifact, embed, open_engine, running
 from tests.bei_build.oracle import static_embed
 from tests.checkpoints import (
     HIDDEN,
@@ -196,10 +202,25 @@ def test_tensors_that_are_not_understood_are_refused(
         weights.read("embeddings.word.weight")
 
 
-@pytest.mark.parametrize("choice", [HeadChoice(pooling="max"), HeadChoice(token_states=True)])
-def test_model2vec_has_means_only(choice: HeadChoice, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"StaticModel gives means .* leave pooling and token_embeddings out"):
-        read_checkpoint(locate(str(save_static(tmp_path))), choice)
+@pytest.mark.parametrize("choice", [HeadChoice(pooling="cls"), HeadChoice(token_states=True)])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_there_are_means_only(writer: str, choice: HeadChoice, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Static.* gives means .* leave pooling and token_embeddings out"):
+        read_checkpoint(locate(str(save_static(tmp_path, writer))), choice)
+    assert read_checkpoint(locate(str(tmp_path)), HeadChoice(pooling="mean")).spec.heads[0].pooling == ("mean",)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_notes_say_what_limits_a_text_and_nothing_of_pooling(writer: str, tmp_path: Path) -> None:
+    config_json: dict[str, Any] = {"max_length": None} if writer == "model2vec" else {}
+    folder = save_static(tmp_path / "static", writer, **config_json)
+    if writer == "model2vec":
+        (folder / "modules.json").unlink()
+    text = io.StringIO()
+    config = BuildConfig(model=str(folder), out=str(tmp_path / "artifact"), precision="fp32")
+    build(config, open_engine, Progress(Console(file=text, width=200)))
+    assert "the model takes any number of tokens; built for 8,192 (see --max-seq-len)" in text.getvalue()
+    assert "pooling" not in text.getvalue()
 
 
 def test_there_is_no_hf_reference(tmp_path: Path) -> None:

@@ -222,3 +222,20 @@ def test_heads_that_need_fp32_compile(trt: ModuleType, tmp_path: Path, dtype: DT
     assert compiled(trt, path)
     outputs = onnx.load(path, load_external_data=False).graph.output
     assert {output.type.tensor_type.elem_type for output in outputs} == {TensorProto.FLOAT}
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+@pytest.mark.parametrize("tokens", [("t", "he"), ("he",)], ids=["two", "one"])
+def test_scores_of_tokens_behind_a_soft_cap_compile(
+    trt: ModuleType, tmp_path: Path, tokens: tuple[str, ...], dtype: DType
+) -> None:
+    """In FP32: near the cap two scores differ in digits that 16 bits do not have."""
+    checkpoint = read_case(case_named("Gemma2ForCausalLM"), tmp_path, score_tokens=tokens, final_logit_softcapping=30.0)
+    path = graph_of_checkpoint(checkpoint, tmp_path, dtype)
+    with parsed(trt, path) as layers:
+        types = {layer.get_output(0).dtype.name for layer in layers if layer.name.startswith("logits.layers.")}
+        (cap,) = (layer for layer in layers if layer.name == "logits.layers.0.act")
+    assert cap.type == trt.LayerType.ACTIVATION
+    assert types == {"FLOAT"}
+    assert compile_checkpoint(trt, checkpoint, path, "primitive")

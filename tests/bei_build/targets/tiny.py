@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from bei_build.checkpoint import Checkpoint, locate, read_checkpoint
+from bei_build.checkpoint import Checkpoint, read_checkpoint
 from bei_build.families import FAMILIES
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, FloatArray, GraphTypes
 from bei_build.heads import HeadChoice
+from bei_build.location import locate
 from bei_build.spec import (
     ActivationSpec,
     DenseSpec,
@@ -119,11 +120,17 @@ def case_named(name: str) -> Case:
 
 
 def read_case(
-    case: Case, folder: Path, *, pooling: Pooling | None = None, max_seq_len: int | None = None, **settings: Any
+    case: Case,
+    folder: Path,
+    *,
+    pooling: Pooling | None = None,
+    score_tokens: tuple[str, ...] = (),
+    max_seq_len: int | None = None,
+    **settings: Any,
 ) -> Checkpoint:
     """Save the zoo's ``case``, changed by ``settings``, and read it; an embedder with ``pooling`` if that is given."""
     checkpoint = save_case(folder / "checkpoint", replace(case, settings={**case.settings, **settings}))
-    choice = HeadChoice(pooling=pooling if case.output == "embedding" else None)
+    choice = HeadChoice(pooling=pooling if case.output == "embedding" else None, score_tokens=score_tokens)
     return read_checkpoint(locate(str(checkpoint)), choice, max_seq_len)
 
 

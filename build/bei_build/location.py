@@ -1,0 +1,80 @@
+"""Finding a checkpoint: a local folder, an installed Python package that carries a model, or a hub repository."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from bei.errors import CheckpointNotFoundError
+
+_HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
+_HUB_PATTERNS += ["artifact.metadata"]
+_HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a checkpoint was found. ``kind`` is path, package or hub."""
+
+    folder: Path
+    model: str
+    kind: str
+    revision: str | None = None
+
+
+def locate(model: str, revision: str | None = None) -> Location:
+    """Find ``model``: an existing folder, else an installed package, else a hub repository.
+
+    Raises CheckpointNotFoundError.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return Location(path.resolve(), path.resolve().name, "path")
+    if path.exists() or model.startswith((".", "/", "~")):
+        raise CheckpointNotFoundError(
+            f"{model} is not a folder. Pass a checkpoint's folder, the name of an installed package, or a hub id."
+        )
+    if (folder := _package_folder(model)) is not None:
+        return Location(folder, model, "package")
+    return _from_hub(model, revision)
+
+
+def _package_folder(model: str) -> Path | None:
+    """The folder with a ``config.json`` inside the installed package ``model``, found without importing it."""
+    name = model.replace("-", "_")
+    if not name.isidentifier():
+        return None
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        return None
+    roots = [Path(location) for location in found.submodule_search_locations]
+    for root in roots:
+        marks = sorted(root.rglob("modules.json")) or sorted(root.rglob("config.json"))
+        if marks:
+            return marks[0].parent
+    raise CheckpointNotFoundError(
+        f"The installed package {model!r} carries no checkpoint (no config.json in it). "
+        "Pass a checkpoint's folder or a hub id (owner/name)."
+    )
+
+
+def _folders_with_weights(folder: Path) -> list[Path]:
+    """The root and those modules of a downloaded repository that have weights."""
+    return [folder, *(path.parent for kind in ("Dense", "LayerNorm") for path in folder.glob(f"*_{kind}/config.json"))]
+
+
+def _from_hub(model: str, revision: str | None) -> Location:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
+        if any(not list(part.glob("*.safetensors")) for part in _folders_with_weights(folder)):
+            folder = Path(snapshot_download(model, revision=revision, allow_patterns=[*_HUB_PATTERNS, *_HUB_FALLBACK]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise CheckpointNotFoundError(
+            f"{model!r} is neither a folder here nor an installed package, and the hub did not give it "
+            f"({type(error).__name__}). Check the name, or the network, or pass the path of a downloaded checkpoint."
+        ) from error
+    return Location(folder, model, "hub", folder.name)  # a snapshot's folder is called after its commit
