@@ -1,4 +1,4 @@
-"""Every task over fake engines: what comes of the rows, which prompt stands in front, what is refused."""
+"""Every task over fake engines: what comes of the rows, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from bei.artifact import TOKENIZER, Artifact, Classification, OutputInfo, RerankTemplate, Role
+from bei.artifact import TOKENIZER, Artifact, Classification, OutputInfo, RerankTemplate
 from bei.config import ServeConfig
 from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
@@ -28,10 +26,7 @@ from bei.tasks import (
     embed_texts,
     embed_token_ids,
     embed_tokens,
-    prompt_of,
-    prompted,
     rerank,
-    role_of,
 )
 from bei.tokenization import EncodingOptions, Input, TextEncoder
 from tests.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
@@ -91,108 +86,9 @@ def save_classifier(
     )
 
 
-# Prompts
-
-
-PROMPTS = {"query": "query: ", "passage": "the ", "clustering": "cat "}
-
-
-@pytest.mark.parametrize(
-    ("prompts", "default", "prompt_name", "input_type", "expected"),
-    [
-        (PROMPTS, "query", None, None, "query: "),
-        (PROMPTS, None, None, None, ""),
-        (PROMPTS, "query", "passage", None, "the "),
-        (PROMPTS, "query", "passage", "query", "the "),  # a name is more than a side
-        (PROMPTS, None, None, "query", "query: "),
-        (PROMPTS, None, None, "search_query", "query: "),  # Cohere's word for it
-        (PROMPTS, None, None, "document", "the "),
-        (PROMPTS, None, None, "search_document", "the "),
-        (PROMPTS, None, None, "clustering", "cat "),  # the model's own word
-        ({"query": "query: "}, "query", None, "document", ""),  # documents have a prompt where there is one
-        ({"query": "query: "}, "query", None, "passage", ""),
-        ({"s2p_query": "query: "}, None, None, "query", "query: "),
-        ({"search_document": "the ", "document": "cat "}, None, None, "search_document", "the "),
-        ({}, None, None, "query", ""),  # a model without prompts treats all alike
-        ({}, None, None, "anything", ""),
-        ({"": "odd "}, None, None, None, "odd "),
-    ],
-)
-def test_the_prompt_is_the_named_one_the_side_s_or_the_default(
-    prompts: dict[str, str],
-    default: str | None,
-    prompt_name: str | None,
-    input_type: str | None,
-    expected: str,
-    tmp_path: Path,
-) -> None:
-    artifact = save_artifact(tmp_path / "tiny", prompts=prompts, default_prompt_name=default)
-    assert prompt_of(artifact.manifest, prompt_name, input_type) == expected
-
-
-@pytest.mark.parametrize(
-    ("prompts", "prompt_name", "input_type", "param"),
-    [
-        (PROMPTS, "nothing", None, "prompt_name"),
-        ({}, "query", None, "prompt_name"),
-        (PROMPTS, None, "classification", "input_type"),
-        ({"passage": "the "}, None, "query", "input_type"),  # a query without its prompt would be found badly
-    ],
-)
-def test_a_prompt_that_is_not_there_is_an_error_that_lists_those_that_are(
-    prompts: dict[str, str], prompt_name: str | None, input_type: str | None, param: str, tmp_path: Path
-) -> None:
-    manifest = save_artifact(tmp_path / "tiny", prompts=prompts).manifest
-    with pytest.raises(InvalidRequestError, match="Its prompts: ") as caught:
-        prompt_of(manifest, prompt_name, input_type)
-    assert (", ".join(prompts) or "none") in str(caught.value)
-    assert caught.value.param == param
-
-
-@pytest.mark.parametrize(
-    ("default", "prompt_name", "input_type", "side"),
-    [
-        (None, None, None, None),
-        (None, "query", "document", "query"),
-        (None, "mine", "passage", "document"),  # a prompt of its own, for a side that is named too
-        ("query", None, None, "query"),
-        ("query", None, "document", "document"),
-        ("query", "mine", None, None),  # neither the default prompt nor its side
-        ("query", None, "mine", None),
-    ],
-)
-def test_the_side_is_the_named_one_or_that_of_the_default_prompt(
-    default: str | None, prompt_name: str | None, input_type: str | None, side: str | None, tmp_path: Path
-) -> None:
-    roles = {name: Role(max_tokens=size, expansion=None, skip_ids=[]) for name, size in (("query", 8), ("document", 9))}
-    manifest = save_artifact(tmp_path / "tiny", roles=roles, default_prompt_name=default).manifest
-    assert role_of(manifest, prompt_name, input_type) == (roles[side] if side else None)
-
-
-_names = st.sampled_from(["query", "search_query", "document", "passage", "text", "corpus", "mine", "yours"])
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return save_artifact(tmp_path_factory.mktemp("tasks") / "tiny")
-
-
-@given(prompts=st.dictionaries(_names, st.text(max_size=5)), default=st.none() | _names, data=st.data())
-def test_a_prompt_is_one_of_the_model_s_or_empty(
-    shared: Artifact, prompts: dict[str, str], default: str | None, data: st.DataObject
-) -> None:
-    manifest = msgspec.structs.replace(shared.manifest, prompts=prompts, default_prompt_name=default)
-    name, input_type = data.draw(st.none() | _names), data.draw(st.none() | _names)
-    try:
-        prompt = prompt_of(manifest, name, input_type)
-    except InvalidRequestError:
-        assert (name or input_type) not in prompts
-    else:
-        assert prompt in {*prompts.values(), ""}
-        if name is not None:
-            assert prompt == prompts[name]
-        elif input_type in prompts:
-            assert prompt == prompts[input_type]
 
 
 # Embeddings
@@ -514,10 +410,3 @@ def test_a_request_that_finds_the_queue_full_is_refused(tmp_path: Path) -> None:
     settings = {"max_queue_size": 2, "max_client_batch_size": 2}
     with pytest.raises(OverloadedError):
         answer_of(artifact, HeadEngine("logits", 1, length_head), lambda s: rerank(s, "a", ["b"] * 3), **settings)
-
-
-@given(before=st.text(max_size=8), behind=st.text(max_size=8), texts=st.lists(st.text(max_size=8), max_size=4))
-def test_a_prompt_stands_in_front_of_texts_or_around_them(before: str, behind: str, texts: list[str]) -> None:
-    assume("{text}" not in before + behind)
-    assert list(prompted(before, texts)) == [before + text for text in texts]
-    assert list(prompted(before + "{text}" + behind, texts)) == [before + text + behind for text in texts]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM
 
-from bei.core import Float32Array, PackedBatch
+from bei.core import PackedBatch
 from bei.errors import (
     BeiError,
     CheckpointError,
@@ -23,12 +23,10 @@ from bei.errors import (
     UnsupportedArchitectureError,
     WeightsError,
 )
-from bei_build.checkpoint import Checkpoint, read_checkpoint
 from bei_build.config import BuildConfig
-from bei_build.heads import HeadChoice
-from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.bei_build.families import jina, nomic
+from tests.bei_build.reading import read, refused, saved, without
 from tests.checkpoints import (
     HIDDEN,
     MAX_TOKENS,
@@ -39,7 +37,6 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
-from tests.zoo import CASES, save_case
 
 Tensors = dict[str, torch.Tensor]
 QUERY = "encoder.layer.0.attention.self.query"
@@ -49,21 +46,6 @@ QUERY = "encoder.layer.0.attention.self.query"
 def folder(bert: Path, tmp_path: Path) -> Path:
     """A copy of the tiny BERT, to be changed."""
     return Path(shutil.copytree(bert, tmp_path / "tiny"))
-
-
-def saved(folder: Path, name: str) -> Path:
-    return save_case(folder, next(case for case in CASES if case.name == name))
-
-
-def read(folder: Path, max_seq_len: int | None = None, **choice: Any) -> Checkpoint:
-    return read_checkpoint(locate(str(folder)), HeadChoice(**choice), max_seq_len)
-
-
-def refused(folder: Path, error: type[BeiError], message: str, **choice: Any) -> None:
-    """Reading ``folder`` or its weights fails so, in one line."""
-    with pytest.raises(error, match=message) as info:
-        read(folder, **choice).weights().close()
-    assert "\n" not in str(info.value)
 
 
 # Quantized checkpoints.
@@ -180,13 +162,6 @@ def test_tensors_of_every_shape_of_family_are_checked(name: str, change: str, tm
 # Tied weights.
 
 
-def without(folder: Path, *names: str) -> Path:
-    tensors = read_tensors(folder)
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(names)}
-    assert len(kept) < len(tensors)
-    return write_tensors(folder, kept)
-
-
 def test_a_masked_language_model_without_its_decoder_uses_its_embeddings(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "tied", task="ForMaskedLM", tie_word_embeddings=True)
     assert "cls.predictions.decoder.weight" not in read_tensors(folder)
@@ -206,64 +181,6 @@ def test_a_masked_language_model_that_is_not_tied_needs_its_decoder(tmp_path: Pa
     read(tmp_path).weights().close()
     without(tmp_path, "cls.predictions.decoder.weight")
     refused(tmp_path, WeightsError, r"^Tensor cls\.predictions\.decoder\.weight is missing\.")
-
-
-@pytest.mark.parametrize("tokens", [("t", "he"), ("he",)], ids=["two", "one"])
-@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"])
-def test_tied_language_models_score_tokens_by_their_embeddings(
-    name: str, tokens: tuple[str, ...], tmp_path: Path
-) -> None:
-    folder = saved(tmp_path / "tied", name)
-    assert not any(tensor.startswith("lm_head") for tensor in read_tensors(folder))
-    assert_scores_are_those_of_transformers(folder, tokens, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM"])
-def test_language_models_score_tokens_by_their_last_matrix(name: str, tmp_path: Path) -> None:
-    folder = saved(tmp_path / "untied", name)
-    assert "lm_head.weight" in read_tensors(folder)
-    assert_scores_are_those_of_transformers(folder, ("t", "he"), tmp_path)
-
-
-@pytest.mark.parametrize("tokens", [("t", "he"), ("he",)], ids=["two", "one"])
-@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
-def test_the_soft_cap_of_a_language_model_bends_each_score(name: str, tokens: tuple[str, ...], tmp_path: Path) -> None:
-    folder = saved(tmp_path / "capped", name)
-    change_config(folder, final_logit_softcapping=0.5)
-    capped = assert_scores_are_those_of_transformers(folder, tokens, tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    write_json(folder / "config.json", {**config, "final_logit_softcapping": None})  # left out it would be Gemma 2's 30
-    assert np.abs(assert_scores_are_those_of_transformers(folder, tokens, tmp_path) - capped).min() > 0.02
-
-
-def assert_scores_are_those_of_transformers(folder: Path, tokens: tuple[str, ...], tmp_path: Path) -> Float32Array:
-    """The scores, of texts of two lengths."""
-    checkpoint = read(folder, score_tokens=tokens)
-    *no, yes = (checkpoint.tokenizer.token_to_id(token) for token in tokens)
-    texts = random_encodings([4, 13], 50)
-    artifact = build_artifact(folder, tmp_path / "artifact", score_tokens=tokens)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    model.eval()  # type: ignore[no-untyped-call]
-    with running(artifact) as engine:
-        rows = engine.run(PackedBatch.from_encodings(texts))["logits"]
-    for row, text in zip(rows, texts, strict=True):
-        with torch.no_grad():
-            scores = model(torch.from_numpy(text.input_ids.astype(np.int64))[None]).logits[0, -1]
-        np.testing.assert_allclose(row, [scores[yes] - scores[no].sum()], atol=1e-4)
-    return rows
-
-
-def test_a_language_model_that_is_not_tied_needs_its_last_matrix(tmp_path: Path) -> None:
-    saved(tmp_path, "LlamaForCausalLM")
-    tokens: dict[str, Any] = {"score_tokens": ("t", "he")}
-    read(tmp_path, **tokens).weights().close()
-    without(tmp_path, "lm_head.")
-    refused(tmp_path, WeightsError, r"^Tensor lm_head\.weight is missing\.", **tokens)
-    read(tmp_path).weights().close()  # an embedder does not read it
-    change_config(tmp_path, tie_word_embeddings=True)
-    read(tmp_path, **tokens).weights().close()
-    without(tmp_path, "model.embed_tokens.")
-    refused(tmp_path, WeightsError, r"^Tensor lm_head\.weight is missing \(and 1 more\)", **tokens)
 
 
 # Configs.
@@ -329,24 +246,6 @@ def test_a_tokenizer_with_more_tokens_than_the_embeddings_is_refused(tmp_path: P
 # What is asked for.
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (
-            ("no", "he"),
-            "'no' is not one token of the vocabulary. Name tokens as the vocabulary spells",
-        ),
-        (("hexx",), "'hexx' is not one token of the vocabulary"),
-    ],
-)
-def test_score_tokens_must_be_tokens(tokens: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    refused(saved(tmp_path, "Qwen3ForCausalLM"), ConfigError, message, score_tokens=tokens)
-
-
-def test_score_tokens_need_a_language_model(folder: Path) -> None:
-    refused(folder, ConfigError, "bert has no scores of tokens. Leave score_tokens out", score_tokens=("no", "yes"))
-
-
 @pytest.mark.parametrize("task", ["rerank", "classify", "classify_tokens", "embed_sparse", "embed_tokens"])
 def test_an_embedder_has_no_other_task(task: str, folder: Path) -> None:
     refused(folder, ConfigError, f"BertModel has no head for the task {task}: choose one that it has, embed", task=task)
@@ -366,15 +265,6 @@ def test_settings_that_make_no_sense_are_refused_before_the_build(settings: dict
     with pytest.raises(ConfigError, match=message):
         BuildConfig(model="x", **settings)
     BuildConfig(model="x", score_tokens=("no", "yes"), rerank_prefix="a", rerank_body="{query} {document}")
-
-
-@pytest.mark.parametrize("cap", [0.0, -30.0, float("inf"), float("nan")])
-def test_a_soft_cap_must_be_above_zero(cap: float, tmp_path: Path) -> None:
-    folder = saved(tmp_path, "Gemma2ForCausalLM")
-    change_config(folder, final_logit_softcapping=cap)
-    message = rf"final_logit_softcapping = {cap}, which is no number above 0: set it to null"
-    refused(folder, CheckpointError, message, score_tokens=("t", "he"))
-    read(folder).weights().close()  # an embedder does not read it
 
 
 def test_a_default_prompt_must_be_among_the_prompts(folder: Path, tmp_path: Path) -> None:

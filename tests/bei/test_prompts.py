@@ -1,0 +1,120 @@
+"""Which prompt stands in front of texts, and as which side late interaction reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from bei.artifact import Artifact, Role
+from bei.errors import InvalidRequestError
+from bei.tasks import prompt_of, prompted, role_of
+from tests.artifacts import save_artifact
+
+PROMPTS = {"query": "query: ", "passage": "the ", "clustering": "cat "}
+_names = st.sampled_from(["query", "search_query", "document", "passage", "text", "corpus", "mine", "yours"])
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return save_artifact(tmp_path_factory.mktemp("prompts") / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "prompt_name", "input_type", "expected"),
+    [
+        (PROMPTS, "query", None, None, "query: "),
+        (PROMPTS, None, None, None, ""),
+        (PROMPTS, "query", "passage", None, "the "),
+        (PROMPTS, "query", "passage", "query", "the "),  # a name is more than a side
+        (PROMPTS, None, None, "query", "query: "),
+        (PROMPTS, None, None, "search_query", "query: "),  # Cohere's word for it
+        (PROMPTS, None, None, "document", "the "),
+        (PROMPTS, None, None, "search_document", "the "),
+        (PROMPTS, None, None, "clustering", "cat "),  # the model's own word
+        ({"query": "query: "}, "query", None, "document", ""),  # documents have a prompt where there is one
+        ({"query": "query: "}, "query", None, "passage", ""),
+        ({"s2p_query": "query: "}, None, None, "query", "query: "),
+        ({"search_document": "the ", "document": "cat "}, None, None, "search_document", "the "),
+        ({}, None, None, "query", ""),  # a model without prompts treats all alike
+        ({}, None, None, "anything", ""),
+        ({"": "odd "}, None, None, None, "odd "),
+    ],
+)
+def test_the_prompt_is_the_named_one_the_side_s_or_the_default(
+    prompts: dict[str, str],
+    default: str | None,
+    prompt_name: str | None,
+    input_type: str | None,
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    artifact = save_artifact(tmp_path / "tiny", prompts=prompts, default_prompt_name=default)
+    assert prompt_of(artifact.manifest, prompt_name, input_type) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prompt_name", "input_type", "param"),
+    [
+        (PROMPTS, "nothing", None, "prompt_name"),
+        ({}, "query", None, "prompt_name"),
+        (PROMPTS, None, "classification", "input_type"),
+        ({"passage": "the "}, None, "query", "input_type"),  # a query without its prompt would be found badly
+    ],
+)
+def test_a_prompt_that_is_not_there_is_an_error_that_lists_those_that_are(
+    prompts: dict[str, str], prompt_name: str | None, input_type: str | None, param: str, tmp_path: Path
+) -> None:
+    manifest = save_artifact(tmp_path / "tiny", prompts=prompts).manifest
+    with pytest.raises(InvalidRequestError, match="Its prompts: ") as caught:
+        prompt_of(manifest, prompt_name, input_type)
+    assert (", ".join(prompts) or "none") in str(caught.value)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("default", "prompt_name", "input_type", "side"),
+    [
+        (None, None, None, None),
+        (None, "query", "document", "query"),
+        (None, "mine", "passage", "document"),  # a prompt of its own, for a side that is named too
+        ("query", None, None, "query"),
+        ("query", None, "document", "document"),
+        ("query", "mine", None, None),  # neither the default prompt nor its side
+        ("query", None, "mine", None),
+    ],
+)
+def test_the_side_is_the_named_one_or_that_of_the_default_prompt(
+    default: str | None, prompt_name: str | None, input_type: str | None, side: str | None, tmp_path: Path
+) -> None:
+    roles = {name: Role(max_tokens=size, expansion=None, skip_ids=[]) for name, size in (("query", 8), ("document", 9))}
+    manifest = save_artifact(tmp_path / "tiny", roles=roles, default_prompt_name=default).manifest
+    assert role_of(manifest, prompt_name, input_type) == (roles[side] if side else None)
+
+
+@given(prompts=st.dictionaries(_names, st.text(max_size=5)), default=st.none() | _names, data=st.data())
+def test_a_prompt_is_one_of_the_model_s_or_empty(
+    shared: Artifact, prompts: dict[str, str], default: str | None, data: st.DataObject
+) -> None:
+    manifest = msgspec.structs.replace(shared.manifest, prompts=prompts, default_prompt_name=default)
+    name, input_type = data.draw(st.none() | _names), data.draw(st.none() | _names)
+    try:
+        prompt = prompt_of(manifest, name, input_type)
+    except InvalidRequestError:
+        assert (name or input_type) not in prompts
+    else:
+        assert prompt in {*prompts.values(), ""}
+        if name is not None:
+            assert prompt == prompts[name]
+        elif input_type in prompts:
+            assert prompt == prompts[input_type]
+
+
+@given(before=st.text(max_size=8), behind=st.text(max_size=8), texts=st.lists(st.text(max_size=8), max_size=4))
+def test_a_prompt_stands_in_front_of_texts_or_around_them(before: str, behind: str, texts: list[str]) -> None:
+    assume("{text}" not in before + behind)
+    assert list(prompted(before, texts)) == [before + text for text in texts]
+    assert list(prompted(before + "{text}" + behind, texts)) == [before + text + behind for text in texts]
