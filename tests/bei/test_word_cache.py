@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from bei import word_cache
-from bei.tokenization import TextEncoder
+from bei.tokenization import EncodingOptions, TextEncoder
 from bei.word_cache import WordCache, treats_words_alone
 from tests.artifacts import tiny_tokenizer
 
@@ -46,6 +46,23 @@ def test_words_give_the_ids_of_the_whole_text_learned_or_known(first: str, secon
     cache = WordCache(tokenizer)
     for text in (first, second, f"{first} {second}", first):
         assert ids_of(cache, text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
+    path = tmp_path_factory.mktemp("words") / "tokenizer.json"
+    tokenizer_with_special_tokens().save(str(path))
+    return TextEncoder(path, 32)
+
+
+@given(text=texts, max_tokens=st.integers(3, 40))
+def test_a_lower_limit_cuts_known_words_as_the_library_does(encoder: TextEncoder, text: str, max_tokens: int) -> None:
+    tokenizer = tokenizer_with_special_tokens()
+    tokenizer.enable_truncation(min(max_tokens, 32))
+    expected = tokenizer.encode(text)
+    (encoding,) = encoder.encode([text], EncodingOptions(max_tokens=max_tokens))
+    assert encoding.input_ids.tolist() == expected.ids
+    assert encoding.truncated == bool(expected.overflowing)
 
 
 def test_a_tokenizer_whose_added_tokens_reach_over_spaces_is_left_to_the_library(tmp_path: Path) -> None:
