@@ -22,6 +22,7 @@ LAYERS = ["cli", "server", "tasks", "service", "batching", "engine", "core"]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {
     "canary": {"bei.core"},
+    "costs": {"bei.core"},
     "entities": {"bei.core"},
     "packing": {"bei.core"},
     "postprocess": {"bei.core"},

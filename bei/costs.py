@@ -1,0 +1,325 @@
+"""How long one engine step takes: a model of its time, fitted to measured steps and corrected by the steps that run.
+
+    seconds = speed * (per_step + tokens(T) + B * (per_sequence + width(S)))
+
+T is the number of tokens of the step, B its sequences, S its longest sequence, each rounded up to the shape bucket that
+engines run (bei.packing). ``tokens`` (matrix products, per real token) and ``width`` (attention, per row of the padded
+view) are piecewise linear and never decrease; every coefficient is zero or more. So a prediction never falls when a
+step gets more tokens, more sequences or a longer one. ``speed`` is the only number that changes while serving.
+
+Pure: no clock, no engine, no files. ``bei.tuning`` measures.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from array import array
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.core import Limits
+
+_Array = npt.NDArray[np.float64]
+
+# Steps whose throughput is this close to the best one count as efficient.
+_EFFICIENT = 0.97
+
+# How many of the last steps decide about the speed: their median does, so fewer than half may be outliers.
+_WINDOW = 31
+# A measured model starts with so many steps that were as predicted, so that a cold start does not undo a measurement.
+_PRIOR_STEPS = 15
+# A measured speed is corrected by at most this factor: beyond it something is wrong with the steps, not the model.
+_MAX_CORRECTION = 16.0
+
+# Widths are tabulated in these steps; every bucket of bei.packing is a multiple of it.
+_GRAIN_LOG2 = 3
+_GRAIN = 1 << _GRAIN_LOG2
+# Fused attention of OpenVINO wants multiples of 16 and is slower, not faster, on the 8 between (docs/decisions.md).
+_WIDTH_STEP = 16
+
+_TOKEN_KNOTS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_WIDTH_KNOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_FIT_ROUNDS = 5
+
+_CANDIDATES = 65  # batch sizes tried for the efficient step of a length
+
+
+class Sample(NamedTuple):
+    """One measured step."""
+
+    num_tokens: int
+    batch_size: int
+    longest: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A piecewise linear function that starts at (0, 0): ``slopes[i]`` holds from ``knots[i]`` on. Slopes are >= 0."""
+
+    knots: tuple[int, ...]
+    slopes: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        ascending = all(low < high for low, high in zip(self.knots, self.knots[1:], strict=False))
+        if not self.knots or self.knots[0] != 0 or not ascending or len(self.knots) != len(self.slopes):
+            raise ValueError(f"knots must ascend from 0, with a slope each: {self.knots}, {self.slopes}")
+        if not all(0 <= slope < math.inf for slope in self.slopes):
+            raise ValueError(f"slopes must be finite and not negative: {self.slopes}")
+
+    def at(self, values: npt.ArrayLike) -> _Array:
+        """The function's values, same shape as ``values``."""
+        return np.asarray(_ramps(values, self.knots) @ np.array(self.slopes), np.float64)
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What a fit gives, all in seconds: see the module's formula."""
+
+    per_step: float
+    per_sequence: float
+    tokens: Curve
+    width: Curve
+
+    def __post_init__(self) -> None:
+        if not (0 < self.per_step < math.inf and 0 <= self.per_sequence < math.inf):
+            raise ValueError(f"a step takes time: {self}")
+
+
+# The shape of a step where nothing was measured, in the time of one token: about that of small encoders on a CPU
+# (docs/decisions.md, "What a step costs"). Only ratios matter, the unknown speed is learned.
+_ASSUMED = Coefficients(
+    per_step=32.0, per_sequence=0.5, tokens=Curve((0,), (1.0,)), width=Curve((0, 128, 512), (0.2, 0.4, 0.8))
+)
+# Of a token, before the first step has run: a small encoder on a few cores.
+_ASSUMED_SPEED = 50e-6
+
+
+class CostModel:
+    """Predicts the seconds of one engine step. Every method may be called from any thread."""
+
+    def __init__(
+        self, limits: Limits, coefficients: Coefficients, *, speed: float = 1.0, is_measured: bool = True
+    ) -> None:
+        self.limits = limits
+        self.coefficients = coefficients
+        self.is_measured = is_measured
+        self._initial_speed = self._speed = speed
+        self._tokens, self._rows, self._widths = _tables(limits, coefficients)
+        self._efficient, self._shares = _efficient_steps(limits, coefficients)
+        self._lock = threading.Lock()
+        self._ratios: deque[float] = deque([1.0] * _PRIOR_STEPS if is_measured else [], _WINDOW)
+        self._sorted_ratios = sorted(self._ratios)
+
+    @classmethod
+    def assumed(cls, limits: Limits) -> CostModel:
+        """A plausible shape of unknown speed, which ``observe`` learns from the first steps."""
+        return cls(limits, _ASSUMED, speed=_ASSUMED_SPEED, is_measured=False)
+
+    @property
+    def speed(self) -> float:
+        """Observed time by fitted time: 1 where the engine runs as it did when it was measured."""
+        return self._speed
+
+    def seconds(self, num_tokens: int, batch_size: int, longest: int) -> float:
+        """Of one step on one stream, all streams being busy. Plain floats and three look-ups: 0.3 us."""
+        try:
+            return self._speed * (
+                self._tokens[(num_tokens + _GRAIN - 1) >> _GRAIN_LOG2]
+                + self._rows[batch_size] * self._widths[(longest + _GRAIN - 1) >> _GRAIN_LOG2]
+            )
+        except IndexError:
+            return self._speed * _seconds_beyond(self.coefficients, num_tokens, batch_size, longest)
+
+    def sequence_seconds(self, length: int) -> float:
+        """The share of one sequence of ``length`` tokens in an efficient step of alike ones, on one stream."""
+        return self._speed * self._shares[min(len(self._shares) - 1, (length + _GRAIN - 1) >> _GRAIN_LOG2)]
+
+    def efficient_tokens(self, length: int) -> int:
+        """The smallest step whose tokens per second are within 3 % of the best one's, in tokens.
+
+        The step holds sequences of about ``length`` tokens; it is never above ``limits.max_num_tokens``.
+        """
+        return self._efficient[min(len(self._efficient) - 1, (length + _GRAIN - 1) >> _GRAIN_LOG2)]
+
+    def observe(self, num_tokens: int, batch_size: int, longest: int, seconds: float) -> None:
+        """A step took so long. The speed becomes the median over the last steps; what is no duration is passed over."""
+        if not 0 < seconds < math.inf:
+            return
+        with self._lock:
+            fitted = self.seconds(num_tokens, batch_size, longest) / self._speed
+            ratio = seconds / fitted / self._initial_speed
+            if len(self._ratios) == _WINDOW:
+                oldest = self._ratios.popleft()
+                del self._sorted_ratios[bisect_left(self._sorted_ratios, oldest)]
+            self._ratios.append(ratio)
+            insort(self._sorted_ratios, ratio)
+            middle = self._sorted_ratios[(len(self._sorted_ratios) - 1) // 2]
+            if self.is_measured:
+                middle = min(max(middle, 1 / _MAX_CORRECTION), _MAX_CORRECTION)
+            self._speed = self._initial_speed * middle
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: limits and coefficients. What was observed since is not kept."""
+        return {
+            "limits": asdict(self.limits),
+            "coefficients": asdict(self.coefficients),
+            "speed": self._initial_speed,
+            "is_measured": self.is_measured,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CostModel:
+        """The inverse of ``to_json``. Raises KeyError, TypeError or ValueError for anything else."""
+        coefficients = dict(data["coefficients"])
+        for name in ("tokens", "width"):
+            curve = coefficients[name]
+            coefficients[name] = Curve(tuple(map(int, curve["knots"])), tuple(map(float, curve["slopes"])))
+        speed = float(data["speed"])
+        if not 0 < speed < math.inf:
+            raise ValueError(f"speed {speed}")
+        return cls(
+            Limits(**data["limits"]), Coefficients(**coefficients), speed=speed, is_measured=bool(data["is_measured"])
+        )
+
+
+def fit(samples: Seq[Sample], limits: Limits) -> CostModel:
+    """The model with the smallest relative errors on ``samples`` (at least two), outliers counted less.
+
+    Least squares under the bound that no coefficient is negative, repeated with Huber's weights. Curves get knots
+    within the measured range only, so that they go on beyond it as they were at its end.
+    """
+    tokens, rows, widths = (np.array([sample[i] for sample in samples], np.float64) for i in range(3))
+    seconds = np.array([sample.seconds for sample in samples], np.float64)
+    if len(samples) < 2 or not (seconds > 0).all() or not np.isfinite(seconds).all():
+        raise ValueError("a fit needs at least two steps that took time")
+    tokens, rows, widths = _bucketed(tokens), _bucketed(rows, 1), _rounded_widths(widths)
+    token_knots, width_knots = _knots_within(_TOKEN_KNOTS, tokens), _knots_within(_WIDTH_KNOTS, widths)
+    features = np.column_stack(
+        [np.ones(len(samples)), rows, _ramps(tokens, token_knots), rows[:, None] * _ramps(widths, width_knots)]
+    )
+    found = _robust_fit(features / seconds[:, None])
+    split = 2 + len(token_knots)
+    coefficients = Coefficients(
+        per_step=max(float(found[0]), 1e-3 * float(seconds.min())),
+        per_sequence=float(found[1]),
+        tokens=Curve(token_knots, tuple(map(float, found[2:split]))),
+        width=Curve(width_knots, tuple(map(float, found[split:]))),
+    )
+    return CostModel(limits, coefficients)
+
+
+def _robust_fit(features: _Array) -> _Array:
+    """Coefficients that bring ``features @ coefficients`` close to 1 in every row; rows far off count less (Huber)."""
+    weights = np.ones(len(features))
+    for _ in range(_FIT_ROUNDS):
+        found = nonnegative_least_squares(features * weights[:, None], weights)
+        errors = np.abs(features @ found - 1)
+        bound = max(1.5 * 1.4826 * float(np.median(errors)), 1e-9)  # 1.4826 * median: the deviation of a normal error
+        weights = np.sqrt(np.minimum(1.0, bound / np.maximum(errors, bound * 1e-9)))
+    return found
+
+
+def nonnegative_least_squares(matrix: _Array, target: _Array) -> _Array:
+    """The x >= 0 that minimizes ``|matrix @ x - target|``.
+
+    The active set method of Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
+    """
+    norms = np.linalg.norm(matrix, axis=0)
+    norms[norms == 0] = 1.0
+    matrix = matrix / norms
+    count = matrix.shape[1]
+    x, free = np.zeros(count), np.zeros(count, np.bool_)
+    tolerance = 1e-10 * max(1.0, float(np.abs(matrix.T @ target).max()))
+    for _ in range(3 * count):
+        gradient = np.where(free, -np.inf, matrix.T @ (target - matrix @ x))
+        if gradient.max() <= tolerance:
+            break
+        free[int(gradient.argmax())] = True
+        while free.any():
+            solution = np.zeros(count)
+            solution[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+            blocked = free & (solution <= 0)
+            if not blocked.any():
+                x = solution
+                break
+            step = np.min(x[blocked] / np.maximum(x[blocked] - solution[blocked], 1e-300))
+            x = x + step * (solution - x)
+            free &= ~(blocked & (x <= tolerance))
+            x[~free] = 0.0
+    return np.asarray(x / norms, np.float64)
+
+
+def _ramps(values: npt.ArrayLike, knots: tuple[int, ...]) -> _Array:
+    """How far each value goes into each of the segments that begin at ``knots``, [..., knots]."""
+    ends = np.array([*knots[1:], np.inf])
+    return np.asarray(np.clip(np.asarray(values, np.float64)[..., None], knots, ends) - knots, np.float64)
+
+
+def _knots_within(knots: tuple[int, ...], values: _Array) -> tuple[int, ...]:
+    """0, and those of ``knots`` behind which, and before which, a value lies in the segment."""
+    found = [0]
+    for knot in knots[1:]:
+        has_below = bool(((values > found[-1]) & (values <= knot)).any())
+        if has_below and bool((values > knot).any()):
+            found.append(knot)
+    return tuple(found)
+
+
+def _bucketed(values: _Array, min_step: int = _GRAIN) -> _Array:
+    """``bei.packing.bucket`` of whole numbers, [n] to [n]."""
+    exponents = np.floor(np.log2(np.maximum(values, 1)))
+    steps = np.maximum(min_step, 2.0 ** (exponents - 4))
+    return np.asarray(np.ceil(values / steps) * steps, np.float64)
+
+
+def _rounded_widths(values: _Array) -> _Array:
+    return np.asarray(np.ceil(_bucketed(values) / _WIDTH_STEP) * _WIDTH_STEP, np.float64)
+
+
+def _fitted(coefficients: Coefficients, tokens: _Array, rows: _Array, widths: _Array) -> _Array:
+    """Seconds at speed 1, of arrays that broadcast."""
+    c = coefficients
+    per_row = c.per_sequence + c.width.at(_rounded_widths(widths))
+    return np.asarray(c.per_step + c.tokens.at(_bucketed(tokens)) + _bucketed(rows, 1) * per_row, np.float64)
+
+
+def _tables(limits: Limits, coefficients: Coefficients) -> tuple[array[float], array[float], array[float]]:
+    """Time by tokens, bucketed rows by rows, and time of a row by width; tokens and widths in grains."""
+    c = coefficients
+    tokens = np.arange(0, limits.max_num_tokens + _GRAIN, _GRAIN).astype(np.float64)
+    rows = np.arange(limits.max_batch_size + 1, dtype=np.float64)
+    widths = np.arange(0, limits.max_seq_len + _GRAIN, _GRAIN).astype(np.float64)
+    return (
+        array("d", c.per_step + c.tokens.at(_bucketed(tokens))),
+        array("d", _bucketed(rows, 1)),
+        array("d", c.per_sequence + c.width.at(_rounded_widths(widths))),
+    )
+
+
+def _seconds_beyond(coefficients: Coefficients, num_tokens: int, batch_size: int, longest: int) -> float:
+    """The slow twin of ``CostModel.seconds``, for what the limits do not allow."""
+    tokens, rows, widths = (np.array([value], np.float64) for value in (num_tokens, batch_size, longest))
+    return float(_fitted(coefficients, tokens, rows, widths)[0])
+
+
+def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[int], list[float]]:
+    """By length in grains: tokens of the smallest efficient step of such sequences, and a sequence's share of it."""
+    lengths = np.arange(_GRAIN, limits.max_seq_len + _GRAIN, _GRAIN)
+    most = np.clip(limits.max_num_tokens // lengths, 1, limits.max_batch_size)
+    # Batch sizes to choose from: geometric, from 1 to the most, [lengths, candidates].
+    counts = np.rint(most[:, None] ** np.linspace(0.0, 1.0, _CANDIDATES))
+    seconds = _fitted(coefficients, counts * lengths[:, None], counts, lengths[:, None].astype(np.float64))
+    rates = counts / seconds
+    best = np.argmax(rates >= _EFFICIENT * rates.max(axis=1, keepdims=True), axis=1)
+    rows = np.arange(len(lengths))
+    tokens = np.minimum(counts[rows, best].astype(np.int64) * lengths, limits.max_num_tokens)
+    shares = np.maximum.accumulate(1 / rates[rows, best])
+    return [int(tokens[0]), *tokens.tolist()], [float(shares[0]), *shares.tolist()]
