@@ -33,6 +33,9 @@ def _default_tokenizer_threads() -> int:
     return max(1, min(8, usable_cores() - 1))
 
 
+_MAY_BE_ZERO = {"port", "engine_threads", "cache_megabytes"}
+
+
 @dataclass(frozen=True)
 class ServeConfig:
     """How to serve. Every field is a flag of ``bei serve``, a variable ``BEI_<NAME>`` and a key of the YAML file."""
@@ -48,8 +51,16 @@ class ServeConfig:
         default_factory=_default_tokenizer_threads,
         metadata={"help": "threads that tokenize (default: cores - 1, at most 8)"},
     )
-    max_queue_size: int = _option(16384, "inputs accepted and not yet answered, per model; beyond it 429")
-    max_client_batch_size: int = _option(2048, "most inputs of one request")
+    max_queue_tokens: int = _option(4_000_000, "tokens accepted and not yet answered, per model; beyond it 429")
+    max_client_batch_size: int = _option(16384, "most inputs of one request")
+    interactive_inputs: int = _option(8, "a request of at most so many inputs is interactive if it does not say")
+    interactive_tokens: int = _option(1024, "... and of at most so many tokens, as its characters promise")
+    interactive_max_wait: float = _option(5.0, "seconds of predicted wait beyond which an interactive request is a 429")
+    bulk_max_wait: float = _option(60.0, "the same for bulk requests")
+    bulk_share: float = _option(0.2, "share of the engine's time that bulk work gets in any case")
+    step_cap_ms: float = _option(0.0, "longest step of bulk work beside interactive work; 0: what the costs ask for")
+    hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never")
+    cache_megabytes: int = _option(0, "memory for a cache of answers, per model; 0: none")
     payload_limit: int = _option(8_000_000, "largest request body in bytes")
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
     access_log: bool = _option(False, "log every request")
@@ -57,22 +68,25 @@ class ServeConfig:
     precision: str = _option("auto", "precision of checkpoints that are built first")
 
     def __post_init__(self) -> None:
-        minimum = {"port": 0, "engine_threads": 0}
         for name, value in vars(self).items():
-            if isinstance(value, int) and value < minimum.get(name, 0 if isinstance(value, bool) else 1):
-                raise ConfigError(f"{name} must be at least {minimum.get(name, 1)}, not {value}.")
+            least = 0 if name in _MAY_BE_ZERO or isinstance(value, (bool, float)) else 1
+            if isinstance(value, (int, float)) and not value >= least:
+                raise ConfigError(f"{name} must be at least {least}, not {value}.")
+        if not 0 <= self.bulk_share < 1:
+            raise ConfigError(f"bulk_share must be at least 0 and below 1, not {self.bulk_share}.")
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.")
-        if self.max_queue_size < self.max_client_batch_size:
-            raise ConfigError(
-                f"max_queue_size {self.max_queue_size} could never accept a request of max_client_batch_size "
-                f"{self.max_client_batch_size} inputs: raise the first or lower the second."
-            )
         if self.engine_threads and self.engine_threads < self.engine_streams:
             raise ConfigError(
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
                 "raise the second or lower the first."
             )
+
+    @property
+    def engine_options(self) -> dict[str, int]:
+        """Options for ``load_engine``: those that are not as they are by default, since targets have their own."""
+        given = {"num_threads": (self.engine_threads, 0), "num_streams": (self.engine_streams, 1)}
+        return {name: value for name, (value, default) in given.items() if value != default}
 
 
 # The builder's settings, by name only: the runtime does not import the builder. A test holds the two together.

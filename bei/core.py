@@ -174,7 +174,10 @@ class EngineInfo:
     """Facts an engine states about itself.
 
     ``outputs`` maps names to widths, those in ``per_token`` have a row a token. ``num_streams``: how many threads may
-    call ``run`` at the same time.
+    call ``run`` at the same time. Each call has buffers of its own, so on a device that computes beside the host a
+    second stream prepares its inputs while the first one's step runs. ``token_buckets``: the sizes that a step's tokens
+    are filled up to, ascending; empty where any size runs as it is, or nearly so. ``memory_bytes``: what the engine
+    holds of the device's own memory; None where it computes in the process's.
     """
 
     target: str
@@ -184,6 +187,8 @@ class EngineInfo:
     outputs: Mapping[str, int]
     per_token: frozenset[str] = frozenset()
     num_streams: int = 1
+    token_buckets: tuple[int, ...] = ()
+    memory_bytes: int | None = None
 
 
 class Engine(Protocol):
@@ -193,10 +198,11 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """The facts; constant for the engine's life."""
 
-    def run(self, batch: PackedBatch) -> Outputs:
-        """Compute all outputs, float32, a row a sequence or a token. The arrays are the caller's to keep.
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        """Compute the outputs called ``outputs`` (None: all), float32, a row a sequence or a token.
 
-        At most ``info.num_streams`` calls at the same time. Raises EngineError.
+        Only what was asked for is copied, and the arrays are the caller's to keep. At most ``info.num_streams`` calls
+        at the same time. Raises EngineError.
         """
 
     def warmup(self) -> None:

@@ -27,9 +27,11 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── PayloadTooLargeError
     │   ├── RouteNotFoundError
     │   └── MethodNotAllowedError
-    ├── OverloadedError             the queue is full; come back after ``retry_after_s``
+    ├── OverloadedError             too much waits; come back after ``retry_after_s``
+    ├── DeadlineExceededError       the answer would come, or would have come, too late
     ├── ShuttingDownError           the server drains; ask another replica
     └── EngineError                 the engine failed on this input
+        ├── EngineDeadError         the engine does not work any more; ask another replica
         └── NonFiniteOutputError    the engine answered NaN or Inf
 """
 
@@ -201,6 +203,17 @@ class OverloadedError(BeiError):
         self.retry_after_s = retry_after_s
 
 
+class DeadlineExceededError(BeiError):
+    """The request's deadline has passed, or cannot be kept."""
+
+    code = "deadline_exceeded"
+
+    @classmethod
+    def after(cls, waited_s: float) -> DeadlineExceededError:
+        """For work that was dropped when its deadline came."""
+        return cls(f"The deadline passed after {waited_s:.3f} s: allow more time, or send less at once.")
+
+
 class ShuttingDownError(BeiError):
     """The server has begun to drain and accepts no new work."""
 
@@ -211,6 +224,12 @@ class EngineError(BeiError):
     """The engine failed on this input, alone in its batch."""
 
     code = "engine_failed"
+
+
+class EngineDeadError(EngineError):
+    """The engine's thread has died, or the engine hangs and could not be replaced. Nothing more is computed."""
+
+    code = "engine_dead"
 
 
 class NonFiniteOutputError(EngineError):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from bei.port import LANES, Lane, PortStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -22,6 +26,7 @@ class Metrics:
         def histogram(name: str, text: str, labels: Seq[str], buckets: Seq[float]) -> Histogram:
             return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
+        lane = ["model", "lane"]
         self.requests = Counter(
             "bei_requests", "HTTP requests answered, by route and status", ["route", "status"], registry=self.registry
         )
@@ -36,12 +41,45 @@ class Metrics:
             registry=self.registry,
         )
         self.tokens = Counter("bei_tokens", "Tokens the engine has run", ["model"], registry=self.registry)
-        self.queue_sequences = Gauge("bei_queue_sequences", "Sequences waiting", ["model"], registry=self.registry)
-        self.queue_tokens = Gauge("bei_queue_tokens", "Tokens waiting", ["model"], registry=self.registry)
-        self.queue_seconds = histogram("bei_queue_seconds", "Wait of a sequence for its batch", ["model"], _SECONDS)
-        self.engine_seconds = histogram("bei_engine_seconds", "Run of a batch", ["model"], _SECONDS)
-        self.batch_sequences = histogram("bei_batch_sequences", "Sequences of a batch", ["model"], _SIZES)
-        self.batch_tokens = histogram("bei_batch_tokens", "Tokens of a batch", ["model"], _TOKENS)
+        self.queue_sequences = Gauge("bei_queue_sequences", "Sequences waiting", lane, registry=self.registry)
+        self.queue_tokens = Gauge("bei_queue_tokens", "Tokens waiting", lane, registry=self.registry)
+        self.queue_cost = Gauge(
+            "bei_queue_cost_seconds",
+            "Predicted engine seconds of waiting work",
+            lane,
+            registry=self.registry,
+        )
+        self.queue_seconds = histogram("bei_queue_seconds", "Wait of a sequence for its step", lane, _SECONDS)
+        self.engine_seconds = histogram("bei_engine_seconds", "Run of a step", ["model"], _SECONDS)
+        self.step_cost_ratio = histogram(
+            "bei_step_cost_ratio", "Seconds of a step over what was predicted", ["model"], _RATIOS
+        )
+        self.batch_sequences = histogram("bei_batch_sequences", "Sequences of a step", ["model"], _SIZES)
+        self.batch_tokens = histogram("bei_batch_tokens", "Tokens of a step", ["model"], _TOKENS)
+        self.slots = Counter(
+            "bei_attention_slots",
+            "Sequences of a step times its longest",
+            ["model"],
+            registry=self.registry,
+        )
+        self.shared = Counter(
+            "bei_sequences_shared",
+            "Sequences that were not computed: equal to one in flight, or in the cache",
+            ["model", "from"],
+            registry=self.registry,
+        )
+        self.expired = Counter(
+            "bei_sequences_expired",
+            "Sequences dropped at their deadline",
+            ["model"],
+            registry=self.registry,
+        )
+        self.batch_failures = Counter(
+            "bei_batch_failures", "Runs of the engine that failed, by kind", ["model", "kind"], registry=self.registry
+        )
+        self.engine_restarts = Counter(
+            "bei_engine_restarts", "Engines given up because a step did not end", ["model"], registry=self.registry
+        )
 
     def render(self) -> bytes:
         """The exposition text."""
@@ -52,15 +90,21 @@ class ModelMetrics:
     """The collectors of one model, label already bound."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
         self._inputs = metrics.inputs.labels(model)
         self._truncated = metrics.truncated.labels(model)
         self._tokens = metrics.tokens.labels(model)
-        self._queue_sequences = metrics.queue_sequences.labels(model)
-        self._queue_tokens = metrics.queue_tokens.labels(model)
-        self._queue_seconds = metrics.queue_seconds.labels(model)
+        self._queue_seconds = {lane: metrics.queue_seconds.labels(model, lane) for lane in LANES}
         self._engine_seconds = metrics.engine_seconds.labels(model)
+        self._step_cost_ratio = metrics.step_cost_ratio.labels(model)
         self._batch_sequences = metrics.batch_sequences.labels(model)
         self._batch_tokens = metrics.batch_tokens.labels(model)
+        self._slots = metrics.slots.labels(model)
+        self._in_flight = metrics.shared.labels(model, "flight")
+        self._cached = metrics.shared.labels(model, "cache")
+        self._expired = metrics.expired.labels(model)
+        self._restarts = metrics.engine_restarts.labels(model)
 
     def accepted(self, num_inputs: int) -> None:
         """A request was admitted."""
@@ -70,16 +114,45 @@ class ModelMetrics:
         """Inputs were cut."""
         self._truncated.inc(num_inputs)
 
-    def queue(self, num_sequences: int, num_tokens: int) -> None:
-        """The queue has changed."""
-        self._queue_sequences.set(num_sequences)
-        self._queue_tokens.set(num_tokens)
+    def watch(self, stats: Callable[[], PortStats] | None) -> None:
+        """Read the queue's gauges from ``stats`` whenever they are scraped; None: they are 0 from now on."""
 
-    def batch(self, size: int, num_tokens: int, engine_s: float, waits_s: Seq[float]) -> None:
-        """A batch has run."""
+        def reader(lane: Lane, field: int) -> Callable[[], float]:
+            return lambda: float(stats().lanes[lane][field]) if stats is not None else 0.0
+
+        gauges = (self._metrics.queue_sequences, self._metrics.queue_tokens, self._metrics.queue_cost)
+        for lane in LANES:
+            for field, gauge in enumerate(gauges):
+                gauge.labels(self._model, lane).set_function(reader(lane, field))
+
+    def shared(self, in_flight: int, cached: int) -> None:
+        """Sequences will be answered by another's computation."""
+        if in_flight:
+            self._in_flight.inc(in_flight)
+        if cached:
+            self._cached.inc(cached)
+
+    def expired(self, num_sequences: int) -> None:
+        """Sequences were dropped."""
+        self._expired.inc(num_sequences)
+
+    def batch_failed(self, kind: str) -> None:
+        """A run of the engine failed."""
+        self._metrics.batch_failures.labels(self._model, kind).inc()
+
+    def engine_restarted(self) -> None:
+        """An engine was given up."""
+        self._restarts.inc()
+
+    def batch(
+        self, *, num_tokens: int, longest: int, engine_s: float, predicted_s: float, waits: Seq[tuple[Lane, float]]
+    ) -> None:
+        """A step has run; ``waits`` are its sequences' lanes and waits in seconds."""
         self._tokens.inc(num_tokens)
+        self._slots.inc(longest * len(waits))
         self._engine_seconds.observe(engine_s)
-        self._batch_sequences.observe(size)
+        self._step_cost_ratio.observe(engine_s / predicted_s if predicted_s > 0 else 0.0)
+        self._batch_sequences.observe(len(waits))
         self._batch_tokens.observe(num_tokens)
-        for wait_s in waits_s:
-            self._queue_seconds.observe(wait_s)
+        for lane, wait_s in waits:
+            self._queue_seconds[lane].observe(wait_s)

@@ -1,40 +1,49 @@
-"""One served model: admit, tokenize, batch, run. What is made of the rows is in ``bei.tasks``. No HTTP here.
+"""One served model: admit, tokenize, batch, run. ``bei.tasks`` turns the rows into results. No HTTP here.
 
-``infer`` runs on the event loop; tokenizer, batch manager and engine have threads of their own and answer through
-``_requests_done``, one wake-up of the loop for all requests that a batch completes.
+``infer`` runs on the event loop; tokenizers and the engine port have threads of their own, and wake the loop once for
+all requests that a step completes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from bei import artifact as artifacts
-from bei.batching import BatchManager, Request, Sequence
+from bei.admission import Admission, AdmissionLimits, Demand, Ticket, estimated_length
+from bei.batching import BatchManager, SchedulingRules
+from bei.batching.gate import DeviceGate
 from bei.canary import canary_row, deviation
 from bei.config import ServeConfig
-from bei.core import Encoding, Engine, Outputs, PackedBatch, Row, rows_of_sequences
+from bei.core import Encoding, Engine, Row
+from bei.costs import CostModel
 from bei.engine import load_engine
-from bei.errors import BeiError, EngineError, InvalidRequestError, OverloadedError, ShuttingDownError
+from bei.errors import BeiError, DeadlineExceededError, EngineError, InvalidRequestError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
-from bei.postprocess import unit_length
+from bei.port import Answer as PortAnswer
+from bei.port import EnginePort, Item, Lane, OnAnswers, Submission
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
 
-# Once its canary has matched, readiness accepts an answer this fresh instead of computing the canary anew: traffic
-# proves the path, and probes then neither queue behind bulk work nor add to it.
+# Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
+# one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
-_MIN_RETRY_S = 0.1
 
-# A row's embedding at unit length, computed for a whole batch beside the one the engine gives.
-UNIT_EMBEDDING = "unit_embedding"
+# What can be asked of a model: a text, a pair, or the token ids of one input exactly as they are to be run.
+ModelInput: TypeAlias = "Input | list[int]"
+
+# Opens the engine port of a service, which gets the answers.
+OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 
 
 @dataclass(frozen=True)
@@ -51,28 +60,74 @@ class Answer:
         return sum(encoding.num_tokens for encoding in self.encodings)
 
 
+class _Call:
+    """One call of the service on its way: an answer for each of its inputs, or one error. Safe in threads.
+
+    Exactly one of ``record`` and ``fail`` returns True, once: then it is done.
+    """
+
+    def __init__(self, request_id: int, num_inputs: int, ticket: Ticket) -> None:
+        self.request_id = request_id
+        self.ticket = ticket
+        self.encodings = [_NOT_YET] * num_inputs
+        self.rows: list[Row | None] = [None] * num_inputs
+        self.error: BeiError | None = None
+        self.is_done = False
+        self.done = asyncio.get_running_loop().create_future()
+        self._remaining = num_inputs
+        self._lock = threading.Lock()
+
+    def record(self, index: int, row: Row) -> bool:
+        """Store the answer to input ``index``; True if it was the last one."""
+        with self._lock:
+            if self.is_done:
+                return False
+            self.rows[index] = row
+            self._remaining -= 1
+            self.is_done = self._remaining == 0
+            return self.is_done
+
+    def fail(self, error: BeiError) -> bool:
+        """Answer the whole call with ``error``; False if it was done already."""
+        with self._lock:
+            if self.is_done:
+                return False
+            self.error = error
+            self.is_done = True
+            return True
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        with self._lock:
+            self.is_done = True
+
+
 class InferenceService:
     """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads."""
 
     def __init__(
-        self, artifact: artifacts.Artifact, engine: Engine, encoder: TextEncoder, config: ServeConfig, metrics: Metrics
+        self,
+        artifact: artifacts.Artifact,
+        encoder: TextEncoder,
+        config: ServeConfig,
+        metrics: Metrics,
+        open_port: OpenPort,
+        costs: CostModel,
     ) -> None:
         self.manifest = artifact.manifest
         self.certificate = artifact.certificate
         self.encoder = encoder
-        self._engine = engine
-        self._max_queue_size = config.max_queue_size
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Request, asyncio.Future[None]] = {}
-        self._num_admitted = 0
+        self._calls: dict[int, _Call] = {}
+        self._ids = itertools.count()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self._last_answer_s = float("-inf")
         self._canary_matched = False
         self._metrics = ModelMetrics(metrics, self.manifest.name)
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
-        self._batches = BatchManager(engine, self._rows_of, self._requests_done, self._metrics)
+        self._port = open_port(self._on_answers, self._metrics)
+        self._admission = Admission(admission_limits(config), costs, self._port.stats, self._on_idle)
 
     @property
     def name(self) -> str:
@@ -81,61 +136,95 @@ class InferenceService:
 
     @property
     def is_alive(self) -> bool:
-        """Whether every thread of the path still works."""
-        return self._tokenizers.is_alive and self._batches.is_alive
+        """Whether answers still come: every thread works, and no step has run for longer than any step may."""
+        stats = self._port.stats()
+        return self._tokenizers.is_alive and stats.is_alive and not stats.is_stalled
 
-    async def infer(self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED) -> Answer:
-        """Run texts or pairs (at least one), as they are, through the model.
+    def admit(self, inputs: Seq[ModelInput], *, lane: Lane | None = None, deadline_s: float | None = None) -> Ticket:
+        """Accept a request with these inputs (at least one), as a whole. Close the ticket when it is answered.
 
-        A cancelled call takes back what is still queued. Raises InvalidRequestError, OverloadedError,
-        ShuttingDownError, EngineError.
+        ``deadline_s`` is on the monotonic clock. ``lane`` None: as its size says. Raises ShuttingDownError,
+        OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger than what may ever wait.
         """
-        encodings = [_NOT_YET] * len(inputs)
-        with self._admit(len(inputs)) as request:
+        assert inputs, "a request of nothing would never be answered"
+        lengths = self._estimated(inputs)
+        ticket = self._admission.admit(len(inputs), self._admission.demand(lengths), lane, deadline_s)
+        self._idle.clear()
+        self._metrics.accepted(len(inputs))
+        return ticket
 
-            def on_encoded(start: int, chunk: list[Encoding]) -> None:  # in a tokenizer's thread
-                encodings[start : start + len(chunk)] = chunk
-                self._batches.submit([Sequence(encoding, request, start + i) for i, encoding in enumerate(chunk)])
+    async def infer(
+        self,
+        inputs: Seq[ModelInput],
+        *,
+        ticket: Ticket,
+        outputs: AbstractSet[str],
+        options: EncodingOptions = AS_CONFIGURED,
+    ) -> Answer:
+        """Run inputs (at least one) through the model. Rows have ``outputs`` and nothing else.
 
-            self._metrics.accepted(len(inputs))
-            self._tokenizers.submit(inputs, on_encoded, self._failing(request), lambda: request.is_done, options)
-            return await self._answer(request, encodings)
+        ``options`` are of texts and pairs; token ids are run exactly as given. A cancelled call takes back what is
+        still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
+        """
+        given = {i: self._encoding_of_ids(value) for i, value in enumerate(inputs) if isinstance(value, list)}
+        texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
+        call = self._begin(len(inputs), ticket)
+        wanted = frozenset(outputs)
+        try:
+            if given:
+                items = [Item(index, encoding) for index, encoding in given.items()]
+                demand = self._admission.demand([encoding.num_tokens for encoding in given.values()])
+                self._submit(call, items, demand, wanted)
+            if texts:
+                self._tokenize(call, texts, options, lambda items, demand: self._submit(call, items, demand, wanted))
+            await self._done(call)
+        finally:
+            self._end(call)
+        truncated = [index for index, encoding in enumerate(call.encodings) if encoding.truncated]
+        self._metrics.truncated(len(truncated))
+        rows = [row for row in call.rows if row is not None]
+        assert len(rows) == len(inputs), "a call is done when every input has its row"
+        return Answer(rows, call.encodings, truncated)
 
-    async def infer_token_ids(self, inputs: Seq[Seq[int]]) -> Answer:
-        """Run token ids exactly as given: no special tokens added, never truncated. Raises as above."""
-        encodings = [self._encoding_of_ids(ids) for ids in inputs]
-        with self._admit(len(inputs)) as request:
-            self._metrics.accepted(len(inputs))
-            self._batches.submit([Sequence(encoding, request, i) for i, encoding in enumerate(encodings)])
-            return await self._answer(request, encodings)
+    async def encode(
+        self, inputs: Seq[Input], *, ticket: Ticket, options: EncodingOptions = AS_CONFIGURED
+    ) -> list[Encoding]:
+        """Tokenize only (at least one input), in the tokenizers' threads. Raises as ``infer`` does."""
+        call = self._begin(len(inputs), ticket)
 
-    async def encode(self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED) -> list[Encoding]:
-        """Tokenize only (at least one input), in the tokenizers' threads. Counted and refused as other work is."""
-        encodings = [_NOT_YET] * len(inputs)
-        with self._admit(len(inputs)) as request:
+        def on_items(items: list[Item], demand: Demand) -> None:  # in a tokenizer's thread
+            ticket.moved(demand, 0)
+            for index, encoding in items:
+                call.encodings[index] = encoding
+            if any([call.record(index, {}) for index, _ in items]):
+                self._wake([call])
 
-            def on_encoded(start: int, chunk: list[Encoding]) -> None:  # in a tokenizer's thread
-                encodings[start : start + len(chunk)] = chunk
-                if any([request.record(start + i, {}) for i in range(len(chunk))]):
-                    self._requests_done([request])
-
-            self._tokenizers.submit(inputs, on_encoded, self._failing(request), lambda: request.is_done, options)
-            await self._done(request)
-            return encodings
+        try:
+            self._tokenize(call, dict(enumerate(inputs)), options, on_items)
+            await self._done(call)
+        finally:
+            self._end(call)
+        return call.encodings
 
     async def check_ready(self) -> None:
         """Return if the whole path answers, and answers what it did at build time. Raises BeiError if not."""
         if self._draining:
             raise ShuttingDownError(f"{self.name} is draining.")
+        stats = self._port.stats()
+        if stats.is_stalled:
+            raise EngineError(f"The engine of {self.name} hangs.")
         if not self.is_alive:
             raise EngineError(f"A thread of {self.name} has died: restart the server.")
-        if self._canary_matched and time.monotonic() - self._last_answer_s < _FRESH_S:
+        if self._canary_matched and (stats.is_busy or time.monotonic() - stats.last_step_s < _FRESH_S):
             return
-        try:
-            answer = await asyncio.wait_for(self.infer([self.certificate.canary_text]), _CANARY_TIMEOUT_S)
-        except asyncio.TimeoutError as error:
-            raise EngineError(f"{self.name} did not answer its canary within {_CANARY_TIMEOUT_S:.0f} s.") from error
         output = self.certificate.output
+        with self._admission.admit_anyway() as ticket:
+            self._idle.clear()
+            work = self.infer([self.certificate.canary_text], ticket=ticket, outputs={output})
+            try:
+                answer = await asyncio.wait_for(work, _CANARY_TIMEOUT_S)
+            except asyncio.TimeoutError as error:
+                raise EngineError(f"{self.name} did not answer its canary within {_CANARY_TIMEOUT_S:.0f} s.") from error
         expected = np.array(self.certificate.canary_row, np.float64)
         found = deviation(canary_row(answer.rows[0][output], output), expected, output)
         self._canary_matched = found is None
@@ -148,11 +237,12 @@ class InferenceService:
     def begin_drain(self) -> None:
         """Refuse new work from now on; what is accepted will be answered."""
         self._draining = True
+        self._admission.begin_drain()
 
     def abandon(self) -> None:
         """Answer everything that waits with ShuttingDownError; what is queued will not be run."""
         error = ShuttingDownError("The server was stopped before it came to this: send the request to another replica.")
-        self._resolve([request for request in self._waiting if request.fail(error)])
+        self._resolve([call for call in self._calls.values() if call.fail(error)])
 
     async def wait_drained(self) -> None:
         """Return when nothing accepted is unanswered."""
@@ -161,73 +251,113 @@ class InferenceService:
     def close(self) -> None:
         """Finish what is queued, end the threads, free the engine. Blocks; not for the event loop."""
         self._tokenizers.close()
-        self._batches.close()
-        self._engine.close()
+        self._port.close()
 
-    @contextmanager
-    def _admit(self, num_inputs: int) -> Iterator[Request]:
-        """Count the inputs as accepted until the call ends, however it ends."""
-        assert num_inputs, "a request of nothing would never be answered"
-        if self._draining:
-            raise ShuttingDownError("The server is shutting down: send the request to another replica.")
-        if self._num_admitted + num_inputs > self._max_queue_size:
-            raise OverloadedError(
-                f"{self._num_admitted} inputs are waiting and the limit is {self._max_queue_size}: retry later.",
-                retry_after_s=max(_MIN_RETRY_S, self._num_admitted * self._batches.seconds_per_sequence),
-            )
-        request = Request(num_inputs)
-        self._waiting[request] = self._loop.create_future()
-        self._num_admitted += num_inputs
-        self._idle.clear()
-        try:
-            yield request
-        finally:
-            if not request.is_done:  # the client left
-                request.cancel()
-                self._batches.cancelled(num_inputs)
-            del self._waiting[request]
-            self._num_admitted -= num_inputs
-            if not self._num_admitted:
-                self._idle.set()
+    # On the event loop.
 
-    def _failing(self, request: Request) -> Callable[[BeiError], None]:
-        """What a tokenizer's thread calls to fail ``request``."""
+    def _begin(self, num_inputs: int, ticket: Ticket) -> _Call:
+        call = _Call(next(self._ids), num_inputs, ticket)
+        self._calls[call.request_id] = call
+        return call
+
+    def _end(self, call: _Call) -> None:
+        """Forget the call. If it was not answered in full, take back what is queued."""
+        del self._calls[call.request_id]
+        if not call.is_done or call.error is not None:
+            call.cancel()
+            self._port.cancel(call.request_id)
+            call.ticket.close()  # the request ends with its call, and what waits costs nobody anything any more
+
+    async def _done(self, call: _Call) -> None:
+        deadline_s = call.ticket.deadline_s
+        if deadline_s is None:
+            await call.done
+        else:
+            try:
+                await asyncio.wait_for(call.done, max(0.0, deadline_s - time.monotonic()))
+            except asyncio.TimeoutError:
+                waited_s = time.monotonic() - call.ticket.accepted_s
+                raise DeadlineExceededError.after(waited_s) from None
+        if call.error is not None:
+            raise call.error
+
+    def _resolve(self, calls: list[_Call]) -> None:
+        for call in calls:
+            if not call.done.done():
+                call.done.set_result(None)
+
+    def _on_idle(self) -> None:
+        self._idle.set()
+
+    def _estimated(self, inputs: Seq[ModelInput]) -> list[int]:
+        """Tokens of each input; of texts a guess."""
+        most = self.manifest.max_seq_len
+        return [
+            estimated_length(len(value), most)
+            if isinstance(value, str)
+            else len(value)
+            if isinstance(value, list)
+            else estimated_length(len(value[0]) + len(value[1]), most)
+            for value in inputs
+        ]
+
+    # In any thread.
+
+    def _tokenize(
+        self,
+        call: _Call,
+        texts: dict[int, Input],
+        options: EncodingOptions,
+        on_items: Callable[[list[Item], Demand], None],
+    ) -> None:
+        """Tokenize ``texts``, by their places in the call. ``on_items`` gets them in chunks, with the demand that they
+        were admitted for, in a tokenizer's thread."""
+        places, inputs = list(texts), list(texts.values())
+
+        def on_encoded(start: int, encodings: list[Encoding]) -> None:
+            items = [Item(places[start + i], encoding) for i, encoding in enumerate(encodings)]
+            on_items(items, self._admission.demand(self._estimated(inputs[start : start + len(encodings)])))
 
         def on_failed(error: BeiError) -> None:
-            if request.fail(error):
-                self._requests_done([request])
+            if call.fail(error):
+                self._wake([call])
 
-        return on_failed
+        urgent = call.ticket.lane == "interactive"
+        self._tokenizers.submit(inputs, on_encoded, on_failed, lambda: call.is_done, options, is_urgent=urgent)
 
-    async def _done(self, request: Request) -> None:
-        await self._waiting[request]
-        if request.error is not None:
-            raise request.error
+    def _submit(self, call: _Call, items: list[Item], admitted: Demand, outputs: frozenset[str]) -> None:
+        """Hand tokenized inputs to the engine. ``admitted``: what they were admitted for."""
+        for index, encoding in items:
+            call.encodings[index] = encoding
+        call.ticket.moved(admitted, sum(encoding.num_tokens for _, encoding in items))
+        if items[0].encoding.spans is not None:  # of no use to an engine
+            items = [Item(index, replace(encoding, spans=None)) for index, encoding in items]
+        ticket = call.ticket
+        self._port.submit(Submission(call.request_id, ticket.lane, outputs, items, ticket.deadline_s))
 
-    async def _answer(self, request: Request, encodings: list[Encoding]) -> Answer:
-        await self._done(request)
-        self._last_answer_s = time.monotonic()
-        truncated = [index for index, encoding in enumerate(encodings) if encoding.truncated]
-        self._metrics.truncated(len(truncated))
-        return Answer([row for row in request.rows if row is not None], encodings, truncated)
+    def _on_answers(self, answers: Seq[PortAnswer]) -> None:
+        """In the port's thread."""
+        done: list[_Call] = []
+        num_tokens: dict[_Call, int] = {}
+        for request_id, index, result in answers:
+            call = self._calls.get(request_id)
+            if call is None:  # cancelled meanwhile
+                continue
+            num_tokens[call] = num_tokens.get(call, 0) + call.encodings[index].num_tokens
+            if isinstance(result, BeiError):
+                if call.fail(result):
+                    self._port.cancel(request_id)
+                    done.append(call)
+            elif call.record(index, result):
+                done.append(call)
+        for call, number in num_tokens.items():
+            call.ticket.answered(number)
+        if done:
+            self._wake(done)
 
-    def _rows_of(self, outputs: Outputs, batch: PackedBatch) -> list[Row]:
-        """In the engine's thread: what can be computed for a whole batch at once is."""
-        per_token = self._engine.info.per_token
-        parts = {name: rows_of_sequences(rows, batch, per_token=name in per_token) for name, rows in outputs.items()}
-        if "embedding" in outputs:
-            parts[UNIT_EMBEDDING] = list(unit_length(outputs["embedding"]))
-        return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
-
-    def _requests_done(self, requests: list[Request]) -> None:
-        """Wake the callers; in any thread."""
-        self._loop.call_soon_threadsafe(self._resolve, requests)
-
-    def _resolve(self, requests: list[Request]) -> None:
-        for request in requests:
-            future = self._waiting.get(request)
-            if future is not None and not future.done():
-                future.set_result(None)
+    def _wake(self, calls: list[_Call]) -> None:
+        """Let the callers go on; in any thread."""
+        self._loop.call_soon_threadsafe(self._resolve, calls)
 
     def _encoding_of_ids(self, ids: Seq[int]) -> Encoding:
         manifest = self.manifest
@@ -249,10 +379,43 @@ class InferenceService:
 _NOT_YET = Encoding(np.zeros(0, np.int32))
 
 
-def load_service(path: Path, config: ServeConfig, metrics: Metrics) -> InferenceService:
+def admission_limits(config: ServeConfig) -> AdmissionLimits:
+    """As ``config`` says."""
+    return AdmissionLimits(
+        max_queue_tokens=config.max_queue_tokens,
+        max_wait_s={"interactive": config.interactive_max_wait, "bulk": config.bulk_max_wait},
+        interactive_inputs=config.interactive_inputs,
+        interactive_tokens=config.interactive_tokens,
+        bulk_share=config.bulk_share,
+    )
+
+
+def local_port(
+    engine: Engine,
+    costs: CostModel,
+    config: ServeConfig,
+    gate: DeviceGate | None = None,
+    reload: Callable[[], Engine] | None = None,
+) -> OpenPort:
+    """A port to ``engine`` in this process."""
+    rules = SchedulingRules(
+        step_cap_s=config.step_cap_ms / 1000,
+        bulk_share=config.bulk_share,
+        hang_timeout_s=config.hang_timeout,
+        cache_bytes=config.cache_megabytes * 1_000_000,
+    )
+
+    def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
+        return BatchManager(engine, on_answers, costs, metrics, rules=rules, gate=gate, reload=reload)
+
+    return open_port
+
+
+def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
     """Verify the artifact at ``path``, load and warm its engine, start the service. Needs a running event loop.
 
-    Raises ArtifactError and its subclasses, MissingDependencyError, EngineError.
+    ``gate`` is shared by all models of the device. Raises ArtifactError and its subclasses, ConfigError,
+    MissingDependencyError, EngineError.
     """
     artifact = artifacts.load(path)
     manifest = artifact.manifest
@@ -263,8 +426,12 @@ def load_service(path: Path, config: ServeConfig, metrics: Metrics) -> Inference
         auto_truncate=config.auto_truncate,
         frame=(template.prefix, template.suffix) if template else ("", ""),
     )
-    engine = load_engine(
-        artifact.engine_dir, manifest, num_threads=config.engine_threads, num_streams=config.engine_streams
-    )
-    engine.warmup()
-    return InferenceService(artifact, engine, encoder, config, metrics)
+
+    def loaded() -> Engine:
+        engine = load_engine(artifact.engine_dir, manifest, config.engine_options)
+        engine.warmup()
+        return engine
+
+    engine = loaded()
+    costs = CostModel.assumed(manifest.limits)
+    return InferenceService(artifact, encoder, config, metrics, local_port(engine, costs, config, gate, loaded), costs)

@@ -12,12 +12,14 @@ from typing import TypeAlias
 
 import numpy as np
 
+from bei.admission import Ticket
 from bei.artifact import SIDES, Manifest, Role
 from bei.core import Encoding, Float32Array, Int32Array
 from bei.entities import Aggregation, Entity, entities_of
 from bei.errors import InvalidRequestError, TaskNotSupportedError
+from bei.port import UNIT_EMBEDDING
 from bei.postprocess import apply_function, unit_length
-from bei.service import UNIT_EMBEDDING, Answer, InferenceService
+from bei.service import Answer, InferenceService, ModelInput
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input
 
 # Indices into the vocabulary, ascending, and their weights.
@@ -139,42 +141,40 @@ def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
     return [before + text + behind for text in texts]
 
 
-async def embed_texts(
+async def embed_inputs(
     service: InferenceService,
-    texts: Seq[str],
+    inputs: Seq[ModelInput],
     *,
+    ticket: Ticket,
     prompt: str = "",
     dimensions: int | None = None,
     normalize: bool | None = None,
     options: EncodingOptions = AS_CONFIGURED,
 ) -> Embeddings:
-    """Embed ``texts``, ``prompt`` in front of each; cut to ``dimensions`` (Matryoshka) before normalizing.
+    """Embed texts, ``prompt`` in front of each, and lists of token ids, exactly as given: no prompt, no special tokens
+    added, never truncated. Vectors are cut to ``dimensions`` (Matryoshka) before they are normalized.
 
     ``normalize`` None is as the checkpoint says.
     """
     require(service, "embed")
-    _check_dimensions(service.manifest, dimensions)
-    answer = await service.infer(prompted(prompt, texts), options)
-    return _embeddings(service.manifest, answer, dimensions, normalize)
-
-
-async def embed_token_ids(
-    service: InferenceService,
-    inputs: Seq[Seq[int]],
-    *,
-    dimensions: int | None = None,
-    normalize: bool | None = None,
-) -> Embeddings:
-    """Embed token ids exactly as given: no prompt, no special tokens added, never truncated."""
-    require(service, "embed")
-    _check_dimensions(service.manifest, dimensions)
-    return _embeddings(service.manifest, await service.infer_token_ids(inputs), dimensions, normalize)
+    manifest = service.manifest
+    _check_dimensions(manifest, dimensions)
+    assert manifest.embedding is not None  # require("embed") has passed
+    normalize = manifest.embedding.normalize if normalize is None else normalize
+    is_cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
+    output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
+    answer = await service.infer(_prompted_texts(prompt, inputs), ticket=ticket, outputs={output}, options=options)
+    vectors = np.stack([row[output] for row in answer.rows])
+    if is_cut:
+        vectors = unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
+    return Embeddings(vectors, answer.num_tokens, answer.truncated)
 
 
 async def embed_tokens(
     service: InferenceService,
     texts: Seq[str],
     *,
+    ticket: Ticket,
     prompt: str = "",
     role: Role | None = None,
     options: EncodingOptions = AS_CONFIGURED,
@@ -182,7 +182,8 @@ async def embed_tokens(
     """A vector a token, of unit length in models for late interaction (arXiv:2004.12832), which read and answer
     queries and documents as their ``role`` says."""
     require(service, "embed_tokens")
-    answer = await service.infer(prompted(prompt, texts), in_role(options, role))
+    inputs, options = prompted(prompt, texts), in_role(options, role)
+    answer = await service.infer(inputs, ticket=ticket, outputs={"token_embedding"}, options=options)
     vectors = [row["token_embedding"] for row in answer.rows]
     if role is not None and role.skip_ids:
         ids = np.concatenate([encoding.input_ids for encoding in answer.encodings])
@@ -198,6 +199,7 @@ async def embed_chunks(
     service: InferenceService,
     chunks: Seq[str],
     *,
+    ticket: Ticket,
     prompt: str = "",
     dimensions: int | None = None,
     normalize: bool | None = None,
@@ -217,7 +219,8 @@ async def embed_chunks(
         document += chunk
         ends.append(len(document))
         document += " "
-    answer = await service.infer([document[:-1] + behind], EncodingOptions(truncate=False, with_spans=True))
+    options = EncodingOptions(truncate=False, with_spans=True)
+    answer = await service.infer([document[:-1] + behind], ticket=ticket, outputs={"token_embedding"}, options=options)
     spans = answer.encodings[0].spans
     assert spans is not None  # they were asked for
     owner = np.searchsorted(ends, spans.offsets[:, 1])  # of each token, the chunk in which it ends
@@ -235,6 +238,7 @@ async def embed_sparse(
     service: InferenceService,
     texts: Seq[str],
     *,
+    ticket: Ticket,
     prompt: str = "",
     top_k: int | None = None,
     options: EncodingOptions = AS_CONFIGURED,
@@ -244,8 +248,9 @@ async def embed_sparse(
     ``top_k``: only the largest so many of each text (sentence-transformers' ``max_active_dims``).
     """
     require(service, "embed_sparse")
-    answer = await service.infer(prompted(prompt, texts), options)
-    if service.manifest.dimension("sparse"):
+    output = "sparse" if service.manifest.dimension("sparse") else "token_weights"
+    answer = await service.infer(prompted(prompt, texts), ticket=ticket, outputs={output}, options=options)
+    if output == "sparse":
         vectors = [_nonzero(row["sparse"]) for row in answer.rows]
     else:
         special = service.encoder.special_ids
@@ -257,11 +262,16 @@ async def embed_sparse(
 
 
 async def classify(
-    service: InferenceService, inputs: Seq[Input], *, raw: bool = False, options: EncodingOptions = AS_CONFIGURED
+    service: InferenceService,
+    inputs: Seq[Input],
+    *,
+    ticket: Ticket,
+    raw: bool = False,
+    options: EncodingOptions = AS_CONFIGURED,
 ) -> Scores:
     """Score every label for texts or pairs; ``raw``: the logits themselves."""
     require(service, "classify")
-    answer = await service.infer(inputs, options)
+    answer = await service.infer(inputs, ticket=ticket, outputs={"logits"}, options=options)
     return _scores(service.manifest, answer, raw)
 
 
@@ -270,6 +280,7 @@ async def rerank(
     query: str,
     documents: Seq[str],
     *,
+    ticket: Ticket,
     raw: bool = False,
     instruction: str | None = None,
     options: EncodingOptions = AS_CONFIGURED,
@@ -288,7 +299,7 @@ async def rerank(
         options = replace(options, framed=True)
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
-    answer = await service.infer(inputs, options)
+    answer = await service.infer(inputs, ticket=ticket, outputs={"logits"}, options=options)
     logits = np.stack([row["logits"] for row in answer.rows])
     values = logits if raw else apply_function(logits, "sigmoid")
     return Scores(values, ["score"], answer.num_tokens, answer.truncated)
@@ -298,6 +309,7 @@ async def classify_tokens(
     service: InferenceService,
     texts: Seq[str],
     *,
+    ticket: Ticket,
     aggregation: Aggregation = "none",
     raw: bool = False,
     options: EncodingOptions = AS_CONFIGURED,
@@ -306,7 +318,8 @@ async def classify_tokens(
     require(service, "classify_tokens")
     classification = service.manifest.classification
     assert classification is not None  # whatever has token logits has labels
-    answer = await service.infer(texts, replace(options, with_spans=True))
+    options = replace(options, with_spans=True)
+    answer = await service.infer(texts, ticket=ticket, outputs={"token_logits"}, options=options)
     entities = []
     for text, row, encoding in zip(texts, answer.rows, answer.encodings, strict=True):
         logits = row["token_logits"]
@@ -315,16 +328,11 @@ async def classify_tokens(
     return TokenScores(entities, answer.num_tokens, answer.truncated)
 
 
-def _embeddings(manifest: Manifest, answer: Answer, dimensions: int | None, normalize: bool | None) -> Embeddings:
-    embedding = manifest.embedding
-    assert embedding is not None  # require("embed") has passed
-    normalize = embedding.normalize if normalize is None else normalize
-    cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
-    name = UNIT_EMBEDDING if normalize and not cut else "embedding"
-    vectors = np.stack([row[name] for row in answer.rows])
-    if cut:
-        vectors = unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
-    return Embeddings(vectors, answer.num_tokens, answer.truncated)
+def _prompted_texts(prompt: str, inputs: Seq[ModelInput]) -> Seq[ModelInput]:
+    if not prompt:
+        return inputs
+    before, behind = _sides_of(prompt)
+    return [before + value + behind if isinstance(value, str) else value for value in inputs]
 
 
 def _scores(manifest: Manifest, answer: Answer, raw: bool) -> Scores:

@@ -9,10 +9,10 @@ import functools
 import json
 import logging
 import os
-import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 # Texts of one request that a thread takes at a time: small enough that the engine starts on a large request early
 # and that threads share it, large enough that the hand-over is nothing beside tokenizing (0.1 ms a text of 74 tokens).
 CHUNK = 32
+_CHUNK_CHARS = 1 << 16
 
 # A long text is first cut to this many characters a token, so that a book costs what its first page costs; if they
 # turn out not to fill the model, more is shown, up to the second figure. Beyond it a text (megabytes of blanks, say)
@@ -281,24 +282,36 @@ def _at_blank(text: str, index: int) -> bool:
 
 OnEncoded = Callable[[int, list[Encoding]], None]
 OnFailed = Callable[[BeiError], None]
-_Job = tuple[int, Seq[Input], EncodingOptions, OnEncoded, OnFailed, Callable[[], bool]]
+
+
+class _Job(NamedTuple):
+    """A chunk of a request: its inputs, and the place of the first one."""
+
+    start: int
+    inputs: Seq[Input]
+    options: EncodingOptions
+    on_encoded: OnEncoded
+    on_failed: OnFailed
+    is_cancelled: Callable[[], bool]
 
 
 class TokenizerPool:
-    """``num_threads`` threads that tokenize chunks of requests, in the order of submission.
+    """Threads that tokenize chunks of requests: urgent ones first, otherwise in the order of submission.
 
-    Its queue is bounded by the service's admission limit, which counts every text from acceptance to answer.
+    ``num_threads`` threads take any chunk; one more takes urgent ones only, so that an urgent text never waits for the
+    end of another chunk. The pool's queue is bounded by admission, which counts every text until it is answered.
     """
 
     def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
         self._encoder = encoder
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"bei-tokenizer-{index}", daemon=True)
-            for index in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._urgent: deque[_Job] = deque()
+        self._others: deque[_Job] = deque()
+        self._is_closing = False
+        lock = threading.Lock()
+        self._urgent_wakes = threading.Condition(lock)
+        self._wakes = threading.Condition(lock)
+        self._threads = [self._start(index) for index in range(num_threads)]
+        self._threads.append(self._start(num_threads, only_urgent=True))
 
     def submit(
         self,
@@ -307,10 +320,21 @@ class TokenizerPool:
         on_failed: OnFailed,
         is_cancelled: Callable[[], bool],
         options: EncodingOptions = AS_CONFIGURED,
+        *,
+        is_urgent: bool = False,
     ) -> None:
         """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread."""
-        for start in range(0, len(inputs), CHUNK):
-            self._jobs.put((start, inputs[start : start + CHUNK], options, on_encoded, on_failed, is_cancelled))
+        jobs = [
+            _Job(start, inputs[start:stop], options, on_encoded, on_failed, is_cancelled)
+            for start, stop in chunks_of(inputs)
+        ]
+        with self._wakes:
+            if is_urgent:
+                self._urgent.extend(jobs)
+                self._urgent_wakes.notify()
+            else:
+                self._others.extend(jobs)
+            self._wakes.notify(len(jobs))
 
     @property
     def is_alive(self) -> bool:
@@ -319,20 +343,51 @@ class TokenizerPool:
 
     def close(self) -> None:
         """Finish what is queued, then end the threads."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        with self._wakes:
+            self._is_closing = True
+            self._wakes.notify_all()
+            self._urgent_wakes.notify_all()
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            start, inputs, options, on_encoded, on_failed, is_cancelled = job
-            if is_cancelled():
+    def _start(self, index: int, *, only_urgent: bool = False) -> threading.Thread:
+        thread = threading.Thread(target=self._work, args=(only_urgent,), name=f"bei-tokenizer-{index}", daemon=True)
+        thread.start()
+        return thread
+
+    def _take(self, only_urgent: bool) -> _Job | None:
+        """The next chunk, waiting for one if need be; None when the pool has closed and nothing is left."""
+        wakes = self._urgent_wakes if only_urgent else self._wakes
+        with wakes:
+            while True:
+                if self._urgent:
+                    return self._urgent.popleft()
+                if self._others and not only_urgent:
+                    return self._others.popleft()
+                if self._is_closing:
+                    return None
+                wakes.wait()
+
+    def _work(self, only_urgent: bool) -> None:
+        while (job := self._take(only_urgent)) is not None:
+            if job.is_cancelled():
                 continue
             try:
-                on_encoded(start, self._encoder.encode(inputs, options))
+                job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options))
             except BeiError as error:
-                on_failed(error)
+                job.on_failed(error)
             except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
                 log.exception("tokenizer failed")
-                on_failed(EngineError("The tokenizer failed on an input."))
+                job.on_failed(EngineError("The tokenizer failed on an input."))
+
+
+def chunks_of(inputs: Seq[Input]) -> Iterator[tuple[int, int]]:
+    """Where the chunks of ``inputs`` begin and end: at most ``CHUNK`` inputs, and not many characters."""
+    start = num_chars = 0
+    for index, value in enumerate(inputs):
+        length = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
+        if index > start and (index - start >= CHUNK or num_chars + length > _CHUNK_CHARS):
+            yield start, index
+            start, num_chars = index, 0
+        num_chars += length
+    yield start, len(inputs)

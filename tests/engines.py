@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -30,13 +30,13 @@ class GatedEngine(FakeEngine):
         self._passes = threading.Semaphore(0)
         self._is_open = threading.Event()
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Say that a batch was taken, then wait."""
-        outputs = super().run(batch)
+        answers = super().run(batch)
         self._entered.release()
         if not self._is_open.is_set():
             assert self._passes.acquire(timeout=DEADLINE_S), "nobody opened the gate"
-        return outputs
+        return answers
 
     def wait_entered(self) -> None:
         """Return once another batch has arrived at the gate."""
@@ -63,12 +63,12 @@ class PickyEngine(FakeEngine):
         self._is_poison = is_poison
         self._error = error
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Fail or answer."""
-        outputs = super().run(batch)
+        answers = super().run(batch)
         if any(self._is_poison(sequence) for sequence in sequences_of(batch)):
             raise self._error("poison")
-        return outputs
+        return answers
 
 
 class NaNEngine(FakeEngine):
@@ -78,7 +78,7 @@ class NaNEngine(FakeEngine):
         super().__init__(limits)
         self._poison_id = poison_id
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Spoil one component of the row."""
         rows = super().run(batch)["embedding"]
         for row, sequence in zip(rows, sequences_of(batch), strict=True):
@@ -96,7 +96,7 @@ class TokenEngine(FakeEngine):
         self.info = replace(self.info, outputs=outputs, per_token=frozenset({"token_ids"}))
         self._poison_id = poison_id
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Two outputs."""
         tokens = np.concatenate([token_rows(np.array(sequence, np.int32)) for sequence in sequences_of(batch)])
         tokens[batch.input_ids == self._poison_id, 1] = np.nan

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from bei.artifact import Manifest
 from bei.core import Engine
-from bei.errors import ArtifactWrongTargetError
+from bei.errors import ArtifactWrongTargetError, ConfigError
+
+OptionsT = TypeVar("OptionsT")
 
 
-def load_engine(folder: Path, manifest: Manifest, *, num_threads: int = 0, num_streams: int = 1) -> Engine:
+def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | None = None) -> Engine:
     """The engine in ``folder`` (an artifact's ``engine/``), described by ``manifest``.
 
-    ``num_threads`` 0 means all cores. ``num_streams`` batches may run side by side, sharing the threads.
-    Raises ArtifactWrongTargetError, ArtifactWrongDeviceError, MissingDependencyError, EngineError.
+    ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``. What is left out has its default.
+    Raises ConfigError for an option that the target does not have, ArtifactWrongTargetError,
+    ArtifactWrongDeviceError, MissingDependencyError, EngineError.
     """
     if manifest.target == "cpu":
-        from bei.engine.openvino import OpenVINOEngine
+        from bei.engine.openvino import OpenVINOEngine, OpenVINOOptions
 
-        return OpenVINOEngine(folder, manifest, num_threads=num_threads, num_streams=num_streams)
+        return OpenVINOEngine(folder, manifest, _options(OpenVINOOptions, manifest.target, options or {}))
     raise ArtifactWrongTargetError(
         f"The artifact of {manifest.name} was built for {manifest.target}, which this version of bei cannot serve. "
         "Build it again with --target cpu."
     )
+
+
+def _options(cls: type[OptionsT], target: str, given: Mapping[str, int]) -> OptionsT:
+    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"Engines of target {target} have no option {name!r}; they have: {', '.join(known)}.")
+    return cls(**given)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 
 from bei.core import EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
@@ -16,7 +18,7 @@ class FakeEngine:
         self.info = EngineInfo("fake", "fp32", "none", limits, {"embedding": DIMENSION}, num_streams=num_streams)
         self.batches: list[PackedBatch] = []
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Answer at once and remember the batch."""
         self.batches.append(batch)
         starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import sys
+from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,18 @@ _KERNEL_CACHE_CAPACITY = 1024
 _WARMUP_TOKENS = 1024
 
 
+@dataclass(frozen=True)
+class OpenVINOOptions:
+    """``num_threads``: over all streams; 0 means all cores. ``num_streams``: batches that run side by side."""
+
+    num_threads: int = 0
+    num_streams: int = 1
+
+
 class OpenVINOEngine:
     """A compiled model with one infer request a stream; requests share the weights."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int, num_streams: int) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, options: OpenVINOOptions) -> None:
         try:
             sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # see bei_build.targets.openvino
             import openvino as ov
@@ -39,7 +49,7 @@ class OpenVINOEngine:
                 f"The artifact of {manifest.name} needs a CPU that computes in {', '.join(sorted(missing))}; this one "
                 f"offers {', '.join(capabilities)}. Build it again on this machine, or with --precision fp32."
             )
-        num_threads = num_threads or usable_cores()
+        num_threads, num_streams = options.num_threads or usable_cores(), options.num_streams
         # An FP32 engine may have the manifest of a BF16 one: it is the reference in a build.
         computes_bf16 = manifest.precision != "fp32" and "BF16" in manifest.engine.capabilities
         properties = {
@@ -76,8 +86,8 @@ class OpenVINOEngine:
         """The facts."""
         return self._info
 
-    def run(self, batch: PackedBatch) -> Outputs:
-        """Compute all outputs, float32, a row a sequence or a token. Raises EngineError."""
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        """Compute ``outputs`` (None: all), float32, a row a sequence or a token. Raises EngineError."""
         inputs = graph_inputs(batch, self._input_names)
         request = self._requests.get()
         try:
@@ -86,6 +96,7 @@ class OpenVINOEngine:
             return {
                 name: np.array(request.get_tensor(name).data[: self._num_rows(name, batch)], np.float32)
                 for name in self._output_names
+                if outputs is None or name in outputs
             }
         except RuntimeError as error:
             raise EngineError(f"OpenVINO failed on a batch of {batch.batch_size} sequences: {error}") from error

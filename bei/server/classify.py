@@ -13,7 +13,7 @@ from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
-from bei.server.endpoint import Context, Reply, Route
+from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser
 from bei.tasks import Scores, classify
 from bei.tokenization import Input
@@ -80,25 +80,27 @@ def _one_or_pair(texts: list[str]) -> Input:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-async def predict(body: PredictRequest, context: Context) -> Reply:
+async def predict(body: PredictRequest, call: Call) -> Reply:
     """Labels with their scores, best first: one list for a text or a pair, a list of lists for a batch.
 
     A list of two strings is one pair, which the model reads together; batches are lists of lists.
     """
-    service = context.models.able("classify", body.model)
+    service = call.models.able("classify", body.model)
     inputs, is_batch = inputs_of(body.inputs)
-    context.check_inputs(inputs, "inputs")
-    answer = await classify(service, inputs, raw=body.is_raw(), options=body.encoding_options())
+    call.check_inputs(inputs, "inputs")
+    ticket = call.admit(service, inputs)
+    answer = await classify(service, inputs, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
     ranked = [by_score(row, answer.labels) for row in answer.values]
     return Reply(ranked if is_batch else ranked[0], answer.truncated)
 
 
-async def classify_texts(body: ClassifyRequest, context: Context) -> Reply:
+async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
     """A score for each label of each text. Infinity's client, which always sends `raw_scores`, gets its own `data`."""
-    service = context.models.able("classify", body.model)
+    service = call.models.able("classify", body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    context.check_inputs(texts, "input")
-    answer = await classify(service, texts, raw=body.is_raw(), options=body.encoding_options())
+    call.check_inputs(texts, "input")
+    ticket = call.admit(service, texts)
+    answer = await classify(service, texts, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
     is_infinity = body.raw_scores is not None
     return Reply(render(answer, service.name, is_infinity=is_infinity), answer.truncated)
 

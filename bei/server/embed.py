@@ -7,13 +7,13 @@ from typing import Annotated, Any, TypeAlias, TypedDict
 import msgspec
 from msgspec import Meta
 
-from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.embeddings import TokenId
-from bei.server.endpoint import Context, Reply, Route
+from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser
-from bei.tasks import SparseVector, embed_sparse, embed_texts, embed_token_ids, embed_tokens
+from bei.service import ModelInput
+from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens
 
 Vector: TypeAlias = list[float]
 
@@ -63,11 +63,11 @@ class SimilarityRequest(PromptControls, kw_only=True):
     parameters: PromptControls | None = None
 
 
-def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
     """One entry an input: a text, or its token ids. A list of numbers is one input. Raises InvalidRequestError."""
     if isinstance(given, str):
         return [given]
-    inputs = [value for value in given if not isinstance(value, int)]
+    inputs: list[ModelInput] = [value for value in given if not isinstance(value, int)]
     ids = [value for value in given if isinstance(value, int)]
     if inputs and ids:
         raise InvalidRequestError(
@@ -77,49 +77,45 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]
     return [ids] if ids else inputs
 
 
-async def embed(body: EmbedRequest, context: Context) -> Reply:
+async def embed(body: EmbedRequest, call: Call) -> Reply:
     """Vectors of texts or token ids, of unit length unless `normalize` is false. A list even for one input."""
-    service = context.models.able("embed", body.model)
+    service = call.models.able("embed", body.model)
     inputs = inputs_of(body.inputs)
-    context.check_inputs(inputs, "inputs")
-    texts = {index: value for index, value in enumerate(inputs) if isinstance(value, str)}
-    ids = {index: value for index, value in enumerate(inputs) if not isinstance(value, str)}
-    dimensions, normalize = body.dimensions, body.normalize
-    vectors: dict[int, Float32Array] = {}
-    truncated: list[int] = []
-    if texts:
-        prompt, options = body.prompt(service.manifest), body.encoding_options()
-        answer = await embed_texts(
-            service, list(texts.values()), prompt=prompt, dimensions=dimensions, normalize=normalize, options=options
-        )
-        vectors.update(zip(texts, answer.vectors, strict=True))
-        truncated = [list(texts)[index] for index in answer.truncated]
-    if ids:
-        answer = await embed_token_ids(service, list(ids.values()), dimensions=dimensions, normalize=normalize)
-        vectors.update(zip(ids, answer.vectors, strict=True))
-    return Reply([vectors[index] for index in range(len(inputs))], truncated)
+    call.check_inputs(inputs, "inputs")
+    answer = await embed_inputs(
+        service,
+        inputs,
+        ticket=call.admit(service, inputs),
+        prompt=body.prompt(service.manifest),
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        options=body.encoding_options(),
+    )
+    return Reply(list(answer.vectors), answer.truncated)
 
 
-async def embed_all(body: TextsRequest, context: Context) -> Reply:
+async def embed_all(body: TextsRequest, call: Call) -> Reply:
     """A vector for each token of each text, special tokens included: of unit length in models for late interaction,
     whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
-    service = context.models.able("embed_tokens", body.model)
+    service = call.models.able("embed_tokens", body.model)
     texts = body.texts()
-    context.check_inputs(texts, "inputs")
+    call.check_inputs(texts, "inputs")
     prompt, role = body.prompt(service.manifest), body.role(service.manifest)
-    answer = await embed_tokens(service, texts, prompt=prompt, role=role, options=body.encoding_options())
+    ticket, options = call.admit(service, texts), body.encoding_options()
+    answer = await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role, options=options)
     return Reply(answer.vectors, answer.truncated)
 
 
-async def embed_vocabulary(body: SparseRequest, context: Context) -> Reply:
+async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
     """Weights of entries of the vocabulary, those above zero or the `top_k` largest, by ascending index: SPLADE and
     its like.
     """
-    service = context.models.able("embed_sparse", body.model)
+    service = call.models.able("embed_sparse", body.model)
     texts = body.texts()
-    context.check_inputs(texts, "inputs")
+    call.check_inputs(texts, "inputs")
     prompt, options = body.prompt(service.manifest), body.encoding_options()
-    answer = await embed_sparse(service, texts, prompt=prompt, top_k=body.top_k, options=options)
+    ticket = call.admit(service, texts)
+    answer = await embed_sparse(service, texts, ticket=ticket, prompt=prompt, top_k=body.top_k, options=options)
     return Reply([weights_of(vector) for vector in answer.vectors], answer.truncated)
 
 
@@ -129,16 +125,18 @@ def weights_of(vector: SparseVector) -> list[Weight]:
     return [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
 
 
-async def similarity(body: SimilarityRequest, context: Context) -> Reply:
+async def similarity(body: SimilarityRequest, call: Call) -> Reply:
     """Cosine of the source sentence's vector with each sentence's, in the order of the sentences."""
-    service = context.models.able("embed", body.model)
+    service = call.models.able("embed", body.model)
     sentences, source = body.inputs.sentences, body.inputs.source_sentence
-    context.check_inputs(sentences, "sentences")
-    context.check_inputs([source], "source_sentence")
+    call.check_inputs(sentences, "sentences")
+    call.check_inputs([source], "source_sentence")
     controls = body.parameters or body
-    answer = await embed_texts(
+    texts = [*sentences, source]  # the source last: numbers in the header about cut inputs are the sentences' own
+    answer = await embed_inputs(
         service,
-        [*sentences, source],  # the source last: numbers in the header about cut inputs are the sentences' own
+        texts,
+        ticket=call.admit(service, texts),
         prompt=controls.prompt(service.manifest),
         normalize=True,
         options=controls.encoding_options(),

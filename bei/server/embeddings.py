@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
@@ -10,9 +11,10 @@ from msgspec import Meta
 
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
-from bei.server.endpoint import Context, Reply, Route
+from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser
-from bei.tasks import Embeddings, embed_chunks, embed_texts, embed_token_ids
+from bei.service import ModelInput
+from bei.tasks import Embeddings, embed_chunks, embed_inputs
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 
@@ -91,28 +93,28 @@ def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
     raise InvalidRequestError(f"input must be {_INPUT_FORMS}.", "input")
 
 
-async def create_embeddings(body: EmbeddingRequest, context: Context) -> Reply:
+async def create_embeddings(body: EmbeddingRequest, call: Call) -> Reply:
     """Embed one or many texts, or lists of token ids, which are used exactly as given. In the order of the inputs."""
-    service = context.models.able("embed", body.model)
+    service = call.models.able("embed", body.model)
     texts, token_ids = parse_input(bytes(body.input))
+    inputs: Sequence[ModelInput] = texts or token_ids or []
+    call.check_inputs(inputs, "input")
+    prompt = body.prompt(service.manifest) if texts is not None else ""
     if texts is not None and body.late_chunking:
-        context.check_inputs(texts, "input")
-        prompt = body.prompt(service.manifest)
-        answer = await embed_chunks(service, texts, prompt=prompt, dimensions=body.dimensions, normalize=body.normalize)
-    elif texts is not None:
-        context.check_inputs(texts, "input")
-        answer = await embed_texts(
+        ticket = call.admit(service, [" ".join(texts)])
+        answer = await embed_chunks(
+            service, texts, ticket=ticket, prompt=prompt, dimensions=body.dimensions, normalize=body.normalize
+        )
+    else:
+        answer = await embed_inputs(
             service,
-            texts,
-            prompt=body.prompt(service.manifest),
+            inputs,
+            ticket=call.admit(service, inputs),
+            prompt=prompt,
             dimensions=body.dimensions,
             normalize=body.normalize,
             options=body.encoding_options(),
         )
-    else:
-        token_ids = token_ids or []
-        context.check_inputs(token_ids, "input")
-        answer = await embed_token_ids(service, token_ids, dimensions=body.dimensions, normalize=body.normalize)
     return Reply(render(answer, service.name, body.encoding_format), answer.truncated)
 
 

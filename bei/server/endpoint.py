@@ -17,34 +17,60 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from bei.admission import Ticket
 from bei.errors import InvalidRequestError
 from bei.server.errors import JSON
 from bei.server.http import TRUNCATED_HEADER, index_ranges, read_body, unless_disconnected
 from bei.server.models import Models
 from bei.server.openapi import operation
+from bei.server.urgency import Urgency, urgency_of
+from bei.service import InferenceService, ModelInput
 
 RequestT = TypeVar("RequestT")
 
 
 @dataclass(frozen=True)
 class Context:
-    """What handlers work with."""
+    """What all calls share."""
 
     models: Models
     max_client_batch_size: int
 
+
+class Call:
+    """One request on its way through a handler: the served models, its urgency, and what it was admitted for.
+
+    What it was admitted for is held until ``close``, when the last byte of the answer is rendered.
+    """
+
+    def __init__(self, context: Context, urgency: Urgency) -> None:
+        self.models = context.models
+        self._max_inputs = context.max_client_batch_size
+        self._urgency = urgency
+        self._tickets: list[Ticket] = []
+
     def check_inputs(self, inputs: Seq[object], param: str) -> None:
-        """Refuse no inputs, too many, and empty texts. Raises InvalidRequestError that blames ``param``."""
+        """Reject an empty list, too many inputs, or an empty text. Raises InvalidRequestError that blames ``param``."""
         if not inputs:
             raise InvalidRequestError(f"{param} is an empty list: send at least one input.", param)
-        if len(inputs) > self.max_client_batch_size:
+        if len(inputs) > self._max_inputs:
             raise InvalidRequestError(
-                f"The request has {len(inputs)} inputs, the limit is {self.max_client_batch_size}: "
-                "split it into smaller requests.",
+                f"The request has {len(inputs)} inputs, the limit is {self._max_inputs}: split it.",
                 param,
             )
         if "" in inputs:
             raise InvalidRequestError(f"{param} {inputs.index('')} is an empty text: leave it out.", param)
+
+    def admit(self, service: InferenceService, inputs: Seq[ModelInput]) -> Ticket:
+        """Accept the request with all of its inputs. Raises what ``InferenceService.admit`` raises."""
+        ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
+        self._tickets.append(ticket)
+        return ticket
+
+    def close(self) -> None:
+        """Give back what was admitted."""
+        for ticket in self._tickets:
+            ticket.close()
 
 
 @dataclass(frozen=True)
@@ -66,7 +92,7 @@ class Route(Generic[RequestT]):
     request: Any
     response: Any
     parse: Callable[[bytes], RequestT]
-    handle: Callable[[RequestT, Context], Awaitable[Reply]]
+    handle: Callable[[RequestT, Call], Awaitable[Reply]]
 
 
 class Endpoint:
@@ -92,7 +118,12 @@ class Endpoint:
 
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
+        urgency = urgency_of(request.scope["headers"])
         body = self._route.parse(await read_body(request, self._payload_limit))
-        reply = await unless_disconnected(request, self._route.handle(body, self._context))
-        headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else None
-        return Response(orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), 200, headers, JSON)
+        call = Call(self._context, urgency)
+        try:
+            reply = await unless_disconnected(request, self._route.handle(body, call))
+            headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else None
+            return Response(orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), 200, headers, JSON)
+        finally:
+            call.close()

@@ -27,7 +27,9 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.PayloadTooLargeError: (413, "invalid_request_error"),
     errors.OverloadedError: (429, "rate_limit_error"),
     errors.ShuttingDownError: (503, "server_error"),
+    errors.DeadlineExceededError: (504, "server_error"),
     errors.EngineError: (500, "server_error"),
+    errors.EngineDeadError: (503, "server_error"),
     errors.BeiError: (500, "server_error"),
 }
 
@@ -59,7 +61,7 @@ def error_response(error: errors.BeiError) -> Response:
     if isinstance(error, errors.OverloadedError):
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
         headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
-    if isinstance(error, errors.ShuttingDownError):
+    if isinstance(error, (errors.ShuttingDownError, errors.EngineDeadError)):
         headers["connection"] = "close"
     return Response(orjson.dumps(ErrorBody(error=detail)), status, headers, JSON)
 

@@ -39,7 +39,7 @@ def describe(service: InferenceService, config: ServeConfig) -> dict[str, Any]:
         "model_dtype": manifest.precision,
         "served_model_name": manifest.name,
         "model_type": model_type(manifest),
-        "max_concurrent_requests": config.max_queue_size,
+        "max_concurrent_requests": max(1, config.max_queue_tokens // manifest.max_seq_len),
         "max_input_length": manifest.max_seq_len,
         "max_batch_tokens": manifest.max_num_tokens,
         "max_batch_requests": manifest.max_batch_size,

@@ -18,10 +18,11 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 import numpy as np
 from msgspec import Meta
 
+from bei.admission import Ticket
 from bei.errors import InvalidRequestError
 from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
-from bei.server.endpoint import Context, Reply, Route
+from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser_by_field
 from bei.service import InferenceService
 from bei.tasks import Scores, rerank
@@ -116,29 +117,34 @@ class RerankResponse(TypedDict):
     meta: RerankMeta
 
 
-async def rank(body: TextsRequest | DocumentsRequest, context: Context, path: str) -> Reply:
+async def rank(body: TextsRequest | DocumentsRequest, call: Call, path: str) -> Reply:
     """Score texts or documents against a query, best first.
 
     `texts` (TEI, BEI) gives a bare list with `score`; `documents` (Cohere, Jina, vLLM, Infinity) an object whose
     `results` have `relevance_score`.
     """
-    service = context.models.able("rerank", body.model)
-    context.check_inputs([body.query], "query")
+    service = call.models.able("rerank", body.model)
+    call.check_inputs([body.query], "query")
     if isinstance(body, TextsRequest):
-        context.check_inputs(body.texts, "texts")
-        answer = await _scored(service, body, body.texts)
+        call.check_inputs(body.texts, "texts")
+        answer = await _scored(service, body, body.texts, _admitted(call, service, body.query, body.texts))
         return Reply(render_ranks(answer, body.texts if body.return_text else None), answer.truncated)
     texts = texts_of(body.documents, body.rank_fields)
-    context.check_inputs(texts, "documents")
-    shorter, cut = await shortened(service, texts, body.max_tokens_per_doc)
-    answer = await _scored(service, body, shorter)
+    call.check_inputs(texts, "documents")
+    ticket = _admitted(call, service, body.query, texts)
+    shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
+    answer = await _scored(service, body, shorter, ticket)
     return Reply(render_results(answer, texts, body, service.name, path), sorted(cut.union(answer.truncated)))
 
 
-async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str]) -> Scores:
+def _admitted(call: Call, service: InferenceService, query: str, texts: Seq[str]) -> Ticket:
+    return call.admit(service, [(query, text) for text in texts])
+
+
+async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str], ticket: Ticket) -> Scores:
     instruction = body.instruction if body.instruct is None else body.instruct
-    options = body.encoding_options()
-    return await rerank(service, body.query, texts, raw=body.is_raw(), instruction=instruction, options=options)
+    options, raw = body.encoding_options(), body.is_raw()
+    return await rerank(service, body.query, texts, ticket=ticket, raw=raw, instruction=instruction, options=options)
 
 
 def texts_of(documents: Seq[Document], rank_fields: Seq[str] | None) -> list[str]:
@@ -160,11 +166,14 @@ def texts_of(documents: Seq[Document], rank_fields: Seq[str] | None) -> list[str
     return texts
 
 
-async def shortened(service: InferenceService, texts: Seq[str], max_tokens: int | None) -> tuple[list[str], set[int]]:
+async def shortened(
+    service: InferenceService, texts: Seq[str], max_tokens: int | None, ticket: Ticket
+) -> tuple[list[str], set[int]]:
     """``texts``, each cut to its first ``max_tokens`` tokens, and the indices of those that were cut."""
     if max_tokens is None or max_tokens >= service.manifest.max_seq_len:
         return list(texts), set()
-    encodings = await service.encode(texts, EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True))
+    options = EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True)
+    encodings = await service.encode(texts, ticket=ticket, options=options)
     shorter = list(texts)
     cut = {index for index, encoding in enumerate(encodings) if encoding.truncated}
     for index in cut:
@@ -222,8 +231,8 @@ def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | No
 
 
 def _route(path: str, summary: str) -> Route[TextsRequest | DocumentsRequest]:
-    async def handle(body: TextsRequest | DocumentsRequest, context: Context) -> Reply:
-        return await rank(body, context, path)
+    async def handle(body: TextsRequest | DocumentsRequest, call: Call) -> Reply:
+        return await rank(body, call, path)
 
     handle.__doc__ = rank.__doc__
     parse = parser_by_field(texts=TextsRequest, documents=DocumentsRequest)

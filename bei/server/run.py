@@ -14,6 +14,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
+from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.errors import ConfigError
 from bei.metrics import Metrics
@@ -49,7 +50,8 @@ def run(artifacts: list[Path], config: ServeConfig) -> None:
 async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
     listener = _bind(config.host, config.port)  # first: a taken port is known before gigabytes are loaded
     metrics = Metrics()
-    models = Models([load_service(path, config, metrics) for path in artifacts])
+    gate = DeviceGate()
+    models = Models([load_service(path, config, metrics, gate) for path in artifacts])
     for service in models:
         await service.check_ready()  # an engine that computes something else must not get a single request
     app = create_app(models, config, metrics)

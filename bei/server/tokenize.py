@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from bei.core import Encoding
 from bei.server.controls import Model
-from bei.server.endpoint import Context, Reply, Route
+from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser_by_field
 from bei.tasks import in_role, prompt_of, prompted, role_of
 from bei.tokenization import EncodingOptions, TextEncoder
@@ -56,25 +56,26 @@ class Count(TypedDict):
     token_strs: list[str] | None
 
 
-async def tokenize(body: InputsRequest | PromptRequest, context: Context) -> Reply:
+async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
     """Tokens as the model would read them, but never cut.
 
     `inputs` (TEI) gives a list of tokens for each text, `prompt` (vLLM) ids and their number.
     """
-    service = context.models.named(body.model)
+    service = call.models.named(body.model)
     options = EncodingOptions(add_special_tokens=body.add_special_tokens, with_spans=True, whole=True)
     if isinstance(body, PromptRequest):
-        context.check_inputs([body.prompt], "prompt")
-        (encoding,) = await service.encode([body.prompt], options)
+        call.check_inputs([body.prompt], "prompt")
+        ticket = call.admit(service, [body.prompt])
+        (encoding,) = await service.encode([body.prompt], ticket=ticket, options=options)
         names = bool(body.return_token_strs)
         return Reply(render_count(encoding, service.encoder, service.manifest.max_seq_len, names=names))
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    context.check_inputs(texts, "inputs")
+    call.check_inputs(texts, "inputs")
     asked = (body.prompt_name, body.input_type)
     if asked != (None, None):
         texts = list(prompted(prompt_of(service.manifest, *asked), texts))
         options = in_role(options, role_of(service.manifest, *asked))
-    encodings = await service.encode(texts, options)
+    encodings = await service.encode(texts, ticket=call.admit(service, texts), options=options)
     pairs = zip(texts, encodings, strict=True)
     return Reply([render_tokens(text, encoding, service.encoder) for text, encoding in pairs])
 

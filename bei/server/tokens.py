@@ -11,7 +11,7 @@ from typing import TypedDict
 from bei.entities import Aggregation, Entity
 from bei.errors import InvalidRequestError
 from bei.server.controls import ScoreControls
-from bei.server.endpoint import Context, Reply, Route
+from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser
 from bei.tasks import classify_tokens
 
@@ -46,13 +46,14 @@ def texts_of(inputs: str | list[str | list[str]]) -> list[str]:
     return [value if isinstance(value, str) else value[0] for value in inputs]
 
 
-async def predict_tokens(body: PredictTokensRequest, context: Context) -> Reply:
+async def predict_tokens(body: PredictTokensRequest, call: Call) -> Reply:
     """Label the tokens of each text and, with `aggregation_strategy`, join them to entities, in the text's order."""
-    service = context.models.able("classify_tokens", body.model)
+    service = call.models.able("classify_tokens", body.model)
     texts = texts_of(body.inputs)
-    context.check_inputs(texts, "inputs")
+    call.check_inputs(texts, "inputs")
     aggregation, raw = body.aggregation_strategy, body.is_raw()
-    answer = await classify_tokens(service, texts, aggregation=aggregation, raw=raw, options=body.encoding_options())
+    ticket, options = call.admit(service, texts), body.encoding_options()
+    answer = await classify_tokens(service, texts, ticket=ticket, aggregation=aggregation, raw=raw, options=options)
     classification = service.manifest.classification
     labels = classification.labels if classification and raw and aggregation == "none" else None
     return Reply([[render(entity, labels) for entity in entities] for entities in answer.entities], answer.truncated)

@@ -3,29 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from bei.artifact import TOKENIZER, Artifact
 from bei.config import ServeConfig
-from bei.core import Engine
+from bei.core import Encoding, Engine
+from bei.costs import CostModel
 from bei.metrics import Metrics
-from bei.service import InferenceService
-from bei.tokenization import TextEncoder
+from bei.service import Answer, InferenceService, ModelInput, local_port
+from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
 from tests.artifacts import LIMITS
 from tests.engines import DEADLINE_S, GatedEngine
 
 
 def make_service(
-    artifact: Artifact, engine: Engine, metrics: Metrics | None = None, **settings: Any
+    artifact: Artifact,
+    engine: Engine,
+    metrics: Metrics | None = None,
+    *,
+    reload: Callable[[], Engine] | None = None,
+    **settings: Any,
 ) -> InferenceService:
     """A service on the running event loop. ``settings`` are those of ServeConfig."""
     config = ServeConfig(**{"tokenizer_threads": 1, **settings})
     tokenizer: Path = artifact.path / TOKENIZER
-    encoder = TextEncoder(tokenizer, LIMITS.max_seq_len, auto_truncate=config.auto_truncate)
-    return InferenceService(artifact, engine, encoder, config, metrics or Metrics())
+    template = artifact.manifest.rerank_template
+    frame = (template.prefix, template.suffix) if template else ("", "")
+    encoder = TextEncoder(tokenizer, LIMITS.max_seq_len, auto_truncate=config.auto_truncate, frame=frame)
+    costs = CostModel.assumed(engine.info.limits)
+    port = local_port(engine, costs, config, reload=reload)
+    return InferenceService(artifact, encoder, config, metrics or Metrics(), port, costs)
+
+
+async def infer(
+    service: InferenceService,
+    inputs: Sequence[ModelInput],
+    options: EncodingOptions = AS_CONFIGURED,
+    outputs: Set[str] = frozenset({"embedding"}),
+    **asked: Any,
+) -> Answer:
+    """Admit ``inputs`` and run them. ``asked``: lane and deadline."""
+    with service.admit(inputs, **asked) as ticket:
+        return await service.infer(inputs, ticket=ticket, outputs=outputs, options=options)
+
+
+async def encode(
+    service: InferenceService, inputs: Sequence[Input], options: EncodingOptions = AS_CONFIGURED
+) -> list[Encoding]:
+    """Admit ``inputs`` and tokenize them."""
+    with service.admit(inputs) as ticket:
+        return await service.encode(inputs, ticket=ticket, options=options)
 
 
 @asynccontextmanager

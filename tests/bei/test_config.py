@@ -119,7 +119,7 @@ def test_a_variable_that_cannot_be_parsed_names_the_environment(name: str, value
 def test_an_unknown_key_names_its_source_and_the_nearest_known_one(yaml_file: Any) -> None:
     with pytest.raises(ConfigError, match=r"Unknown setting 'prot' in the file\. Did you mean 'port'\?"):
         load(ServeConfig, {}, yaml_file("prot: 8000"), {})
-    with pytest.raises(ConfigError, match=r"'max_queue' in the environment\. Did you mean 'max_queue_size'\?"):
+    with pytest.raises(ConfigError, match=r"'max_queue' in the environment\. Did you mean 'max_queue_tokens'\?"):
         load(ServeConfig, {}, None, {"BEI_MAX_QUEUE": "1"})
     with pytest.raises(ConfigError, match=r"'hots' in the flags\. Did you mean 'host'\?"):
         load(ServeConfig, {"hots": "x"}, None, {})
@@ -159,7 +159,10 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
         ({"tokenizer_threads": 0}, "tokenizer_threads must be at least 1"),
         ({"max_client_batch_size": 0}, "max_client_batch_size must be at least 1"),
         ({"payload_limit": 0}, "payload_limit must be at least 1"),
-        ({"max_queue_size": 10}, "max_queue_size 10 could never accept .* raise the first or lower the second"),
+        ({"max_queue_tokens": 0}, "max_queue_tokens must be at least 1"),
+        ({"bulk_share": 1.0}, "bulk_share must be at least 0 and below 1"),
+        ({"bulk_max_wait": -0.5}, "bulk_max_wait must be at least 0"),
+        ({"step_cap_ms": float("nan")}, "step_cap_ms must be at least 0"),
         ({"engine_threads": 2, "engine_streams": 3}, "raise the second or lower the first"),
     ],
 )

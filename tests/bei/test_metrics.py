@@ -5,6 +5,17 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei.metrics import Metrics, ModelMetrics
+from bei.port import Lane, LaneStats, PortStats
+
+STATS = PortStats(
+    lanes={"interactive": LaneStats(1, 10, 0.125), "bulk": LaneStats(5, 50, 0.5)},
+    running_s=0.0,
+    slowdown=1.0,
+    is_alive=True,
+    is_stalled=False,
+    is_busy=True,
+    last_step_s=0.0,
+)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -19,18 +30,40 @@ def test_every_event_of_a_model_is_counted_under_its_name() -> None:
     first.accepted(3)
     second.accepted(1)
     first.truncated(2)
-    first.queue(num_sequences=5, num_tokens=50)
-    first.batch(size=4, num_tokens=40, engine_s=0.02, waits_s=[0.001, 0.002, 0.5, 1.5])
+    first.watch(lambda: STATS)
+    waits: list[tuple[Lane, float]] = [("bulk", 0.001), ("bulk", 0.002), ("bulk", 0.5), ("bulk", 1.5)]
+    first.batch(num_tokens=40, longest=12, engine_s=0.02, predicted_s=0.01, waits=[*waits, ("interactive", 0.1)])
+    first.shared(in_flight=2, cached=3)
+    first.expired(4)
+    first.batch_failed("exception")
+    first.engine_restarted()
     values = samples(metrics)
     assert (values["bei_inputs_total", "first"], values["bei_inputs_total", "second"]) == (3, 1)
     assert values["bei_inputs_truncated_total", "first"] == 2
-    assert (values["bei_queue_sequences", "first"], values["bei_queue_tokens", "first"]) == (5, 50)
+    for lane, waiting in STATS.lanes.items():
+        found = [values[f"bei_queue_{what}", lane, "first"] for what in ("sequences", "tokens", "cost_seconds")]
+        assert found == list(waiting)
     assert values["bei_tokens_total", "first"] == 40
-    assert (values["bei_batch_sequences_sum", "first"], values["bei_batch_tokens_sum", "first"]) == (4, 40)
+    assert (values["bei_batch_sequences_sum", "first"], values["bei_batch_tokens_sum", "first"]) == (5, 40)
+    assert values["bei_attention_slots_total", "first"] == 60
+    assert values["bei_step_cost_ratio_sum", "first"] == 2
     assert values["bei_engine_seconds_sum", "first"] == 0.02
-    assert values["bei_queue_seconds_count", "first"] == 4
-    assert values["bei_queue_seconds_bucket", "0.5", "first"] == 3
-    assert values["bei_queue_seconds_count", "second"] == 0
+    assert values["bei_queue_seconds_count", "bulk", "first"] == 4
+    assert values["bei_queue_seconds_count", "interactive", "first"] == 1
+    assert values["bei_queue_seconds_count", "bulk", "second"] == 0
+    assert values["bei_sequences_shared_total", "flight", "first"] == 2
+    assert values["bei_sequences_shared_total", "cache", "first"] == 3
+    assert values["bei_sequences_expired_total", "first"] == 4
+    assert values["bei_batch_failures_total", "exception", "first"] == 1
+    assert values["bei_engine_restarts_total", "first"] == 1
+
+
+def test_the_gauges_of_a_closed_model_are_0() -> None:
+    metrics = Metrics()
+    model = ModelMetrics(metrics, "first")
+    model.watch(lambda: STATS)
+    model.watch(None)
+    assert samples(metrics)["bei_queue_tokens", "bulk", "first"] == 0
 
 
 def test_two_servers_in_one_process_do_not_share_metrics() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bei.artifact import Artifact
+from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.core import Float32Array
 from bei.engine.fake import FakeEngine, fake_row
@@ -22,10 +23,11 @@ from bei.errors import (
     ShuttingDownError,
 )
 from bei.metrics import Metrics
-from bei.service import UNIT_EMBEDDING, Answer, InferenceService, load_service
+from bei.port import UNIT_EMBEDDING
+from bei.service import Answer, InferenceService, load_service
 from bei.tokenization import CHUNK, EncodingOptions
 from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, tiny_tokenizer, token_ids
-from tests.bei.services import entered, run_async, running_service
+from tests.bei.services import encode, entered, infer, run_async, running_service
 from tests.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, sequences_of, token_rows
 
 
@@ -47,7 +49,7 @@ def test_texts_are_run_in_order_with_their_token_count(artifact: Artifact) -> No
     async def test() -> None:
         texts = [f"cat {index % 10} " * (1 + index % 5) for index in range(100)]
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.infer(texts)
+            answer = await infer(service, texts)
         ids = [token_ids(text) for text in texts]
         np.testing.assert_array_equal(rows_of(answer), fake_rows(ids))
         assert [encoding.input_ids.tolist() for encoding in answer.encodings] == ids
@@ -57,10 +59,20 @@ def test_texts_are_run_in_order_with_their_token_count(artifact: Artifact) -> No
     run_async(test)
 
 
-def test_rows_have_the_embedding_at_unit_length_too(artifact: Artifact) -> None:
+def test_rows_have_the_outputs_that_were_asked_for_and_no_others(artifact: Artifact) -> None:
+    async def test() -> None:
+        async with running_service(artifact, TokenEngine(LIMITS)) as service:
+            for outputs in ({"embedding"}, {UNIT_EMBEDDING}, {"token_ids"}, {"embedding", UNIT_EMBEDDING}):
+                answer = await infer(service, ["cat", "the cat"], outputs=outputs)
+                assert [set(row) for row in answer.rows] == [outputs] * 2
+
+    run_async(test)
+
+
+def test_the_embedding_comes_at_unit_length_too(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.infer(["cat", "the cat"])
+            answer = await infer(service, ["cat", "the cat"], outputs={UNIT_EMBEDDING})
         np.testing.assert_array_equal(
             np.stack([row[UNIT_EMBEDDING] for row in answer.rows]),
             expected_vectors([token_ids("cat"), token_ids("the cat")]),
@@ -72,7 +84,7 @@ def test_rows_have_the_embedding_at_unit_length_too(artifact: Artifact) -> None:
 def test_pairs_and_texts_may_share_a_request_and_token_types_reach_the_engine(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.infer(["cat", ("cat", "the cat")])
+            answer = await infer(service, ["cat", ("cat", "the cat")])
         pair = tiny_tokenizer().encode("cat", "the cat")
         text = fake_row(np.array(token_ids("cat"), np.int32))
         both = fake_row(np.array(pair.ids, np.int32), np.array(pair.type_ids, np.int32))
@@ -85,7 +97,7 @@ def test_token_ids_are_run_exactly_as_given(artifact: Artifact) -> None:
     async def test() -> None:
         inputs = [[5], [2, 7, 3], [VOCAB_SIZE - 1] * LIMITS.max_seq_len]
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.infer_token_ids(inputs)
+            answer = await infer(service, inputs)
         np.testing.assert_array_equal(rows_of(answer), fake_rows(inputs))
         assert answer.num_tokens == 4 + LIMITS.max_seq_len
 
@@ -95,7 +107,7 @@ def test_token_ids_are_run_exactly_as_given(artifact: Artifact) -> None:
 def test_truncated_inputs_are_reported_by_position(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.infer(["a", "a " * 100, "b", "b " * 15])
+            answer = await infer(service, ["a", "a " * 100, "b", "b " * 15])
         assert answer.truncated == [1, 3]
         assert answer.num_tokens == 3 + 16 + 3 + 16
 
@@ -106,7 +118,7 @@ def test_outputs_per_token_are_cut_to_the_tokens_of_each_input(artifact: Artifac
     async def test() -> None:
         texts = [f"the cat {'s' * (1 + index % 9)}" for index in range(40)]
         async with running_service(artifact, TokenEngine(LIMITS)) as service:
-            answer = await service.infer(texts)
+            answer = await infer(service, texts, outputs={"embedding", "token_ids"})
         for text, row in zip(texts, answer.rows, strict=True):
             ids = np.array(token_ids(text), np.int32)
             np.testing.assert_array_equal(row["token_ids"], token_rows(ids))
@@ -119,7 +131,7 @@ def test_options_reach_the_tokenizer(artifact: Artifact) -> None:
     async def test() -> None:
         options = EncodingOptions(direction="left", max_tokens=4, with_spans=True)
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            answer = await service.infer(["a b c d"], options)
+            answer = await infer(service, ["a b c d"], options)
         assert answer.encodings[0].input_ids.tolist() == [*token_ids("c d")]
         assert answer.encodings[0].spans is not None
         assert answer.truncated == [0]
@@ -135,7 +147,7 @@ def test_encoding_alone_answers_in_order_and_runs_nothing(artifact: Artifact) ->
         engine = FakeEngine(LIMITS)
         texts = [f"cat {index % 10} " * (1 + index % 5) for index in range(3 * CHUNK + 1)]
         async with running_service(artifact, engine, tokenizer_threads=3) as service:
-            encodings = await service.encode(texts)
+            encodings = await encode(service, texts)
         assert [encoding.input_ids.tolist() for encoding in encodings] == [token_ids(text) for text in texts]
         assert engine.batches == []
 
@@ -146,22 +158,22 @@ def test_encoding_alone_says_what_is_wrong_with_an_input(artifact: Artifact) -> 
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
             with pytest.raises(InvalidRequestError, match="more than the model's 16 tokens"):
-                await service.encode(["a", "a " * 100, *["b"] * 100], EncodingOptions(truncate=False))
-            assert len(await service.encode(["a"])) == 1
+                await encode(service, ["a", "a " * 100, *["b"] * 100], EncodingOptions(truncate=False))
+            assert len(await encode(service, ["a"])) == 1
 
     run_async(test)
 
 
 def test_encoding_alone_is_admitted_counted_and_drained_like_other_work(artifact: Artifact) -> None:
     async def test() -> None:
-        async with running_service(artifact, FakeEngine(LIMITS), max_queue_size=3, max_client_batch_size=3) as service:
-            running = asyncio.ensure_future(service.encode(["a", "b"]))
+        async with running_service(artifact, FakeEngine(LIMITS), max_queue_tokens=8) as service:
+            running = asyncio.ensure_future(encode(service, ["a", "b"]))
             await asyncio.sleep(0)
-            with pytest.raises(OverloadedError, match="2 inputs are waiting"):
-                await service.encode(["c", "d"])
+            with pytest.raises(OverloadedError, match="6 tokens are waiting and the limit is 8"):
+                await encode(service, ["c", "d"])
             service.begin_drain()
             with pytest.raises(ShuttingDownError):
-                await service.encode(["c"])
+                await encode(service, ["c"])
             await service.wait_drained()
             assert len(await running) == 2
 
@@ -171,7 +183,7 @@ def test_encoding_alone_is_admitted_counted_and_drained_like_other_work(artifact
 def test_encoding_that_is_cancelled_or_abandoned_ends_at_once(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
-            leaves, waits = (asyncio.ensure_future(service.encode(["a"] * 1000)) for _ in range(2))
+            leaves, waits = (asyncio.ensure_future(encode(service, ["a"] * 1000)) for _ in range(2))
             await asyncio.sleep(0)
             leaves.cancel()
             service.abandon()
@@ -200,7 +212,7 @@ def test_bad_token_ids_are_refused_before_anything_is_queued(artifact: Artifact,
         engine = FakeEngine(LIMITS)
         async with running_service(artifact, engine) as service:
             with pytest.raises(InvalidRequestError, match=message):
-                await service.infer_token_ids([[1], ids])
+                await infer(service, [[1], ids])
         assert engine.batches == []
 
     run_async(test)
@@ -209,30 +221,39 @@ def test_bad_token_ids_are_refused_before_anything_is_queued(artifact: Artifact,
 # Admission
 
 
-def test_beyond_max_queue_size_requests_are_refused_with_a_time_to_come_back(artifact: Artifact) -> None:
+def test_beyond_max_queue_tokens_requests_are_refused_with_a_time_to_come_back(artifact: Artifact) -> None:
     async def test() -> None:
         engine = GatedEngine(LIMITS)
-        async with running_service(artifact, engine, max_queue_size=3, max_client_batch_size=3) as service:
-            accepted = asyncio.ensure_future(service.infer(["a", "b"]))
+        async with running_service(artifact, engine, max_queue_tokens=9) as service:
+            accepted = asyncio.ensure_future(infer(service, ["a", "b"]))
             await entered(engine)
-            with pytest.raises(OverloadedError, match="2 inputs are waiting and the limit is 3") as caught:
-                await service.infer(["c", "d"])
+            with pytest.raises(OverloadedError, match="6 tokens are waiting and the limit is 9: retry in") as caught:
+                await infer(service, ["c", "d"])
             assert caught.value.retry_after_s > 0
-            fits = asyncio.ensure_future(service.infer(["c"]))
+            fits = asyncio.ensure_future(infer(service, ["c"]))
             engine.open()
             assert len((await accepted).rows) + len((await fits).rows) == 3
 
     run_async(test)
 
 
+def test_a_request_larger_than_the_whole_queue_is_refused_for_good(artifact: Artifact) -> None:
+    async def test() -> None:
+        async with running_service(artifact, FakeEngine(LIMITS), max_queue_tokens=9) as service:
+            with pytest.raises(InvalidRequestError, match="about 12 tokens, the limit is 9: split it into smaller ones"):
+                await infer(service, ["a"] * 4)
+
+    run_async(test)
+
+
 async def _admits_a_full_queue(service: InferenceService) -> None:
-    """The next request of max_queue_size inputs is answered: nothing of the former ones is still counted."""
-    assert len((await service.infer(["a", "b", "c"])).rows) == 3
+    """The next request that fills the queue is answered: nothing of the former ones is still counted."""
+    assert len((await infer(service, ["a", "b", "c"])).rows) == 3
 
 
 def test_admission_is_released_after_success(artifact: Artifact) -> None:
     async def test() -> None:
-        async with running_service(artifact, FakeEngine(LIMITS), max_queue_size=3, max_client_batch_size=3) as service:
+        async with running_service(artifact, FakeEngine(LIMITS), max_queue_tokens=9) as service:
             for _ in range(5):
                 await _admits_a_full_queue(service)
 
@@ -242,10 +263,10 @@ def test_admission_is_released_after_success(artifact: Artifact) -> None:
 def test_admission_is_released_after_an_engine_failure(artifact: Artifact) -> None:
     async def test() -> None:
         engine = PickyEngine(LIMITS, lambda ids: 99 in ids)
-        async with running_service(artifact, engine, max_queue_size=3, max_client_batch_size=3) as service:
+        async with running_service(artifact, engine, max_queue_tokens=9) as service:
             for _ in range(5):
                 with pytest.raises(EngineError):
-                    await service.infer_token_ids([[1], [99], [2]])
+                    await infer(service, [[1], [99], [2]])
             await _admits_a_full_queue(service)
 
     run_async(test)
@@ -253,11 +274,11 @@ def test_admission_is_released_after_an_engine_failure(artifact: Artifact) -> No
 
 def test_admission_is_released_after_a_tokenizer_failure(artifact: Artifact) -> None:
     async def test() -> None:
-        settings = {"max_queue_size": 3, "max_client_batch_size": 3, "auto_truncate": False}
+        settings = {"max_queue_tokens": 40, "auto_truncate": False}
         async with running_service(artifact, FakeEngine(LIMITS), **settings) as service:
             for _ in range(5):
                 with pytest.raises(InvalidRequestError, match="more than the model's 16 tokens"):
-                    await service.infer(["a", "a " * 100, "b"])
+                    await infer(service, ["a", "a " * 100, "b"])
             await _admits_a_full_queue(service)
 
     run_async(test)
@@ -266,15 +287,15 @@ def test_admission_is_released_after_a_tokenizer_failure(artifact: Artifact) -> 
 def test_admission_is_released_after_cancellation_and_what_was_queued_is_not_run(artifact: Artifact) -> None:
     async def test() -> None:
         engine = GatedEngine(LIMITS)
-        async with running_service(artifact, engine, max_queue_size=4, max_client_batch_size=3) as service:
-            first = asyncio.ensure_future(service.infer_token_ids([[1]]))
+        async with running_service(artifact, engine, max_queue_tokens=7) as service:
+            first = asyncio.ensure_future(infer(service, [[1]]))
             await entered(engine)
-            leaves = asyncio.ensure_future(service.infer_token_ids([[50], [51], [52]]))
+            leaves = asyncio.ensure_future(infer(service, [[50], [51], [52]]))
             await asyncio.sleep(0)  # one turn of the loop: it is admitted
             leaves.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaves
-            stays = asyncio.ensure_future(service.infer_token_ids([[60], [61], [62]]))
+            stays = asyncio.ensure_future(infer(service, [[60], [61], [62]]))
             await asyncio.sleep(0)
             engine.open()
             await asyncio.gather(first, stays)
@@ -286,9 +307,7 @@ def test_admission_is_released_after_cancellation_and_what_was_queued_is_not_run
 def test_a_row_of_nan_fails_its_request_alone(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, NaNEngine(LIMITS, 99)) as service:
-            good, bad = await asyncio.gather(
-                service.infer_token_ids([[1]]), service.infer_token_ids([[2], [99]]), return_exceptions=True
-            )
+            good, bad = await asyncio.gather(infer(service, [[1]]), infer(service, [[2], [99]]), return_exceptions=True)
         assert isinstance(bad, NonFiniteOutputError)
         assert not isinstance(good, BaseException)
 
@@ -302,10 +321,10 @@ def test_draining_refuses_new_work_and_answers_what_was_accepted(artifact: Artif
     async def test() -> None:
         engine = GatedEngine(LIMITS)
         async with running_service(artifact, engine) as service:
-            accepted = asyncio.ensure_future(service.infer(["a", "b"]))
+            accepted = asyncio.ensure_future(infer(service, ["a", "b"]))
             await entered(engine)
             service.begin_drain()
-            for refused in (service.infer(["c"]), service.infer_token_ids([[1]])):
+            for refused in (infer(service, ["c"]), infer(service, [[1]])):
                 with pytest.raises(ShuttingDownError, match="another replica"):
                     await refused
             drained = asyncio.ensure_future(service.wait_drained())
@@ -322,9 +341,9 @@ def test_abandoning_answers_everything_that_waits_and_runs_nothing_more(artifact
     async def test() -> None:
         engine = GatedEngine(LIMITS)
         async with running_service(artifact, engine) as service:
-            waiting = [asyncio.ensure_future(service.infer_token_ids([[1]]))]
+            waiting = [asyncio.ensure_future(infer(service, [[1]]))]
             await entered(engine)
-            waiting += [asyncio.ensure_future(service.infer_token_ids([[value]])) for value in range(10, 30)]
+            waiting += [asyncio.ensure_future(infer(service, [[value]])) for value in range(10, 30)]
             await asyncio.sleep(0)
             service.begin_drain()
             service.abandon()
@@ -348,6 +367,6 @@ def test_an_idle_service_is_drained_at_once(artifact: Artifact) -> None:
 def test_load_service_verifies_the_artifact_before_it_asks_for_an_engine(artifact: Artifact) -> None:
     async def test() -> None:
         with pytest.raises(ArtifactWrongTargetError, match=r"built for fake.*--target cpu"):
-            load_service(artifact.path, ServeConfig(), Metrics())
+            load_service(artifact.path, ServeConfig(), Metrics(), DeviceGate())
 
     run_async(test)

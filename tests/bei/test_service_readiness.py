@@ -13,7 +13,7 @@ from bei.engine.fake import FakeEngine
 from bei.errors import EngineError, ShuttingDownError
 from bei.postprocess import unit_length
 from tests.artifacts import CANARY_TEXT, LIMITS, save_artifact, token_ids
-from tests.bei.services import run_async, running_service
+from tests.bei.services import infer, run_async, running_service
 from tests.engines import GatedEngine, PickyEngine, TokenEngine, sequences_of, token_rows
 
 
@@ -38,7 +38,7 @@ def test_after_the_first_canary_a_fresh_answer_is_proof_enough(artifact: Artifac
     async def test() -> None:
         engine = FakeEngine(LIMITS)
         async with running_service(artifact, engine) as service:
-            await service.infer(["cat"])
+            await infer(service, ["cat"])
             await service.check_ready()
             assert [sequences_of(batch) for batch in engine.batches] == [[token_ids("cat")], [token_ids(CANARY_TEXT)]]
             await service.check_ready()
@@ -53,7 +53,7 @@ def test_a_wrong_canary_vector_is_not_ready_however_often_one_asks(tmp_path: Pat
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
             for _ in range(2):
-                await service.infer(["cat"])  # an answer, but nothing says that it is the right one
+                await infer(service, ["cat"])  # an answer, but nothing says that it is the right one
                 with pytest.raises(EngineError, match=r"cosine 0\.0000.*Build the artifact again"):
                     await service.check_ready()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +11,37 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei.artifact import TOKENIZER, Artifact, Classification, OutputInfo, RerankTemplate
-from bei.config import ServeConfig
+from bei import tasks
+from bei.artifact import Artifact, Classification, OutputInfo, RerankTemplate
 from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
-from bei.errors import InvalidRequestError, OverloadedError, TaskNotSupportedError
-from bei.metrics import Metrics
+from bei.errors import InvalidRequestError, TaskNotSupportedError
 from bei.postprocess import apply_function, unit_length
 from bei.service import InferenceService
-from bei.tasks import (
-    classify,
-    classify_tokens,
-    embed_sparse,
-    embed_texts,
-    embed_token_ids,
-    embed_tokens,
-    rerank,
-)
-from bei.tokenization import EncodingOptions, Input, TextEncoder
+from bei.tokenization import EncodingOptions, Input
 from tests.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
-from tests.bei.services import run_async
+from tests.bei.services import make_service, run_async
 from tests.engines import sequences_of
 
 CLS, SEP = 2, 3
 HELLO, WORLD, CAT, S = (tiny_tokenizer().token_to_id(token) for token in ("hello", "world", "cat", "##s"))
 
 Head = Callable[[Int32Array], Float32Array]
+
+
+def admitted(task: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """``task`` with a ticket of its own."""
+
+    async def run(service: InferenceService, *args: Any, **options: Any) -> Any:
+        with service.admit(["a"]) as ticket:
+            return await task(service, *args, ticket=ticket, **options)
+
+    return run
+
+
+classify, classify_tokens = admitted(tasks.classify), admitted(tasks.classify_tokens)
+embed_inputs, embed_sparse = admitted(tasks.embed_inputs), admitted(tasks.embed_sparse)
+embed_tokens, rerank = admitted(tasks.embed_tokens), admitted(tasks.rerank)
 
 
 class HeadEngine(FakeEngine):
@@ -47,7 +52,7 @@ class HeadEngine(FakeEngine):
         self._name, self._head, self._per_token = name, head, per_token
         self.info = EngineInfo("fake", "fp32", "none", LIMITS, {name: width}, frozenset({name} if per_token else ()))
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         super().run(batch)
         rows = [self._head(np.array(sequence, np.int32)) for sequence in sequences_of(batch)]
         return {self._name: np.concatenate(rows) if self._per_token else np.stack(rows)}
@@ -57,13 +62,10 @@ def answer_of(
     artifact: Artifact, engine: FakeEngine, task: Callable[[InferenceService], Awaitable[Any]], **settings: Any
 ) -> Any:
     """What ``task`` answers over a service that lives as long as it, or raises."""
-    template = artifact.manifest.rerank_template
-    frame = (template.prefix, template.suffix) if template else ("", "")
     answers = []
 
     async def test() -> None:
-        encoder = TextEncoder(artifact.path / TOKENIZER, LIMITS.max_seq_len, frame=frame)
-        service = InferenceService(artifact, engine, encoder, ServeConfig(tokenizer_threads=1, **settings), Metrics())
+        service = make_service(artifact, engine, **settings)
         try:
             answers.append(await task(service))
         finally:
@@ -99,7 +101,7 @@ def test_texts_have_the_prompt_and_token_ids_have_none(tmp_path: Path) -> None:
     engine = FakeEngine(LIMITS)
 
     async def both(service: InferenceService) -> tuple[Any, Any]:
-        return await embed_texts(service, ["cat"], prompt="query: "), await embed_token_ids(service, [[2, 9, 3]])
+        return await embed_inputs(service, ["cat"], prompt="query: "), await embed_inputs(service, [[2, 9, 3]])
 
     of_text, of_ids = answer_of(artifact, engine, both)
     assert [sequences_of(batch) for batch in engine.batches] == [[token_ids("query: cat")], [[2, 9, 3]]]
@@ -117,7 +119,7 @@ def test_vectors_are_cut_first_and_normalized_as_asked_or_as_the_checkpoint_says
     answer = answer_of(
         artifact,
         FakeEngine(LIMITS),
-        lambda service: embed_texts(service, ["cat", "the cat"], dimensions=dimensions, normalize=asked),
+        lambda service: embed_inputs(service, ["cat", "the cat"], dimensions=dimensions, normalize=asked),
     )
     normalize = configured if asked is None else asked
     expected = expected_vectors([token_ids("cat"), token_ids("the cat")], dimensions, normalize=normalize)
@@ -130,8 +132,8 @@ def test_vectors_are_cut_first_and_normalized_as_asked_or_as_the_checkpoint_says
 def test_dimensions_must_be_within_the_width_and_nothing_is_run_if_not(shared: Artifact, dimensions: int) -> None:
     engine = FakeEngine(LIMITS)
     for task in (
-        lambda service: embed_texts(service, ["a"], dimensions=dimensions),
-        lambda service: embed_token_ids(service, [[1]], dimensions=dimensions),
+        lambda service: embed_inputs(service, ["a"], dimensions=dimensions),
+        lambda service: embed_inputs(service, [[1]], dimensions=dimensions),
     ):
         with pytest.raises(InvalidRequestError, match="from 1 to 8") as caught:
             answer_of(shared, engine, task)
@@ -142,7 +144,7 @@ def test_dimensions_must_be_within_the_width_and_nothing_is_run_if_not(shared: A
 @pytest.mark.parametrize("dimensions", [2, 4, 8])
 def test_dimensions_of_the_matryoshka_list_and_the_full_width_are_given(dimensions: int, tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "tiny", embedding={"matryoshka_dimensions": [2, 4]})
-    answer = answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_texts(s, ["a"], dimensions=dimensions))
+    answer = answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_inputs(s, ["a"], dimensions=dimensions))
     assert answer.vectors.shape == (1, dimensions)
     np.testing.assert_allclose(np.linalg.norm(answer.vectors, axis=1), 1.0, rtol=1e-6)
 
@@ -151,18 +153,18 @@ def test_dimensions_of_the_matryoshka_list_and_the_full_width_are_given(dimensio
 def test_dimensions_outside_the_matryoshka_list_are_refused(dimensions: int, tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "tiny", embedding={"matryoshka_dimensions": [2, 4]})
     with pytest.raises(InvalidRequestError, match=f"dimensions 2, 4, 8, not {dimensions}"):
-        answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_texts(s, ["a"], dimensions=dimensions))
+        answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_inputs(s, ["a"], dimensions=dimensions))
 
 
 def test_truncated_texts_are_reported(shared: Artifact) -> None:
-    answer = answer_of(shared, FakeEngine(LIMITS), lambda s: embed_texts(s, ["a", "a " * 99, "b"]))
+    answer = answer_of(shared, FakeEngine(LIMITS), lambda s: embed_inputs(s, ["a", "a " * 99, "b"]))
     assert answer.truncated == [1]
 
 
 # What a model cannot do
 
 TASKS: Mapping[str, Callable[[InferenceService], Awaitable[Any]]] = {
-    "embed": lambda s: embed_texts(s, ["a"]),
+    "embed": lambda s: embed_inputs(s, ["a"]),
     "embed_sparse": lambda s: embed_sparse(s, ["a"]),
     "embed_tokens": lambda s: embed_tokens(s, ["a"]),
     "classify": lambda s: classify(s, ["a"]),
@@ -186,7 +188,7 @@ def test_a_model_says_what_it_cannot_do_and_what_it_can(task: str, tmp_path: Pat
 def test_token_ids_are_refused_by_a_model_that_does_not_embed(tmp_path: Path) -> None:
     artifact = save_classifier(tmp_path / "tiny", ["no", "yes"], "softmax")
     with pytest.raises(TaskNotSupportedError, match="cannot embed; it can do: classify"):
-        answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_token_ids(s, [[1]]))
+        answer_of(artifact, FakeEngine(LIMITS), lambda s: embed_inputs(s, [[1]]))
 
 
 # Vectors of tokens, sparse vectors
@@ -403,10 +405,3 @@ def test_a_long_document_is_cut_and_the_template_s_end_is_not(tmp_path: Path) ->
     assert len(longest) == LIMITS.max_seq_len
     assert longest[-1:] == ids_of("!")
     assert answer.truncated == [1]
-
-
-def test_a_request_that_finds_the_queue_full_is_refused(tmp_path: Path) -> None:
-    artifact = save_reranker(tmp_path / "tiny")
-    settings = {"max_queue_size": 2, "max_client_batch_size": 2}
-    with pytest.raises(OverloadedError):
-        answer_of(artifact, HeadEngine("logits", 1, length_head), lambda s: rerank(s, "a", ["b"] * 3), **settings)

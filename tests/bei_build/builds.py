@@ -21,7 +21,7 @@ from bei_build.progress import Progress
 
 def open_engine(folder: Path, manifest: Manifest) -> Engine:
     """The runtime's loader, on one thread: these models are too small to share between cores."""
-    return load_engine(folder, manifest, num_threads=1)
+    return load_engine(folder, manifest, {"num_threads": 1})
 
 
 def silent() -> Progress:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.errors import InvalidRequestError
 from bei.metrics import Metrics
@@ -25,9 +26,10 @@ CHUNKS = ["The cat sat on the mat.", "Hello, world!", "a mat"]
 
 def chunked(artifact: Path, chunks: list[str], prompt: str = "") -> Embeddings:
     async def run() -> Embeddings:
-        service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics())
+        service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
         try:
-            return await embed_chunks(service, chunks, prompt=prompt)
+            with service.admit(chunks) as ticket:
+                return await embed_chunks(service, chunks, ticket=ticket, prompt=prompt)
         finally:
             await asyncio.get_running_loop().run_in_executor(None, service.close)
 

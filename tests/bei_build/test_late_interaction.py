@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bei.artifact import Role
+from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.core import Expansion, Float32Array
 from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestError, TokenizerError
@@ -40,12 +41,13 @@ def answers(artifact: Path, *, batched: bool = True) -> tuple[list[Float32Array]
     """Token vectors of all queries and documents, both sides in the queue at once, or one text after the other."""
 
     async def run() -> list[Float32Array]:
-        service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics())
+        service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
         manifest = service.manifest
 
         async def embed(side: str, texts: list[str]) -> list[Float32Array]:
             prompt, role = prompt_of(manifest, None, side), role_of(manifest, None, side)
-            return (await embed_tokens(service, texts, prompt=prompt, role=role)).vectors
+            with service.admit(texts) as ticket:
+                return (await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role)).vectors
 
         try:
             if batched:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class RotatedRows:
     def info(self) -> EngineInfo:
         return self._engine.info
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         return {name: np.roll(rows, 1, axis=0) for name, rows in self._engine.run(batch).items()}
 
     def warmup(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class StubEngine:
         self._fault = fault
         self._output = output
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         self.batches.append(batch)
         sequences = np.split(batch.input_ids, batch.cu_seqlens[1:-1])
         if self.info.per_token:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +26,7 @@ class StdinGatedEngine(FakeEngine):
 
     is_open = False
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Say what has arrived, wait, answer."""
         if not self.batches:
             return super().run(batch)

@@ -34,11 +34,11 @@ class Call(threading.Thread):
 
 
 def test_a_full_queue_is_a_rate_limit_error_to_the_openai_client(gated: StartServer) -> None:
-    server = gated("--max-queue-size", "1", "--max-client-batch-size", "1")
+    server = gated("--max-queue-tokens", "3")
     first = Call(server, [1])
     server.wait_for_log("engine has")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="not needed", max_retries=0) as client:
-        with pytest.raises(openai.RateLimitError, match="retry later") as caught:
+        with pytest.raises(openai.RateLimitError, match="retry in") as caught:
             client.embeddings.create(model="tiny", input="a")
         assert float(caught.value.response.headers["retry-after"]) > 0
         assert caught.value.type == "rate_limit_error"

@@ -26,7 +26,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture(scope="module")
 def engine(artifact: Artifact) -> Iterator[Engine]:
-    engine = load_engine(artifact.engine_dir, artifact.manifest, num_threads=2, num_streams=NUM_STREAMS)
+    engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_threads": 2, "num_streams": NUM_STREAMS})
     engine.warmup()
     yield engine
     engine.close()
@@ -79,6 +79,6 @@ def test_the_largest_batch_and_the_smallest_run(engine: Engine) -> None:
 
 def test_a_closed_engine_can_be_loaded_again(artifact: Artifact, tmp_path: Path) -> None:
     for _ in range(2):
-        engine = load_engine(artifact.engine_dir, artifact.manifest, num_threads=1)
+        engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_threads": 1})
         assert embed(engine, encodings_of(0)).shape[0] == 6
         engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,7 +59,7 @@ class KindEngine(FakeEngine):
         self.info = EngineInfo("fake", "fp32", "none", limits, outputs, PER_TOKEN & set(outputs))
         ((self._name, self._width),) = outputs.items()
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Answer at once and remember the batch."""
         self.batches.append(batch)
         types = np.zeros_like(batch.input_ids) if batch.token_type_ids is None else batch.token_type_ids

@@ -73,5 +73,5 @@ def test_the_metrics_count_what_was_done(make_app: MakeApp) -> None:
     assert samples["bei_request_seconds_count", "/v1/embeddings"] == 3
     assert samples["bei_inputs_total", "tiny"] == 4
     assert samples["bei_inputs_truncated_total", "tiny"] == 1
-    assert samples["bei_queue_sequences", "tiny"] == 0
-    assert samples["bei_queue_tokens", "tiny"] == 0
+    assert samples["bei_queue_sequences", "bulk", "tiny"] == 0
+    assert samples["bei_queue_tokens", "interactive", "tiny"] == 0

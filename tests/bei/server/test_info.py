@@ -19,7 +19,7 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
         "model_dtype": "fp32",
         "served_model_name": "tiny",
         "model_type": {"embedding": {"pooling": "mean"}},
-        "max_concurrent_requests": 16384,
+        "max_concurrent_requests": 250000,
         "max_input_length": LIMITS.max_seq_len,
         "max_batch_tokens": LIMITS.max_num_tokens,
         "max_batch_requests": LIMITS.max_batch_size,

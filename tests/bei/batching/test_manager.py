@@ -5,83 +5,107 @@ Engines wait at gates that the tests open; what the manager does meanwhile is se
 
 from __future__ import annotations
 
-import queue
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei import batching
-from bei.batching import BatchManager, Request
-from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch, Row, rows_of_sequences
+from bei.batching import BatchManager, SchedulingRules
+from bei.batching.gate import DeviceGate
+from bei.batching.queue import Entry, Waiter
+from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch, Row
+from bei.costs import CostModel
 from bei.engine.fake import FakeEngine, fake_row
-from bei.errors import EngineError, NonFiniteOutputError, ShuttingDownError
+from bei.errors import BeiError, EngineError, NonFiniteOutputError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
+from bei.port import Answer, Item, Lane, Submission
 from tests.engines import DEADLINE_S, GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 LIMITS = Limits(max_num_tokens=64, max_batch_size=4, max_seq_len=16)
 POISON = 99
 
 
-class QueueEvents(ModelMetrics):
-    """Metrics that also hand every change of the queue's length to the test."""
+class Request:
+    """What a front has heard of one request."""
 
-    def __init__(self) -> None:
-        super().__init__(Metrics(), "tiny")
-        self._lengths: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def queue(self, num_sequences: int, num_tokens: int) -> None:
-        super().queue(num_sequences, num_tokens)
-        self._lengths.put(num_sequences)
-
-    def next_length(self) -> int:
-        """The queue's length after the next change."""
-        return self._lengths.get(timeout=DEADLINE_S)
-
-    def expect_no_change(self) -> None:
-        """Nothing has been put in or cut since."""
-        assert self._lengths.empty()
+    def __init__(self, request_id: int, num_sequences: int) -> None:
+        self.id = request_id
+        self.rows: list[Row | None] = [None] * num_sequences
+        self.error: BeiError | None = None
+        self.num_answers = 0
+        self.is_answered = threading.Event()
 
 
 class Front:
     """Stands where the service stands: submits requests, waits for their answers, counts them."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.metrics = QueueEvents()
-        self._answered: dict[Request, threading.Semaphore] = {}
-        self._num_answers = 0
-        self._per_token = engine.info.per_token
-        self.manager = BatchManager(engine, self._rows_of, self._on_done, self.metrics)
+    def __init__(self, engine: Engine, *, gate: DeviceGate | None = None, **options: Any) -> None:
+        self._ids = itertools.count()
+        self._requests: dict[int, Request] = {}
+        self._outputs = frozenset(engine.info.outputs)
+        costs = CostModel.assumed(engine.info.limits)
+        reload: Callable[[], Engine] | None = options.pop("reload", None)
+        rules = SchedulingRules(**options)
+        metrics = ModelMetrics(Metrics(), "tiny")
+        self.manager = BatchManager(engine, self._on_answers, costs, metrics, rules=rules, gate=gate, reload=reload)
 
-    def _rows_of(self, outputs: Outputs, batch: PackedBatch) -> list[Row]:
-        parts = [rows_of_sequences(rows, batch, per_token=name in self._per_token) for name, rows in outputs.items()]
-        return [dict(zip(outputs, row, strict=True)) for row in zip(*parts, strict=True)]
+    def submit(
+        self, *inputs: Sequence[int], lane: Lane = "bulk", in_s: float | None = None, outputs: Set[str] = frozenset()
+    ) -> Request:
+        """One request of token id lists, with a deadline ``in_s`` seconds."""
+        return self.submit_encodings([Encoding(ids(*values)) for values in inputs], lane, in_s, outputs)
 
-    def submit(self, *inputs: Sequence[int]) -> Request:
-        """One request of token id lists."""
-        request = Request(len(inputs))
-        self._answered[request] = threading.Semaphore(0)
-        encodings = [Encoding(ids(*values)) for values in inputs]
-        self.manager.submit([batching.Sequence(encoding, request, i) for i, encoding in enumerate(encodings)])
+    def submit_encodings(
+        self,
+        encodings: Sequence[Encoding],
+        lane: Lane = "bulk",
+        in_s: float | None = None,
+        outputs: Set[str] = frozenset(),
+    ) -> Request:
+        """One request."""
+        request = Request(next(self._ids), len(encodings))
+        self._requests[request.id] = request
+        items = [Item(place, encoding) for place, encoding in enumerate(encodings)]
+        deadline_s = None if in_s is None else time.monotonic() + in_s
+        wanted = frozenset(outputs) or self._outputs
+        self.manager.submit(Submission(request.id, lane, wanted, items, deadline_s))
         return request
 
-    def _on_done(self, requests: list[Request]) -> None:
-        self._num_answers += len(requests)
-        for request in requests:
-            self._answered[request].release()
+    def _on_answers(self, answers: Sequence[Answer]) -> None:
+        for request_id, place, result in answers:
+            request = self._requests[request_id]
+            request.num_answers += 1
+            assert request.rows[place] is None, "answered twice"
+            if isinstance(result, BeiError):
+                request.error = result
+            else:
+                request.rows[place] = result
+            if request.num_answers == len(request.rows):
+                request.is_answered.set()
+
+    def cancel(self, request: Request) -> None:
+        """Take it back."""
+        self.manager.cancel(request.id)
 
     def wait(self, *requests: Request) -> None:
         """Return when each is answered."""
         for request in requests:
-            assert self._answered[request].acquire(timeout=DEADLINE_S), "a request got no answer"
+            assert request.is_answered.wait(DEADLINE_S), "a request got no answer"
+
+    def num_waiting(self, lane: Lane = "bulk") -> int:
+        """Sequences in the queue."""
+        return self.manager.stats().lanes[lane].num_sequences
 
     def close(self) -> int:
-        """Close the manager; how many answers were given in all."""
+        """Close the manager; how many requests were answered in all."""
         self.manager.close()
-        return self._num_answers
+        return sum(request.is_answered.is_set() for request in self._requests.values())
 
 
 MakeFront = Callable[[Engine], Front]
@@ -177,15 +201,13 @@ def test_nothing_is_cut_before_the_engine_is_free(make_front: MakeFront) -> None
     engine = GatedEngine(LIMITS)
     front = make_front(engine)
     requests = [front.submit([1])]
-    assert [front.metrics.next_length(), front.metrics.next_length()] == [1, 0]
     engine.wait_entered()
+    assert front.num_waiting() == 0
     for value in range(2, 7):  # more than a batch holds
         requests.append(front.submit([value]))
-        assert front.metrics.next_length() == value - 1
-    front.metrics.expect_no_change()
+        assert front.num_waiting() == value - 1
     engine.open()
     front.wait(*requests)
-    assert [front.metrics.next_length(), front.metrics.next_length()] == [1, 0]
     assert [sequences_of(batch) for batch in engine.batches] == [[[1]], [[2], [3], [4], [5]], [[6]]]
 
 
@@ -243,17 +265,15 @@ def test_identical_queued_inputs_are_computed_once_and_all_get_the_answer(make_f
 
 def test_inputs_that_differ_in_token_types_alone_are_not_identical(make_front: MakeFront) -> None:
     front = make_front(FakeEngine(LIMITS))
-    request = Request(2)
-    front._answered[request] = threading.Semaphore(0)
-    encodings = [Encoding(ids(5, 6), ids(0, 0)), Encoding(ids(5, 6), ids(0, 1))]
-    front.manager.submit([batching.Sequence(encoding, request, i) for i, encoding in enumerate(encodings)])
+    request = front.submit_encodings([Encoding(ids(5, 6), ids(0, 0)), Encoding(ids(5, 6), ids(0, 1))])
     front.wait(request)
     assert rows_of(request) == [fake_row(ids(5, 6)).tolist(), fake_row(ids(5, 6), ids(0, 1)).tolist()]
 
 
 def test_inputs_that_differ_in_their_keys_alone_are_not_identical() -> None:
     partial, whole = Encoding(ids(5, 6), num_keys=1), Encoding(ids(5, 6))
-    of = [batching.Sequence(encoding, Request(1), 0).identity for encoding in (partial, whole, partial)]
+    waiter = Waiter(0, 0, float("inf"))
+    of = [Entry(encoding, waiter, "bulk", frozenset(), 0.0, 0.0).identity for encoding in (partial, whole, partial)]
     assert of[0] == of[2] != of[1]
 
 
@@ -264,7 +284,7 @@ def test_a_cancelled_sequence_never_reaches_the_engine(make_front: MakeFront) ->
     engine.wait_entered()
     cancelled = front.submit(*([POISON, i] for i in range(6)))
     kept = front.submit([2])
-    cancelled.cancel()
+    front.cancel(cancelled)
     engine.open()
     front.wait(first, kept)
     assert front.close() == 2
@@ -279,9 +299,8 @@ def test_cancelled_requests_do_not_fill_the_queue_while_the_engine_is_busy(make_
     kept = front.submit([2], [3])
     for i in range(500):
         left = front.submit([10 + i], [2000 + i])
-        left.cancel()
-        front.manager.cancelled(2)
-    assert front.manager.queue_length <= 10
+        front.cancel(left)
+    assert front.num_waiting() == 2
     engine.open()
     front.wait(kept)
     assert rows_of(kept) == fake_rows([[2], [3]])
@@ -293,7 +312,7 @@ def test_a_cancelled_twin_does_not_take_the_answer_along(make_front: MakeFront) 
     first = front.submit([1])
     engine.wait_entered()
     cancelled, kept = front.submit([5]), front.submit([5])
-    cancelled.cancel()
+    front.cancel(cancelled)
     engine.open()
     front.wait(first, kept)
     assert rows_of(kept) == fake_rows([[5]])
@@ -332,7 +351,7 @@ def test_an_engine_that_always_fails_answers_everyone_with_an_error_and_is_asked
         requests = [front.submit([i], [i + 1]) for i in range(20)]
         front.wait(*requests)
         assert all(isinstance(request.error, EngineError) for request in requests)
-    assert front.manager.is_alive
+    assert front.manager.stats().is_alive
 
 
 @pytest.mark.parametrize("poison_position", [0, 2, 3])
@@ -374,7 +393,7 @@ def test_outputs_per_token_are_cut_to_the_tokens_of_each_sequence(requests: list
 class ShortEngine(FakeEngine):
     """Loses the last row of every batch."""
 
-    def run(self, batch: PackedBatch) -> Outputs:
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         return {"embedding": super().run(batch)["embedding"][:-1]}
 
 
@@ -383,7 +402,7 @@ def test_an_engine_that_loses_rows_is_an_error_and_no_hang(make_front: MakeFront
     request = front.submit([1], [2])
     front.wait(request)
     assert isinstance(request.error, EngineError)
-    assert front.manager.is_alive
+    assert front.manager.stats().is_alive
 
 
 def test_close_answers_everything_that_was_accepted(make_front: MakeFront) -> None:
@@ -399,7 +418,7 @@ def test_close_answers_everything_that_was_accepted(make_front: MakeFront) -> No
 def test_after_close_nothing_is_accepted_and_no_thread_is_left() -> None:
     before = set(threading.enumerate())
     front = Front(FakeEngine(LIMITS))
-    assert front.manager.is_alive
+    assert front.manager.stats().is_alive
     front.close()
     with pytest.raises(ShuttingDownError, match="another replica"):
         front.submit([1])

@@ -1,0 +1,235 @@
+"""Admission: how much work a model has accepted, and who may still come in. Counts tokens and predicted engine time.
+
+A request is admitted once, as a whole, and holds a ``Ticket`` until the last byte of its answer is rendered. What its
+inputs cost is estimated by their characters first, and known when they are tokenized.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple, Protocol
+
+from bei.core import Encoding
+from bei.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
+from bei.port import LANES, Lane, PortStats
+
+# English has about four characters a token; special tokens come on top. Scripts with fewer characters a token are
+# underestimated until their texts are tokenized.
+_CHARS_PER_TOKEN = 4
+_SPECIAL_TOKENS = 2
+
+# A refused client comes back after up to this factor of the computed time, so that those who were refused together do
+# not come back together.
+_JITTER = 1.2
+_MIN_RETRY_S = 0.1
+
+
+class Costs(Protocol):
+    """What admission asks a cost model (``bei.costs``)."""
+
+    def sequence_seconds(self, length: int) -> float:
+        """The engine time of one sequence among alike ones."""
+
+
+@dataclass(frozen=True)
+class AdmissionLimits:
+    """``max_queue_tokens``: accepted and unanswered tokens of all requests; a single request may have as many.
+
+    ``max_wait_s``: the longest predicted wait, by lane, with which a request without a deadline is still accepted.
+    ``interactive_inputs`` and ``interactive_tokens``: a request of at most as many is interactive if it does not say.
+    """
+
+    max_queue_tokens: int
+    max_wait_s: dict[Lane, float]
+    interactive_inputs: int
+    interactive_tokens: int
+    bulk_share: float
+
+
+class Demand(NamedTuple):
+    """Estimated or known tokens, and the engine seconds they take."""
+
+    num_tokens: int
+    seconds: float
+
+
+class Ticket:
+    """What one request was admitted for. Held until its answer is rendered; ``close`` may be called twice.
+
+    ``deadline_s`` and ``accepted_s`` are monotonic seconds. A ticket may be used for several calls of the service, one
+    after the other or at once.
+    """
+
+    def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
+        self.lane: Lane = lane
+        self.deadline_s = deadline_s
+        self.num_inputs = num_inputs
+        self.accepted_s = time.monotonic()
+        self._admission = admission
+        self._expected = demand  # of inputs that are not tokenized yet
+        self._queued_tokens = 0
+
+    def tokenized(self, estimated: Demand, encodings: Seq[Encoding]) -> None:
+        """Inputs with ``estimated`` demand have become ``encodings``, which are with the engine now."""
+        self.moved(estimated, sum(encoding.num_tokens for encoding in encodings))
+
+    def moved(self, estimated: Demand, num_tokens: int) -> None:
+        """As ``tokenized``, for so many tokens."""
+        with self._admission.lock:
+            tokens = min(estimated.num_tokens, self._expected.num_tokens)
+            seconds = min(estimated.seconds, self._expected.seconds)
+            self._expected = Demand(self._expected.num_tokens - tokens, self._expected.seconds - seconds)
+            self._queued_tokens += num_tokens
+            self._admission.count(self.lane, num_tokens - tokens, -seconds)
+
+    def answered(self, num_tokens: int) -> None:
+        """So many tokens have been run, or will not be."""
+        with self._admission.lock:
+            num_tokens = min(num_tokens, self._queued_tokens)
+            self._queued_tokens -= num_tokens
+            self._admission.count(self.lane, -num_tokens, 0.0)
+
+    def close(self) -> None:
+        """Give back whatever is still held."""
+        with self._admission.lock:
+            self._admission.count(self.lane, -self._expected.num_tokens - self._queued_tokens, -self._expected.seconds)
+            self._expected, self._queued_tokens = Demand(0, 0.0), 0
+            self._admission.closed(self)
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Admission:
+    """The open tickets of one model. Safe in threads.
+
+    ``on_idle`` is called, under the lock, when the last ticket is closed.
+    """
+
+    def __init__(
+        self, limits: AdmissionLimits, costs: Costs, stats: Callable[[], PortStats], on_idle: Callable[[], None]
+    ) -> None:
+        self.lock = threading.Lock()
+        self.num_tokens = 0  # of all lanes: accepted and not answered yet
+        self._limits = limits
+        self._costs = costs
+        self._stats = stats
+        self._on_idle = on_idle
+        self._expected_s: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
+        self._open: set[Ticket] = set()
+        self._is_draining = False
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are admitted now."""
+        return len(self._open)
+
+    def demand(self, lengths: Seq[int]) -> Demand:
+        """Of inputs with so many tokens."""
+        return Demand(sum(lengths), sum(map(self._costs.sequence_seconds, lengths)))
+
+    def begin_drain(self) -> None:
+        """Refuse whatever comes from now on."""
+        self._is_draining = True
+
+    def lane_of(self, num_inputs: int, num_tokens: int) -> Lane:
+        """The lane of a request that does not name one."""
+        few = num_inputs <= self._limits.interactive_inputs and num_tokens <= self._limits.interactive_tokens
+        return "interactive" if few else "bulk"
+
+    def admit(self, num_inputs: int, demand: Demand, lane: Lane | None, deadline_s: float | None) -> Ticket:
+        """A ticket for the whole request.
+
+        Raises ShuttingDownError, OverloadedError, DeadlineExceededError where even an idle engine would be too late,
+        InvalidRequestError where the request could never be accepted.
+        """
+        if self._is_draining:
+            raise ShuttingDownError("The server is shutting down: send the request to another replica.")
+        limit = self._limits.max_queue_tokens
+        if demand.num_tokens > limit:
+            raise InvalidRequestError(
+                f"The request has about {demand.num_tokens} tokens, the limit is {limit}: split it into smaller ones."
+            )
+        lane = lane or self.lane_of(num_inputs, demand.num_tokens)
+        stats = self._stats()
+        with self.lock:
+            self._check(demand, lane, deadline_s, stats)
+            return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
+
+    def admit_anyway(self) -> Ticket:
+        """For the server's own work: it counts, but is never refused."""
+        with self.lock:
+            return self._opened(Ticket(self, "interactive", 1, Demand(0, 0.0), None))
+
+    def wait_s(self, lane: Lane, stats: PortStats) -> float:
+        """How long a request that comes to ``lane`` now is predicted to wait until its own work begins."""
+        queued = {name: stats.lanes[name].cost_s + self._expected_s[name] for name in LANES}
+        ahead_s = stats.running_s + queued["interactive"]
+        if lane == "bulk":
+            ahead_s += queued["bulk"]
+        elif queued["bulk"] > 0:
+            ahead_s += queued["interactive"] * self._limits.bulk_share / (1 - self._limits.bulk_share)
+        return ahead_s * stats.slowdown
+
+    def count(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
+        """Under the lock: so much more, or less, is held."""
+        self.num_tokens += num_tokens
+        self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
+
+    def closed(self, ticket: Ticket) -> None:
+        """Under the lock."""
+        self._open.discard(ticket)
+        if not self._open:
+            self.num_tokens, self._expected_s = 0, dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
+            self._on_idle()
+
+    def _opened(self, ticket: Ticket) -> Ticket:
+        self._open.add(ticket)
+        self.count(ticket.lane, ticket._expected.num_tokens, ticket._expected.seconds)
+        return ticket
+
+    def _check(self, demand: Demand, lane: Lane, deadline_s: float | None, stats: PortStats) -> None:
+        """Raise if the request has to come back later, or cannot be answered in time at all."""
+        wait_s = self.wait_s(lane, stats)
+        too_many = self.num_tokens + demand.num_tokens - self._limits.max_queue_tokens
+        if too_many > 0 and self.num_tokens:
+            share = min(1.0, too_many / self.num_tokens)
+            message = f"About {self.num_tokens} tokens are waiting and the limit is {self._limits.max_queue_tokens}"
+            raise _overloaded(message, share * self.wait_s("bulk", stats))
+        own_s = demand.seconds * stats.slowdown
+        if deadline_s is None:
+            longest_s = self._limits.max_wait_s[lane]
+            if wait_s > longest_s:
+                message = f"Work of {wait_s:.1f} s is waiting and the limit of the {lane} lane is {longest_s:g} s"
+                raise _overloaded(message, wait_s - longest_s)
+            return
+        left_s = deadline_s - time.monotonic()
+        if own_s > left_s:
+            raise DeadlineExceededError(
+                f"The request is predicted to take {own_s:.3f} s and its deadline is {max(0.0, left_s):.3f} s ahead: "
+                "allow more time, or send less at once."
+            )
+        if wait_s + own_s > left_s:
+            message = (
+                f"Work of {wait_s:.3f} s is waiting: the request's deadline, {left_s:.3f} s ahead, would not be kept"
+            )
+            raise _overloaded(message, wait_s + own_s - left_s)
+
+
+def _overloaded(message: str, retry_s: float) -> OverloadedError:
+    retry_s = max(_MIN_RETRY_S, retry_s) * random.uniform(1.0, _JITTER)
+    return OverloadedError(f"{message}: retry in {ceil(retry_s)} s.", retry_after_s=retry_s)
+
+
+def estimated_length(num_chars: int, max_seq_len: int) -> int:
+    """The tokens of a text, guessed from its characters."""
+    return min(max_seq_len, num_chars // _CHARS_PER_TOKEN + 1 + _SPECIAL_TOKENS)

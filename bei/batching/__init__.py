@@ -1,0 +1,6 @@
+"""Batching: what waits (``queue``), what runs together (``policy``), and the threads that do it (``manager``)."""
+
+from bei.batching.manager import BatchManager, SchedulingRules
+from bei.batching.policy import QueueKey, next_batch
+
+__all__ = ["BatchManager", "QueueKey", "SchedulingRules", "next_batch"]

@@ -1,0 +1,55 @@
+"""An exact cache of answers: rows by the token ids they were computed from, up to a number of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Set as AbstractSet
+
+from bei.batching.queue import Identity
+from bei.core import Row
+
+# What an entry costs beside its arrays: keys, dicts and array headers.
+_OVERHEAD_BYTES = 600
+
+
+class RowCache:
+    """The least recently used rows leave first. Not safe in threads: managers lock.
+
+    The key is what the engine sees: token ids, token types and key count. So it covers text, prompt, truncation and
+    side alike, and a cache belongs to one engine.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rows: OrderedDict[Identity, Row] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, identity: Identity, outputs: AbstractSet[str]) -> Row | None:
+        """The row, if it is there with all of ``outputs``."""
+        row = self._rows.get(identity)
+        if row is None or not outputs <= row.keys():
+            return None
+        self._rows.move_to_end(identity)
+        return row if len(row) == len(outputs) else {name: row[name] for name in outputs}
+
+    def put(self, identity: Identity, row: Row) -> None:
+        """Keep ``row`` beside what is known of the same input. A row larger than a quarter of the cache is not kept."""
+        former = self._rows.pop(identity, None)
+        if former is not None:
+            self.num_bytes -= _size(identity, former)
+            row = {**former, **row}
+        # Copies: a view would keep the outputs of the whole batch.
+        kept = {name: values if values.base is None else values.copy() for name, values in row.items()}
+        size = _size(identity, kept)
+        if size > self._max_bytes // 4:
+            return
+        self._rows[identity] = kept
+        self.num_bytes += size
+        while self.num_bytes > self._max_bytes:
+            oldest, dropped = self._rows.popitem(last=False)
+            self.num_bytes -= _size(oldest, dropped)
+
+
+def _size(identity: Identity, row: Row) -> int:
+    ids, types, _ = identity
+    return _OVERHEAD_BYTES + len(ids) + len(types or b"") + sum(values.nbytes for values in row.values())

@@ -1,0 +1,65 @@
+"""One step on the engine: whatever fails in it costs nobody an answer but the sequence that is to blame."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from bei.batching.queue import Entry
+from bei.batching.rows import engine_outputs, rows_of_batch
+from bei.core import Engine, PackedBatch, Row, finite_sequences
+from bei.errors import BeiError, EngineError, NonFiniteOutputError
+
+log = logging.getLogger(__name__)
+
+
+def run_isolating(engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None]) -> list[Row | BeiError]:
+    """Run ``entries`` as one batch: a row or an error for each.
+
+    If the engine raises, both halves are run again by themselves, until the sequence it fails on is alone. Sequences
+    with NaN or Inf are run again without their neighbours, in case it came from one of them. Each failed run is logged,
+    and ``on_failure`` gets its kind: ``exception`` or ``non_finite``.
+    """
+    try:
+        rows, poisoned = _run(engine, entries)
+    except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is
+        on_failure("exception")
+        if len(entries) == 1:
+            log.exception("engine failed on one sequence of %d tokens", entries[0].num_tokens)
+            return [EngineError("The engine failed on this input; the server's log says why.")]
+        log.warning("engine failed on a batch of %d sequences, running both halves again: %r", len(entries), error)
+        half = len(entries) // 2
+        return [
+            *run_isolating(engine, entries[:half], on_failure),
+            *run_isolating(engine, entries[half:], on_failure),
+        ]
+    answers: list[Row | BeiError] = list(rows)
+    if not poisoned:
+        return answers
+    on_failure("non_finite")
+    if len(entries) == 1:
+        log.warning("engine answered NaN or Inf to a sequence of %d tokens", entries[0].num_tokens)
+        return [NonFiniteOutputError("The model's answer to this input is not a finite vector.")]
+    log.warning("engine answered NaN or Inf to %d of %d sequences, running them again", len(poisoned), len(entries))
+    groups = [poisoned] if len(poisoned) < len(entries) else [poisoned[0::2], poisoned[1::2]]
+    for group in groups:
+        again = run_isolating(engine, [entries[index] for index in group], on_failure)
+        for index, answer in zip(group, again, strict=True):
+            answers[index] = answer
+    return answers
+
+
+def _run(engine: Engine, entries: Seq[Entry]) -> tuple[list[Row], list[int]]:
+    """The rows of a batch, and which of them are not finite."""
+    batch = PackedBatch.from_encodings([entry.encoding for entry in entries])
+    wanted = [entry.outputs for entry in entries]
+    outputs = engine.run(batch, engine_outputs(frozenset[str]().union(*wanted)))
+    per_token = engine.info.per_token
+    for name, values in outputs.items():
+        expected = batch.num_tokens if name in per_token else batch.batch_size
+        if len(values) != expected:
+            raise EngineError(f"The engine answered {len(values)} rows of {name} instead of {expected}.")
+    finite = finite_sequences(outputs, batch, per_token)
+    poisoned = [index for index, is_finite in enumerate(finite.tolist()) if not is_finite]
+    return rows_of_batch(outputs, batch, wanted, per_token), poisoned

@@ -1,0 +1,113 @@
+"""Turns on a device that several engines share: one step at a time, whichever model it is of.
+
+Engines that ran side by side would take each other's cores (or streaming multiprocessors), and a short step of one
+model would last as long as the long steps of another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+# So much more engine time a model with interactive work may have had than the others that wait, before theirs goes
+# first for once. It bounds how long bulk work of one model can be kept waiting by interactive work of another.
+_MOST_AHEAD_S = 1.0
+
+# Interactive work is expected for so long after the last of it came.
+_EXPECTED_S = 2.0
+
+
+class DeviceGate:
+    """Lets as many steps run at once as the engine with the most streams has. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._waiting: list[GateUser] = []
+        self._users: list[GateUser] = []
+        self._free = 0
+        self._num_slots = 0
+        self._last_interactive_s = float("-inf")
+
+    def join(self, num_streams: int, has_interactive: Callable[[], bool]) -> GateUser:
+        """Add an engine. ``has_interactive`` is called in any thread, and says whether interactive work waits."""
+        with self._lock:
+            grown = max(self._num_slots, num_streams) - self._num_slots
+            self._num_slots += grown
+            self._free += grown
+            user = GateUser(self, has_interactive)
+            user.served_s = max((other.served_s for other in self._users), default=0.0)
+            self._users.append(user)
+            return user
+
+    def note_interactive(self) -> None:
+        """Interactive work has come, to any of the engines."""
+        self._last_interactive_s = time.monotonic()
+
+    @property
+    def expects_interactive(self) -> bool:
+        """Whether interactive work came a moment ago, so that more may be on its way."""
+        return time.monotonic() - self._last_interactive_s < _EXPECTED_S
+
+    def num_busy(self, user: GateUser) -> int:
+        """How many engines share the device now, ``user`` counted in: those that wait for a turn."""
+        with self._lock:
+            return len({id(other) for other in self._waiting} | {id(user)})
+
+    def take(self, user: GateUser) -> None:
+        """Wait for ``user``'s turn."""
+        with self._lock:
+            if not any(other is user for other in self._waiting):
+                # Who was idle does not get the time back.
+                least_s = min((other.served_s for other in self._waiting), default=user.served_s)
+                user.served_s = max(user.served_s, least_s - _MOST_AHEAD_S)
+            self._waiting.append(user)
+            while not self._free or self._next() is not user:
+                self._lock.wait()
+            self._waiting.remove(user)
+            self._free -= 1
+            if self._free and self._waiting:
+                self._lock.notify_all()
+
+    def give_back(self, user: GateUser, seconds: float) -> None:
+        """The step is over; it ran for ``seconds``."""
+        with self._lock:
+            user.served_s += seconds
+            self._free += 1
+            if self._waiting:
+                self._lock.notify_all()
+
+    def _next(self) -> GateUser:
+        """Whose turn it is: interactive work before bulk work, then who had the least time."""
+        first = min(self._waiting, key=lambda user: (not user.has_interactive(), user.served_s))
+        least = min(self._waiting, key=lambda user: user.served_s)
+        return least if first.served_s - least.served_s > _MOST_AHEAD_S else first
+
+
+class GateUser:
+    """An engine at a gate. ``served_s``: the engine time it had."""
+
+    def __init__(self, gate: DeviceGate, has_interactive: Callable[[], bool]) -> None:
+        self.gate = gate
+        self.has_interactive = has_interactive
+        self.served_s = 0.0
+
+    def turn(self) -> Turn:
+        """Wait for a turn."""
+        self.gate.take(self)
+        return Turn(self)
+
+
+class Turn:
+    """The right to run one step. ``end`` may be called twice: a step that hangs loses its turn while it runs."""
+
+    def __init__(self, user: GateUser) -> None:
+        self._user: GateUser | None = user
+        self._lock = threading.Lock()
+
+    def end(self, seconds: float) -> None:
+        """Give the turn back."""
+        with self._lock:
+            user, self._user = self._user, None
+        if user is not None:
+            user.gate.give_back(user, seconds)

@@ -1,0 +1,451 @@
+"""The batch manager: the engine port of one process. Queues in front of an engine, and the threads around it.
+
+In-flight batching for models of one pass: sequences join at every step, up to the moment the engine is free to take the
+next batch. No timers: an idle engine starts at once with what there is. Nothing is cut ahead: cutting takes little, and
+whatever arrives meanwhile makes the batch better (docs/decisions.md, "Batches are cut late"). Knows no text, no HTTP.
+
+Threads: one an engine stream, which only cuts and runs batches; one that delivers answers; one that watches for steps
+that do not end.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import NamedTuple
+
+from bei.batching.cache import RowCache
+from bei.batching.execution import run_isolating
+from bei.batching.gate import DeviceGate, Turn
+from bei.batching.policy import leading_lane, next_batch, step_bounds
+from bei.batching.queue import Entry, Identity, LaneQueues, Waiter
+from bei.batching.shares import ServedShares, capped_step_s
+from bei.core import Engine, Row
+from bei.costs import CostModel
+from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, ShuttingDownError
+from bei.metrics import ModelMetrics
+from bei.port import Answer, Item, OnAnswers, PortStats, Submission
+
+log = logging.getLogger(__name__)
+
+# A step is overdue when it takes so many times what was predicted, and at least the time of the rules.
+_OVERDUE_FACTOR = 20.0
+_WATCH_EVERY_S = 0.25
+# After so many engines that hung without a step in between that ended, no other is tried.
+_MOST_RESTARTS = 3
+# How often the length of a capped step is computed from the costs.
+_RECAP_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class SchedulingRules:
+    """``step_cap_s``: the longest step of bulk work while interactive work waits or is expected; 0: from the costs.
+
+    ``bulk_share``: the share of the engine's time that bulk work gets however much interactive work there is.
+    ``hang_timeout_s``: the least time after which a step is taken to hang; 0: never. ``cache_bytes``: how much memory
+    the cache of answers may use; 0: no cache.
+    """
+
+    step_cap_s: float = 0.0
+    bulk_share: float = 0.2
+    hang_timeout_s: float = 30.0
+    cache_bytes: int = 0
+
+
+class _Step:
+    """A batch on the engine. Times are monotonic seconds."""
+
+    def __init__(self, entries: list[Entry], predicted_s: float, turn: Turn) -> None:
+        self.entries = entries
+        self.predicted_s = predicted_s
+        self.turn = turn
+        self.started_s = time.monotonic()
+        self.watched_s = 0.0  # how long the watchdog has seen it run; a process that was stopped does not count
+
+
+class _Worker:
+    """A thread that runs steps on one stream of one engine.
+
+    ``is_retired``: its engine has been replaced, it ends after its step. ``is_abandoned``: its step hung, and what it
+    may still answer is dropped.
+    """
+
+    def __init__(self, engine: Engine, index: int) -> None:
+        self.engine = engine
+        self.index = index
+        self.step: _Step | None = None
+        self.is_retired = False
+        self.is_abandoned = False
+        self.thread = threading.Thread()
+
+
+class _Done(NamedTuple):
+    """A step that has run: ``answers[i]`` is the row or the error of ``entries[i]``."""
+
+    entries: Seq[Entry]
+    answers: Seq[Row | BeiError]
+
+
+class BatchManager:
+    """Feeds one engine; implements ``EnginePort``.
+
+    ``on_answers`` is called in the delivery thread. ``gate`` is shared by all engines of a device. ``reload`` makes
+    another engine where one hangs; without it such an engine is given up.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_answers: OnAnswers,
+        costs: CostModel,
+        metrics: ModelMetrics,
+        *,
+        rules: SchedulingRules | None = None,
+        gate: DeviceGate | None = None,
+        reload: Callable[[], Engine] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._limits = engine.info.limits
+        self._on_answers = on_answers
+        self._costs = costs
+        self._metrics = metrics
+        self._rules = rules or SchedulingRules()
+        self._gate = (gate or DeviceGate()).join(engine.info.num_streams, lambda: self._queues.has("interactive"))
+        self._reload = reload
+        self._lock = threading.Lock()
+        self._wakes = threading.Condition(self._lock)
+        self._queues = LaneQueues()
+        self._running: dict[Identity, Entry] = {}  # until their answers are delivered
+        self._entries_of: dict[int, set[Entry]] = {}  # by request
+        self._cache = RowCache(self._rules.cache_bytes) if self._rules.cache_bytes else None
+        self._served = ServedShares()
+        self._auto_cap_s, self._recap_s = 0.0, -inf
+        self._last_step_s = -inf
+        self._num_hangs = 0
+        self._is_stalled = False
+        self._death: str | None = None
+        self._closing = False
+        self._finished: queue.SimpleQueue[_Done | list[Answer] | None] = queue.SimpleQueue()
+        self._stop_watching = threading.Event()
+        self._workers: list[_Worker] = []
+        metrics.watch(self.stats)
+        self._delivery = _start(self._deliver_all, "bei-delivery")
+        self._watchdog = _start(self._watch, "bei-watchdog")
+        with self._lock:
+            self._start_workers(engine)
+
+    # The port.
+
+    def submit(self, submission: Submission) -> None:
+        """Enqueue. Raises ShuttingDownError after ``close``, EngineDeadError when the engine is dead."""
+        now_s = time.monotonic()
+        if submission.lane == "interactive":
+            self._gate.gate.note_interactive()
+        hits: list[Answer] = []
+        with self._lock:
+            if self._death is not None:
+                raise EngineDeadError(self._death)
+            if self._closing:
+                raise ShuttingDownError("The server is shutting down: send the request to another replica.")
+            fresh: dict[Identity, Entry] = {}
+            for item in submission.items:
+                entry = self._entry(submission, item, now_s)
+                row = self._cache.get(entry.identity, entry.outputs) if self._cache is not None else None
+                if row is not None:
+                    hits.append(Answer(submission.request_id, item.place, row))
+                    continue
+                entry = self._joined(entry, fresh, now_s)
+                self._entries_of.setdefault(submission.request_id, set()).add(entry)
+            self._queues.add(fresh.values())
+            if fresh:
+                self._wakes.notify(len(fresh))
+        num_shared = len(submission.items) - len(fresh) - len(hits)
+        self._metrics.shared(in_flight=num_shared, cached=len(hits))
+        if hits:
+            self._finished.put(hits)
+
+    def cancel(self, request_id: int) -> None:
+        """Forget the request; entries that nobody else waits for leave the queue."""
+        with self._lock:
+            entries = self._entries_of.pop(request_id, None)
+            if not entries:
+                return
+            for entry in entries:
+                entry.waiters = [waiter for waiter in entry.waiters if waiter.request_id != request_id]
+            self._queues.remove(
+                [entry for entry in entries if not entry.waiters and self._queues.twin(entry.identity) is entry]
+            )
+
+    def stats(self) -> PortStats:
+        """The state now."""
+        now_s = time.monotonic()
+        with self._lock:
+            steps = [worker.step for worker in self._workers if worker.step is not None]
+            running_s = sum(max(0.0, step.predicted_s - (now_s - step.started_s)) for step in steps)
+            return PortStats(
+                lanes=self._queues.stats(),
+                running_s=running_s / max(1, len(steps)),
+                slowdown=self._gate.gate.num_busy(self._gate) / self._engine.info.num_streams,
+                is_alive=self._death is None and not self._closing,
+                is_stalled=self._is_stalled,
+                is_busy=bool(steps) or bool(len(self._queues)),
+                last_step_s=self._last_step_s,
+            )
+
+    def close(self) -> None:
+        """Run what is queued, deliver it, end the threads. An engine that hangs is given up, as always."""
+        with self._lock:
+            self._closing = True
+            self._wakes.notify_all()
+        while (worker := self._next_unfinished()) is not None:
+            worker.thread.join(_WATCH_EVERY_S)
+        self._stop_watching.set()
+        self._watchdog.join()
+        self._finished.put(None)
+        self._delivery.join()
+        self._metrics.watch(None)
+        self._engine.close()
+
+    # Under the lock.
+
+    def _entry(self, submission: Submission, item: Item, now_s: float) -> Entry:
+        deadline_s = inf if submission.deadline_s is None else submission.deadline_s
+        waiter = Waiter(submission.request_id, item.place, deadline_s)
+        cost_s = self._costs.sequence_seconds(item.encoding.num_tokens)
+        return Entry(item.encoding, waiter, submission.lane, submission.outputs, now_s, cost_s)
+
+    def _joined(self, entry: Entry, fresh: dict[Identity, Entry], now_s: float) -> Entry:
+        """The entry that will be run for ``entry``: itself (then it is in ``fresh``), or an equal one in flight."""
+        (waiter,) = entry.waiters
+        if (twin := fresh.get(entry.identity)) is not None:
+            twin.waiters.append(waiter)
+            return twin
+        if (twin := self._queues.twin(entry.identity)) is not None:
+            self._queues.join(twin, waiter, entry.lane, entry.outputs, now_s)
+            return twin
+        twin = self._running.get(entry.identity)
+        if twin is not None and entry.outputs <= twin.outputs:
+            twin.waiters.append(waiter)
+            return twin
+        fresh[entry.identity] = entry
+        return entry
+
+    def _start_workers(self, engine: Engine) -> None:
+        for index in range(engine.info.num_streams):
+            worker = _Worker(engine, index)
+            self._workers.append(worker)
+            worker.thread = _start(partial(self._work, worker), f"bei-engine-{index}")
+
+    def _cut(self, turn: Turn) -> _Step | None:
+        """The next step; None if nothing waits."""
+        self._drop_expired()
+        if not len(self._queues):
+            return None
+        lanes = self._queues.views()
+        waiting = {lane: bool(view.queued) for lane, view in lanes.items()}
+        now_s = time.monotonic()
+        lead = leading_lane(waiting, self._served.recent_s(now_s), self._rules.bulk_share)
+        expected = self._gate.gate.expects_interactive
+        bounds = step_bounds(lanes, lead, self._costs, self._cap_s(now_s), interactive_expected=expected)
+        entries = self._queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
+        for entry in entries:
+            self._running[entry.identity] = entry
+        tokens, longest = sum(entry.num_tokens for entry in entries), max(entry.num_tokens for entry in entries)
+        return _Step(entries, self._costs.seconds(tokens, len(entries), longest), turn)
+
+    def _cap_s(self, now_s: float) -> float:
+        """The longest step of bulk work beside interactive work."""
+        if self._rules.step_cap_s:
+            return self._rules.step_cap_s
+        if now_s >= self._recap_s:  # costs are corrected while the engine runs
+            self._auto_cap_s, self._recap_s = capped_step_s(self._costs, self._limits), now_s + _RECAP_EVERY_S
+        return self._auto_cap_s
+
+    def _drop_expired(self) -> None:
+        now_s = time.monotonic()
+        expired = self._queues.expired(now_s)
+        if expired:
+            self._metrics.expired(len(expired))
+            errors = [DeadlineExceededError.after(now_s - entry.arrived_s) for entry in expired]
+            self._finished.put(_Done(expired, errors))
+
+    # The engine's threads: decide, act, record.
+
+    def _work(self, worker: _Worker) -> None:
+        try:
+            while (step := self._take(worker)) is not None:
+                answers = run_isolating(worker.engine, step.entries, self._metrics.batch_failed)
+                self._record(worker, step, answers)
+        except BaseException as error:  # a bug of ours, or of the engine's library: whoever waits must hear of it
+            log.exception("an engine thread has died")
+            if worker.step is not None:
+                worker.step.turn.end(0.0)
+            self._die(f"The engine's thread has died ({type(error).__name__}): restart the server.")
+
+    def _take(self, worker: _Worker) -> _Step | None:
+        """The next step, waiting for one if need be; None when this worker has nothing more to do."""
+        while True:
+            with self._lock:
+                while not (len(self._queues) or self._closing or worker.is_retired or self._death):
+                    self._wakes.wait()
+                if worker.is_retired or self._death or not len(self._queues):
+                    return None
+            turn = self._gate.turn()
+            try:
+                with self._lock:
+                    worker.step = step = None if worker.is_retired or self._death else self._cut(turn)
+            except BaseException:
+                turn.end(0.0)
+                raise
+            if step is not None:
+                return step
+            turn.end(0.0)
+
+    def _record(self, worker: _Worker, step: _Step, answers: list[Row | BeiError]) -> None:
+        ended_s = time.monotonic()
+        seconds = ended_s - step.started_s
+        step.turn.end(seconds)
+        with self._lock:
+            if worker.is_abandoned:
+                return
+            worker.step = None
+            self._num_hangs = 0
+            self._last_step_s = ended_s
+            self._served.add(ended_s, seconds, step.entries)
+        self._finished.put(_Done(step.entries, answers))
+        lengths = [entry.num_tokens for entry in step.entries]
+        self._costs.observe(sum(lengths), len(lengths), max(lengths), seconds)
+        waits = [(entry.lane, step.started_s - entry.arrived_s) for entry in step.entries]
+        self._metrics.batch(
+            num_tokens=sum(lengths), longest=max(lengths), engine_s=seconds, predicted_s=step.predicted_s, waits=waits
+        )
+
+    # The delivery thread.
+
+    def _deliver_all(self) -> None:
+        while (done := self._finished.get()) is not None:
+            answers = self._settled(done) if isinstance(done, _Done) else done
+            if answers:
+                try:
+                    self._on_answers(answers)
+                except Exception:  # a border: one front's bug must not cost others their answers
+                    log.exception("answers could not be handed over")
+
+    def _settled(self, done: _Done) -> list[Answer]:
+        """The answers to everybody who waits for the entries of ``done``, which are forgotten."""
+        settled = []
+        with self._lock:
+            for entry, answer in zip(done.entries, done.answers, strict=True):
+                if self._running.get(entry.identity) is entry:
+                    del self._running[entry.identity]
+                if self._cache is not None and not isinstance(answer, BeiError):
+                    self._cache.put(entry.identity, answer)
+                for waiter in entry.waiters:
+                    settled.append(Answer(waiter.request_id, waiter.place, answer))
+                    others = self._entries_of.get(waiter.request_id)
+                    if others is not None:
+                        others.discard(entry)
+                        if not others:
+                            del self._entries_of[waiter.request_id]
+                entry.waiters = []
+        return settled
+
+    # The watchdog's thread.
+
+    def _watch(self) -> None:
+        """Look for steps that do not end. Counts the time it is awake itself: a stopped process is no hung engine."""
+        while not self._stop_watching.wait(_WATCH_EVERY_S):
+            with self._lock:
+                overdue = [worker for worker in self._workers if worker.step and self._is_overdue(worker.step)]
+                if overdue:
+                    self._is_stalled = True
+            if overdue:
+                self._replace_engine(overdue)
+
+    def _is_overdue(self, step: _Step) -> bool:
+        step.watched_s += _WATCH_EVERY_S
+        least_s = self._rules.hang_timeout_s
+        return bool(least_s) and step.watched_s > max(least_s, _OVERDUE_FACTOR * step.predicted_s)
+
+    def _replace_engine(self, hung: Seq[_Worker]) -> None:
+        """Give up the engine that ``hung`` workers wait for, and run what they had once more on another one."""
+        entries = [entry for worker in hung if worker.step for entry in worker.step.entries]
+        log.error("a step of %d sequences does not end: the engine is replaced", len(entries))
+        self._metrics.engine_restarted()
+        with self._lock:
+            self._num_hangs += 1
+            for worker in self._workers:
+                worker.is_retired = True
+            turns = []
+            for worker in hung:
+                worker.is_abandoned = True
+                if worker.step is not None:
+                    turns.append((worker.step.turn, worker.step.watched_s))
+                worker.step = None
+            self._workers = [worker for worker in self._workers if not worker.is_abandoned]
+            again = [entry for entry in entries if not entry.replays]
+            lost = [entry for entry in entries if entry.replays]
+            gives_up = self._num_hangs > _MOST_RESTARTS or self._reload is None
+            self._wakes.notify_all()
+        self._finished.put(_Done(lost, [EngineError("The engine hangs on this input.")] * len(lost)))
+        for turn, seconds in turns:
+            turn.end(seconds)
+        engine = None if gives_up else self._loaded()
+        if engine is None:
+            self._die("The engine hangs and could not be replaced: restart the server.")
+            return
+        with self._lock:
+            for entry in again:
+                self._replay(entry)
+            self._engine = engine
+            self._is_stalled = False
+            self._start_workers(engine)
+
+    def _replay(self, entry: Entry) -> None:
+        """Under the lock: queue ``entry`` once more."""
+        entry.replays += 1
+        if self._running.get(entry.identity) is entry:
+            del self._running[entry.identity]
+        twin = self._queues.twin(entry.identity)  # there may be one that wants other outputs
+        if twin is None:
+            self._queues.add([entry] if entry.waiters else [])
+            return
+        for waiter in entry.waiters:
+            self._queues.join(twin, waiter, entry.lane, entry.outputs, time.monotonic())
+            self._entries_of[waiter.request_id].discard(entry)
+            self._entries_of[waiter.request_id].add(twin)
+        entry.waiters = []
+
+    def _loaded(self) -> Engine | None:
+        assert self._reload is not None
+        try:
+            return self._reload()
+        except Exception:  # a border: whatever keeps the engine from loading, whoever waits must hear of it
+            log.exception("the engine could not be loaded again")
+            return None
+
+    def _die(self, message: str) -> None:
+        """Fail what waits and refuse what comes."""
+        with self._lock:
+            self._death = self._death or message
+            self._queues.clear()
+            doomed = list(frozenset[Entry]().union(*self._entries_of.values()))
+            self._finished.put(_Done(doomed, [EngineDeadError(self._death)] * len(doomed)))
+            self._wakes.notify_all()
+
+    def _next_unfinished(self) -> _Worker | None:
+        with self._lock:
+            return next((worker for worker in self._workers if worker.thread.is_alive()), None)
+
+
+def _start(work: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread

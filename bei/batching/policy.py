@@ -1,0 +1,173 @@
+"""Which sequences run together: pure functions. Knows no threads and no time but what it is told.
+
+A step is one run of the engine. The size of a step is decided here, by predicted time: bulk work alone runs in steps
+of the most efficient size; while interactive work waits or is expected, a step of bulk work is capped, because a step
+that runs cannot be interrupted, and whoever comes waits for its end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple, Protocol
+
+from bei.core import Limits
+from bei.port import Lane
+
+# Up to this many attention slots a token, sequences are alike enough that running them together always pays.
+_ALIKE_SLOTS_PER_TOKEN = 1.25
+
+
+class StepCosts(Protocol):
+    """What the policy asks a cost model (``bei.costs``)."""
+
+    def seconds(self, num_tokens: int, batch_size: int, longest: int) -> float:
+        """The predicted time of a step."""
+
+    def efficient_tokens(self, length: int) -> int:
+        """The smallest step of sequences of this length, in tokens, at nearly the best rate."""
+
+
+class QueueKey(NamedTuple):
+    """A queued sequence as the policy sees it. Ordered by length, then by arrival."""
+
+    num_tokens: int
+    arrival: int
+
+
+class LaneView(NamedTuple):
+    """The waiting sequences of a lane in the order of their keys, and the position of the one to serve first."""
+
+    queued: Seq[QueueKey]
+    urgent: int
+
+
+@dataclass(frozen=True)
+class StepBounds:
+    """How large the next step may become, beyond the engine's limits.
+
+    ``lead`` is the lane whose most urgent sequence the step is built around. It grows up to ``max_tokens`` and, in
+    predicted time, ``max_s``. Sequences of the other lane ride along while the whole step stays within ``rider_s``;
+    None: they do not. The urgent sequence itself runs whatever it costs.
+    """
+
+    lead: Lane
+    max_tokens: int
+    max_s: float = inf
+    rider_s: float | None = None
+
+
+def leading_lane(waiting: Mapping[Lane, bool], served_s: Mapping[Lane, float], bulk_share: float) -> Lane:
+    """Interactive work goes first, unless bulk work waits and had less than its share of the recent engine time.
+
+    ``served_s``: recent engine seconds of each lane. At least one lane must wait.
+    """
+    if not waiting["bulk"]:
+        return "interactive"
+    if not waiting["interactive"]:
+        return "bulk"
+    total_s = served_s["interactive"] + served_s["bulk"]
+    return "bulk" if served_s["bulk"] < bulk_share * total_s else "interactive"
+
+
+def step_bounds(
+    lanes: Mapping[Lane, LaneView], lead: Lane, costs: StepCosts, cap_s: float, *, interactive_expected: bool
+) -> StepBounds:
+    """The bounds of a step led by ``lead``.
+
+    ``cap_s`` is the longest step of bulk work while interactive work waits or, as ``interactive_expected`` says, may
+    come soon. An interactive step takes bulk work along up to half of that: a small step leaves much of the device
+    unused, and the answer comes a little later.
+    """
+    view = lanes[lead]
+    max_tokens = costs.efficient_tokens(view.queued[view.urgent].num_tokens)
+    if lead == "interactive":
+        return StepBounds(lead, max_tokens, rider_s=cap_s / 2)
+    if interactive_expected or lanes["interactive"].queued:
+        return StepBounds(lead, max_tokens, cap_s)
+    return StepBounds(lead, max_tokens)
+
+
+def next_batch(
+    lanes: Mapping[Lane, LaneView], limits: Limits, costs: StepCosts, bounds: StepBounds
+) -> dict[Lane, slice]:
+    """The step to run next: a window of each lane's queue (empty slices are left out).
+
+    The window of the leading lane contains its urgent sequence and grows towards that one's neighbours in length, the
+    nearer first, while the limits and bounds hold and running the neighbour in this step is predicted to be no slower
+    than running it later, in a step with those that wait beyond it. So nothing starves (the urgent sequence is always
+    in), and lengths are grouped only as far as the engine's costs ask for it. Then sequences of the other lane ride
+    along by the same rule. Sequences longer than ``limits.max_num_tokens`` do not reach the queue.
+    """
+    lead = lanes[bounds.lead]
+    step = _Step(limits, costs)
+    step.add(lead.queued[lead.urgent].num_tokens)
+    windows = {bounds.lead: _grow(step, lead.queued, lead.urgent, lead.urgent + 1, bounds.max_tokens, bounds.max_s)}
+    if bounds.rider_s is not None:
+        for lane, view in lanes.items():
+            if lane != bounds.lead and view.queued:
+                place = bisect_left(view.queued, QueueKey(step.longest, 0))
+                window = _grow(step, view.queued, place, place, bounds.max_tokens, bounds.rider_s)
+                if window.start < window.stop:
+                    windows[lane] = window
+    return windows
+
+
+class _Step:
+    """What is in the step so far, and what it is predicted to take."""
+
+    def __init__(self, limits: Limits, costs: StepCosts) -> None:
+        self._limits = limits
+        self._costs = costs
+        self._size = self._tokens = self.longest = 0
+        self._seconds = 0.0
+
+    def add(self, length: int) -> None:
+        """Take a sequence in."""
+        self._size, self._tokens, self.longest = self._size + 1, self._tokens + length, max(self.longest, length)
+        self._seconds = self._costs.seconds(self._tokens, self._size, self.longest)
+
+    @property
+    def is_full(self) -> bool:
+        return self._size >= self._limits.max_batch_size
+
+    def takes(self, length: int, num_beyond: int, max_tokens: int, max_s: float) -> bool:
+        """Whether a sequence of ``length`` tokens may join, the nearest of ``num_beyond`` that wait on its side."""
+        tokens, size, longest = self._tokens + length, self._size + 1, max(self.longest, length)
+        if tokens > min(max_tokens, self._limits.max_num_tokens):
+            return False
+        is_alike = size * longest <= _ALIKE_SLOTS_PER_TOKEN * tokens
+        if is_alike and max_s == inf:
+            return True
+        together_s = self._costs.seconds(tokens, size, longest)
+        if together_s > max_s:
+            return False
+        if is_alike:
+            return True
+        others = max(1, min(num_beyond, self._limits.max_batch_size, max_tokens // length))
+        later_s = self._costs.seconds(others * length, others, length) / others
+        return together_s <= self._seconds + later_s
+
+
+def _grow(step: _Step, queued: Seq[QueueKey], low: int, high: int, max_tokens: int, max_s: float) -> slice:
+    """Widen the window ``queued[low:high]`` while ``step`` takes a neighbour."""
+    while not step.is_full:
+        left = queued[low - 1].num_tokens if low else None
+        right = queued[high].num_tokens if high < len(queued) else None
+        longest = step.longest
+        right_first = right is not None and (left is None or right - longest <= longest - left)
+        if right is not None and right_first and step.takes(right, len(queued) - high, max_tokens, max_s):
+            high += 1
+            step.add(right)
+        elif left is not None and step.takes(left, low, max_tokens, max_s):
+            low -= 1
+            step.add(left)
+        elif right is not None and not right_first and step.takes(right, len(queued) - high, max_tokens, max_s):
+            high += 1
+            step.add(right)
+        else:
+            break
+    return slice(low, high)

@@ -1,0 +1,231 @@
+"""Waiting sequences: one queue a lane, sorted by length and by urgency at once. Not safe in threads: managers lock."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple, TypeAlias
+
+from bei.batching.policy import LaneView, QueueKey
+from bei.core import Encoding
+from bei.port import LANES, Lane, LaneStats
+
+# Token ids, token types, and how many tokens serve as attention keys.
+Identity: TypeAlias = "tuple[bytes, bytes | None, int | None]"
+
+# Work without a deadline counts as due so long after its arrival, so that a stream of work with deadlines cannot
+# starve it: whatever has waited longer than this goes before a deadline that is still ahead.
+PATIENCE_S: Mapping[Lane, float] = {"interactive": 1.0, "bulk": 30.0}
+
+# Removing sequences one by one costs a search and a shift of the list each; beyond so many one sweep is cheaper.
+_FEW = 16
+
+
+class Waiter(NamedTuple):
+    """Who wants an entry's answer, and until when."""
+
+    request_id: int
+    place: int
+    deadline_s: float
+
+
+class Entry:
+    """One tokenized sequence on its way through the engine, and everybody who waits for it.
+
+    Identical sequences are one entry with several waiters. ``replays``: how often a hung engine has lost it.
+    """
+
+    __slots__ = (
+        "arrival",
+        "arrived_s",
+        "cost_s",
+        "due_s",
+        "encoding",
+        "identity",
+        "lane",
+        "outputs",
+        "replays",
+        "waiters",
+    )
+
+    def __init__(
+        self, encoding: Encoding, waiter: Waiter, lane: Lane, outputs: AbstractSet[str], arrived_s: float, cost_s: float
+    ) -> None:
+        types = encoding.token_type_ids
+        self.encoding = encoding
+        self.identity: Identity = (
+            encoding.input_ids.tobytes(),
+            None if types is None else types.tobytes(),
+            encoding.num_keys,
+        )
+        self.waiters = [waiter]
+        self.lane = lane
+        self.outputs = outputs
+        self.arrived_s = arrived_s
+        self.cost_s = cost_s
+        self.due_s = min(waiter.deadline_s, arrived_s + PATIENCE_S[lane])
+        self.arrival = 0  # the queue numbers it
+        self.replays = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the sequence."""
+        return self.encoding.num_tokens
+
+    @property
+    def key(self) -> QueueKey:
+        """As the policy sees it."""
+        return QueueKey(self.encoding.num_tokens, self.arrival)
+
+    def is_expired(self, now_s: float) -> bool:
+        """Whether every waiter's deadline has passed."""
+        return all(waiter.deadline_s <= now_s for waiter in self.waiters)
+
+
+class _LaneQueue:
+    """The entries of one lane."""
+
+    def __init__(self) -> None:
+        self.sorted: list[QueueKey] = []
+        self.entries: dict[int, Entry] = {}  # by arrival
+        self._due: list[tuple[float, int]] = []  # a heap; entries that have left are skipped when they come up
+        self.num_tokens = 0
+        self.cost_s = 0.0
+
+    def add(self, entry: Entry) -> None:
+        insort(self.sorted, entry.key)
+        self.entries[entry.arrival] = entry
+        heapq.heappush(self._due, (entry.due_s, entry.arrival))
+        self.num_tokens += entry.num_tokens
+        self.cost_s += entry.cost_s
+
+    def hurry(self, entry: Entry) -> None:
+        """``entry.due_s`` has become earlier."""
+        heapq.heappush(self._due, (entry.due_s, entry.arrival))
+
+    def urgent(self) -> Entry | None:
+        """The entry that is due first, if there is any."""
+        while self._due:
+            entry = self.entries.get(self._due[0][1])
+            if entry is not None:
+                return entry
+            heapq.heappop(self._due)
+        return None
+
+    def view(self) -> LaneView:
+        urgent = self.urgent()
+        return LaneView(self.sorted, 0 if urgent is None else bisect_left(self.sorted, urgent.key))
+
+    def cut(self, window: slice) -> list[Entry]:
+        keys = self.sorted[window]
+        del self.sorted[window]
+        members = [self.entries.pop(key.arrival) for key in keys]
+        self._left(members)
+        return members
+
+    def remove(self, doomed: Collection[Entry]) -> None:
+        for entry in doomed:
+            del self.entries[entry.arrival]
+        if len(doomed) <= _FEW:
+            for entry in doomed:
+                del self.sorted[bisect_left(self.sorted, entry.key)]
+        else:
+            self.sorted = [key for key in self.sorted if key.arrival in self.entries]
+        self._left(doomed)
+
+    def _left(self, members: Iterable[Entry]) -> None:
+        for entry in members:
+            self.num_tokens -= entry.num_tokens
+            self.cost_s -= entry.cost_s
+        if not self.entries:  # a sum of floats that were added and taken away is not quite 0
+            self._due.clear()
+            self.cost_s = 0.0
+
+
+class LaneQueues:
+    """The waiting entries of all lanes. Within a lane the one that is due first is the most urgent.
+
+    Of entries that come together and are due together the longest comes first: long ones have the fewest neighbours in
+    length, and run best while there are most to choose from (docs/decisions.md, "Batches are cut late").
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[Lane, _LaneQueue] = {lane: _LaneQueue() for lane in LANES}
+        self._by_identity: dict[Identity, Entry] = {}
+        self._next_arrival = 0
+
+    def __len__(self) -> int:
+        return sum(len(lane.sorted) for lane in self._lanes.values())
+
+    def has(self, lane: Lane) -> bool:
+        """Whether anything waits in ``lane``."""
+        return bool(self._lanes[lane].sorted)
+
+    def twin(self, identity: Identity) -> Entry | None:
+        """The waiting entry that is equal, if there is one."""
+        return self._by_identity.get(identity)
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Enqueue entries that have no twin in the queue."""
+        for entry in sorted(entries, key=lambda entry: entry.num_tokens, reverse=True):
+            entry.arrival = self._next_arrival
+            self._next_arrival += 1
+            self._by_identity[entry.identity] = entry
+            self._lanes[entry.lane].add(entry)
+
+    def join(self, entry: Entry, waiter: Waiter, lane: Lane, outputs: AbstractSet[str], now_s: float) -> None:
+        """Let ``waiter`` have the answer of a waiting ``entry``, which moves up if it is more urgent to ``waiter``."""
+        entry.waiters.append(waiter)
+        entry.outputs = entry.outputs | outputs
+        due_s = min(entry.due_s, waiter.deadline_s, now_s + PATIENCE_S[lane])
+        if lane != entry.lane and LANES.index(lane) < LANES.index(entry.lane):
+            self._lanes[entry.lane].remove([entry])
+            entry.lane, entry.due_s = lane, due_s
+            self._lanes[lane].add(entry)
+        elif due_s < entry.due_s:
+            entry.due_s = due_s
+            self._lanes[entry.lane].hurry(entry)
+
+    def remove(self, doomed: Iterable[Entry]) -> None:
+        """Take waiting entries out."""
+        by_lane: dict[Lane, list[Entry]] = {}
+        for entry in doomed:
+            del self._by_identity[entry.identity]
+            by_lane.setdefault(entry.lane, []).append(entry)
+        for lane, entries in by_lane.items():
+            self._lanes[lane].remove(entries)
+
+    def clear(self) -> list[Entry]:
+        """Take everything out."""
+        everything = list(self._by_identity.values())
+        self.remove(everything)
+        return everything
+
+    def views(self) -> dict[Lane, LaneView]:
+        """As the policy sees them."""
+        return {lane: queue.view() for lane, queue in self._lanes.items()}
+
+    def cut(self, windows: Mapping[Lane, slice]) -> list[Entry]:
+        """Remove a step's entries."""
+        members = [entry for lane, window in windows.items() for entry in self._lanes[lane].cut(window)]
+        for entry in members:
+            del self._by_identity[entry.identity]
+        return members
+
+    def expired(self, now_s: float) -> list[Entry]:
+        """Take out the most urgent entries while their deadlines have passed.
+
+        Others that have expired are behind a more urgent one that has not; they are met when they come up.
+        """
+        found: list[Entry] = []
+        for lane in self._lanes.values():
+            while (entry := lane.urgent()) is not None and entry.is_expired(now_s):
+                self.remove([entry])
+                found.append(entry)
+        return found
+
+    def stats(self) -> dict[Lane, LaneStats]:
+        """What waits."""
+        return {lane: LaneStats(len(q.sorted), q.num_tokens, q.cost_s) for lane, q in self._lanes.items()}

@@ -1,0 +1,59 @@
+"""How much engine time each lane had lately, and how long a capped step is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from math import exp
+
+from bei.batching.policy import StepCosts
+from bei.batching.queue import Entry
+from bei.core import Limits
+from bei.port import LANES, Lane
+
+# Engine time counts less the longer ago it was: after so many seconds by the factor e.
+_MEMORY_S = 2.0
+
+# A capped step keeps at least this share of the best rate: smaller steps would cost bulk work too much.
+_CAPPED_RATE = 0.9
+_TYPICAL_LENGTH = 64
+# Below this a step is short enough for anybody.
+_LEAST_CAP_S = 0.004
+
+
+class ServedShares:
+    """Recent engine seconds of each lane. Not safe in threads."""
+
+    def __init__(self) -> None:
+        self._served_s: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
+        self._at_s = 0.0
+
+    def add(self, now_s: float, seconds: float, entries: Seq[Entry]) -> None:
+        """A step of ``entries`` ran for ``seconds``; each lane has its part by tokens."""
+        self._fade(now_s)
+        total = sum(entry.num_tokens for entry in entries)
+        for entry in entries:
+            self._served_s[entry.lane] += seconds * entry.num_tokens / total
+
+    def recent_s(self, now_s: float) -> Mapping[Lane, float]:
+        """Faded sums."""
+        self._fade(now_s)
+        return self._served_s
+
+    def _fade(self, now_s: float) -> None:
+        factor = exp(min(0.0, self._at_s - now_s) / _MEMORY_S)
+        self._at_s = max(self._at_s, now_s)
+        for lane in self._served_s:
+            self._served_s[lane] *= factor
+
+
+def capped_step_s(costs: StepCosts, limits: Limits) -> float:
+    """The time of the smallest step that keeps nearly the best rate, on sequences of a typical length."""
+    length = min(_TYPICAL_LENGTH, limits.max_seq_len)
+    most = min(max(1, costs.efficient_tokens(length) // length), limits.max_batch_size)
+    best_rate = most * length / costs.seconds(most * length, most, length)
+    for count in range(1, most + 1):
+        seconds = costs.seconds(count * length, count, length)
+        if count * length >= _CAPPED_RATE * best_rate * seconds:
+            return max(_LEAST_CAP_S, seconds)
+    return _LEAST_CAP_S

@@ -1,0 +1,107 @@
+"""The engine port: the messages between a served model's front and whatever runs its engine.
+
+The front (``bei.service``) submits tokenized sequences and gets an answer to each; batching, de-duplication and the
+engine are behind the port. In one process the port is a ``BatchManager``. Messages are plain data and arrays, and the
+two sides share no object that changes, so the same messages can cross a process border.
+
+Times are seconds of ``time.monotonic()``, which on Linux is one clock for all processes of a host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from bei.core import Encoding, Row
+from bei.errors import BeiError
+
+Lane: TypeAlias = Literal["interactive", "bulk"]
+
+# A row's embedding at unit length. Every port with the output "embedding" has this one beside it, computed for a whole
+# batch at once.
+UNIT_EMBEDDING = "unit_embedding"
+
+# In the order in which they are served.
+LANES: tuple[Lane, ...] = ("interactive", "bulk")
+
+
+class Item(NamedTuple):
+    """One tokenized input, and its place among the inputs of its request, which comes back with its answer."""
+
+    place: int
+    encoding: Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Sequences of one request. A request may come in several submissions, all with its ``request_id``.
+
+    ``outputs``: the engine's outputs that the request wants, and nothing else is computed into its answers.
+    ``deadline_s``: when the answer has no value any more; None: never.
+    """
+
+    request_id: int
+    lane: Lane
+    outputs: frozenset[str]
+    items: Seq[Item]
+    deadline_s: float | None = None
+
+
+class Answer(NamedTuple):
+    """The answer to one ``Item``: a row, or the error of this item alone."""
+
+    request_id: int
+    place: int
+    result: Row | BeiError
+
+
+# Called with answers in any order, in a thread of the port's; it must return soon and not raise.
+OnAnswers: TypeAlias = Callable[[Seq[Answer]], None]
+
+
+class LaneStats(NamedTuple):
+    """What waits in one lane: sequences, their tokens, and the engine seconds that they are predicted to take."""
+
+    num_sequences: int
+    num_tokens: int
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PortStats:
+    """The state of an engine and its queue.
+
+    ``running_s``: how much longer the running steps are predicted to take. ``slowdown``: how many times its cost work
+    takes: more where other models use the device too, less where several steps run at once. ``is_alive``: answers
+    still come. ``is_stalled``: a step has run for so long that the engine is taken to hang; it is being replaced.
+    ``is_busy``: a step runs or waits. ``last_step_s``: when the last step ended; -inf before the first.
+    """
+
+    lanes: Mapping[Lane, LaneStats]
+    running_s: float
+    slowdown: float
+    is_alive: bool
+    is_stalled: bool
+    is_busy: bool
+    last_step_s: float
+
+
+class EnginePort(Protocol):
+    """What a service talks to. Every method is safe in any thread, and returns at once unless said otherwise."""
+
+    def submit(self, submission: Submission) -> None:
+        """Take over ``submission``: each item gets exactly one answer, unless the request is cancelled before.
+
+        Raises ShuttingDownError after ``close``, EngineDeadError when the engine is dead. Then nothing was taken over.
+        """
+
+    def cancel(self, request_id: int) -> None:
+        """Forget the request: what waits is not run, and no answer that is not on its way already will come."""
+
+    def stats(self) -> PortStats:
+        """The state now."""
+
+    def close(self) -> None:
+        """Run what waits, answer it, end. Blocks until then."""

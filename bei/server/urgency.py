@@ -1,0 +1,66 @@
+"""How urgent a request is, by its headers: its lane and its deadline.
+
+X-Bei-Lane            interactive or bulk
+Request-Timeout-Ms    milliseconds from now (Baseten's client)
+Request-Deadline-Ms   milliseconds since the epoch (Baseten's client)
+X-Request-Timeout     seconds from now
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, get_args
+
+from bei.errors import InvalidRequestError
+from bei.port import Lane
+
+
+class Urgency(NamedTuple):
+    """``lane`` None: as the request's size says. ``deadline_s`` is on the monotonic clock; None: there is none."""
+
+    lane: Lane | None = None
+    deadline_s: float | None = None
+
+
+_LANE = b"x-bei-lane"
+_LANES: dict[str, Lane] = {lane: lane for lane in get_args(Lane)}
+
+# Header -> the deadline that its number means, on the monotonic clock.
+_DEADLINES: Mapping[bytes, Callable[[float], float]] = {
+    b"request-timeout-ms": lambda number: time.monotonic() + number / 1000,
+    b"request-deadline-ms": lambda number: time.monotonic() + number / 1000 - time.time(),
+    b"x-request-timeout": lambda number: time.monotonic() + number,
+}
+
+
+def urgency_of(headers: Iterable[tuple[bytes, bytes]]) -> Urgency:
+    """Of several deadlines the earliest counts. Raises InvalidRequestError that names the header."""
+    lane: Lane | None = None
+    deadline_s: float | None = None
+    for name, value in headers:
+        if name == _LANE:
+            lane = _LANES.get(_text(value).lower())
+            if lane is None:
+                names = " or ".join(_LANES)
+                raise InvalidRequestError(f"The header x-bei-lane must be {names}, not {_text(value)!r}.", "x-bei-lane")
+        elif name in _DEADLINES:
+            meant_s = _DEADLINES[name](_number(name, value))
+            deadline_s = meant_s if deadline_s is None else min(deadline_s, meant_s)
+    return Urgency(lane, deadline_s)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1").strip()
+
+
+def _number(name: bytes, value: bytes) -> float:
+    try:
+        number = float(_text(value))
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        header = name.decode()
+        raise InvalidRequestError(f"The header {header} must be a number from 0 on, not {_text(value)!r}.", header)
+    return number

@@ -1,0 +1,252 @@
+"""The laws of ``next_batch``, and which lane leads. The threads that use them are in test_manager.py."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from math import e, inf
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bei.batching.policy import LaneView, QueueKey, StepBounds, leading_lane, next_batch, step_bounds
+from bei.batching.queue import Entry, Waiter
+from bei.batching.shares import ServedShares, capped_step_s
+from bei.core import Encoding, Limits
+from bei.port import LANES, Lane
+
+NOTHING = LaneView([], 0)
+ONE = LaneView([QueueKey(1, 0)], 0)
+
+
+@dataclass(frozen=True)
+class LinearCosts:
+    """Milliseconds a step, a token and a padded slot, as seconds."""
+
+    per_step: float = 2.0
+    per_token: float = 0.025
+    per_slot: float = 0.002
+    efficient: int = 512
+
+    def seconds(self, num_tokens: int, batch_size: int, longest: int) -> float:
+        return (self.per_step + self.per_token * num_tokens + self.per_slot * batch_size * longest) / 1000
+
+    def efficient_tokens(self, length: int) -> int:
+        return max(length, self.efficient)
+
+
+PACKED = LinearCosts(per_slot=0.0)  # an engine that does not pad
+
+
+@dataclass(frozen=True)
+class Case:
+    lanes: dict[Lane, LaneView]
+    limits: Limits
+    costs: LinearCosts
+    bounds: StepBounds
+
+    def cut(self) -> dict[Lane, list[QueueKey]]:
+        windows = next_batch(self.lanes, self.limits, self.costs, self.bounds)
+        return {lane: list(self.lanes[lane].queued[window]) for lane, window in windows.items()}
+
+    @property
+    def urgent(self) -> QueueKey:
+        view = self.lanes[self.bounds.lead]
+        return view.queued[view.urgent]
+
+
+@st.composite
+def views(draw: st.DrawFn, max_seq_len: int, min_size: int = 0) -> LaneView:
+    lengths = draw(st.lists(st.integers(1, max_seq_len), min_size=min_size, max_size=40))
+    queued = sorted(QueueKey(length, arrival) for arrival, length in enumerate(lengths))
+    return LaneView(queued, bisect_left(queued, QueueKey(lengths[0], 0)) if lengths else 0)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Sorted queues as the manager keeps them, with limits, costs and bounds that they may have."""
+    max_seq_len = draw(st.integers(1, 64))
+    limits = Limits(draw(st.integers(max_seq_len, 4 * max_seq_len)), draw(st.integers(1, 12)), max_seq_len)
+    lead: Lane = draw(st.sampled_from(LANES))
+    lanes = {lane: draw(views(max_seq_len, min_size=int(lane == lead))) for lane in LANES}
+    numbers = st.floats(0, 10, allow_nan=False)
+    costs = LinearCosts(draw(numbers), draw(numbers), draw(numbers))
+    max_s = draw(st.one_of(st.just(inf), st.floats(0, 1)))
+    rider_s = draw(st.one_of(st.none(), st.floats(0, 1)))
+    return Case(lanes, limits, costs, StepBounds(lead, draw(st.integers(1, 300)), max_s, rider_s))
+
+
+def members_of(step: dict[Lane, list[QueueKey]]) -> list[QueueKey]:
+    return [key for keys in step.values() for key in keys]
+
+
+def predicted_s(case: Case, members: list[QueueKey]) -> float:
+    lengths = [key.num_tokens for key in members]
+    return case.costs.seconds(sum(lengths), len(lengths), max(lengths))
+
+
+@given(cases())
+def test_a_step_never_exceeds_the_engine_s_limits(case: Case) -> None:
+    members = members_of(case.cut())
+    assert sum(key.num_tokens for key in members) <= case.limits.max_num_tokens
+    assert len(members) <= case.limits.max_batch_size
+
+
+@given(cases())
+def test_a_step_holds_the_urgent_sequence_of_the_leading_lane(case: Case) -> None:
+    assert case.urgent in case.cut()[case.bounds.lead]
+
+
+@given(cases())
+def test_only_the_urgent_sequence_may_exceed_the_bounds(case: Case) -> None:
+    step = case.cut()
+    members = members_of(step)
+    if len(members) > 1:
+        assert sum(key.num_tokens for key in members) <= case.bounds.max_tokens
+    if len(step[case.bounds.lead]) > 1:
+        assert predicted_s(case, step[case.bounds.lead]) <= case.bounds.max_s
+    if len(step) > 1:
+        assert case.bounds.rider_s is not None
+        assert predicted_s(case, members) <= case.bounds.rider_s
+
+
+@given(cases())
+def test_the_other_lane_rides_along_only_where_the_bounds_say_so(case: Case) -> None:
+    if case.bounds.rider_s is None:
+        assert set(case.cut()) == {case.bounds.lead}
+
+
+@given(cases())
+@example(
+    Case(
+        {"interactive": NOTHING, "bulk": LaneView([QueueKey(1, 0)], 0)}, Limits(1, 1, 1), PACKED, StepBounds("bulk", 1)
+    )
+)
+def test_without_padding_costs_a_step_is_maximal(case: Case) -> None:
+    case = Case(case.lanes, case.limits, PACKED, StepBounds(case.bounds.lead, case.bounds.max_tokens))
+    view = case.lanes[case.bounds.lead]
+    window = next_batch(case.lanes, case.limits, case.costs, case.bounds)[case.bounds.lead]
+    tokens = sum(key.num_tokens for key in view.queued[window])
+    for neighbour in (window.start - 1, window.stop):
+        if 0 <= neighbour < len(view.queued) and window.stop - window.start < case.limits.max_batch_size:
+            joint = tokens + view.queued[neighbour].num_tokens
+            assert joint > min(case.limits.max_num_tokens, case.bounds.max_tokens)
+
+
+@given(cases())
+def test_cutting_again_and_again_takes_every_sequence_once(case: Case) -> None:
+    waiting = {lane: list(view.queued) for lane, view in case.lanes.items()}
+    taken: dict[Lane, list[QueueKey]] = {lane: [] for lane in LANES}
+    while any(waiting.values()):
+        lead: Lane = "interactive" if waiting["interactive"] else "bulk"
+        lanes = {
+            lane: LaneView(keys, min(range(len(keys)), key=lambda i: keys[i].arrival) if keys else 0)
+            for lane, keys in waiting.items()
+        }
+        bounds = StepBounds(lead, case.bounds.max_tokens, case.bounds.max_s, case.bounds.rider_s)
+        for lane, window in next_batch(lanes, case.limits, case.costs, bounds).items():
+            taken[lane] += waiting[lane][window]
+            del waiting[lane][window]
+    assert {lane: sorted(keys) for lane, keys in taken.items()} == {
+        lane: list(view.queued) for lane, view in case.lanes.items()
+    }
+
+
+def bulk_only(lengths: list[int], urgent: int, costs: LinearCosts = LinearCosts()) -> list[int]:
+    """The lengths that are cut from a queue of bulk work; ``urgent`` is the index of the urgent one."""
+    queued = sorted(QueueKey(length, arrival) for arrival, length in enumerate(lengths))
+    view = LaneView(queued, bisect_left(queued, QueueKey(lengths[urgent], urgent)))
+    case = Case({"interactive": NOTHING, "bulk": view}, Limits(4096, 128, 512), costs, StepBounds("bulk", 4096))
+    return [key.num_tokens for key in case.cut()["bulk"]]
+
+
+def test_one_long_text_does_not_pad_many_short_ones_where_padding_costs() -> None:
+    lengths = [512, *[2] * 50]
+    assert bulk_only(lengths, 0) == [512]
+    assert bulk_only(lengths, 0, PACKED) == sorted(lengths)
+
+
+def test_a_few_texts_share_a_step_although_they_are_padded_because_a_step_of_their_own_costs_more() -> None:
+    assert bulk_only([5, 9, 14, 30], 3) == [5, 9, 14, 30]
+
+
+def test_a_step_grows_towards_the_nearer_length() -> None:
+    queued = [QueueKey(5, 3), QueueKey(8, 0), QueueKey(9, 2), QueueKey(20, 1)]
+    lanes: dict[Lane, LaneView] = {"interactive": NOTHING, "bulk": LaneView(queued, 1)}
+    assert next_batch(lanes, Limits(1000, 2, 100), PACKED, StepBounds("bulk", 1000)) == {"bulk": slice(1, 3)}
+
+
+# The bounds
+
+
+def views_of(interactive: int, bulk: int) -> dict[Lane, LaneView]:
+    return {
+        "interactive": LaneView([QueueKey(10, i) for i in range(interactive)], 0),
+        "bulk": LaneView([QueueKey(60, i) for i in range(bulk)], 0),
+    }
+
+
+def test_bulk_work_alone_runs_in_efficient_steps() -> None:
+    bounds = step_bounds(views_of(0, 9), "bulk", LinearCosts(), 0.01, interactive_expected=False)
+    assert bounds == StepBounds("bulk", 512)
+
+
+@pytest.mark.parametrize(("waiting", "expected"), [(0, True), (3, False), (3, True)])
+def test_a_bulk_step_is_capped_while_interactive_work_waits_or_is_expected(waiting: int, expected: bool) -> None:
+    bounds = step_bounds(views_of(waiting, 9), "bulk", LinearCosts(), 0.01, interactive_expected=expected)
+    assert bounds == StepBounds("bulk", 512, 0.01)
+
+
+def test_bulk_work_rides_along_with_interactive_work_up_to_half_a_capped_step() -> None:
+    bounds = step_bounds(views_of(1, 9), "interactive", LinearCosts(), 0.01, interactive_expected=True)
+    assert bounds == StepBounds("interactive", 512, rider_s=0.005)
+    step = next_batch(views_of(1, 9), Limits(1024, 128, 512), LinearCosts(), bounds)
+    assert step["interactive"] == slice(0, 1)
+    assert 0 < step["bulk"].stop - step["bulk"].start < 9
+
+
+# Who leads
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 0.99))
+def test_interactive_work_leads_unless_bulk_work_had_less_than_its_share(i_s: float, b_s: float, share: float) -> None:
+    served: dict[Lane, float] = {"interactive": i_s, "bulk": b_s}
+    lead = leading_lane({"interactive": True, "bulk": True}, served, share)
+    assert (lead == "bulk") == (b_s < share * (i_s + b_s))
+    assert leading_lane({"interactive": False, "bulk": True}, served, share) == "bulk"
+    assert leading_lane({"interactive": True, "bulk": False}, served, share) == "interactive"
+
+
+@given(st.lists(st.floats(0.001, 0.1), min_size=50, max_size=200), st.floats(0.05, 0.5))
+def test_bulk_work_gets_its_share_however_much_interactive_work_waits(steps_s: list[float], share: float) -> None:
+    now_s, total, bulk = 0.0, 0.0, 0.0
+    served: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
+    for seconds in steps_s:
+        lead = leading_lane({"interactive": True, "bulk": True}, served, share)
+        served[lead] += seconds
+        now_s, total, bulk = now_s + seconds, total + seconds, bulk + seconds * (lead == "bulk")
+    assert bulk >= share * (total - max(steps_s)) - 1e-9
+
+
+def entry(lane: Lane, num_tokens: int) -> Entry:
+    encoding = Encoding(np.zeros(num_tokens, np.int32))
+    return Entry(encoding, Waiter(0, 0, inf), lane, frozenset(), 0.0, 0.0)
+
+
+def test_a_step_s_time_is_shared_by_tokens_and_counts_less_the_longer_ago_it_was() -> None:
+    shares = ServedShares()
+    shares.add(10.0, 0.4, [entry("interactive", 10), entry("bulk", 30)])
+    assert dict(shares.recent_s(10.0)) == {"interactive": pytest.approx(0.1), "bulk": pytest.approx(0.3)}
+    later = dict(shares.recent_s(12.0))
+    assert later == {"interactive": pytest.approx(0.1 / e), "bulk": pytest.approx(0.3 / e)}
+
+
+def test_a_capped_step_keeps_nine_tenths_of_the_best_rate_and_no_more_than_it_needs() -> None:
+    costs, limits = LinearCosts(per_step=2.0, per_token=0.025, per_slot=0.0, efficient=4096), Limits(4096, 128, 512)
+    cap_s = capped_step_s(costs, limits)
+    best_rate = 4096 / costs.seconds(4096, 64, 64)
+    tokens = round((cap_s * 1000 - 2.0) / 0.025)
+    assert tokens / cap_s >= 0.9 * best_rate
+    assert (tokens - 64) / costs.seconds(tokens - 64, 1, 64) < 0.9 * best_rate
