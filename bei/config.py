@@ -62,6 +62,7 @@ class ServeConfig:
     hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never")
     cache_megabytes: int = _option(0, "memory for a cache of answers, per model; 0: none")
     payload_limit: int = _option(8_000_000, "largest request body in bytes")
+    answer_limit: int = _option(256_000_000, "largest answer in bytes, as estimated before it is computed")
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
     access_log: bool = _option(False, "log every request")
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built")

@@ -25,6 +25,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
     │   ├── PayloadTooLargeError
+    │   ├── AnswerTooLargeError
     │   ├── RouteNotFoundError
     │   └── MethodNotAllowedError
     ├── OverloadedError             too much waits; come back after ``retry_after_s``
@@ -179,6 +180,12 @@ class PayloadTooLargeError(RequestError):
     """The body is larger than the server accepts."""
 
     code = "payload_too_large"
+
+
+class AnswerTooLargeError(RequestError):
+    """The answer would be larger than the server gives."""
+
+    code = "answer_too_large"
 
 
 class RouteNotFoundError(RequestError):

@@ -10,12 +10,12 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,9 @@ _CANARY_TIMEOUT_S = 10.0
 # What can be asked of a model: a text, a pair, or the token ids of one input exactly as they are to be run.
 ModelInput: TypeAlias = "Input | list[int]"
 
+# What is kept of a row.
+Reduce: TypeAlias = Callable[[Row], Mapping[str, Any]]
+
 # Opens the engine port of a service, which gets the answers.
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 
@@ -66,8 +69,9 @@ class _Call:
     Exactly one of ``record`` and ``fail`` returns True, once: then it is done.
     """
 
-    def __init__(self, request_id: int, num_inputs: int, ticket: Ticket) -> None:
+    def __init__(self, request_id: int, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None) -> None:
         self.request_id = request_id
+        self.reduce = reduce
         self.ticket = ticket
         self.encodings = [_NOT_YET] * num_inputs
         self.rows: list[Row | None] = [None] * num_inputs
@@ -160,18 +164,22 @@ class InferenceService:
         ticket: Ticket,
         outputs: AbstractSet[str],
         options: EncodingOptions = AS_CONFIGURED,
+        reduce: Reduce | None = None,
     ) -> Answer:
         """Run inputs (at least one) through the model. Rows have ``outputs`` and nothing else.
 
+        ``reduce`` makes the answer's rows of the engine's as they come, in the port's thread: where rows are wide and
+        little of them is wanted, they do not have to wait for each other in memory. It must be quick and not raise.
         ``options`` are of texts and pairs; token ids are run exactly as given. A cancelled call takes back what is
         still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
         """
         given = {i: self._encoding_of_ids(value) for i, value in enumerate(inputs) if isinstance(value, list)}
         texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
-        call = self._begin(len(inputs), ticket)
+        call = self._begin(len(inputs), ticket, reduce)
         wanted = frozenset(outputs)
         try:
             if given:
+                ticket.count_tokens(sum(encoding.num_tokens for encoding in given.values()))
                 items = [Item(index, encoding) for index, encoding in given.items()]
                 demand = self._admission.demand([encoding.num_tokens for encoding in given.values()])
                 self._submit(call, items, demand, wanted)
@@ -255,8 +263,8 @@ class InferenceService:
 
     # On the event loop.
 
-    def _begin(self, num_inputs: int, ticket: Ticket) -> _Call:
-        call = _Call(next(self._ids), num_inputs, ticket)
+    def _begin(self, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None) -> _Call:
+        call = _Call(next(self._ids), num_inputs, ticket, reduce)
         self._calls[call.request_id] = call
         return call
 
@@ -315,6 +323,7 @@ class InferenceService:
         places, inputs = list(texts), list(texts.values())
 
         def on_encoded(start: int, encodings: list[Encoding]) -> None:
+            call.ticket.count_tokens(sum(encoding.num_tokens for encoding in encodings))
             items = [Item(places[start + i], encoding) for i, encoding in enumerate(encodings)]
             on_items(items, self._admission.demand(self._estimated(inputs[start : start + len(encodings)])))
 
@@ -348,7 +357,7 @@ class InferenceService:
                 if call.fail(result):
                     self._port.cancel(request_id)
                     done.append(call)
-            elif call.record(index, result):
+            elif call.record(index, result if call.reduce is None else call.reduce(result)):
                 done.append(call)
         for call, number in num_tokens.items():
             call.ticket.answered(number)

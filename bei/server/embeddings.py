@@ -13,10 +13,13 @@ from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser
-from bei.service import ModelInput
+from bei.server.rendering import FLOAT_BYTES, Items
+from bei.service import InferenceService, ModelInput
 from bei.tasks import Embeddings, embed_chunks, embed_inputs
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
+
+_AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -99,6 +102,7 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Reply:
     texts, token_ids = parse_input(bytes(body.input))
     inputs: Sequence[ModelInput] = texts or token_ids or []
     call.check_inputs(inputs, "input")
+    _check_answer(call, service, len(inputs), body)
     prompt = body.prompt(service.manifest) if texts is not None else ""
     if texts is not None and body.late_chunking:
         ticket = call.admit(service, [" ".join(texts)])
@@ -118,17 +122,32 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Reply:
     return Reply(render(answer, service.name, body.encoding_format), answer.truncated)
 
 
-def render(answer: Embeddings, model: str, encoding_format: str | None) -> EmbeddingResponse:
-    """The response; float vectors stay rows of numpy's."""
+def _check_answer(call: Call, service: InferenceService, num_inputs: int, body: EmbeddingRequest) -> None:
+    width = service.manifest.dimension("embedding") or 0
+    width = min(width, body.dimensions or width)
+    call.check_answer(num_inputs * _item_bytes(width, body.encoding_format))
+
+
+def _item_bytes(width: int, encoding_format: str | None) -> int:
+    """About what a vector of ``width`` takes, with what stands around it."""
+    return _AROUND_BYTES + (width * 16 // 3 if encoding_format == "base64" else width * FLOAT_BYTES)
+
+
+def render(answer: Embeddings, model: str, encoding_format: str | None) -> dict[str, object]:
+    """An EmbeddingResponse; float vectors stay rows of numpy's."""
     vectors = answer.vectors
-    if encoding_format == "base64":
-        little_endian = vectors.astype("<f4", copy=False)
-        encoded: list[Any] = [binascii.b2a_base64(row.data, newline=False).decode() for row in little_endian]
-    else:
-        encoded = list(vectors)
+
+    def items(start: int, stop: int) -> list[dict[str, object]]:
+        if encoding_format == "base64":
+            little_endian = vectors[start:stop].astype("<f4", order="C", copy=False)
+            encoded: list[Any] = [binascii.b2a_base64(row.data, newline=False).decode() for row in little_endian]
+        else:
+            encoded = list(vectors[start:stop])
+        return [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(encoded, start)]
+
     return {
         "object": "list",
-        "data": [{"object": "embedding", "index": i, "embedding": embedding} for i, embedding in enumerate(encoded)],
+        "data": Items(len(vectors), len(vectors) * _item_bytes(vectors.shape[1], encoding_format), items),
         "model": model,
         "usage": usage(answer.num_tokens),
     }

@@ -25,6 +25,7 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.RouteNotFoundError: (404, "invalid_request_error"),
     errors.MethodNotAllowedError: (405, "invalid_request_error"),
     errors.PayloadTooLargeError: (413, "invalid_request_error"),
+    errors.AnswerTooLargeError: (413, "invalid_request_error"),  # the remedy is the same: ask for less at once
     errors.OverloadedError: (429, "rate_limit_error"),
     errors.ShuttingDownError: (503, "server_error"),
     errors.DeadlineExceededError: (504, "server_error"),
