@@ -30,6 +30,7 @@ from bei.costs import CostModel
 from bei.engine import load_engine
 from bei.errors import BeiError, DeadlineExceededError, EngineError, InvalidRequestError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
+from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, Submission
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
@@ -38,6 +39,9 @@ from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder,
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
+
+# More token ids are checked off the event loop: so many take a millisecond.
+_MANY_IDS = 16_384
 
 # What can be asked of a model: a text, a pair, or the token ids of one input exactly as they are to be run.
 ModelInput: TypeAlias = "Input | list[int]"
@@ -173,7 +177,9 @@ class InferenceService:
         ``options`` are of texts and pairs; token ids are run exactly as given. A cancelled call takes back what is
         still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
         """
-        given = {i: self._encoding_of_ids(value) for i, value in enumerate(inputs) if isinstance(value, list)}
+        ids = {i: value for i, value in enumerate(inputs) if isinstance(value, list)}
+        is_large = sum(map(len, ids.values())) > _MANY_IDS
+        given = await off_loop(self._encodings_of_ids, ids) if is_large else self._encodings_of_ids(ids)
         texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
         call = self._begin(len(inputs), ticket, reduce)
         wanted = frozenset(outputs)
@@ -367,6 +373,9 @@ class InferenceService:
     def _wake(self, calls: list[_Call]) -> None:
         """Let the callers go on; in any thread."""
         self._loop.call_soon_threadsafe(self._resolve, calls)
+
+    def _encodings_of_ids(self, inputs: Mapping[int, Seq[int]]) -> dict[int, Encoding]:
+        return {index: self._encoding_of_ids(ids) for index, ids in inputs.items()}
 
     def _encoding_of_ids(self, ids: Seq[int]) -> Encoding:
         manifest = self.manifest

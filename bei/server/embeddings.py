@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -12,12 +12,10 @@ from msgspec import Meta
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.parsing import parser
+from bei.server.parsing import TokenId, id_lists, parser
 from bei.server.rendering import FLOAT_BYTES, Items
 from bei.service import InferenceService, ModelInput
 from bei.tasks import Embeddings, embed_chunks, embed_inputs
-
-TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 
 _AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
@@ -84,7 +82,7 @@ def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
         if inner == b'"':
             return _texts_decoder.decode(raw), None
         if inner == b"[":
-            return None, _id_lists_decoder.decode(raw)
+            return None, id_lists(compact.rstrip()) or _id_lists_decoder.decode(raw)
         if inner and inner in b"-0123456789":
             return None, [_ids_decoder.decode(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -96,10 +94,26 @@ def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
     raise InvalidRequestError(f"input must be {_INPUT_FORMS}.", "input")
 
 
-async def create_embeddings(body: EmbeddingRequest, call: Call) -> Reply:
-    """Embed one or many texts, or lists of token ids, which are used exactly as given. In the order of the inputs."""
-    service = call.models.able("embed", body.model)
+class ParsedRequest(NamedTuple):
+    """A request, and its ``input`` as texts or as token ids; the other is None."""
+
+    body: EmbeddingRequest
+    texts: list[str] | None
+    token_ids: list[list[int]] | None
+
+
+def parse(content: bytes) -> ParsedRequest:
+    """A body and its inputs. Raises InvalidRequestError."""
+    body = parse_request(content)
     texts, token_ids = parse_input(bytes(body.input))
+    body.input = msgspec.Raw(b"null")  # or it would keep the whole content
+    return ParsedRequest(body, texts, token_ids)
+
+
+async def create_embeddings(request: ParsedRequest, call: Call) -> Reply:
+    """Embed one or many texts, or lists of token ids, which are used exactly as given. In the order of the inputs."""
+    body, texts, token_ids = request
+    service = call.models.able("embed", body.model)
     inputs: Sequence[ModelInput] = texts or token_ids or []
     call.check_inputs(inputs, "input")
     _check_answer(call, service, len(inputs), body)
@@ -163,6 +177,6 @@ ROUTE = Route(
     "Create embeddings (OpenAI)",
     EmbeddingRequest,
     EmbeddingResponse,
-    parse_request,
+    parse,
     create_embeddings,
 )
