@@ -13,7 +13,8 @@ is given); what is on its way is waited for, ``patience_s`` at most. An open loo
 connection waits here, and its latency counts from when it was due: a server that stalls cannot slow the questions down.
 
 It parses no more of an answer than its head and its length, so that the cores it shares with the server go to the
-server. Times are seconds since ``started_s`` (CLOCK_MONOTONIC). Status 0: the connection broke; -1: not answered.
+server. Times are seconds since ``started_s`` (CLOCK_MONOTONIC). Status 0: the connection broke; -1: not
+answered, or (``sent_s`` -1) never sent.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ BROKEN, UNANSWERED = 0, -1
 _SELECT_LIMIT = 500  # connections up to which select() serves: its timeouts are exact to 0.1 ms, epoll's to 1 ms
 _KEPT = 400  # bytes of an error's body
 _ERRORS_KEPT = 5
+_AFTER_BREAK_S = 0.01
 _NO_BODY = frozenset((204, 304))
 
 
@@ -143,7 +145,7 @@ class _Request:
         self.index = index
         self.due_s = due_s
         self.attempt = attempt
-        self.sent_s = 0.0
+        self.sent_s = -1.0  # not yet
         self.reconnected = False
 
 
@@ -241,7 +243,7 @@ class Driver:
         self._lead = next((stream for stream in self._streams if stream.name == task.get("lead")), None)
         most = sum(stream.most_connections for stream in self._streams)
         self._selector = selectors.SelectSelector() if most <= _SELECT_LIMIT else selectors.DefaultSelector()
-        self._timers: list[tuple[float, int, _Stream, _Request | None]] = []  # None: the stream's next arrival
+        self._timers: list[tuple[float, int, _Stream, _Request | None]] = []  # None: the next
         self._num_timers = 0
         self._stopped_s: float | None = None
         self._started_s = 0.0
@@ -316,6 +318,9 @@ class Driver:
     def _fire_timers(self) -> None:
         while self._timers and self._timers[0][0] <= self._now():
             when_s, _, stream, request = heapq.heappop(self._timers)
+            if stream.arrivals is None and request is None:
+                self._follow(stream)
+                continue
             if request is None:
                 assert stream.arrivals is not None
                 request = stream.next_request(when_s)
@@ -422,6 +427,8 @@ class Driver:
             stream.num_finished += 1
         if stream.backlog:
             self._start(stream, stream.backlog.popleft())
+        elif stream.arrivals is None and status == BROKEN:
+            self._set_timer(now + _AFTER_BREAK_S, stream, None)
         elif stream.arrivals is None:
             self._follow(stream)
 
