@@ -70,12 +70,14 @@ class Outcome:
     @property
     def latencies_s(self) -> FloatArray:
         """Of the answers with 200, from when a request was due: waiting for a free connection counts."""
-        return (self.done_s - self.due_s)[self.status == 200]
+        latencies: FloatArray = (self.done_s - self.due_s)[self.status == 200]
+        return latencies
 
     @property
     def lags_s(self) -> FloatArray:
         """How late what was sent was sent: what of the latencies is the client's, or its connections'."""
-        return (self.sent_s - self.due_s)[self.sent_s >= 0]
+        lags: FloatArray = (self.sent_s - self.due_s)[self.sent_s >= 0]
+        return lags
 
     @property
     def statuses(self) -> dict[str, int]:

@@ -1,12 +1,12 @@
 """A light HTTP client: raw sockets, one thread, requests made beforehand. Runs as a process of its own.
 
-Reads a task from stdin and prints what happened, both JSON; ``benchmarks/load.py`` makes the first and reads the second.
+Reads a task from stdin and prints what happened, both JSON; ``benchmarks/load.py`` is the other end.
 
     {"port", "seconds", "lead", "patience_s", "streams": [{
         "name", "method", "path", "headers", "bodies",
-        "concurrency",                           closed loop: so many requests on their way, until bodies run out
-        "arrivals_s", "max_connections",         open loop: body i (cyclically) is due so many seconds after the start
-        "retry", "poll_s"}]}                     never; obey (429 and 503: wait as Retry-After says); poll (every poll_s)
+        "concurrency",                     closed loop: so many requests on their way, until bodies run out
+        "arrivals_s", "max_connections",   open loop: body i (cyclically) is due so many seconds after the start
+        "retry", "poll_s"}]}               on 429 and 503: never; obey (wait as Retry-After says); poll (every poll_s)
 
 No request starts once ``seconds`` have passed or every body of the stream called ``lead`` has its answer (whichever
 is given); what is on its way is waited for, ``patience_s`` at most. An open loop's request that finds no free

@@ -21,7 +21,10 @@ def latency_ms(seconds: Values) -> dict[str, float | int]:
     values = np.asarray(seconds, np.float64) * 1e3
     names = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
     figures = np.percentile(values, list(names.values()), method="inverted_cdf")
-    return {"count": len(values), **{name: round(float(figure), 2) for name, figure in zip(names, figures, strict=True)}}
+    return {
+        "count": len(values),
+        **{name: round(float(figure), 2) for name, figure in zip(names, figures, strict=True)},
+    }
 
 
 def flatness(
