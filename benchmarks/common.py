@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -21,6 +21,8 @@ from bei import __version__
 from bei.batching import QueueKey, next_batch
 from bei.core import Encoding, Limits, PackedBatch
 from bei.cores import usable_cores
+
+T = TypeVar("T")
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("openvino", "torch", "transformers", "tokenizers", "numpy", "uvicorn", "fastapi")
@@ -109,18 +111,23 @@ def batches_in_flight(
     return batches
 
 
-def alternate(sides: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, dict[str, Any]]:
+def alternate(
+    sides: Mapping[str, Callable[[], float]], repetitions: int, prepare: Callable[[], object] = lambda: None
+) -> dict[str, dict[str, Any]]:
     """Measure all sides in turn, ``repetitions`` times after one warm-up; each call returns its figure.
 
-    Beside every figure stands the share of the machine that other processes used meanwhile.
+    Beside every figure stands the share of the machine that other processes used meanwhile. ``prepare`` is called
+    before every repetition and before the warm-up, and is not measured.
     """
+    prepare()
     for measure in sides.values():
         measure()
     values: dict[str, list[float]] = {name: [] for name in sides}
     foreign: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repetitions):
+        prepare()
         for name, measure in sides.items():
-            value, load = _with_foreign_load(measure)
+            value, load = with_foreign_load(measure)
             values[name].append(value)
             foreign[name].append(load)
     return {
@@ -158,21 +165,21 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def with_foreign_load(measure: Callable[[], T]) -> tuple[T, float]:
+    """What ``measure`` returns, and the share of all cores that neither this process nor its children used."""
+    own, total, started = _own_cpu_s(), _busy_cpu_s(), time.perf_counter()
+    value = measure()
+    elapsed = (time.perf_counter() - started) * usable_cores()
+    foreign = max(0.0, (_busy_cpu_s() - total) - (_own_cpu_s() - own))
+    return value, round(foreign / elapsed, 3)
+
+
 def write(name: str, results: Mapping[str, Any]) -> None:
     """Write ``results/<name>.json`` with the machine and the versions, and print it."""
     RESULTS.mkdir(exist_ok=True)
     content = {"benchmark": name, "machine": _machine(), "versions": _versions(), "results": results}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     print(json.dumps(results, indent=2))
-
-
-def _with_foreign_load(measure: Callable[[], float]) -> tuple[float, float]:
-    """The figure, and the share of all cores that neither this process nor its children used."""
-    own, total, started = _own_cpu_s(), _busy_cpu_s(), time.perf_counter()
-    value = measure()
-    elapsed = (time.perf_counter() - started) * usable_cores()
-    foreign = max(0.0, (_busy_cpu_s() - total) - (_own_cpu_s() - own))
-    return value, round(foreign / elapsed, 3)
 
 
 def _own_cpu_s() -> float:
