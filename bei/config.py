@@ -24,8 +24,8 @@ ENV_PREFIX = "BEI_"
 ConfigT = TypeVar("ConfigT")
 
 
-def _option(default: object, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
 
 
 def _default_tokenizer_threads() -> int:
@@ -43,7 +43,14 @@ class ServeConfig:
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = _option(8000, "TCP port; 0 lets the system choose")
     engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
-    engine_streams: int = _option(1, "batches a CPU engine runs side by side, sharing its threads")
+    engine_streams: int = _option(
+        1, "batches a CPU engine runs side by side, sharing its threads; 0: as many as are fastest, measured"
+    )
+    tune: str = _option(
+        "auto",
+        "what a step costs: auto measures at the first start and keeps it, force measures at every start, off assumes",
+        choices=("auto", "off", "force"),
+    )
     tokenizer_threads: int = field(
         default_factory=_default_tokenizer_threads,
         metadata={"help": "threads that tokenize (default: cores - 1, at most 8)"},
@@ -53,14 +60,18 @@ class ServeConfig:
     payload_limit: int = _option(8_000_000, "largest request body in bytes")
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
     access_log: bool = _option(False, "log every request")
-    cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built")
+    cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")
     precision: str = _option("auto", "precision of checkpoints that are built first")
 
     def __post_init__(self) -> None:
-        minimum = {"port": 0, "engine_threads": 0}
+        minimum = {"port": 0, "engine_threads": 0, "engine_streams": 0}
         for name, value in vars(self).items():
             if isinstance(value, int) and value < minimum.get(name, 0 if isinstance(value, bool) else 1):
                 raise ConfigError(f"{name} must be at least {minimum.get(name, 1)}, not {value}.")
+        for option in dataclasses.fields(self):  # argparse holds the command line to its choices, nobody the others
+            choices, value = option.metadata.get("choices"), getattr(self, option.name)
+            if choices and value not in choices:
+                raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.")
         if self.max_queue_size < self.max_client_batch_size:
