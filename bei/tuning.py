@@ -42,8 +42,12 @@ _LENGTHS = (8, 16, 24, 32, 48, 64, 104, 128, 192, 256, 384, 512, 1024, 2048, 409
 _TOTALS = (1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 # Shapes measured whatever the budget, else there would be nothing to fit.
 _MIN_SHAPES = 6
-# Shapes meet their kernels first: compiling new ones may take longer than running them.
-_PASSES = 5
+# Each shape runs once to compile its kernels, then once a pass. Passes end when they find little that is faster: this
+# share of the shapes, by more than this much.
+_MAX_PASSES = 8
+_MIN_PASSES = 3
+_IMPROVED_SHAPES = 0.25
+_IMPROVEMENT = 0.02
 # The first pass, which also compiles, may take this share of the budget; the others repeat what it reached.
 _FIRST_PASS = 0.6
 
@@ -65,46 +69,66 @@ def measure(
     vocab_size: int = 1,
     clock: Clock = time.perf_counter,
 ) -> CostModel:
-    """Run shapes from a grid within ``engine.info.limits``, small ones first, and fit a model to their times.
+    """Fit a model to the times of ``measured_steps``. Raises EngineError."""
+    return fit(measured_steps(engine, budget_s, on_progress, vocab_size=vocab_size, clock=clock), engine.info.limits)
 
-    Every shape is run once to compile its kernels, then up to five times, in turn with all others, so that a
-    disturbance of a second spoils no shape; its shortest time counts. All streams run the same shape at once. When
-    ``budget_s`` is spent, larger shapes are left out. ``on_progress(done, total)`` counts runs of shapes.
+
+def measured_steps(
+    engine: Engine,
+    budget_s: float = MEASURE_BUDGET_S,
+    on_progress: Progress | None = None,
+    *,
+    vocab_size: int = 1,
+    clock: Clock = time.perf_counter,
+) -> list[Sample]:
+    """Run shapes from a grid within ``engine.info.limits``, small ones first.
+
+    Every shape is run once to compile its kernels, then several times, in turn with all others, so that a disturbance
+    of a second spoils no shape; its shortest time counts. All streams run the same shape at once. Shapes that would
+    not fit into ``budget_s`` are left out, the largest ones therefore. ``on_progress(done, total)`` counts runs.
     Raises EngineError.
     """
     shapes = grid(engine.info.limits)
     batches = [_batch(lengths, vocab_size) for lengths in shapes]
-    total, done = len(shapes) * (_PASSES + 1), 0
-
-    def report() -> None:
-        nonlocal done
-        done += 1
-        if on_progress is not None:
-            on_progress(done, total)
-
+    report = on_progress or _ignore
+    total, done = len(shapes) * (1 + _MIN_PASSES), 0
     started = clock()
-    best: list[float] = []
     with _Streams(engine, clock) as streams:
-        for batch in batches:
-            if len(best) >= _MIN_SHAPES and clock() - started > _FIRST_PASS * budget_s:
-                break
+        best: list[float] = []
+        for index, batch in enumerate(batches):
+            if index >= _MIN_SHAPES:
+                expected = 2 * best[-1] * _size(shapes[index]) / _size(shapes[index - 1])
+                if clock() - started + expected > _FIRST_PASS * budget_s:
+                    break
             streams.run(batch)
-            report()
             best.append(streams.run(batch))
-            report()
-        for _ in range(_PASSES - 1):
-            for index in range(len(best)):
+            done += 2
+            report(done, total)
+        for index_of_pass in range(1, _MAX_PASSES):
+            num_improved = 0
+            for index, previous in enumerate(best):
                 if clock() - started > budget_s:
                     break
-                best[index] = min(best[index], streams.run(batches[index]))
-                report()
-    if on_progress is not None:
-        on_progress(total, total)
-    samples = [
+                best[index] = min(previous, streams.run(batches[index]))
+                num_improved += best[index] < (1 - _IMPROVEMENT) * previous
+                done = min(done + 1, total)
+                report(done, total)
+            if index_of_pass + 1 >= _MIN_PASSES and num_improved < _IMPROVED_SHAPES * len(best):
+                break
+    report(total, total)
+    return [
         Sample(sum(lengths), len(lengths), max(lengths), seconds)
         for lengths, seconds in zip(shapes, best, strict=False)
     ]
-    return fit(samples, engine.info.limits)
+
+
+def _size(lengths: Seq[int]) -> int:
+    """About what a batch costs: its slots and its tokens."""
+    return len(lengths) * max(lengths) + sum(lengths)
+
+
+def _ignore(done: int, total: int) -> None:
+    """Progress for nobody."""
 
 
 def grid(limits: Limits) -> list[list[int]]:
@@ -123,7 +147,7 @@ def grid(limits: Limits) -> list[list[int]]:
             for pattern in ((longest,), _ragged(longest)):
                 batch = _filled(pattern, total, limits)
                 found.setdefault(tuple(batch))
-    return sorted(map(list, found), key=lambda batch: (len(batch) * max(batch) + sum(batch), batch))
+    return sorted(map(list, found), key=lambda batch: (_size(batch), batch))
 
 
 def _ragged(longest: int) -> tuple[int, ...]:
