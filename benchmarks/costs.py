@@ -26,22 +26,20 @@ from benchmarks.models import built, checkpoint_folder
 
 # None of them is in the grid of bei.tuning.
 _EQUAL_LENGTHS = (5, 12, 20, 37, 57, 75, 90, 119, 150, 220, 300, 430)
-_BATCHES_PER_GROUP = 40
+_BATCHES_PER_GROUP = 24
 
 Predict = Callable[[int, int, int], float]
 
 
 def main() -> None:
-    """Measure and write ``results/costs.json``."""
+    """Measure and write ``results/costs-<shape>.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=("minilm", "bert-base"), default=["minilm", "bert-base"])
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    results = {}
     with tempfile.TemporaryDirectory() as scratch:
         for shape in options.shapes:
-            results[shape] = measure(shape, options.rounds, Path(scratch))
-    write("costs", results)
+            write(f"costs-{shape}", measure(shape, options.rounds, Path(scratch)))
 
 
 def measure(shape: str, rounds: int, scratch: Path) -> dict[str, Any]:
