@@ -24,8 +24,8 @@ ENV_PREFIX = "BEI_"
 ConfigT = TypeVar("ConfigT")
 
 
-def _option(default: object, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
 
 
 def _default_tokenizer_threads() -> int:
@@ -33,7 +33,7 @@ def _default_tokenizer_threads() -> int:
     return max(1, min(8, usable_cores() - 1))
 
 
-_MAY_BE_ZERO = {"port", "engine_threads", "cache_megabytes"}
+_MAY_BE_ZERO = {"port", "engine_threads", "engine_streams", "cache_megabytes"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,14 @@ class ServeConfig:
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = _option(8000, "TCP port; 0 lets the system choose")
     engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
-    engine_streams: int = _option(1, "batches a CPU engine runs side by side, sharing its threads")
+    engine_streams: int = _option(
+        1, "batches a CPU engine runs side by side, sharing its threads; 0: as many as are fastest, measured"
+    )
+    tune: str = _option(
+        "auto",
+        "what a step costs: auto measures at the first start and keeps it, force measures at every start, off assumes",
+        choices=("auto", "off", "force"),
+    )
     tokenizer_threads: int = field(
         default_factory=_default_tokenizer_threads,
         metadata={"help": "threads that tokenize (default: cores - 1, at most 8)"},
@@ -64,7 +71,7 @@ class ServeConfig:
     payload_limit: int = _option(8_000_000, "largest request body in bytes")
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
     access_log: bool = _option(False, "log every request")
-    cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built")
+    cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")
     precision: str = _option("auto", "precision of checkpoints that are built first")
 
     def __post_init__(self) -> None:
@@ -72,6 +79,10 @@ class ServeConfig:
             least = 0 if name in _MAY_BE_ZERO or isinstance(value, (bool, float)) else 1
             if isinstance(value, (int, float)) and not value >= least:
                 raise ConfigError(f"{name} must be at least {least}, not {value}.")
+        for option in dataclasses.fields(self):  # argparse holds the command line to its choices, nobody the others
+            choices, value = option.metadata.get("choices"), getattr(self, option.name)
+            if choices and value not in choices:
+                raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
         if not 0 <= self.bulk_share < 1:
             raise ConfigError(f"bulk_share must be at least 0 and below 1, not {self.bulk_share}.")
         if self.port > 65535:
@@ -81,12 +92,6 @@ class ServeConfig:
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
                 "raise the second or lower the first."
             )
-
-    @property
-    def engine_options(self) -> dict[str, int]:
-        """Options for ``load_engine``: those that are not as they are by default, since targets have their own."""
-        given = {"num_threads": (self.engine_threads, 0), "num_streams": (self.engine_streams, 1)}
-        return {name: value for name, (value, default) in given.items() if value != default}
 
 
 # The builder's settings, by name only: the runtime does not import the builder. A test holds the two together.

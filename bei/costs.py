@@ -191,15 +191,15 @@ class CostModel:
 
 
 def fit(samples: Seq[Sample], limits: Limits) -> CostModel:
-    """The model with the smallest relative errors on ``samples`` (at least two), outliers counted less.
+    """The model with the smallest relative errors on ``samples`` (at least one), outliers counted less.
 
     Least squares under the bound that no coefficient is negative, repeated with Huber's weights. Curves get knots
     within the measured range only, so that they go on beyond it as they were at its end.
     """
     tokens, rows, widths = (np.array([sample[i] for sample in samples], np.float64) for i in range(3))
     seconds = np.array([sample.seconds for sample in samples], np.float64)
-    if len(samples) < 2 or not (seconds > 0).all() or not np.isfinite(seconds).all():
-        raise ValueError("a fit needs at least two steps that took time")
+    if not len(samples) or not (seconds > 0).all() or not np.isfinite(seconds).all():
+        raise ValueError("a fit needs steps, and each must have taken time")
     tokens, rows, widths = _bucketed(tokens), _bucketed(rows, 1), _rounded_widths(widths)
     token_knots, width_knots = _knots_within(_TOKEN_KNOTS, tokens), _knots_within(_WIDTH_KNOTS, widths)
     features = np.column_stack(

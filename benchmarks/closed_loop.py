@@ -24,6 +24,7 @@ from bei.artifact import TOKENIZER, Artifact
 from bei.core import Engine, PackedBatch
 from bei.engine import load_engine
 from bei.tokenization import TextEncoder
+from bei.tuning import measure as measure_costs
 from benchmarks.common import alternate, batches_in_flight, ratio, sorted_batches, write
 from benchmarks.engine_alone import engine_rate
 from benchmarks.fleet import NOW, FirstTime, Fleet, kinds
@@ -70,6 +71,7 @@ class Rounds:
     def __init__(self, artifact: Artifact, engine: Engine, fleet: Fleet, scale: float, *, cold: bool) -> None:
         self._encoder = TextEncoder(artifact.path / TOKENIZER, artifact.manifest.max_seq_len)
         self._engine = engine
+        self._costs = measure_costs(engine, vocab_size=artifact.manifest.spec.vocab_size)
         self._fleet = fleet
         self._cold = cold
         self._counts = {concurrency: max(concurrency, round(n * scale)) for concurrency, n in SINGLES.items()}
@@ -91,12 +93,12 @@ class Rounds:
         self._bodies = {key: [embeddings_body(text) for text in texts] for key, texts in by_concurrency.items()}
         groups = [bulk[start : start + _BULK_SIZE] for start in range(0, len(bulk), _BULK_SIZE)]
         self._bulk_bodies = [embeddings_body(group) for group in groups]
-        limits = self._engine.info.limits
+        limits, costs = self._engine.info.limits, self._costs
         encoded = self._encoder.encode(bulk)
         self._batches = {
-            ENGINE_SINGLE: sorted_batches(self._encoder.encode(by_concurrency[_AS_SINGLE]), limits),
-            ENGINE_BULK: sorted_batches(encoded, limits),
-            ENGINE_IN_FLIGHT: batches_in_flight(encoded, limits, _BULK_SIZE, _BULK_CONCURRENCY),
+            ENGINE_SINGLE: sorted_batches(self._encoder.encode(by_concurrency[_AS_SINGLE]), limits, costs),
+            ENGINE_BULK: sorted_batches(encoded, limits, costs),
+            ENGINE_IN_FLIGHT: batches_in_flight(encoded, limits, costs, _BULK_SIZE, _BULK_CONCURRENCY),
         }
 
     def sides(self, servers: list[str]) -> dict[str, Callable[[], float]]:
@@ -125,7 +127,7 @@ class Rounds:
 
     def _alone(self, name: str) -> float:
         batches = self._batches[name]
-        return engine_rate(self._engine, batches, sum(batch.num_sequences for batch in batches))
+        return engine_rate(self._engine, batches, sum(batch.batch_size for batch in batches))
 
 
 def single(server: str, concurrency: int) -> str:

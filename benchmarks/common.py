@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +20,10 @@ from tokenizers import Tokenizer
 
 from bei import __version__
 from bei.batching import QueueKey, next_batch
+from bei.batching.policy import LaneView, StepCosts, step_bounds
 from bei.core import Encoding, Limits, PackedBatch
 from bei.cores import usable_cores
+from bei.port import Lane
 
 T = TypeVar("T")
 
@@ -47,13 +50,20 @@ def random_texts(tokenizer: Tokenizer, lengths: list[int], seed: int = 0) -> lis
     return [" ".join(rng.choice(words, max(1, length - 2))) for length in lengths]
 
 
-def sorted_batches(encodings: list[Encoding], limits: Limits) -> list[PackedBatch]:
+def cut(keys: Seq[QueueKey], oldest: int, limits: Limits, costs: StepCosts) -> slice:
+    """The window of ``keys`` (sorted) that the server's policy would run first, were all of it bulk work."""
+    lanes: dict[Lane, LaneView] = {"interactive": LaneView([], 0), "bulk": LaneView(keys, oldest)}
+    bounds = step_bounds(lanes, "bulk", costs, 0.0, interactive_expected=False)
+    return next_batch(lanes, limits, costs, bounds)["bulk"]
+
+
+def sorted_batches(encodings: list[Encoding], limits: Limits, costs: StepCosts) -> list[PackedBatch]:
     """All of ``encodings`` in the batches that the server's policy would cut from a full queue."""
     order = sorted(range(len(encodings)), key=lambda i: (encodings[i].num_tokens, i))
     keys = [QueueKey(encodings[i].num_tokens, i) for i in order]
     batches = []
     while keys:
-        window = next_batch(keys, len(keys) - 1, limits)
+        window = cut(keys, len(keys) - 1, limits, costs)
         batches.append(PackedBatch.from_encodings([encodings[key.arrival] for key in keys[window]]))
         del keys[window]
     return batches
@@ -62,6 +72,7 @@ def sorted_batches(encodings: list[Encoding], limits: Limits) -> list[PackedBatc
 def batches_in_flight(
     encodings: list[Encoding],
     limits: Limits,
+    costs: StepCosts,
     request_size: int,
     concurrency: int,
     *,
@@ -89,9 +100,9 @@ def batches_in_flight(
             arrived.extend((number, encoding) for encoding in order)
         keys.sort()
 
-    def cut() -> list[tuple[int, Encoding]]:
+    def taken() -> list[tuple[int, Encoding]]:
         oldest = min(range(len(keys)), key=lambda position: keys[position].arrival)
-        window = next_batch(keys, oldest, limits)
+        window = cut(keys, oldest, limits, costs)
         members = [arrived[key.arrival] for key in keys[window]]
         del keys[window]
         return members
@@ -101,7 +112,7 @@ def batches_in_flight(
     batches, unfinished = [], deque[list[tuple[int, Encoding]]]()
     while keys or unfinished:
         if keys:
-            unfinished.append(cut())
+            unfinished.append(taken())
             batches.append(PackedBatch.from_encodings([encoding for _, encoding in unfinished[-1]]))
         if not keys or len(unfinished) > 1 + num_ahead:
             for number, _ in unfinished.popleft():

@@ -20,8 +20,9 @@ from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER, Artifact
 from bei.core import Engine
-from bei.engine import load_engine
+from bei.engine import given_options, load_engine
 from bei.tokenization import TextEncoder
+from bei.tuning import measure as measure_costs
 from benchmarks.common import (
     alternate,
     batches_in_flight,
@@ -50,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), "bf16", Path(scratch))
         streams = options.engine_streams
-        engine = load_engine(artifact.engine_dir, artifact.manifest, num_streams=streams)
+        engine = load_engine(artifact.engine_dir, artifact.manifest, given_options(0, streams))
         engine.warmup()
         with serving(artifact.path, "--engine-streams", str(streams)) as (port, _):
             measure(artifact, engine, port, options.repetitions, streams)
@@ -67,9 +68,10 @@ def measure(artifact: Artifact, engine: Engine, port: int, repetitions: int, str
     bulk_bodies = [embeddings_body(bulk[start : start + 32]) for start in range(0, len(bulk), 32)]
     limits = engine.info.limits
     bulk_encodings = encoder.encode(bulk)
-    bulk_batches = sorted_batches(bulk_encodings, limits)
-    bulk_in_flight = batches_in_flight(bulk_encodings, limits, request_size=32, concurrency=4)
-    single_batches = sorted_batches(encoder.encode(single), limits)
+    costs = measure_costs(engine)
+    bulk_batches = sorted_batches(bulk_encodings, limits, costs)
+    bulk_in_flight = batches_in_flight(bulk_encodings, limits, costs, request_size=32, concurrency=4)
+    single_batches = sorted_batches(encoder.encode(single), limits, costs)
     single_bodies = [embeddings_body(text) for text in single]
     rates: dict[str, Callable[[], float]] = {
         "engine alone, bulk, all texts known": partial(engine_rate, engine, bulk_batches, len(bulk)),

@@ -26,9 +26,9 @@ BEI = (sys.executable, "-m", "bei")
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
-    """A clean environment: no settings of whoever runs the tests, no hub."""
+    """A clean environment: no settings of whoever runs the tests, no hub, no measuring at every start."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **extra}
+    return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "BEI_TUNE": "off", **extra}
 
 
 def run(arguments: Sequence[object], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
