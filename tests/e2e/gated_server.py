@@ -37,7 +37,7 @@ class StdinGatedEngine(FakeEngine):
         return super().run(batch)
 
 
-def load_engine(folder: Path, manifest: Manifest, **_: Any) -> StdinGatedEngine:
+def load_engine(folder: Path, manifest: Manifest, *_: Any) -> StdinGatedEngine:
     """Instead of the real one."""
     return StdinGatedEngine(manifest.limits)
 
