@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import types
@@ -50,7 +51,16 @@ class ServeConfig:
     )
     max_queue_size: int = _option(16384, "inputs accepted and not yet answered, per model; beyond it 429")
     max_client_batch_size: int = _option(2048, "most inputs of one request")
-    payload_limit: int = _option(8_000_000, "largest request body in bytes")
+    payload_limit: int = _option(8_000_000, "largest request body in bytes, also after decompression")
+    body_memory: int = _option(256_000_000, "bytes of all unfinished request bodies together; beyond it 429")
+    max_connections: int = _option(16384, "most open connections; beyond it the one idle for longest is closed")
+    max_header_bytes: int = _option(32768, "most bytes of a request's headers, request line included; beyond it 431")
+    max_headers: int = _option(128, "most headers of a request; beyond it 431")
+    keep_alive_timeout: float = _option(75.0, "seconds that a connection without a request stays open")
+    header_timeout: float = _option(20.0, "seconds a client may take to send a request's headers; beyond it 408")
+    body_timeout: float = _option(
+        30.0, "seconds a client may take to send a body, and one more for every 10,000 bytes of it; beyond it 408"
+    )
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
     access_log: bool = _option(False, "log every request")
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built")
@@ -61,12 +71,19 @@ class ServeConfig:
         for name, value in vars(self).items():
             if isinstance(value, int) and value < minimum.get(name, 0 if isinstance(value, bool) else 1):
                 raise ConfigError(f"{name} must be at least {minimum.get(name, 1)}, not {value}.")
+            if isinstance(value, float) and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be a positive number of seconds, not {value}.")
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.")
         if self.max_queue_size < self.max_client_batch_size:
             raise ConfigError(
                 f"max_queue_size {self.max_queue_size} could never accept a request of max_client_batch_size "
                 f"{self.max_client_batch_size} inputs: raise the first or lower the second."
+            )
+        if self.body_memory < self.payload_limit:
+            raise ConfigError(
+                f"body_memory {self.body_memory} could never hold a body of payload_limit {self.payload_limit} bytes: "
+                "raise the first or lower the second."
             )
         if self.engine_threads and self.engine_threads < self.engine_streams:
             raise ConfigError(

@@ -25,9 +25,13 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
     │   ├── PayloadTooLargeError
+    │   ├── EncodingNotSupportedError
+    │   ├── HeadersTooLargeError
+    │   ├── RequestTimeoutError     the client took too long to send its request
     │   ├── RouteNotFoundError
     │   └── MethodNotAllowedError
     ├── OverloadedError             the queue is full; come back after ``retry_after_s``
+    ├── TooManyConnectionsError     and none of them is idle
     ├── ShuttingDownError           the server drains; ask another replica
     └── EngineError                 the engine failed on this input
         └── NonFiniteOutputError    the engine answered NaN or Inf
@@ -179,6 +183,24 @@ class PayloadTooLargeError(RequestError):
     code = "payload_too_large"
 
 
+class EncodingNotSupportedError(RequestError):
+    """The body has a Content-Encoding that the server does not decode."""
+
+    code = "encoding_not_supported"
+
+
+class HeadersTooLargeError(RequestError):
+    """The request has more headers, or more bytes of them, than the server accepts."""
+
+    code = "headers_too_large"
+
+
+class RequestTimeoutError(RequestError):
+    """The client took longer to send its request than the server waits."""
+
+    code = "request_timeout"
+
+
 class RouteNotFoundError(RequestError):
     """No route has this path."""
 
@@ -199,6 +221,13 @@ class OverloadedError(BeiError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TooManyConnectionsError(BeiError):
+    """Every connection that the server may hold has a request under way."""
+
+    code = "too_many_connections"
+    retry_after_s = 1.0
 
 
 class ShuttingDownError(BeiError):
