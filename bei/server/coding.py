@@ -44,7 +44,8 @@ def content_coding(header: str | None) -> str:
     coding = _ALIASES.get(name, name)
     if coding not in ("identity", *CODINGS):
         raise EncodingNotSupportedError(
-            f"Content-Encoding {name[:100]!r} is not decoded here: send the body with {' or '.join(CODINGS)}, or as it is."
+            f"Content-Encoding {name[:100]!r} is not decoded here: "
+            f"send the body with {' or '.join(CODINGS)}, or as it is."
         )
     return coding
 
@@ -76,11 +77,14 @@ def decode(body: bytes, coding: str, limit: int) -> bytes:
         for piece in _PIECES[coding](body):
             size += len(piece)
             if size > limit:
-                raise PayloadTooLargeError(f"The body decodes to more than {limit} bytes: send fewer or shorter inputs.")
+                raise PayloadTooLargeError(
+                    f"The body decodes to more than {limit} bytes: send fewer or shorter inputs."
+                )
             pieces.append(piece)
     except (zlib.error, zstd.ZstdError, EOFError) as error:
         raise InvalidRequestError(
-            f"The body is not {coding} as its Content-Encoding says ({error}): compress it again, or leave the header out."
+            f"The body is not {coding} as its Content-Encoding says ({error}): "
+            "compress it again, or leave the header out."
         ) from error
     return b"".join(pieces)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import sys
 import zlib
@@ -75,10 +76,8 @@ def test_a_body_that_was_cut_off_is_refused(coding: str, content: bytes, data: s
 @codings
 @given(body=st.binary(min_size=1, max_size=100))
 def test_any_bytes_are_decoded_or_refused(coding: str, body: bytes) -> None:
-    try:
+    with contextlib.suppress(InvalidRequestError, PayloadTooLargeError):
         decode(body, coding, 10_000)
-    except (InvalidRequestError, PayloadTooLargeError):
-        pass
 
 
 @codings
