@@ -145,6 +145,22 @@ class Connection(HttpToolsProtocol):
                 lines.append(b"%s: %s" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
 
+    def pause_writing(self) -> None:
+        """The client does not take its answers as fast as they are written; further ones wait."""
+        super().pause_writing()
+        if self._is_waiting:
+            self._await_answer()
+
+    def resume_writing(self) -> None:
+        """The client has taken what was written."""
+        super().resume_writing()
+        if self._is_waiting:
+            self._await_answer()
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._phase is _Phase.WAIT or self._is_deaf
+
     # What the parser calls. What these raise comes out of ``_feed`` and stops the parser.
 
     def on_message_begin(self) -> None:
@@ -226,7 +242,7 @@ class Connection(HttpToolsProtocol):
             self._connections.set_idle(self)
         else:
             self._phase = _Phase.WAIT
-            self.deadline_s = math.inf
+            self._await_answer()
 
     # What the request's cycle calls.
 
@@ -256,17 +272,23 @@ class Connection(HttpToolsProtocol):
 
     def expire(self, now_s: float) -> None:
         """The deadline has passed: end what takes too long."""
-        if self._phase is _Phase.HEAD:
+        if self._is_waiting:
+            self._expire_flush(now_s)
+        elif self._phase is _Phase.HEAD:
             seconds = f"{self._limits.header_timeout:g} s"
             self._give_up(RequestTimeoutError(f"The headers did not arrive within {seconds}: send the request again."))
         elif self._phase is _Phase.BODY:
             self._expire_body(now_s)
-        elif (unsent_bytes := self.transport.get_write_buffer_size()) and unsent_bytes < self._unsent_bytes:
-            self._await_flush(now_s)  # it takes its answer
-        elif unsent_bytes:
-            self.transport.abort()
+        elif self.transport.get_write_buffer_size():
+            self._expire_flush(now_s)
         else:
             self.transport.close()
+
+    def _expire_flush(self, now_s: float) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._await_flush(now_s)  # it takes its answer
+        else:
+            self.transport.abort()
 
     def _expire_body(self, now_s: float) -> None:
         assert self._body is not None
@@ -321,7 +343,7 @@ class Connection(HttpToolsProtocol):
     def _end_with(self, cycle: RequestResponseCycle) -> None:
         cycle.keep_alive = False
         self._is_deaf = True
-        self.deadline_s = math.inf
+        self._await_answer()
 
     def _linger(self) -> None:
         self._phase = _Phase.CLOSING
@@ -343,6 +365,13 @@ class Connection(HttpToolsProtocol):
         self._phase = _Phase.HEAD
         self._header_bytes = self._num_headers = self._unparsed_bytes = 0
         self.deadline_s = self.loop.time() + self._limits.header_timeout
+
+    def _await_answer(self) -> None:
+        """The server's turn, as long as the client takes what is there."""
+        if self.flow.write_paused:
+            self._await_flush(self.loop.time())
+        else:
+            self.deadline_s = math.inf
 
     def _await_flush(self, now_s: float) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()

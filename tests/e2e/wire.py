@@ -58,8 +58,10 @@ def read_answer(wire: socket.socket) -> Answer:
             break
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     body = b""
-    while len(body) < int(headers["content-length"]):
-        body += wire.recv(65536)
+    while missing := int(headers["content-length"]) - len(body):
+        piece = wire.recv(missing)
+        assert piece, "the server closed the connection within a body"
+        body += piece
     return Answer(status, headers, body)
 
 
