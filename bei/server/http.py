@@ -11,6 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from bei.errors import PayloadTooLargeError
+from bei.server.bodies import SCOPE_KEY, Body
+from bei.server.coding import content_coding, decoded
 
 T = TypeVar("T")
 
@@ -21,21 +23,39 @@ _DROPPED = 64_000_000  # bytes of an oversized body that are read to be polite
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Of a longer one than ``limit`` some more is read and dropped, so that the client, which is still
-    sending, gets to see the answer.
+    """The whole body, decoded. Of a longer one than ``limit`` some more is read and dropped, so that the client, which
+    is still sending, gets to see the answer. ``limit`` holds for what arrives and for what it decodes to.
 
-    Raises PayloadTooLargeError, ClientDisconnect.
+    Raises EncodingNotSupportedError, PayloadTooLargeError, InvalidRequestError, ClientDisconnect, and what the
+    connection gives its body up with: RequestTimeoutError, OverloadedError.
     """
+    coding = content_coding(request.headers.get("content-encoding"))
+    body: Body | None = request.scope.get(SCOPE_KEY)
+    try:
+        return await decoded(await _received(request, body, limit), coding, limit)
+    finally:
+        if body is not None:
+            body.release()
+
+
+async def _received(request: Request, body: Body | None, limit: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
+    size, is_last = 0, False
+    while not is_last and size <= limit + _DROPPED:
+        message = await request.receive()
+        if body is not None and body.error is not None:
+            raise body.error
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        is_last = not message.get("more_body", False)
         size += len(chunk)
         if size <= limit:
             chunks.append(chunk)
         else:
             chunks.clear()
-        if size > limit + _DROPPED:
-            break
+            if body is not None:
+                body.release()
     if size > limit:
         raise PayloadTooLargeError(f"The body is larger than {limit} bytes: send fewer or shorter inputs.")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
