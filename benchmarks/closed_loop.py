@@ -12,6 +12,7 @@ every word anew; otherwise words that are frequent are known after a while, as o
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 from collections import defaultdict
@@ -124,8 +125,8 @@ class Rounds:
         return len(bodies) * texts_a_body / outcome.elapsed_s
 
     def _alone(self, name: str) -> float:
-        batches = self._batches[name]
-        return engine_rate(self._engine, batches, sum(batch.num_sequences for batch in batches))
+        num_texts = self._counts[_AS_SINGLE] if name == ENGINE_SINGLE else self._num_bulk
+        return engine_rate(self._engine, self._batches[name], num_texts)
 
 
 def single(server: str, concurrency: int) -> str:
@@ -147,12 +148,11 @@ def summary(
         of_engine = {single(server, c): ratio(texts_per_s, single(server, c), ENGINE_SINGLE) for c in SINGLES}
         for engine in (ENGINE_BULK, ENGINE_IN_FLIGHT):
             of_engine[f"{bulk_of(server)} / {engine}"] = ratio(texts_per_s, bulk_of(server), engine)
-        steps = list(SINGLES)
         results[server] = {
             "of the engine alone": of_engine,
             "single texts, at a concurrency / at the one below": {
                 f"{more} / {fewer}": ratio(texts_per_s, single(server, more), single(server, fewer))
-                for fewer, more in zip(steps, steps[1:], strict=False)
+                for fewer, more in itertools.pairwise(SINGLES)
             },
         }
     for other in servers[1:]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import resource
 import selectors
 import socket
 import sys
@@ -454,5 +455,12 @@ def _number(value: bytes | None) -> float | None:
         return None
 
 
+def _allow_files() -> None:
+    """As many open connections as the system lets this process have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 if __name__ == "__main__":
+    _allow_files()
     json.dump(Driver(json.load(sys.stdin)).run(), sys.stdout)
