@@ -177,7 +177,8 @@ def plot(texts_per_s: Mapping[str, Mapping[str, Any]], servers: list[str]) -> No
         medians = [side["median"] for side in sides]
         spread = [[m - side["min"] for m, side in zip(medians, sides, strict=True)]]
         spread.append([side["max"] - m for m, side in zip(medians, sides, strict=True)])
-        left.errorbar(list(SINGLES), medians, spread, marker="o", color=colors[server], capsize=3, label=server)
+        places = [concurrency * (1.0 if server == NOW else 1.07) for concurrency in SINGLES]
+        left.errorbar(places, medians, spread, marker="o", color=colors[server], capsize=3, label=server)
         for place, (concurrency, median) in enumerate(zip(SINGLES, medians, strict=True)):
             if server == NOW:
                 end = place == len(SINGLES) - 1
@@ -189,20 +190,21 @@ def plot(texts_per_s: Mapping[str, Mapping[str, Any]], servers: list[str]) -> No
                     ha="right" if end else "left",
                     fontsize=8.5,
                     color=colors[server],
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
                 )
     left.set(xscale="log", title="single texts of 29 tokens, texts a second", xlabel="requests at once")
     left.set_xticks(list(SINGLES), [str(concurrency) for concurrency in SINGLES])
     left.minorticks_off()
     left.set_ylim(0)
     left.legend(loc="lower right")
-    sides = {
+    shown = {
         "engine, all texts known": (ENGINE_BULK, GREY),
         "engine, texts in flight": (ENGINE_IN_FLIGHT, GREY),
         **{server: (bulk_of(server), colors[server]) for server in servers},
     }
-    values = [texts_per_s[name]["values"] for name, _ in sides.values()]
-    bars(right, list(sides), values, [color for _, color in sides.values()])
-    right.set(title="requests of 32 passages, concurrency 4, texts a second")
+    values = [texts_per_s[name]["values"] for name, _ in shown.values()]
+    bars(right, list(shown), values, [color for _, color in shown.values()])
+    right.set(title="requests of 32 passages, texts a second")
     save(figure, "closed-loop")
 
 

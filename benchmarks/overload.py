@@ -4,8 +4,8 @@
 
 Requests of 16 passages come at ``--times`` the capacity that a closed loop measured first, whatever the server does:
 without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own. Then the truth of Retry-After
-(``benchmarks.retry_after``), and twelve clients that obey it: alone with requests of 2,048 texts, more than the server
-takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends: a refused text is
+(``benchmarks.retry_after``), and twelve clients that obey it: alone with requests of 2,048 texts, more than the
+server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends: a refused text is
 not a met one.
 """
 
@@ -36,7 +36,6 @@ _MOST_BODIES = 4_000  # of one stream: more arrivals send them again
 _CONNECTIONS = 4_000
 _SETTLED_S = 10.0  # memory counts from here: queues are full, pools have their size
 _CLIENTS = 12
-_OBEYING_TEXTS = 2_048
 _OBEYING_REQUESTS = 2  # of each client
 
 
@@ -58,10 +57,12 @@ def main() -> None:
                 print(f"{name}: {runs[name].load['all'].statuses}", flush=True)
             fleet.restart()
             port = fleet[NOW].port
-            rounds = truth(port, prose, capacity, options.rounds, options.fill_seconds)
+            rounds = truth(port, prose, capacity, options.probe_texts * options.rounds, options.fill_seconds)
             print(f"Retry-After: {rounds.summary()}", flush=True)
             obeying = {
-                "alone, requests of 2,048 texts": _obeying_alone(port, prose, options.obey_seconds),
+                f"alone, requests of {options.obey_texts} texts": _obeying_alone(
+                    port, prose, options.obey_texts, options.obey_seconds
+                ),
                 "beside the overload, requests of 16 texts": _obeying_beside(port, prose, rate, options.obey_seconds),
             }
             described = fleet.described()
@@ -151,8 +152,8 @@ def _capacity(port: int, prose: Prose, seconds: float) -> float:
     return len(outcome.status) / outcome.elapsed_s
 
 
-def _obeying_alone(port: int, prose: Prose, seconds: float) -> dict[str, Any]:
-    bodies = requests(prose, _CLIENTS * _OBEYING_REQUESTS, _OBEYING_TEXTS)
+def _obeying_alone(port: int, prose: Prose, size: int, seconds: float) -> dict[str, Any]:
+    bodies = requests(prose, _CLIENTS * _OBEYING_REQUESTS, size)
     stream = Stream("obeying", bodies, concurrency=_CLIENTS, retry="obey")
     return _obeyed(drive(port, [stream], seconds=seconds, lead="obeying")["obeying"], len(bodies))
 
@@ -199,7 +200,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--times", type=float, default=3.0, help="offered load, in capacities")
     parser.add_argument("--deadline-ms", type=int, default=2000)
     parser.add_argument("--capacity-seconds", type=float, default=15.0)
-    parser.add_argument("--rounds", type=int, default=5, help="of filling the server and asking when there is room")
+    parser.add_argument("--rounds", type=int, default=2, help="for each size of a prober's request")
+    parser.add_argument("--probe-texts", type=int, nargs="+", default=[256, 1024, 2048], help="sizes of the prober's")
+    parser.add_argument("--obey-texts", type=int, default=2048, help="of a request of the obeying clients, alone")
     parser.add_argument("--fill-seconds", type=float, default=6.0, help="of each round, at ten times the capacity")
     parser.add_argument("--obey-seconds", type=float, default=300.0, help="the obeying clients give up after these")
     parser.add_argument("--serve", default="", help="flags of bei serve, as in a shell")
