@@ -190,7 +190,9 @@ class _Stream:
             (request.index, request.attempt, request.due_s, request.sent_s, done_s, status, seconds, milliseconds)
         )
         if status != 200 and answer is not None and len(self.errors) < _ERRORS_KEPT:
-            self.errors.append(f"{status} {bytes(answer.kept).decode(errors='replace')}")
+            error = f"{status} {bytes(answer.kept).decode(errors='replace')}"
+            if error not in self.errors:
+                self.errors.append(error)
         if status not in (429, 503) or self.retry == "never":
             return None
         if self.retry == "poll":

@@ -5,8 +5,7 @@
 Requests of 16 passages come at ``--times`` the capacity that a closed loop measured first, whatever the server does:
 without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own. Then the truth of Retry-After
 (``benchmarks.retry_after``), and twelve clients that obey it: alone with requests of 2,048 texts, more than the
-server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends: a refused text is
-not a met one.
+server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ _MOST_BODIES = 4_000  # of one stream: more arrivals send them again
 _CONNECTIONS = 4_000
 _SETTLED_S = 10.0  # memory counts from here: queues are full, pools have their size
 _CLIENTS = 12
-_OBEYING_REQUESTS = 2  # of each client
+_OBEYING_REQUESTS = 2  # of each client, alone
+_FILLED_S = 30.0  # of overload fill a server's queue
 
 
 def main() -> None:
@@ -159,10 +159,11 @@ def _obeying_alone(port: int, prose: Prose, size: int, seconds: float) -> dict[s
 
 
 def _obeying_beside(port: int, prose: Prose, rate: float, seconds: float) -> dict[str, Any]:
-    bodies = requests(prose, _CLIENTS * _OBEYING_REQUESTS, TEXTS)
-    obeying = Stream("obeying", bodies, concurrency=_CLIENTS, retry="obey")
+    """Twelve clients that come when the overload has filled the server."""
+    arrivals = [min(_FILLED_S, seconds / 3)] * _CLIENTS
+    obeying = Stream("obeying", requests(prose, _CLIENTS, TEXTS), arrivals_s=arrivals, retry="obey")
     load = drive(port, [offered(prose, rate, seconds), obeying], seconds=seconds, lead="obeying")
-    return _obeyed(load["obeying"], len(bodies))
+    return _obeyed(load["obeying"], _CLIENTS)
 
 
 def _obeyed(outcome: Outcome, num_requests: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, panels, save
+from benchmarks.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, panels, plain_log, save
 
 if TYPE_CHECKING:
     from benchmarks.overload import Overload
@@ -25,11 +25,11 @@ def plot(runs: Mapping[str, Overload], rounds: Rounds) -> None:
         memory.plot(times, rss, color=_COLORS[name], label=name)
         _latencies(latency, run, name)
     memory.set(title="resident memory of the server, MB", xlabel="seconds since the load began")
-    memory.set_ylim(0)
+    memory.set_ylim(0, max(float(run.rss[1].max()) for run in runs.values()) * 1.2)
     memory.legend(loc="lower right")
     latency.set(title="accepted requests: seconds from when due to the answer", xlabel="due, s", yscale="log")
-    latency.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    latency.legend(loc="lower right", markerscale=4)
+    plain_log(latency.yaxis)
+    latency.legend(loc="center right", markerscale=4, frameon=True, framealpha=0.85)
     last = list(runs)[-1]
     _statuses(statuses, runs[last], last)
     _truth(truth, rounds)
@@ -60,7 +60,7 @@ def _statuses(axes: Any, run: Overload, name: str) -> None:
     if counts:
         axes.stackplot(edges[:-1], counts, labels=list(shown), colors=[color for _, color in shown.values()], alpha=0.8)
     axes.set(title=f"{name}: requests due in a second, by what became of them", xlabel="due, s")
-    axes.legend(loc="upper right")
+    axes.legend(loc="upper right", frameon=True, framealpha=0.85)
 
 
 def _truth(axes: Any, rounds: Rounds) -> None:
@@ -74,5 +74,5 @@ def _truth(axes: Any, rounds: Rounds) -> None:
     axes.fill_between(limits, limits / 1.5, limits * 1.5, color=GREY, alpha=0.2, label="within 1.5 times")
     axes.set(xscale="log", yscale="log", ylabel="Retry-After, s")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        plain_log(axis)
     axes.legend(loc="upper left")

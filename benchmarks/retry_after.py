@@ -1,9 +1,10 @@
 """What Retry-After says against what is true, on a server that was filled and is then left alone.
 
-A round offers ten times the capacity for some seconds, in requests of 16 texts. Just before the end of it a prober comes
-with a larger request, is refused, and then asks again every 0.1 s until it is accepted: each refusal says how long to
-wait, the acceptance how long it was. Nobody else asks meanwhile, so the truth does not depend on luck. Beside it stands
-when the server had answered everything. (A request of 16 has room as soon as a batch is done: too soon to measure.)
+A round offers ten times the capacity for some seconds, in requests of 16 texts. Just before the end of it a prober
+comes with a larger request, is refused, and then asks again every 0.1 s until it is accepted: each refusal says how
+long to wait, the acceptance how long it was. Nobody else asks meanwhile, so the truth does not depend on luck. Beside
+it stands when the server had answered everything. (A request of 16 has room as soon as a batch is done: too soon to
+measure.)
 """
 
 from __future__ import annotations
