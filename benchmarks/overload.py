@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ _MOST_BODIES = 4_000  # of one stream: more arrivals send them again
 _CONNECTIONS = 4_000
 _SETTLED_S = 10.0  # memory counts from here: queues are full, pools have their size
 _CLIENTS = 12
+_KEPT_SAMPLES = 60  # of memory, in the JSON
 _OBEYING_REQUESTS = 2  # of each client, alone
 _FILLED_S = 30.0  # of overload fill a server's queue
 
@@ -121,6 +122,7 @@ class Overload:
                 "settled": float(settled[0]),
                 "most": float(settled.max()),
                 "most / settled": round(float(settled.max() / settled[0]), 3),
+                "every few seconds": [[round(float(at), 1), float(mb)] for at, mb in self._thinned_rss()],
             },
             "errors": outcome.errors,
         }
@@ -128,6 +130,11 @@ class Overload:
             kept = from_arrival_s * 1e3 <= self.deadline_ms
             result["accepted and answered within the deadline"] = round(float(kept.mean()), 4) if len(kept) else None
         return result
+
+    def _thinned_rss(self) -> Iterator[tuple[float, float]]:
+        times, rss = self.rss
+        step = max(1, len(times) // _KEPT_SAMPLES)
+        return zip(times[::step], rss[::step], strict=True)
 
 
 def offered(prose: Prose, rate: float, seconds: float, headers: dict[str, str] | None = None) -> Stream:

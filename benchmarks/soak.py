@@ -150,10 +150,9 @@ def plot(samples: Samples, verdicts: dict[str, dict[str, Any]], warm_s: float) -
     """Write ``results/soak.png``."""
     figure, axes = panels(3, 1, (9, 6.2), sharex=True)
     minutes = [(time_s - samples.times_s[0]) / 60 for time_s in samples.times_s]
-    rows = zip(axes[:, 0], verdicts.items(), (BLUE, ORANGE, GREEN), strict=True)
-    for (axis, (name, verdict), color), values in zip(
-        rows, (samples.rss_mb, samples.descriptors, samples.threads), strict=True
-    ):
+    series: list[Sequence[float]] = [samples.rss_mb, samples.descriptors, samples.threads]
+    rows = zip(axes[:, 0], verdicts.items(), series, (BLUE, ORANGE, GREEN), strict=True)
+    for axis, (name, verdict), values, color in rows:
         axis.plot(minutes, values, color=color)
         axis.axvspan(0, warm_s / 60, color="#eeeeee", zorder=0)
         word = "flat" if verdict["flat"] else "not flat"

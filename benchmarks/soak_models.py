@@ -45,10 +45,10 @@ def real_models(scratch: Path) -> tuple[list[Path], dict[str, str]]:
     for task, name in _REAL.items():
         if not folders[task].is_dir():
             raise SystemExit(f"{folders[task]} is not there: python -m tests.real.fetch {name}")
-    artifacts, names = [], {}
+    artifacts, names = list[Path](), dict[str, str]()
+    settings: dict[str, Any]
     for task, folder in folders.items():
-        settings = {"name": f"real-{task}", "precision": "auto", "reference": "engine"}
-        settings["token_embeddings"] = task == EMBED
-        artifacts.append(build_artifact(folder, scratch / f"real-{task}", **settings).path)
+        settings = {"name": f"real-{task}", "precision": "auto", "token_embeddings": task == EMBED}
+        artifacts.append(build_artifact(folder, scratch / f"real-{task}", reference="engine", **settings).path)
         names[task] = f"real-{task}"
     return artifacts, {**names, EMBED_TOKENS: names[EMBED]}
