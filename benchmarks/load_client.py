@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import resource
 import selectors
 import socket
 import sys
@@ -189,7 +190,9 @@ class _Stream:
             (request.index, request.attempt, request.due_s, request.sent_s, done_s, status, seconds, milliseconds)
         )
         if status != 200 and answer is not None and len(self.errors) < _ERRORS_KEPT:
-            self.errors.append(f"{status} {bytes(answer.kept).decode(errors='replace')}")
+            error = f"{status} {bytes(answer.kept).decode(errors='replace')}"
+            if error not in self.errors:
+                self.errors.append(error)
         if status not in (429, 503) or self.retry == "never":
             return None
         if self.retry == "poll":
@@ -454,5 +457,12 @@ def _number(value: bytes | None) -> float | None:
         return None
 
 
+def _allow_files() -> None:
+    """As many open connections as the system lets this process have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 if __name__ == "__main__":
+    _allow_files()
     json.dump(Driver(json.load(sys.stdin)).run(), sys.stdout)

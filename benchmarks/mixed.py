@@ -4,9 +4,9 @@
 
 Cases: ``requests-256``: requests of 256 passages at concurrency 4. ``request-2048``: one request of 2,048 texts of 256
 tokens at a time. ``two-models``: the first, on one of two models, single texts on the other or on the same one. Each
-measures single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when they
-were due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready`` and
-``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met.
+measures single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when
+they were due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready``
+and ``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met.
 """
 
 from __future__ import annotations
