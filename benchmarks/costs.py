@@ -1,16 +1,18 @@
 """How well the cost model predicts steps of shapes it was not fitted to. The engine alone.
 
-    python -m benchmarks.costs [--shapes minilm bert-base] [--rounds 5]
+    python -m benchmarks.costs [--shapes minilm bert-base] [--rounds 5] [--cpu-time]
 
 The model is measured and fitted as at a server's first start. Then batches of other lengths are timed: equal lengths,
 batches that the server cuts from mixed lengths, and mixed lengths in order of arrival. All of them run once a round,
-and the shortest time counts, as in the fit. Simpler models are fitted to the same measurements.
+and the shortest time counts, as in the fit. Simpler models are fitted to the same measurements. ``--cpu-time``: an
+engine of one thread, timed by what its process uses, for machines on which other work runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 from bei.core import Encoding, Engine, Limits, PackedBatch
 from bei.costs import CostModel, Sample, fit, nonnegative_least_squares
 from bei.engine import load_engine
-from bei.tuning import measured_steps
+from bei.tuning import Clock, measured_steps
 from benchmarks.common import batches_in_flight, mixed_lengths, random_encodings, seconds, write
 from benchmarks.models import built, checkpoint_folder
 
@@ -36,22 +38,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=("minilm", "bert-base"), default=["minilm", "bert-base"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         for shape in options.shapes:
-            write(f"costs-{shape}", measure(shape, options.rounds, Path(scratch)))
+            name = f"costs-{shape}{'-cpu-time' if options.cpu_time else ''}"
+            write(name, measure(shape, options.rounds, Path(scratch), cpu_time=options.cpu_time))
 
 
-def measure(shape: str, rounds: int, scratch: Path) -> dict[str, Any]:
+def measure(shape: str, rounds: int, scratch: Path, *, cpu_time: bool) -> dict[str, Any]:
     """Errors of one engine's model."""
     artifact = built(checkpoint_folder(shape, scratch), "bf16", scratch, max_seq_len=512)
-    engine = load_engine(artifact.engine_dir, artifact.manifest)
+    clock = time.process_time if cpu_time else time.perf_counter
+    engine = load_engine(artifact.engine_dir, artifact.manifest, num_threads=1 if cpu_time else 0)
     engine.warmup()
     vocab_size = artifact.manifest.spec.vocab_size
     samples: list[Sample] = []
-    measuring_s = seconds(lambda: samples.extend(measured_steps(engine, vocab_size=vocab_size)))
+    measuring_s = seconds(lambda: samples.extend(measured_steps(engine, vocab_size=vocab_size, clock=clock)))
     limits = engine.info.limits
-    groups = {name: _timed(engine, batches, rounds) for name, batches in _groups(limits, vocab_size).items()}
+    groups = {name: _timed(engine, batches, rounds, clock) for name, batches in _groups(limits, vocab_size).items()}
     engine.close()
     model = fit(samples, limits)
     assumed = CostModel.assumed(limits)
@@ -108,12 +113,14 @@ def _packed(lengths: list[int], vocab_size: int) -> PackedBatch:
     return PackedBatch.from_encodings([Encoding(rng.integers(0, vocab_size, n).astype(np.int32)) for n in lengths])
 
 
-def _timed(engine: Engine, batches: list[PackedBatch], rounds: int) -> list[tuple[Sample, float]]:
+def _timed(engine: Engine, batches: list[PackedBatch], rounds: int, clock: Clock) -> list[tuple[Sample, float]]:
     """Every batch with its shortest time, and the median one."""
     times = np.zeros((rounds + 1, len(batches)))
     for row in times:  # the first one compiles
         for index, batch in enumerate(batches):
-            row[index] = seconds(lambda batch=batch: engine.run(batch))  # type: ignore[misc]
+            started = clock()
+            engine.run(batch)
+            row[index] = clock() - started
     return [
         (
             Sample(batch.num_tokens, batch.batch_size, int(np.diff(batch.cu_seqlens).max()), float(column[1:].min())),
