@@ -37,9 +37,10 @@ _METHOD = 1
 # The distributions whose version decides how fast an engine is.
 _LIBRARIES = {"cpu": "openvino", "cuda": "torch", "tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-# The grid. Lengths are widths that engines like and widths between; totals double up to the largest step.
-_LENGTHS = (8, 16, 24, 32, 48, 64, 104, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_TOTALS = (1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# The grid: lengths and totals as texts have them. Powers of two alone would flatter the engine: matrix kernels like
+# aligned sizes, which traffic rarely has (docs/decisions.md, "What a step costs").
+_LENGTHS = (7, 12, 20, 32, 45, 64, 84, 110, 160, 250, 350, 512, 900, 1700, 3500, 7000, 14000, 28000)
+_TOTALS = (1, 30, 60, 120, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000)
 # Shapes measured whatever the budget, else there would be nothing to fit.
 _MIN_SHAPES = 6
 # Each shape runs once to compile its kernels, then once a pass. Passes end when they find little that is faster: this

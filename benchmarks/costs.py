@@ -27,7 +27,7 @@ from benchmarks.common import batches_in_flight, mixed_lengths, random_encodings
 from benchmarks.models import built, checkpoint_folder
 
 # None of them is in the grid of bei.tuning.
-_EQUAL_LENGTHS = (5, 12, 20, 37, 57, 75, 90, 119, 150, 220, 300, 430)
+_EQUAL_LENGTHS = (5, 15, 24, 37, 57, 75, 96, 128, 150, 220, 300, 430)
 _BATCHES_PER_GROUP = 24
 
 Predict = Callable[[int, int, int], float]
@@ -56,7 +56,7 @@ def measure(shape: str, rounds: int, scratch: Path, *, cpu_time: bool) -> dict[s
     samples: list[Sample] = []
     measuring_s = seconds(lambda: samples.extend(measured_steps(engine, vocab_size=vocab_size, clock=clock)))
     limits = engine.info.limits
-    groups = {name: _timed(engine, batches, rounds, clock) for name, batches in _groups(limits, vocab_size).items()}
+    groups = _timed(engine, _groups(limits, vocab_size), rounds, clock)
     engine.close()
     model = fit(samples, limits)
     assumed = CostModel.assumed(limits)
@@ -113,21 +113,26 @@ def _packed(lengths: list[int], vocab_size: int) -> PackedBatch:
     return PackedBatch.from_encodings([Encoding(rng.integers(0, vocab_size, n).astype(np.int32)) for n in lengths])
 
 
-def _timed(engine: Engine, batches: list[PackedBatch], rounds: int, clock: Clock) -> list[tuple[Sample, float]]:
-    """Every batch with its shortest time, and the median one."""
+def _timed(
+    engine: Engine, groups: dict[str, list[PackedBatch]], rounds: int, clock: Clock
+) -> dict[str, list[tuple[Sample, float]]]:
+    """Every batch with its shortest time, and the median one. Each round has an order of its own, over all groups."""
+    batches = [batch for group in groups.values() for batch in group]
+    rng = np.random.default_rng(0)
     times = np.zeros((rounds + 1, len(batches)))
     for row in times:  # the first one compiles
-        for index, batch in enumerate(batches):
+        for index in rng.permutation(len(batches)):
             started = clock()
-            engine.run(batch)
+            engine.run(batches[index])
             row[index] = clock() - started
-    return [
+    steps = iter(
         (
             Sample(batch.num_tokens, batch.batch_size, int(np.diff(batch.cu_seqlens).max()), float(column[1:].min())),
             float(np.median(column[1:])),
         )
         for batch, column in zip(batches, times.T, strict=True)
-    ]
+    )
+    return {name: [next(steps) for _ in group] for name, group in groups.items()}
 
 
 def _regression(samples: list[Sample], features: Callable[[int, int, int], list[float]]) -> Predict:
@@ -136,13 +141,22 @@ def _regression(samples: list[Sample], features: Callable[[int, int, int], list[
     return lambda *shape: float(np.dot(features(*shape), found))
 
 
-def _errors(predict: Predict, groups: dict[str, list[tuple[Sample, float]]]) -> dict[str, dict[str, float]]:
-    """Relative errors, by group."""
-    errors = {name: [abs(predict(*s[:3]) / s.seconds - 1) for s, _ in steps] for name, steps in groups.items()}
-    errors["all"] = [error for group in errors.values() for error in group]
+def _errors(predict: Predict, groups: dict[str, list[tuple[Sample, float]]]) -> dict[str, Any]:
+    """Relative errors by group: of the predictions, and of the same scaled so that half of them are too high.
+
+    The second is what remains once the speed has been corrected online: an error of the shape alone.
+    """
+    ratios = {name: np.array([predict(*s[:3]) / s.seconds for s, _ in steps]) for name, steps in groups.items()}
+    ratios["all"] = np.concatenate(list(ratios.values()))
+    middle = float(np.median(ratios["all"]))
     return {
-        name: {"median": round(float(np.median(group)), 3), "p90": round(float(np.quantile(group, 0.9)), 3)}
-        for name, group in errors.items()
+        name: {
+            "median": round(float(np.median(np.abs(group - 1))), 3),
+            "p90": round(float(np.quantile(np.abs(group - 1), 0.9)), 3),
+            "median, speed corrected": round(float(np.median(np.abs(group / middle - 1))), 3),
+            "p90, speed corrected": round(float(np.quantile(np.abs(group / middle - 1), 0.9)), 3),
+        }
+        for name, group in ratios.items()
     }
 
 
