@@ -96,7 +96,7 @@ class Coefficients:
 # The shape of a step where nothing was measured, in the time of one token: about that of small encoders on a CPU
 # (docs/decisions.md, "What a step costs"). Only ratios matter, the unknown speed is learned.
 _ASSUMED = Coefficients(
-    per_step=32.0, per_sequence=0.5, tokens=Curve((0,), (1.0,)), width=Curve((0, 128, 512), (0.2, 0.4, 0.8))
+    per_step=64.0, per_sequence=2.0, tokens=Curve((0,), (1.0,)), width=Curve((0, 128, 512), (0.25, 0.5, 1.0))
 )
 # Of a token, before the first step has run: a small encoder on a few cores.
 _ASSUMED_SPEED = 50e-6
