@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -18,7 +18,7 @@ else:
     from backports import zstd
 
 ROUTE = "/v1/embeddings"
-ENCODERS = {"gzip": gzip.compress, "zstd": zstd.compress}
+ENCODERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstd.compress}
 
 codings = pytest.mark.parametrize("coding", sorted(ENCODERS))
 
