@@ -81,7 +81,7 @@ class Connection(HttpToolsProtocol):
         self._has_moved = False
         self._dropped_bytes = 0
         self._unsent_bytes = 0
-        self._bodies: deque[Body] = deque()  # of the requests that are not answered
+        self._due: deque[tuple[RequestResponseCycle, Body]] = deque()  # requests that are not answered
         self._body: Body | None = None  # of the last request
 
     # What the transport calls.
@@ -95,11 +95,14 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The last call."""
+        for cycle, body in self._due:  # uvicorn tells the last one only
+            cycle.disconnected = True
+            cycle.message_event.set()
+            body.release()
+        self._due.clear()
+        self.pipeline.clear()
         super().connection_lost(exc)
         self._connections.discard(self)
-        for body in self._bodies:
-            body.release()
-        self._bodies.clear()
 
     def data_received(self, data: bytes) -> None:
         """Whatever the client has sent."""
@@ -208,7 +211,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
         body.on_fail = partial(self._body_failed, self.cycle)
         self._body = body
-        self._bodies.append(body)
+        self._due.append((self.cycle, body))
         self._connections.set_busy(self)
         self._phase = _Phase.BODY
         self._dropped_bytes = 0
@@ -249,7 +252,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """A request is answered: go on with the next one, or wait for it."""
         self.server_state.total_requests += 1
-        self._bodies.popleft().release()
+        if self._due:  # else the connection is lost
+            self._due.popleft()[1].release()
         if self._phase is _Phase.CLOSING or self.transport.is_closing():
             return
         self.flow.resume_reading()
