@@ -58,6 +58,10 @@ class _Phase(enum.Enum):
     CLOSING = enum.auto()  # takes its last answer
 
 
+# By these names, since looking a member up in its class is slow up to Python 3.11, and a request does it often.
+_IDLE, _HEAD, _BODY, _WAIT, _CLOSING = _Phase
+
+
 class Connection(HttpToolsProtocol):
     """One connection. Closed by the client, by uvicorn, or by ``expire``, ``refuse`` and ``drop``."""
 
@@ -71,7 +75,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, {}, loop)
         self._connections = connections
         self._limits = connections.config
-        self._phase = _Phase.IDLE
+        self._max_header_bytes, self._max_headers = self._limits.max_header_bytes, self._limits.max_headers
+        self._phase = _IDLE
         self._is_deaf = False  # what comes is dropped: the connection ends with the answers that are due
         self.deadline_s = math.inf
         self._body_since_s = 0.0
@@ -106,9 +111,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Whatever the client has sent."""
-        if self._phase is _Phase.CLOSING or self._is_deaf:
+        if self._phase is _CLOSING or self._is_deaf:
             return
-        if self._phase is _Phase.IDLE or self._phase is _Phase.WAIT:
+        if self._phase is _IDLE or self._phase is _WAIT:
             self._begin_head()
         self._has_moved = False
         try:
@@ -121,7 +126,7 @@ class Connection(HttpToolsProtocol):
             self._unparsed_bytes = 0
         else:  # within a header, a trailer, a chunk's size
             self._unparsed_bytes += len(data)
-            if self._header_bytes + self._unparsed_bytes > self._limits.max_header_bytes:
+            if self._header_bytes + self._unparsed_bytes > self._max_header_bytes:
                 self._give_up(self._headers_too_large())
 
     def _feed(self, data: bytes) -> None:
@@ -162,39 +167,38 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_waiting(self) -> bool:
-        return self._phase is _Phase.WAIT or self._is_deaf
+        return self._phase is _WAIT or self._is_deaf
 
     # What the parser calls. What these raise comes out of ``_feed`` and stops the parser.
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        if self._phase is not _Phase.HEAD:
+        if self._phase is not _HEAD:
             self._begin_head()
         self._header_bytes = self._num_headers = 0
 
     def on_url(self, url: bytes) -> None:
         """Some of the request's target."""
         self._has_moved = True
-        self._count_header_bytes(len(url))
+        self._header_bytes += len(url)
+        if self._header_bytes > self._max_header_bytes:
+            raise self._headers_too_large()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer after the body, which is dropped."""
         self._has_moved = True
         self._num_headers += 1
-        self._count_header_bytes(len(name) + len(value) + len(": \r\n"))
-        if self._phase is _Phase.HEAD:
-            super().on_header(name, value)
-
-    def _count_header_bytes(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > self._limits.max_header_bytes or self._num_headers > self._limits.max_headers:
+        self._header_bytes += len(name) + len(value) + 4  # ": " and the line's end
+        if self._header_bytes > self._max_header_bytes or self._num_headers > self._max_headers:
             raise self._headers_too_large()
+        if self._phase is _HEAD:
+            super().on_header(name, value)
 
     def _headers_too_large(self) -> HeadersTooLargeError:
         return HeadersTooLargeError(
-            f"The request has more than {self._limits.max_headers} headers or {self._limits.max_header_bytes} bytes "
+            f"The request has more than {self._max_headers} headers or {self._max_header_bytes} bytes "
             "of them: send fewer."
         )
 
@@ -213,7 +217,7 @@ class Connection(HttpToolsProtocol):
         self._body = body
         self._due.append((self.cycle, body))
         self._connections.set_busy(self)
-        self._phase = _Phase.BODY
+        self._phase = _BODY
         self._dropped_bytes = 0
         self._body_since_s = self.loop.time()
         self.deadline_s = self._body_since_s + self._limits.body_timeout
@@ -244,7 +248,7 @@ class Connection(HttpToolsProtocol):
             self._set_idle()
             self._connections.set_idle(self)
         else:
-            self._phase = _Phase.WAIT
+            self._phase = _WAIT
             self._await_answer()
 
     # What the request's cycle calls.
@@ -254,19 +258,19 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self._due:  # else the connection is lost
             self._due.popleft()[1].release()
-        if self._phase is _Phase.CLOSING or self.transport.is_closing():
+        if self._phase is _CLOSING or self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        elif self._phase is _Phase.WAIT:
+        elif self._phase is _WAIT:
             self._set_idle()
             self._connections.set_idle(self)
 
     def close_after_answer(self) -> None:
         """Close, but let the client take what was written: a client that is still sending is read for a while."""
-        if self._phase is _Phase.WAIT:
-            self._phase = _Phase.CLOSING
+        if self._phase is _WAIT:
+            self._phase = _CLOSING
             self._await_flush(self.loop.time())
             self.transport.close()
         else:
@@ -278,10 +282,10 @@ class Connection(HttpToolsProtocol):
         """The deadline has passed: end what takes too long."""
         if self._is_waiting:
             self._expire_flush(now_s)
-        elif self._phase is _Phase.HEAD:
+        elif self._phase is _HEAD:
             seconds = f"{self._limits.header_timeout:g} s"
             self._give_up(RequestTimeoutError(f"The headers did not arrive within {seconds}: send the request again."))
-        elif self._phase is _Phase.BODY:
+        elif self._phase is _BODY:
             self._expire_body(now_s)
         elif self.transport.get_write_buffer_size():
             self._expire_flush(now_s)
@@ -320,7 +324,7 @@ class Connection(HttpToolsProtocol):
 
     def drop(self) -> None:
         """Close at once; of an answer that the client has not taken the rest is lost."""
-        self._phase = _Phase.CLOSING
+        self._phase = _CLOSING
         self.transport.abort()
 
     # The ends of a connection.
@@ -328,12 +332,12 @@ class Connection(HttpToolsProtocol):
     def _give_up(self, error: BeiError) -> None:
         """End the connection with ``error``, or without where the order of answers leaves no place for it."""
         is_due = self.cycle is not None and not self.cycle.response_complete
-        if self._phase is _Phase.BODY and is_due:
+        if self._phase is _BODY and is_due:
             assert self._body is not None
             self._body.fail(error)
         elif is_due:  # the answers to requests before this one
             self._end_with(self.cycle)
-        elif self._phase is _Phase.BODY:
+        elif self._phase is _BODY:
             self._linger()
         else:
             self.refuse(error)
@@ -350,7 +354,7 @@ class Connection(HttpToolsProtocol):
         self._await_answer()
 
     def _linger(self) -> None:
-        self._phase = _Phase.CLOSING
+        self._phase = _CLOSING
         self.deadline_s = self.loop.time() + _LINGER_S
         if self.transport.is_closing():
             return
@@ -359,14 +363,14 @@ class Connection(HttpToolsProtocol):
         self._connections.set_lingering(self)
 
     def _set_idle(self) -> None:
-        self._phase = _Phase.IDLE
+        self._phase = _IDLE
         self._await_flush(self.loop.time())
         # An idle connection keeps nothing of its last request.
         self.cycle = self.scope = self.headers = self._body = None  # type: ignore[assignment]
         self.url = b""
 
     def _begin_head(self) -> None:
-        self._phase = _Phase.HEAD
+        self._phase = _HEAD
         self._header_bytes = self._num_headers = self._unparsed_bytes = 0
         self.deadline_s = self.loop.time() + self._limits.header_timeout
 
