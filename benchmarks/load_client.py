@@ -43,7 +43,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.status = 0
-        self.headers: dict[bytes, bytes] = {}
+        self._head = b""
         self.kept = bytearray()
         self._buffer = bytearray()
         self._left = 0  # bytes of the body, or of its chunk with the line end behind it
@@ -59,6 +59,13 @@ class Answer:
         """Whether the body goes on until the server closes."""
         return self._read == self._read_rest
 
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header, in lower case as ``name`` must be; None where there is none."""
+        start = self._head.find(b"\r\n" + name + b":")
+        if start < 0:
+            return None
+        return self._head[start + len(name) + 3 :].split(b"\r\n", 1)[0].strip()
+
     def feed(self, data: bytes) -> bool:
         """Take the next piece; whether the answer is whole."""
         self._buffer += data
@@ -73,22 +80,19 @@ class Answer:
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return False
-        first, *lines = bytes(self._buffer[:end]).split(b"\r\n")
+        self._head = bytes(self._buffer[:end]).lower()
         del self._buffer[: end + 4]
-        status = int(first.split(b" ", 2)[1])
+        status = int(self._head[9:12])
         if status < 200:  # an interim answer: the true one follows
             return None
         self.status = status
-        for line in lines:
-            name, _, value = line.partition(b":")
-            self.headers[name.lower()] = value.strip()
         if status in _NO_BODY:
             return True
-        if self.headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
-            self._read = self._read_chunk_size
-        elif b"content-length" in self.headers:
-            self._left = int(self.headers[b"content-length"])
+        if (length := self.header(b"content-length")) is not None:
+            self._left = int(length)
             self._read = self._read_counted
+        elif (self.header(b"transfer-encoding") or b"").endswith(b"chunked"):
+            self._read = self._read_chunk_size
         else:
             self._read = self._read_rest
         return None
@@ -184,8 +188,9 @@ class _Stream:
 
     def record(self, request: _Request, done_s: float, answer: Answer | None, status: int) -> float | None:
         """Write a row; seconds after which this stream's policy tries again, or None."""
-        headers = answer.headers if answer is not None else {}
-        seconds, milliseconds = _number(headers.get(b"retry-after")), _number(headers.get(b"retry-after-ms"))
+        seconds = milliseconds = None
+        if answer is not None and status != 200:
+            seconds, milliseconds = _number(answer.header(b"retry-after")), _number(answer.header(b"retry-after-ms"))
         self.rows.append(
             (request.index, request.attempt, request.due_s, request.sent_s, done_s, status, seconds, milliseconds)
         )
@@ -396,7 +401,7 @@ class Driver:
         request, answer, stream = connection.request, connection.answer, connection.stream
         assert request is not None
         connection.request = None
-        if answer.headers.get(b"connection", b"").lower() == b"close" or connection.unsent:
+        if answer.header(b"connection") == b"close" or connection.unsent:
             self._drop(connection)
         else:
             stream.idle.append(connection)
