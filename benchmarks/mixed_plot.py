@@ -44,8 +44,8 @@ def plot(shape: str, cases: Mapping[str, Samples]) -> None:
 
 
 def _look(label: str) -> tuple[str, str]:
-    if label.endswith("alone"):
-        return GREY, "--" if label.startswith("before") else "-"
+    if "alone" in label:
+        return GREY, "--" if label.startswith("before") else ":" if label.endswith("busy model") else "-"
     if label.startswith("before"):
         return RED, "-"
     return (ORANGE if label.endswith(("one lane", "busy model")) else BLUE), "-"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fleet import FirstTime, Fleet
 from benchmarks.prose import PASSAGES, SHORT, Prose, ProseExhaustedError, Words, read_prose
 
 _RNG = random.Random(0)
@@ -84,3 +86,26 @@ def test_corpora_that_are_not_there_are_named_with_the_command(tmp_path: Path) -
         (tmp_path / name / "corpus.jsonl").write_text('{"_id": "1", "title": "A b", "text": "c d e f g"}\n')
     assert read_prose(folder=tmp_path).take(1, Words(7))[0] == "A b c d e f g"
     assert PASSAGES.mean > SHORT.mean
+
+
+class Restarted:
+    """A fleet that counts."""
+
+    num_starts = 1
+
+    def restart(self) -> None:
+        self.num_starts += 1
+
+
+def test_servers_are_restarted_before_texts_come_that_they_have_met() -> None:
+    fleet = Restarted()
+    texts = FirstTime(Prose(DOCUMENTS), cast(Fleet, fleet))
+    met = set[str]()
+    for turn in range(1, 6):  # 160 texts a lap: two turns of 60
+        (short, other) = texts.take((40, Words(30)), (20, Words(30)))
+        assert fleet.num_starts == (turn + 1) // 2
+        met = set() if turn % 2 else met
+        assert len({*short, *other}) == 60
+        assert not met & {*short, *other}
+        met |= {*short, *other}
+    assert texts.described()["laps"] == 3
