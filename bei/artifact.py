@@ -25,7 +25,7 @@ from bei.errors import (
     ArtifactSchemaNewerError,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -56,7 +56,9 @@ class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model in figures, for people."""
+    """The model in figures, for people. ``attention``: which tokens see each other, None where there are no layers;
+    ``attention_asked``: the build was told so, by somebody who knows the code that the checkpoint brings along.
+    """
 
     family: str
     architecture: str
@@ -65,6 +67,8 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_heads: int
     vocab_size: int
     num_parameters: int
+    attention: Literal["causal", "bidirectional"] | None
+    attention_asked: bool
 
 
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -88,6 +88,7 @@ BUILD_SETTINGS = frozenset(
         "pooling",
         "normalize",
         "score_tokens",
+        "attention",
         "token_embeddings",
         "rerank_prefix",
         "rerank_body",

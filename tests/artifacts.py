@@ -91,6 +91,8 @@ def save_artifact(
             num_heads=1,
             vocab_size=VOCAB_SIZE,
             num_parameters=1,
+            attention="bidirectional",
+            attention_asked=False,
         ),
         outputs=[artifacts.OutputInfo(name="embedding", dimension=DIMENSION)],
         embedding=_EMBEDDING,

@@ -7,6 +7,7 @@ from typing import Any
 
 from bei.errors import ConfigError
 from bei_build.heads import TASKS
+from bei_build.remote_code import ATTENTIONS
 from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
 
@@ -34,6 +35,9 @@ class BuildConfig:
     normalize: bool | None = _option(None, "whether answers have unit length, against what the checkpoint says")
     score_tokens: tuple[str, ...] = _option(
         (), "token of a language model whose score counts, or two to compare: no,yes"
+    )
+    attention: str | None = _option(
+        None, "which tokens see each other, where the checkpoint brings code of its own", ATTENTIONS
     )
     token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")

@@ -38,6 +38,7 @@ from bei_build.late_interaction import prompt_of
 from bei_build.location import locate
 from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress, in_bytes
+from bei_build.remote_code import attention_of
 from bei_build.spec import ModelSpec
 from bei_build.targets import Compiler, compiler_for
 from bei_build.verification import THRESHOLDS, EngineReference, Reference, certify
@@ -60,7 +61,13 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         location = locate(config.model, config.revision)
         # BuildConfig has checked that the pooling is one of POOLINGS.
         choice = HeadChoice(config.task, config.pooling, config.score_tokens, config.token_embeddings)  # type: ignore[arg-type]
-        checkpoint = read_checkpoint(location, choice, config.max_seq_len, config.document_length)
+        checkpoint = read_checkpoint(
+            location,
+            choice,
+            config.max_seq_len,
+            config.document_length,
+            config.attention,  # type: ignore[arg-type]
+        )
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     longest = max(compiler.longest_by_default, config.document_length or 0)
     if config.max_seq_len is None and checkpoint.max_seq_len > longest:
@@ -186,6 +193,8 @@ def _manifest(
             num_heads=spec.layers[0].attention.num_heads if spec.layers else 0,
             vocab_size=spec.embeddings.vocab_size,
             num_parameters=spec.num_parameters,
+            attention=attention_of(spec) if spec.layers else None,
+            attention_asked=config.attention is not None,
         ),
         outputs=[
             OutputInfo(

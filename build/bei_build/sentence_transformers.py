@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from bei.errors import CheckpointError
 from bei_build.late_interaction import Sides, module_sides, original_sides, pylate_sides
+from bei_build.remote_code import check_module_types
 from bei_build.settings import read_json, read_object, setting
 from bei_build.spec import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
 
@@ -104,6 +105,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     if not (folder / "modules.json").is_file():
         settings = _with_colbert_settings(settings, folder)
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
+    check_module_types([entry["type"] for entry in _modules(folder)])
     entries = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
