@@ -32,7 +32,8 @@ from bei_build.tokenizer import (
 )
 from bei_build.weights import weight_files
 
-_READ_SUFFIXES = (".json", ".txt", ".model", ".metadata")  # configs and tokenizers; weights are found by weight_files
+# Configs, tokenizers and chat templates; weights are found by weight_files.
+_READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
 # Files in which quantizers leave their settings where config.json does not have them.
 _QUANTIZATION_CONFIGS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 # What stands for the config.json that sentence-transformers does not write beside a StaticEmbedding.

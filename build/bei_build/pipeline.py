@@ -28,8 +28,9 @@ from bei.artifact import (
     save,
 )
 from bei.core import Engine, Limits
-from bei.errors import BuildError, ConfigError, VerificationError
+from bei.errors import BuildError, CheckpointError, ConfigError, VerificationError
 from bei_build import reference as hf
+from bei_build.chat_template import derive_template
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.config import BuildConfig
 from bei_build.families.base import UNLIMITED
@@ -80,6 +81,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").expanduser().resolve()
     _check_replaceable(out)
     _check_default_prompt(config, checkpoint)
+    template = _rerank_template(config, checkpoint)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -93,7 +95,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
             # 5. Manifest, without the files.
             with progress.step("Hash checkpoint"):
-                manifest = _manifest(config, checkpoint, precision, limits, requirements)
+                manifest = _manifest(config, checkpoint, template, precision, limits, requirements)
             # 6. Is the engine what it should be?
             with progress.step("Verify") as details:
                 certificate = _verify(config, compiler, checkpoint, weights, manifest, scratch, open_engine)
@@ -175,10 +177,17 @@ def _compile(
 
 
 def _manifest(
-    config: BuildConfig, checkpoint: Checkpoint, precision: str, limits: Limits, requirements: EngineRequirements
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    template: RerankTemplate | None,
+    precision: str,
+    limits: Limits,
+    requirements: EngineRequirements,
 ) -> Manifest:
     spec, files, labels = checkpoint.spec, checkpoint.files, checkpoint.labels
     tasks = [task for head in spec.heads for task in tasks_of(head, spec.hidden_size)]
+    if template is not None:  # /predict and /classify would score texts without it
+        tasks = ["rerank"]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         bei_version=__version__,
@@ -207,7 +216,7 @@ def _manifest(
         ],
         embedding=_embedding(config, checkpoint),
         classification=Classification(labels=list(labels.names), function=labels.function) if labels else None,
-        rerank_template=_rerank_template(config),
+        rerank_template=template,
         prompts=_prompts(config, checkpoint),
         default_prompt_name=config.default_prompt_name or files.default_prompt_name,
         roles=dict(checkpoint.roles),
@@ -236,15 +245,31 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
     )
 
 
-def _rerank_template(config: BuildConfig) -> RerankTemplate | None:
-    if not config.rerank_body:
+def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:
+    """What the user says, else what the checkpoint's chat template says. Raises CheckpointError."""
+    if config.rerank_body:
+        return RerankTemplate(
+            prefix=config.rerank_prefix,
+            body=config.rerank_body,
+            suffix=config.rerank_suffix,
+            instruction=config.rerank_instruction,
+        )
+    files, head = checkpoint.files, checkpoint.spec.heads[0]
+    if head.output != "logits":
         return None
-    return RerankTemplate(
-        prefix=config.rerank_prefix,
-        body=config.rerank_body,
-        suffix=config.rerank_suffix,
-        instruction=config.rerank_instruction,
-    )
+    if files.chat is None:
+        if files.default_prompt_name is not None and files.prompts[files.default_prompt_name]:
+            raise CheckpointError(
+                f"The checkpoint puts its prompt {files.default_prompt_name!r} in front of every query, which bei does "
+                "not do for rerankers: say what a pair is to be with --rerank-body."
+            )
+        return None
+    if "rerank" not in tasks_of(head, checkpoint.spec.hidden_size):
+        raise CheckpointError(
+            "The checkpoint puts texts into a chat template before it classifies them; bei does so for rerankers only."
+        )
+    default = files.prompts.get(files.default_prompt_name or "")
+    return derive_template(checkpoint.folder, checkpoint.config.model_type, files.chat, default, checkpoint.tokenizer)
 
 
 def _verify(

@@ -109,6 +109,15 @@ def expansion_id(tokenizer: Tokenizer, folder: Path, token: str | None) -> int:
     )
 
 
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that the files in ``folder`` name, as "bos_token" and the like: chat templates use them."""
+    path = folder / "tokenizer_config.json"
+    config = read_object(path) if path.is_file() else {}
+    kinds = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+    named = {f"{kind}_token": _token_of(folder, config, kind) for kind in kinds}
+    return {name: token for name, token in named.items() if token is not None}
+
+
 def _add_asked_tokens(tokenizer: Tokenizer, folder: Path) -> None:
     """Put BOS and EOS around texts where tokenizer_config.json asks for one and tokenizer.json does not add it.
 
