@@ -25,6 +25,8 @@ from bei_build.settings import read_object
 from bei_build.spec import ModelSpec
 from bei_build.tokenizer import (
     check_vocabulary,
+    drop_token_types,
+    gives_token_types,
     model_max_length,
     stored_truncation,
     tokenizer_from_checkpoint,
@@ -84,6 +86,8 @@ def read_checkpoint(
     tokenizer = tokenizer_from_checkpoint(
         folder, files.do_lower_case, files.markers, special_tokens=family.special_tokens
     )
+    if spec.embeddings.type_vocab_size > 1 and not gives_token_types(folder):
+        drop_token_types(tokenizer)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
     if not family.has_layers:
