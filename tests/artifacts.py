@@ -110,16 +110,22 @@ def save_artifact(
         files=[],
     )
     certificate = artifacts.Certificate(
+        kind="reference",
         reference="nothing",
-        output=output,
         num_texts=1,
-        cosine_mean=1.0,
-        cosine_p1=1.0,
-        cosine_min=1.0,
-        max_abs_difference=0.0,
-        ranking_overlap=1.0,
-        worst_texts=["the worst text"],
-        threshold=0.99,
+        thresholds=artifacts.Thresholds(mean=0.99, p1=0.9, min=0.5),
+        outputs=[
+            artifacts.Agreement(
+                output=output,
+                cosine_mean=1.0,
+                cosine_p1=1.0,
+                cosine_min=1.0,
+                max_abs_difference=0.0,
+                ranking_overlap=1.0,
+                worst_texts=["the worst text"],
+                failures=[],
+            )
+        ],
         passed=True,
         canary_text=CANARY_TEXT,
         canary_row=list(canary if canary is not None else expected_vectors([token_ids(CANARY_TEXT)])[0].tolist()),

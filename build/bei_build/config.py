@@ -52,7 +52,9 @@ class BuildConfig:
     document_length: int | None = _option(None, "tokens of a document in late interaction, prompt counted")
     max_num_tokens: int | None = _option(None, "token budget of one batch")
     max_batch_size: int | None = _option(None, "most sequences of one batch")
-    min_cosine: float | None = _option(None, "fail the build below this mean cosine against the reference")
+    min_cosine: float | None = _option(
+        None, "fail the build below this mean cosine of any output; p1 and minimum follow"
+    )
     allow_below_threshold: bool = _option(False, "keep an engine that failed its verification; it is marked so")
     reference: str = _option("auto", "verify against the HF model or the FP32 engine", ("auto", "hf", "engine"))
 

@@ -42,7 +42,7 @@ from bei_build.progress import Progress, in_bytes
 from bei_build.remote_code import attention_of
 from bei_build.spec import ModelSpec
 from bei_build.targets import Compiler, compiler_for
-from bei_build.verification import THRESHOLDS, EngineReference, Reference, certify
+from bei_build.verification import MIN_COSINES, EngineReference, Reference, certify
 
 # Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.
 OpenEngine = Callable[[Path, Manifest], Engine]
@@ -99,7 +99,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             # 6. Is the engine what it should be?
             with progress.step("Verify") as details:
                 certificate = _verify(config, compiler, checkpoint, weights, manifest, scratch, open_engine)
-                details.append(f"mean cosine {certificate.cosine_mean:.6f} against {certificate.reference}")
+                details += _figures(certificate)
         _check_certificate(config, certificate, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as details:
@@ -281,7 +281,7 @@ def _verify(
     root: Path,
     open_engine: OpenEngine,
 ) -> Certificate:
-    threshold = config.min_cosine if config.min_cosine is not None else THRESHOLDS[manifest.precision]
+    threshold = config.min_cosine if config.min_cosine is not None else MIN_COSINES[manifest.precision]
     expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
     engine = open_engine(root / ENGINE_DIR, manifest)
     try:
@@ -309,12 +309,22 @@ def _verify(
         engine.close()
 
 
+def _figures(certificate: Certificate) -> list[str]:
+    """The certificate in a line."""
+    what = "self-consistency: " if certificate.kind == "self-consistency" else ""
+    figures = (
+        f"{one.output}: mean cosine {one.cosine_mean:.6f}, lowest {one.cosine_min:.6f}" for one in certificate.outputs
+    )
+    return [f"{what}{'; '.join(figures)}, against {certificate.reference}"]
+
+
 def _check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
     if certificate.passed:
         return
+    missed = next(agreement for agreement in certificate.outputs if agreement.failures)
     message = (
-        f"mean cosine {certificate.cosine_mean:.6f} against {certificate.reference} is below the threshold "
-        f"{certificate.threshold}; worst text: {certificate.worst_texts[0][:60]!r}"
+        f"{missed.output}: {', '.join(missed.failures)}, against {certificate.reference}; "
+        f"worst text: {missed.worst_texts[0][:60]!r}"
     )
     if not config.allow_below_threshold:
         raise VerificationError(
