@@ -23,6 +23,8 @@ ENV_PREFIX = "BEI_"
 
 ConfigT = TypeVar("ConfigT")
 
+TOKEN_IDS = ("refuse", "accept")
+
 
 def _option(default: object, text: str) -> Any:
     return field(default=default, metadata={"help": text})
@@ -52,6 +54,10 @@ class ServeConfig:
     max_client_batch_size: int = _option(2048, "most inputs of one request")
     payload_limit: int = _option(8_000_000, "largest request body in bytes")
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
+    openai_token_ids: str = field(
+        default="refuse",
+        metadata={"help": "token ids on /v1/embeddings, which may be another tokenizer's", "choices": TOKEN_IDS},
+    )
     access_log: bool = _option(False, "log every request")
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built")
     precision: str = _option("auto", "precision of checkpoints that are built first")
@@ -61,6 +67,8 @@ class ServeConfig:
         for name, value in vars(self).items():
             if isinstance(value, int) and value < minimum.get(name, 0 if isinstance(value, bool) else 1):
                 raise ConfigError(f"{name} must be at least {minimum.get(name, 1)}, not {value}.")
+        if self.openai_token_ids not in TOKEN_IDS:
+            raise ConfigError(f"openai_token_ids must be {' or '.join(TOKEN_IDS)}, not {self.openai_token_ids!r}.")
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.")
         if self.max_queue_size < self.max_client_batch_size:

@@ -19,10 +19,10 @@ import numpy as np
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Context, Reply, Route
 from bei.server.parsing import parser_by_field
+from bei.server.unsupported import PairControls
 from bei.service import InferenceService
 from bei.tasks import Scores, rerank
 from bei.tokenization import EncodingOptions
@@ -32,7 +32,7 @@ _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
 Document: TypeAlias = str | dict[str, Any]
 
 
-class RerankControls(ScoreControls, kw_only=True):
+class RerankControls(PairControls, kw_only=True):
     """The fields of both dialects."""
 
     query: str
@@ -123,6 +123,7 @@ async def rank(body: TextsRequest | DocumentsRequest, context: Context, path: st
     `results` have `relevance_score`.
     """
     service = context.models.able("rerank", body.model)
+    body.check_unsupported()
     context.check_inputs([body.query], "query")
     if isinstance(body, TextsRequest):
         context.check_inputs(body.texts, "texts")
