@@ -197,7 +197,7 @@ def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], argumen
     except ImportError as error:
         raise MissingDependencyError("jinja2", "cpu", "Reading a chat template") from error
     try:
-        rendered, _ = render_jinja_template([messages], chat_template=source, **arguments)
+        answer: Any = render_jinja_template([messages], chat_template=source, **arguments)  # texts, and where they lie
     except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"The chat template in {folder} cannot be rendered ({error}). {_REMEDY}") from error
-    return str(rendered[0])
+    return str(answer[0][0])

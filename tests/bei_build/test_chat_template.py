@@ -99,8 +99,9 @@ def expected_scores(
     folder: Path, pairs: Sequence[tuple[str, str]], system: str | None, *, structured: bool = False
 ) -> list[float]:
     """LogitScore of the chat template, rendered by the tokenizer's own method, in transformers' class."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
     ids = json.loads((folder / "1_LogitScore" / "config.json").read_text())
     scores = []
     for query, document in pairs:

@@ -124,9 +124,9 @@ def test_tokens_without_keys_have_the_same_states_in_any_batch(case: Any, tmp_pa
     partial = [replace(encoding, num_keys=keys) for encoding, keys in zip(whole, (4, 1, 46, 30), strict=True)]
     mixed = [partial[0], whole[2], partial[1], whole[0], *partial[2:], whole[1]]
     try:
-        together = verification._run(engine, mixed, "token_embedding")
+        together = verification._run(engine, mixed, ["token_embedding"])["token_embedding"]
         for encoding, rows in zip(mixed, together, strict=True):
-            alone = verification._run(engine, [encoding], "token_embedding")[0]
+            alone = verification._run(engine, [encoding], ["token_embedding"])["token_embedding"][0]
             np.testing.assert_allclose(rows, alone, atol=1e-5, rtol=0)
     finally:
         engine.close()
