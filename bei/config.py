@@ -24,6 +24,8 @@ ENV_PREFIX = "BEI_"
 
 ConfigT = TypeVar("ConfigT")
 
+TOKEN_IDS = ("refuse", "accept")
+
 
 def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": text, "choices": choices})
@@ -80,6 +82,10 @@ class ServeConfig:
         30.0, "seconds a client may take to send a body, and one more for every 10,000 bytes of it; beyond it 408"
     )
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
+    openai_token_ids: str = field(
+        default="refuse",
+        metadata={"help": "token ids on /v1/embeddings, which may be another tokenizer's", "choices": TOKEN_IDS},
+    )
     access_log: bool = _option(False, "log every request")
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")
     precision: str = _option("auto", "precision of checkpoints that are built first")
@@ -124,6 +130,7 @@ BUILD_SETTINGS = frozenset(
         "pooling",
         "normalize",
         "score_tokens",
+        "attention",
         "token_embeddings",
         "rerank_prefix",
         "rerank_body",

@@ -47,7 +47,9 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
     context = Context(models, config.max_client_batch_size)
-    endpoints = [Endpoint(route, context, config.payload_limit) for route in ROUTES]
+    own = embeddings.route(accepts_ids=config.openai_token_ids == "accept")
+    routes = [own if route.path == own.path else route for route in ROUTES]
+    endpoints = [Endpoint(route, context, config.payload_limit) for route in routes]
     for endpoint in endpoints:
         endpoint.add_to(app)
     app.include_router(models_router(models))

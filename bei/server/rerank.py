@@ -20,10 +20,10 @@ from msgspec import Meta
 
 from bei.admission import Ticket
 from bei.errors import InvalidRequestError
-from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser_by_field
+from bei.server.unsupported import PairControls
 from bei.service import InferenceService
 from bei.tasks import Scores, rerank
 from bei.tokenization import EncodingOptions
@@ -33,7 +33,7 @@ _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
 Document: TypeAlias = str | dict[str, Any]
 
 
-class RerankControls(ScoreControls, kw_only=True):
+class RerankControls(PairControls, kw_only=True):
     """The fields of both dialects."""
 
     query: str
@@ -124,6 +124,7 @@ async def rank(body: TextsRequest | DocumentsRequest, call: Call, path: str) -> 
     `results` have `relevance_score`.
     """
     service = call.models.able("rerank", body.model)
+    body.check_unsupported()
     call.check_inputs([body.query], "query")
     if isinstance(body, TextsRequest):
         call.check_inputs(body.texts, "texts")
