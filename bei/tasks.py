@@ -293,6 +293,10 @@ async def rerank(
     template = service.manifest.rerank_template
     inputs: Seq[Input] = [(query, document) for document in documents]
     if template is not None:
+        if instruction is not None and "{instruction}" not in template.body:
+            raise InvalidRequestError(
+                f"The template of {service.name} takes no instruction: leave it out.", "instruction"
+            )
         chosen = template.instruction if instruction is None else instruction
         parts = {"query": query, "instruction": chosen}
         inputs = [_filled(template.body, {**parts, "document": document}) for document in documents]
