@@ -164,7 +164,8 @@ async def embed_inputs(
     is_cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     answer = await service.infer(_prompted_texts(prompt, inputs), ticket=ticket, outputs={output}, options=options)
-    vectors = np.stack([row[output] for row in answer.rows])
+    rows = [row[output] for row in answer.rows]
+    vectors = np.stack(rows) if len(rows) > 1 else rows[0][None]
     if is_cut:
         vectors = unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
     return Embeddings(vectors, answer.num_tokens, answer.truncated)
@@ -294,9 +295,7 @@ async def rerank(
     inputs: Seq[Input] = [(query, document) for document in documents]
     if template is not None:
         if instruction is not None and "{instruction}" not in template.body:
-            raise InvalidRequestError(
-                f"The template of {service.name} takes no instruction: leave it out.", "instruction"
-            )
+            raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
         chosen = template.instruction if instruction is None else instruction
         parts = {"query": query, "instruction": chosen}
         inputs = [_filled(template.body, {**parts, "document": document}) for document in documents]

@@ -92,8 +92,7 @@ class _Front:
                 await _answer(endpoint, scope, receive, counting_send)
         finally:
             route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "unmatched")
-            self._metrics.requests.labels(route, str(status)).inc()
-            self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
+            self._metrics.request(route, status, time.perf_counter() - started)
 
 
 async def _answer(endpoint: Answer, scope: Scope, receive: Receive, send: Send) -> None:
