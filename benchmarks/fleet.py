@@ -114,10 +114,12 @@ def _warm(port: int, model: str) -> None:
     """Run batches of many shapes, without showing the tokenizer a word."""
     rng = random.Random(0)
     bodies = [
-        json.dumps({"model": model, "input": [_ids(rng) for _ in range(_WARM_TEXTS)]}) for _ in range(_WARM_REQUESTS)
+        json.dumps({"model": model, "inputs": [_ids(rng) for _ in range(_WARM_TEXTS)]}) for _ in range(_WARM_REQUESTS)
     ]
-    closed_loop(port, 4, bodies)
-    closed_loop(port, 1, [json.dumps({"model": model, "input": [_ids(rng, 29)]}) for _ in range(_WARM_TEXTS)])
+    closed_loop(port, 4, bodies, path="/embed")  # TEI's route takes token ids as they are
+    closed_loop(
+        port, 1, [json.dumps({"model": model, "inputs": [_ids(rng, 29)]}) for _ in range(_WARM_TEXTS)], path="/embed"
+    )
 
 
 def _ids(rng: random.Random, length: int | None = None) -> list[int]:
