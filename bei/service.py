@@ -27,13 +27,14 @@ from bei.canary import canary_row, deviation
 from bei.config import ServeConfig
 from bei.core import Encoding, Engine, Row
 from bei.costs import CostModel
-from bei.engine import load_engine
+from bei.engine import given_options, load_engine
 from bei.errors import BeiError, DeadlineExceededError, EngineError, InvalidRequestError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
 from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, Submission
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
+from bei.tuning import costs_for, engine_for
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
@@ -445,11 +446,16 @@ def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: Device
         frame=(template.prefix, template.suffix) if template else ("", ""),
     )
 
-    def loaded() -> Engine:
-        engine = load_engine(artifact.engine_dir, manifest, config.engine_options)
-        engine.warmup()
-        return engine
+    def loaded(num_streams: int) -> Engine:
+        return load_engine(artifact.engine_dir, manifest, given_options(config.engine_threads, num_streams))
 
-    engine = loaded()
-    costs = CostModel.assumed(manifest.limits)
-    return InferenceService(artifact, encoder, config, metrics, local_port(engine, costs, config, gate, loaded), costs)
+    engine = engine_for(artifact, config, loaded)
+    engine.warmup()
+    costs = costs_for(artifact, engine, config)
+
+    def reload() -> Engine:
+        again = loaded(engine.info.num_streams)
+        again.warmup()
+        return again
+
+    return InferenceService(artifact, encoder, config, metrics, local_port(engine, costs, config, gate, reload), costs)

@@ -308,6 +308,8 @@ async def rerank(
     template = service.manifest.rerank_template
     inputs: Seq[Input] = [(query, document) for document in documents]
     if template is not None:
+        if instruction is not None and "{instruction}" not in template.body:
+            raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
         chosen = template.instruction if instruction is None else instruction
         parts = {"query": query, "instruction": chosen}
         inputs = [_filled(template.body, {**parts, "document": document}) for document in documents]
@@ -350,7 +352,8 @@ async def _computed(rows: Seq[Row], output: str, function: Callable[[Float32Arra
     """``function`` of the ``output`` of all ``rows``, float32 [n, width]."""
 
     def work() -> Float32Array:
-        return function(np.stack([row[output] for row in rows]))
+        parts = [row[output] for row in rows]
+        return function(np.stack(parts) if len(parts) > 1 else parts[0][None])
 
     return await off_loop(work) if len(rows) * rows[0][output].size > _MANY_NUMBERS else work()
 

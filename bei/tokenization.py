@@ -9,9 +9,9 @@ import functools
 import json
 import logging
 import os
+import queue
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -372,22 +372,24 @@ class _Job(NamedTuple):
 
 
 class TokenizerPool:
-    """Threads that tokenize chunks of requests: urgent ones first, otherwise in the order of submission.
+    """Threads that tokenize chunks of requests, in the order of submission.
 
-    ``num_threads`` threads take any chunk; one more takes urgent ones only, so that an urgent text never waits for the
-    end of another chunk. The pool's queue is bounded by admission, which counts every text until it is answered.
+    Urgent chunks have ``num_threads`` threads and all others as many, so that an urgent text never waits for the end of
+    another chunk; the operating system shares the cores between them. The queues are bounded by admission, which counts
+    every text until it is answered.
     """
 
     def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
         self._encoder = encoder
-        self._urgent: deque[_Job] = deque()
-        self._others: deque[_Job] = deque()
-        self._is_closing = False
-        lock = threading.Lock()
-        self._urgent_wakes = threading.Condition(lock)
-        self._wakes = threading.Condition(lock)
-        self._threads = [self._start(index) for index in range(num_threads)]
-        self._threads.append(self._start(num_threads, only_urgent=True))
+        self._urgent: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._others: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, args=(jobs,), name=f"bei-tokenizer-{kind}-{index}", daemon=True)
+            for kind, jobs in (("urgent", self._urgent), ("bulk", self._others))
+            for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(
         self,
@@ -401,17 +403,9 @@ class TokenizerPool:
     ) -> None:
         """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread."""
         common = CommonText()
-        jobs = [
-            _Job(start, inputs[start:stop], options, on_encoded, on_failed, is_cancelled, common)
-            for start, stop in chunks_of(inputs)
-        ]
-        with self._wakes:
-            if is_urgent:
-                self._urgent.extend(jobs)
-                self._urgent_wakes.notify()
-            else:
-                self._others.extend(jobs)
-            self._wakes.notify(len(jobs))
+        jobs = self._urgent if is_urgent else self._others
+        for start, stop in chunks_of(inputs):
+            jobs.put(_Job(start, inputs[start:stop], options, on_encoded, on_failed, is_cancelled, common))
 
     @property
     def is_alive(self) -> bool:
@@ -420,33 +414,14 @@ class TokenizerPool:
 
     def close(self) -> None:
         """Finish what is queued, then end the threads."""
-        with self._wakes:
-            self._is_closing = True
-            self._wakes.notify_all()
-            self._urgent_wakes.notify_all()
+        for _ in range(len(self._threads) // 2):
+            self._urgent.put(None)
+            self._others.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _start(self, index: int, *, only_urgent: bool = False) -> threading.Thread:
-        thread = threading.Thread(target=self._work, args=(only_urgent,), name=f"bei-tokenizer-{index}", daemon=True)
-        thread.start()
-        return thread
-
-    def _take(self, only_urgent: bool) -> _Job | None:
-        """The next chunk, waiting for one if need be; None when the pool has closed and nothing is left."""
-        wakes = self._urgent_wakes if only_urgent else self._wakes
-        with wakes:
-            while True:
-                if self._urgent:
-                    return self._urgent.popleft()
-                if self._others and not only_urgent:
-                    return self._others.popleft()
-                if self._is_closing:
-                    return None
-                wakes.wait()
-
-    def _work(self, only_urgent: bool) -> None:
-        while (job := self._take(only_urgent)) is not None:
+    def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
+        while (job := jobs.get()) is not None:
             if job.is_cancelled():
                 continue
             try:
@@ -460,6 +435,9 @@ class TokenizerPool:
 
 def chunks_of(inputs: Seq[Input]) -> Iterator[tuple[int, int]]:
     """Where the chunks of ``inputs`` begin and end: at most ``CHUNK`` inputs, and not many characters."""
+    if len(inputs) == 1:
+        yield 0, 1
+        return
     start = num_chars = 0
     for index, value in enumerate(inputs):
         length = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])

@@ -17,6 +17,7 @@ import numpy as np
 
 from bei.core import Encoding, Engine, PackedBatch
 from bei.engine import load_engine
+from bei.tuning import measure as measure_costs
 from benchmarks.common import alternate, batches_in_flight, mixed_lengths, ratio, seconds, sorted_batches, write
 from benchmarks.models import built, minilm_folder
 
@@ -37,9 +38,10 @@ def main() -> None:
         rng = np.random.default_rng(0)
         lengths = mixed_lengths(_TEXTS, limits.max_seq_len, seed=1)
         encodings = [Encoding(rng.integers(1000, 20000, length, np.int32)) for length in lengths]
-        batches = {_ALL_KNOWN: sorted_batches(encodings, limits)} | {
+        costs = measure_costs(engine)
+        batches = {_ALL_KNOWN: sorted_batches(encodings, limits, costs)} | {
             f"cut {'ahead' if num_ahead else 'late'}, {'longest' if longest_first else 'first'} text first": (
-                batches_in_flight(encodings, limits, 32, 4, num_ahead=num_ahead, longest_first=longest_first)
+                batches_in_flight(encodings, limits, costs, 32, 4, num_ahead=num_ahead, longest_first=longest_first)
             )
             for num_ahead in (0, 1)
             for longest_first in (True, False)

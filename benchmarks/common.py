@@ -9,9 +9,10 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -19,8 +20,12 @@ from tokenizers import Tokenizer
 
 from bei import __version__
 from bei.batching import QueueKey, next_batch
+from bei.batching.policy import LaneView, StepCosts, step_bounds
 from bei.core import Encoding, Limits, PackedBatch
 from bei.cores import usable_cores
+from bei.port import Lane
+
+T = TypeVar("T")
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("openvino", "torch", "transformers", "tokenizers", "numpy", "uvicorn", "fastapi")
@@ -45,13 +50,20 @@ def random_texts(tokenizer: Tokenizer, lengths: list[int], seed: int = 0) -> lis
     return [" ".join(rng.choice(words, max(1, length - 2))) for length in lengths]
 
 
-def sorted_batches(encodings: list[Encoding], limits: Limits) -> list[PackedBatch]:
+def cut(keys: Seq[QueueKey], oldest: int, limits: Limits, costs: StepCosts) -> slice:
+    """The window of ``keys`` (sorted) that the server's policy would run first, were all of it bulk work."""
+    lanes: dict[Lane, LaneView] = {"interactive": LaneView([], 0), "bulk": LaneView(keys, oldest)}
+    bounds = step_bounds(lanes, "bulk", costs, 0.0, interactive_expected=False)
+    return next_batch(lanes, limits, costs, bounds)["bulk"]
+
+
+def sorted_batches(encodings: list[Encoding], limits: Limits, costs: StepCosts) -> list[PackedBatch]:
     """All of ``encodings`` in the batches that the server's policy would cut from a full queue."""
     order = sorted(range(len(encodings)), key=lambda i: (encodings[i].num_tokens, i))
     keys = [QueueKey(encodings[i].num_tokens, i) for i in order]
     batches = []
     while keys:
-        window = next_batch(keys, len(keys) - 1, limits)
+        window = cut(keys, len(keys) - 1, limits, costs)
         batches.append(PackedBatch.from_encodings([encodings[key.arrival] for key in keys[window]]))
         del keys[window]
     return batches
@@ -60,6 +72,7 @@ def sorted_batches(encodings: list[Encoding], limits: Limits) -> list[PackedBatc
 def batches_in_flight(
     encodings: list[Encoding],
     limits: Limits,
+    costs: StepCosts,
     request_size: int,
     concurrency: int,
     *,
@@ -87,9 +100,9 @@ def batches_in_flight(
             arrived.extend((number, encoding) for encoding in order)
         keys.sort()
 
-    def cut() -> list[tuple[int, Encoding]]:
+    def taken() -> list[tuple[int, Encoding]]:
         oldest = min(range(len(keys)), key=lambda position: keys[position].arrival)
-        window = next_batch(keys, oldest, limits)
+        window = cut(keys, oldest, limits, costs)
         members = [arrived[key.arrival] for key in keys[window]]
         del keys[window]
         return members
@@ -99,7 +112,7 @@ def batches_in_flight(
     batches, unfinished = [], deque[list[tuple[int, Encoding]]]()
     while keys or unfinished:
         if keys:
-            unfinished.append(cut())
+            unfinished.append(taken())
             batches.append(PackedBatch.from_encodings([encoding for _, encoding in unfinished[-1]]))
         if not keys or len(unfinished) > 1 + num_ahead:
             for number, _ in unfinished.popleft():
@@ -109,18 +122,23 @@ def batches_in_flight(
     return batches
 
 
-def alternate(sides: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, dict[str, Any]]:
+def alternate(
+    sides: Mapping[str, Callable[[], float]], repetitions: int, prepare: Callable[[], object] = lambda: None
+) -> dict[str, dict[str, Any]]:
     """Measure all sides in turn, ``repetitions`` times after one warm-up; each call returns its figure.
 
-    Beside every figure stands the share of the machine that other processes used meanwhile.
+    Beside every figure stands the share of the machine that other processes used meanwhile. ``prepare`` is called
+    before every repetition and before the warm-up, and is not measured.
     """
+    prepare()
     for measure in sides.values():
         measure()
     values: dict[str, list[float]] = {name: [] for name in sides}
     foreign: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repetitions):
+        prepare()
         for name, measure in sides.items():
-            value, load = _with_foreign_load(measure)
+            value, load = with_foreign_load(measure)
             values[name].append(value)
             foreign[name].append(load)
     return {
@@ -158,21 +176,21 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def with_foreign_load(measure: Callable[[], T]) -> tuple[T, float]:
+    """What ``measure`` returns, and the share of all cores that neither this process nor its children used."""
+    own, total, started = _own_cpu_s(), _busy_cpu_s(), time.perf_counter()
+    value = measure()
+    elapsed = (time.perf_counter() - started) * usable_cores()
+    foreign = max(0.0, (_busy_cpu_s() - total) - (_own_cpu_s() - own))
+    return value, round(foreign / elapsed, 3)
+
+
 def write(name: str, results: Mapping[str, Any]) -> None:
     """Write ``results/<name>.json`` with the machine and the versions, and print it."""
     RESULTS.mkdir(exist_ok=True)
     content = {"benchmark": name, "machine": _machine(), "versions": _versions(), "results": results}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     print(json.dumps(results, indent=2))
-
-
-def _with_foreign_load(measure: Callable[[], float]) -> tuple[float, float]:
-    """The figure, and the share of all cores that neither this process nor its children used."""
-    own, total, started = _own_cpu_s(), _busy_cpu_s(), time.perf_counter()
-    value = measure()
-    elapsed = (time.perf_counter() - started) * usable_cores()
-    foreign = max(0.0, (_busy_cpu_s() - total) - (_own_cpu_s() - own))
-    return value, round(foreign / elapsed, 3)
 
 
 def _own_cpu_s() -> float:

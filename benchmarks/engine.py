@@ -20,6 +20,7 @@ from typing import Any
 from bei.core import Encoding, PackedBatch
 from bei.cores import usable_cores
 from bei.engine import load_engine
+from bei.tuning import measure as measure_costs
 from bei_build.checkpoint import read_checkpoint
 from bei_build.location import locate
 from bei_build.spec import ModelSpec
@@ -51,7 +52,7 @@ def measure(shape: str, repetitions: int, scratch: Path) -> None:
         engine = load_engine(artifact.engine_dir, artifact.manifest)
         engine.warmup()
         encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)
-        batches = sorted_batches(encodings, engine.info.limits)
+        batches = sorted_batches(encodings, engine.info.limits, measure_costs(engine))
         sides[f"bei {precision}"] = partial(_tokens_per_s, engine.run, batches)
     for precision in ("bf16", "fp32"):
         run = _torch_model(folder, precision)

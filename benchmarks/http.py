@@ -10,33 +10,30 @@ from all texts at once (which no server can know) and, for the first, once from 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER, Artifact
-from bei.core import Engine, PackedBatch
-from bei.engine import load_engine
+from bei.core import Engine
+from bei.engine import given_options, load_engine
 from bei.tokenization import TextEncoder
+from bei.tuning import measure as measure_costs
 from benchmarks.common import (
     alternate,
     batches_in_flight,
     mixed_lengths,
     random_texts,
     ratio,
-    seconds,
     sorted_batches,
     write,
 )
+from benchmarks.engine_alone import engine_latency_ms, engine_rate
+from benchmarks.load import closed_loop, embeddings_body
 from benchmarks.models import built, minilm_folder
 from benchmarks.server import serving
 
@@ -54,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), "bf16", Path(scratch))
         streams = options.engine_streams
-        engine = load_engine(artifact.engine_dir, artifact.manifest, num_streams=streams)
+        engine = load_engine(artifact.engine_dir, artifact.manifest, given_options(0, streams))
         engine.warmup()
         with serving(artifact.path, "--engine-streams", str(streams)) as (port, _):
             measure(artifact, engine, port, options.repetitions, streams)
@@ -68,23 +65,24 @@ def measure(artifact: Artifact, engine: Engine, port: int, repetitions: int, str
     bulk = random_texts(tokenizer, mixed_lengths(_BULK_TEXTS, limit, seed=1), seed=1)
     single = random_texts(tokenizer, [29] * _SINGLE_TEXTS, seed=2)
     alone = random_texts(tokenizer, [29] * _LATENCY_TEXTS, seed=3)
-    bulk_bodies = [_body(bulk[start : start + 32]) for start in range(0, len(bulk), 32)]
+    bulk_bodies = [embeddings_body(bulk[start : start + 32]) for start in range(0, len(bulk), 32)]
     limits = engine.info.limits
     bulk_encodings = encoder.encode(bulk)
-    bulk_batches = sorted_batches(bulk_encodings, limits)
-    bulk_in_flight = batches_in_flight(bulk_encodings, limits, request_size=32, concurrency=4)
-    single_batches = sorted_batches(encoder.encode(single), limits)
-    single_bodies = [_body(text) for text in single]
+    costs = measure_costs(engine)
+    bulk_batches = sorted_batches(bulk_encodings, limits, costs)
+    bulk_in_flight = batches_in_flight(bulk_encodings, limits, costs, request_size=32, concurrency=4)
+    single_batches = sorted_batches(encoder.encode(single), limits, costs)
+    single_bodies = [embeddings_body(text) for text in single]
     rates: dict[str, Callable[[], float]] = {
-        "engine alone, bulk, all texts known": partial(_engine_rate, engine, bulk_batches, len(bulk)),
-        "engine alone, bulk, same texts in flight": partial(_engine_rate, engine, bulk_in_flight, len(bulk)),
+        "engine alone, bulk, all texts known": partial(engine_rate, engine, bulk_batches, len(bulk)),
+        "engine alone, bulk, same texts in flight": partial(engine_rate, engine, bulk_in_flight, len(bulk)),
         "HTTP, bulk": partial(_http_rate, port, 4, bulk_bodies, len(bulk)),
-        "engine alone, single": partial(_engine_rate, engine, single_batches, len(single)),
+        "engine alone, single": partial(engine_rate, engine, single_batches, len(single)),
         "HTTP, single": partial(_http_rate, port, 64, single_bodies, len(single)),
     }
     latencies: dict[str, Callable[[], float]] = {
-        "engine call": partial(_engine_latency_ms, engine, encoder, alone),
-        "HTTP": partial(_http_latency_ms, port, [_body(text) for text in alone]),
+        "engine call": partial(engine_latency_ms, engine, encoder, alone),
+        "HTTP": partial(_http_latency_ms, port, [embeddings_body(text) for text in alone]),
     }
     texts_per_s = alternate(rates, repetitions)
     ms = alternate(latencies, repetitions)
@@ -105,38 +103,12 @@ def measure(artifact: Artifact, engine: Engine, port: int, repetitions: int, str
     )
 
 
-def _body(content: str | list[str]) -> str:
-    return json.dumps({"input": content, "encoding_format": "base64"})
-
-
-def _engine_rate(engine: Engine, batches: list[PackedBatch], num_texts: int) -> float:
-    """Texts a second with every stream of the engine busy."""
-    with ThreadPoolExecutor(engine.info.num_streams) as streams:
-        return num_texts / seconds(lambda: list(streams.map(engine.run, batches)))
-
-
 def _http_rate(port: int, concurrency: int, bodies: list[str], num_texts: int) -> float:
-    return num_texts / float(drive(port, concurrency, bodies)["elapsed_s"])
-
-
-def _engine_latency_ms(engine: Engine, encoder: TextEncoder, texts: list[str]) -> float:
-    batches = [PackedBatch.from_encodings([encoding]) for encoding in encoder.encode(texts)]
-    return statistics.median(seconds(partial(engine.run, batch)) for batch in batches) * 1e3
+    return num_texts / closed_loop(port, concurrency, bodies)[0].elapsed_s
 
 
 def _http_latency_ms(port: int, bodies: list[str]) -> float:
-    return float(statistics.median(drive(port, 1, bodies)["latencies_s"])) * 1e3
-
-
-def drive(port: int, concurrency: int, bodies: list[str]) -> dict[str, Any]:
-    """Send ``bodies`` from a client process of its own; see load_client.py for the answer. All must be 200."""
-    task = json.dumps({"port": port, "concurrency": concurrency, "bodies": bodies})
-    client = Path(__file__).parent / "load_client.py"
-    done = subprocess.run([sys.executable, str(client)], input=task, capture_output=True, text=True, check=True)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    if set(answer["statuses"]) != {"200"}:
-        raise SystemExit(f"not every request was answered with 200: {answer['statuses']}")
-    return answer
+    return float(np.median(closed_loop(port, 1, bodies)[0].latencies_s)) * 1e3
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ The figure is RSS at the end over RSS after the first 5,000 texts.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER
 from benchmarks.common import mixed_lengths, random_texts, write
-from benchmarks.http import drive
+from benchmarks.load import closed_loop, embeddings_body
 from benchmarks.models import built, minilm_folder
 from benchmarks.server import serving
 
@@ -39,7 +38,7 @@ def main() -> None:
             for step in range(options.texts // _STEP):
                 texts = random_texts(tokenizer, mixed_lengths(_STEP, artifact.manifest.max_seq_len, step), step)
                 groups = [texts[start : start + _TEXTS_A_REQUEST] for start in range(0, _STEP, _TEXTS_A_REQUEST)]
-                drive(port, _CONCURRENCY, [json.dumps({"input": group}) for group in groups])
+                closed_loop(port, _CONCURRENCY, [embeddings_body(group) for group in groups])
                 rss.append(_rss_mb(process.pid))
     write("memory", {"end / after 5,000 texts": round(rss[-1] / rss[1], 3), "RSS, MB, every 5,000 texts": rss})
 

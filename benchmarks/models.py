@@ -40,12 +40,15 @@ def checkpoint_folder(shape: str, scratch: Path) -> Path:
     return folder
 
 
-def built(folder: Path, precision: str, scratch: Path, max_seq_len: int | None = None) -> Artifact:
-    """The artifact of ``folder``. Random weights may miss a threshold; the real model may not."""
+def built(
+    folder: Path, precision: str, scratch: Path, max_seq_len: int | None = None, name: str | None = None
+) -> Artifact:
+    """The artifact of ``folder``, served as ``name``. Random weights may miss a threshold; the real model may not."""
+    name = name or folder.name
     config = BuildConfig(
         model=str(folder),
-        out=str(scratch / f"{folder.name}-{precision}"),
-        name=folder.name,
+        out=str(scratch / f"{name}-{precision}"),
+        name=name,
         precision=precision,
         max_seq_len=max_seq_len,
         reference="engine",

@@ -1,15 +1,34 @@
-"""A ``bei serve`` process for a benchmark, on a free loopback port."""
+"""``bei serve`` processes for benchmarks, on free loopback ports: of this checkout, or of another one beside it."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+_READY_S = 300.0  # a first start may measure the engine before it listens
+_STOP_S = 60.0
+
+
+class Server(NamedTuple):
+    """A server that is ready."""
+
+    port: int
+    process: subprocess.Popen[bytes]
 
 
 def free_port() -> int:
@@ -20,25 +39,110 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(artifact: Path, *flags: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Port and process of a server that is ready; stopped by SIGTERM at the end."""
+def serving(
+    artifacts: Path | Sequence[Path],
+    *flags: str,
+    checkout: Path = ROOT,
+    home: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """A server that is ready; stopped by SIGTERM at the end.
+
+    ``checkout``: the folder whose ``bei`` runs. ``home``: HOME of the process, where it keeps what it measures at its
+    first start: give the same one to all servers of a run. BEI_* variables of this process are not passed on; ``env``
+    is.
+    """
+    paths = [artifacts] if isinstance(artifacts, Path) else list(artifacts)
     port = free_port()
-    command = [sys.executable, "-m", "bei", "serve", str(artifact), "--port", str(port), *flags]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "bei", "serve", *map(str, paths), "--port", str(port), *flags]
+    with tempfile.TemporaryFile() as log:
+        # "-m" looks into the working directory first, and into the installed packages last.
+        process = subprocess.Popen(command, stderr=log, cwd=checkout, env=_environment(checkout, home, env or {}))
+        try:
+            _wait_ready(port, process)
+        except TimeoutError as error:
+            process.kill()
+            process.wait()
+            log.seek(0)
+            raise SystemExit(f"{error}:\n{log.read()[-2000:].decode(errors='replace')}") from None
+        try:
+            yield Server(port, process)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+
+
+def revision(checkout: Path) -> str:
+    """The commit of a checkout, with a plus sign where its tracked files were changed."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(checkout), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        _wait_ready(port, process)
-        yield port, process
+        return git("rev-parse", "--short=10", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+@dataclass
+class Samples:
+    """What a process held over time, in MB of 10^6 bytes; ``times_s`` on time.monotonic's clock."""
+
+    times_s: list[float] = field(default_factory=list)
+    rss_mb: list[float] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def sampling(pid: int, every_s: float = 0.5) -> Iterator[Samples]:
+    """Samples of the process ``pid`` with its children, taken in a thread until the end of the block."""
+    samples, stop = Samples(), threading.Event()
+    process = psutil.Process(pid)
+
+    def sample() -> None:
+        while not stop.is_set():
+            try:
+                members = [process, *process.children(recursive=True)]
+                rows = [(each.memory_info().rss / 1e6, each.num_fds(), each.num_threads()) for each in members]
+            except psutil.NoSuchProcess:  # a child that has just ended, or all of it
+                if not process.is_running():
+                    return
+            else:
+                samples.times_s.append(time.monotonic())
+                samples.rss_mb.append(round(sum(row[0] for row in rows), 1))
+                samples.descriptors.append(sum(row[1] for row in rows))
+                samples.threads.append(sum(row[2] for row in rows))
+            stop.wait(every_s)
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield samples
     finally:
-        process.terminate()
-        process.wait(30)
+        stop.set()
+        thread.join()
+
+
+def _environment(checkout: Path, home: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BEI_")}
+    if home is not None:
+        kept["HOME"] = str(home)
+    return {**kept, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'build'}", **extra}
 
 
 def _wait_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10):
                 return
-        except OSError:
+        except (OSError, urllib.error.URLError):
             time.sleep(0.02)
-    raise SystemExit("the server did not become ready")
+    raise TimeoutError("the server ended" if process.poll() is not None else "the server did not become ready")

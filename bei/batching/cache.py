@@ -33,17 +33,17 @@ class RowCache:
         return row if len(row) == len(outputs) else {name: row[name] for name in outputs}
 
     def put(self, identity: Identity, row: Row) -> None:
-        """Keep ``row`` beside what is known of the same input. A row larger than a quarter of the cache is not kept."""
-        former = self._rows.pop(identity, None)
-        if former is not None:
-            self.num_bytes -= _size(identity, former)
-            row = {**former, **row}
-        # Copies: a view would keep the outputs of the whole batch.
-        kept = {name: values if values.base is None else values.copy() for name, values in row.items()}
-        size = _size(identity, kept)
+        """Keep ``row`` beside what is known of the same input. What would fill more than a quarter is not."""
+        former = self._rows.get(identity, {})
+        row = {**former, **row}
+        size = _size(identity, row)
         if size > self._max_bytes // 4:
             return
-        self._rows[identity] = kept
+        if former:
+            self.num_bytes -= _size(identity, former)
+        # Copies: a view would keep the outputs of the whole batch.
+        self._rows[identity] = {name: values if values.base is None else values.copy() for name, values in row.items()}
+        self._rows.move_to_end(identity)
         self.num_bytes += size
         while self.num_bytes > self._max_bytes:
             oldest, dropped = self._rows.popitem(last=False)

@@ -23,7 +23,7 @@ class DeviceGate:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._waiting: list[GateUser] = []
+        self._waiting: list[_Place] = []
         self._users: list[GateUser] = []
         self._free = 0
         self._num_slots = 0
@@ -51,23 +51,26 @@ class DeviceGate:
 
     def num_busy(self, user: GateUser) -> int:
         """How many engines share the device now, ``user`` counted in: those that wait for a turn."""
+        if len(self._users) == 1:
+            return 1
         with self._lock:
-            return len({id(other) for other in self._waiting} | {id(user)})
+            return len({place.user for place in self._waiting} | {user})
 
     def take(self, user: GateUser) -> None:
         """Wait for ``user``'s turn."""
         with self._lock:
-            if not any(other is user for other in self._waiting):
+            others = [place.user for place in self._waiting]
+            if user not in others:
                 # Who was idle does not get the time back.
-                least_s = min((other.served_s for other in self._waiting), default=user.served_s)
+                least_s = min((other.served_s for other in others), default=user.served_s)
                 user.served_s = max(user.served_s, least_s - _MOST_AHEAD_S)
-            self._waiting.append(user)
-            while not self._free or self._next() is not user:
+            place = _Place(user)
+            self._waiting.append(place)
+            while True:
+                self._grant()
+                if place.has_turn:
+                    return
                 self._lock.wait()
-            self._waiting.remove(user)
-            self._free -= 1
-            if self._free and self._waiting:
-                self._lock.notify_all()
 
     def give_back(self, user: GateUser, seconds: float) -> None:
         """The step is over; it ran for ``seconds``."""
@@ -77,11 +80,32 @@ class DeviceGate:
             if self._waiting:
                 self._lock.notify_all()
 
-    def _next(self) -> GateUser:
+    def _grant(self) -> None:
+        """Give free turns to those whose they are.
+
+        Whoever wakes up does it for all. If each decided for itself alone, the work that they look at could change in
+        between, and none might find that the turn is its own.
+        """
+        while self._free and self._waiting:
+            place = self._next()
+            self._waiting.remove(place)
+            self._free -= 1
+            place.has_turn = True
+            self._lock.notify_all()
+
+    def _next(self) -> _Place:
         """Whose turn it is: interactive work before bulk work, then who had the least time."""
-        first = min(self._waiting, key=lambda user: (not user.has_interactive(), user.served_s))
-        least = min(self._waiting, key=lambda user: user.served_s)
-        return least if first.served_s - least.served_s > _MOST_AHEAD_S else first
+        first = min(self._waiting, key=lambda place: (not place.user.has_interactive(), place.user.served_s))
+        least = min(self._waiting, key=lambda place: place.user.served_s)
+        return least if first.user.served_s - least.user.served_s > _MOST_AHEAD_S else first
+
+
+class _Place:
+    """A thread that waits for a turn of ``user``."""
+
+    def __init__(self, user: GateUser) -> None:
+        self.user = user
+        self.has_turn = False
 
 
 class GateUser:

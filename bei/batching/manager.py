@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -68,13 +69,13 @@ class _Step:
         self.turn = turn
         self.started_s = time.monotonic()
         self.watched_s = 0.0  # how long the watchdog has seen it run; a process that was stopped does not count
+        self.is_overdue = False
 
 
 class _Worker:
     """A thread that runs steps on one stream of one engine.
 
-    ``is_retired``: its engine has been replaced, it ends after its step. ``is_abandoned``: its step hung, and what it
-    may still answer is dropped.
+    ``is_retired``: its engine has been given up. What its step may still answer is dropped, and it ends then.
     """
 
     def __init__(self, engine: Engine, index: int) -> None:
@@ -82,7 +83,6 @@ class _Worker:
         self.index = index
         self.step: _Step | None = None
         self.is_retired = False
-        self.is_abandoned = False
         self.thread = threading.Thread()
 
 
@@ -135,11 +135,11 @@ class BatchManager:
         self._finished: queue.SimpleQueue[_Done | list[Answer] | None] = queue.SimpleQueue()
         self._stop_watching = threading.Event()
         self._workers: list[_Worker] = []
-        metrics.watch(self.stats)
         self._delivery = _start(self._deliver_all, "bei-delivery")
         self._watchdog = _start(self._watch, "bei-watchdog")
         with self._lock:
             self._start_workers(engine)
+        metrics.watch(self.stats)
 
     # The port.
 
@@ -166,10 +166,10 @@ class BatchManager:
             self._queues.add(fresh.values())
             if fresh:
                 self._wakes.notify(len(fresh))
+            if hits:  # under the lock: ``close`` ends the delivery behind whatever was accepted
+                self._finished.put(hits)
         num_shared = len(submission.items) - len(fresh) - len(hits)
         self._metrics.shared(in_flight=num_shared, cached=len(hits))
-        if hits:
-            self._finished.put(hits)
 
     def cancel(self, request_id: int) -> None:
         """Forget the request; entries that nobody else waits for leave the queue."""
@@ -193,7 +193,7 @@ class BatchManager:
                 lanes=self._queues.stats(),
                 running_s=running_s / max(1, len(steps)),
                 slowdown=self._gate.gate.num_busy(self._gate) / self._engine.info.num_streams,
-                is_alive=self._death is None and not self._closing,
+                is_alive=self._death is None and not self._closing and self._delivery.is_alive(),
                 is_stalled=self._is_stalled,
                 is_busy=bool(steps) or bool(len(self._queues)),
                 last_step_s=self._last_step_s,
@@ -204,22 +204,23 @@ class BatchManager:
         with self._lock:
             self._closing = True
             self._wakes.notify_all()
-        while (worker := self._next_unfinished()) is not None:
-            worker.thread.join(_WATCH_EVERY_S)
+        while (thread := self._unfinished()) is not None:
+            thread.join(_WATCH_EVERY_S)
         self._stop_watching.set()
         self._watchdog.join()
         self._finished.put(None)
         self._delivery.join()
         self._metrics.watch(None)
-        self._engine.close()
+        if not self._is_stalled:  # an engine that was given up may still be inside its step
+            self._engine.close()
 
     # Under the lock.
 
     def _entry(self, submission: Submission, item: Item, now_s: float) -> Entry:
         deadline_s = inf if submission.deadline_s is None else submission.deadline_s
-        waiter = Waiter(submission.request_id, item.place, deadline_s)
+        waiter = Waiter(submission.request_id, item.place, deadline_s, submission.outputs)
         cost_s = self._costs.sequence_seconds(item.encoding.num_tokens)
-        return Entry(item.encoding, waiter, submission.lane, submission.outputs, now_s, cost_s)
+        return Entry(item.encoding, waiter, submission.lane, now_s, cost_s)
 
     def _joined(self, entry: Entry, fresh: dict[Identity, Entry], now_s: float) -> Entry:
         """The entry that will be run for ``entry``: itself (then it is in ``fresh``), or an equal one in flight."""
@@ -228,7 +229,7 @@ class BatchManager:
             twin.waiters.append(waiter)
             return twin
         if (twin := self._queues.twin(entry.identity)) is not None:
-            self._queues.join(twin, waiter, entry.lane, entry.outputs, now_s)
+            self._queues.join(twin, waiter, entry.lane, now_s)
             return twin
         twin = self._running.get(entry.identity)
         if twin is not None and entry.outputs <= twin.outputs:
@@ -245,16 +246,18 @@ class BatchManager:
 
     def _cut(self, turn: Turn) -> _Step | None:
         """The next step; None if nothing waits."""
-        self._drop_expired()
+        now_s = time.monotonic()
+        self._answer_expired(self._queues.expired(now_s), now_s)
         if not len(self._queues):
             return None
         lanes = self._queues.views()
         waiting = {lane: bool(view.queued) for lane, view in lanes.items()}
-        now_s = time.monotonic()
         lead = leading_lane(waiting, self._served.recent_s(now_s), self._rules.bulk_share)
         expected = self._gate.gate.expects_interactive
         bounds = step_bounds(lanes, lead, self._costs, self._cap_s(now_s), interactive_expected=expected)
-        entries = self._queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
+        members = self._queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
+        entries = [entry for entry in members if not entry.is_expired(now_s)]  # the urgent one at least
+        self._answer_expired([entry for entry in members if entry.is_expired(now_s)], now_s)
         for entry in entries:
             self._running[entry.identity] = entry
         tokens, longest = sum(entry.num_tokens for entry in entries), max(entry.num_tokens for entry in entries)
@@ -268,9 +271,7 @@ class BatchManager:
             self._auto_cap_s, self._recap_s = capped_step_s(self._costs, self._limits), now_s + _RECAP_EVERY_S
         return self._auto_cap_s
 
-    def _drop_expired(self) -> None:
-        now_s = time.monotonic()
-        expired = self._queues.expired(now_s)
+    def _answer_expired(self, expired: list[Entry], now_s: float) -> None:
         if expired:
             self._metrics.expired(len(expired))
             errors = [DeadlineExceededError.after(now_s - entry.arrived_s) for entry in expired]
@@ -285,8 +286,12 @@ class BatchManager:
                 self._record(worker, step, answers)
         except BaseException as error:  # a bug of ours, or of the engine's library: whoever waits must hear of it
             log.exception("an engine thread has died")
-            if worker.step is not None:
-                worker.step.turn.end(0.0)
+            with self._lock:
+                if worker.is_retired:  # its work is with another engine
+                    return
+                step, worker.step = worker.step, None
+            if step is not None:
+                step.turn.end(0.0)
             self._die(f"The engine's thread has died ({type(error).__name__}): restart the server.")
 
     def _take(self, worker: _Worker) -> _Step | None:
@@ -313,7 +318,7 @@ class BatchManager:
         seconds = ended_s - step.started_s
         step.turn.end(seconds)
         with self._lock:
-            if worker.is_abandoned:
+            if worker.is_retired:
                 return
             worker.step = None
             self._num_hangs = 0
@@ -321,7 +326,8 @@ class BatchManager:
             self._served.add(ended_s, seconds, step.entries)
         self._finished.put(_Done(step.entries, answers))
         lengths = [entry.num_tokens for entry in step.entries]
-        self._costs.observe(sum(lengths), len(lengths), max(lengths), seconds)
+        if not any(isinstance(answer, BeiError) for answer in answers):  # such a step was run several times
+            self._costs.observe(sum(lengths), len(lengths), max(lengths), seconds)
         waits = [(entry.lane, step.started_s - entry.arrived_s) for entry in step.entries]
         self._metrics.batch(
             num_tokens=sum(lengths), longest=max(lengths), engine_s=seconds, predicted_s=step.predicted_s, waits=waits
@@ -348,7 +354,7 @@ class BatchManager:
                 if self._cache is not None and not isinstance(answer, BeiError):
                     self._cache.put(entry.identity, answer)
                 for waiter in entry.waiters:
-                    settled.append(Answer(waiter.request_id, waiter.place, answer))
+                    settled.append(Answer(waiter.request_id, waiter.place, _part_of(answer, waiter.outputs)))
                     others = self._entries_of.get(waiter.request_id)
                     if others is not None:
                         others.discard(entry)
@@ -361,56 +367,67 @@ class BatchManager:
 
     def _watch(self) -> None:
         """Look for steps that do not end. Counts the time it is awake itself: a stopped process is no hung engine."""
-        while not self._stop_watching.wait(_WATCH_EVERY_S):
-            with self._lock:
-                overdue = [worker for worker in self._workers if worker.step and self._is_overdue(worker.step)]
-                if overdue:
-                    self._is_stalled = True
-            if overdue:
-                self._replace_engine(overdue)
+        try:
+            while not self._stop_watching.wait(_WATCH_EVERY_S):
+                steps = self._given_up()
+                if steps:
+                    self._replace_engine(steps)
+        except BaseException as error:  # whoever waits for an engine that hangs must hear that nobody replaces it
+            log.exception("the watchdog has died")
+            self._die(f"The engine's watchdog has died ({type(error).__name__}): restart the server.")
+
+    def _given_up(self) -> list[_Step]:
+        """If a step is taken to hang, give up its engine, with all steps that run on it, which are returned.
+
+        Steps on other streams are given up too: what keeps one from ending may keep them, and no thread of the former
+        engine is left to be watched. All in one moment, so that each step either ends or is given up.
+        """
+        with self._lock:
+            steps = [worker.step for worker in self._workers if worker.step is not None]
+            for step in steps:
+                step.is_overdue = self._is_overdue(step)
+            if self._death is not None or not any(step.is_overdue for step in steps):
+                return []
+            self._is_stalled = True
+            self._num_hangs += 1
+            for worker in self._workers:
+                worker.is_retired = True
+                worker.step = None
+            self._workers = []
+            self._wakes.notify_all()
+            return steps
 
     def _is_overdue(self, step: _Step) -> bool:
         step.watched_s += _WATCH_EVERY_S
         least_s = self._rules.hang_timeout_s
         return bool(least_s) and step.watched_s > max(least_s, _OVERDUE_FACTOR * step.predicted_s)
 
-    def _replace_engine(self, hung: Seq[_Worker]) -> None:
-        """Give up the engine that ``hung`` workers wait for, and run what they had once more on another one."""
-        entries = [entry for worker in hung if worker.step for entry in worker.step.entries]
-        log.error("a step of %d sequences does not end: the engine is replaced", len(entries))
+    def _replace_engine(self, steps: Seq[_Step]) -> None:
+        """Run what ``steps`` had once more on another engine, unless it was in a step that hung for the second time."""
+        entries = [entry for step in steps for entry in step.entries]
+        log.error("a step does not end: the engine is replaced, and what it ran, %d sequences, run again", len(entries))
         self._metrics.engine_restarted()
-        with self._lock:
-            self._num_hangs += 1
-            for worker in self._workers:
-                worker.is_retired = True
-            turns = []
-            for worker in hung:
-                worker.is_abandoned = True
-                if worker.step is not None:
-                    turns.append((worker.step.turn, worker.step.watched_s))
-                worker.step = None
-            self._workers = [worker for worker in self._workers if not worker.is_abandoned]
-            again = [entry for entry in entries if not entry.replays]
-            lost = [entry for entry in entries if entry.replays]
-            gives_up = self._num_hangs > _MOST_RESTARTS or self._reload is None
-            self._wakes.notify_all()
+        for step in steps:
+            step.turn.end(step.watched_s)
+        hung = [entry for step in steps if step.is_overdue for entry in step.entries]
+        lost = [entry for entry in hung if entry.num_hangs]
         self._finished.put(_Done(lost, [EngineError("The engine hangs on this input.")] * len(lost)))
-        for turn, seconds in turns:
-            turn.end(seconds)
-        engine = None if gives_up else self._loaded()
+        engine = self._loaded() if self._num_hangs <= _MOST_RESTARTS else None
         if engine is None:
             self._die("The engine hangs and could not be replaced: restart the server.")
             return
         with self._lock:
-            for entry in again:
-                self._replay(entry)
+            for entry in hung:
+                entry.num_hangs += 1
+            for entry in entries:
+                if entry.num_hangs <= 1:
+                    self._replay(entry)
             self._engine = engine
             self._is_stalled = False
             self._start_workers(engine)
 
     def _replay(self, entry: Entry) -> None:
         """Under the lock: queue ``entry`` once more."""
-        entry.replays += 1
         if self._running.get(entry.identity) is entry:
             del self._running[entry.identity]
         twin = self._queues.twin(entry.identity)  # there may be one that wants other outputs
@@ -418,16 +435,17 @@ class BatchManager:
             self._queues.add([entry] if entry.waiters else [])
             return
         for waiter in entry.waiters:
-            self._queues.join(twin, waiter, entry.lane, entry.outputs, time.monotonic())
+            self._queues.join(twin, waiter, entry.lane, time.monotonic())
             self._entries_of[waiter.request_id].discard(entry)
             self._entries_of[waiter.request_id].add(twin)
+        twin.num_hangs = max(twin.num_hangs, entry.num_hangs)
         entry.waiters = []
 
     def _loaded(self) -> Engine | None:
-        assert self._reload is not None
+        """Another engine; None where there is no way to get one."""
         try:
-            return self._reload()
-        except Exception:  # a border: whatever keeps the engine from loading, whoever waits must hear of it
+            return None if self._reload is None else self._reload()
+        except BaseException:  # a border: whatever keeps the engine from loading, whoever waits must hear of it
             log.exception("the engine could not be loaded again")
             return None
 
@@ -440,9 +458,19 @@ class BatchManager:
             self._finished.put(_Done(doomed, [EngineDeadError(self._death)] * len(doomed)))
             self._wakes.notify_all()
 
-    def _next_unfinished(self) -> _Worker | None:
+    def _unfinished(self) -> threading.Thread | None:
+        """A thread that ``close`` has to wait for; the watchdog while it replaces the engine."""
         with self._lock:
-            return next((worker for worker in self._workers if worker.thread.is_alive()), None)
+            if self._is_stalled and self._death is None:
+                return self._watchdog
+            return next((worker.thread for worker in self._workers if worker.thread.is_alive()), None)
+
+
+def _part_of(answer: Row | BeiError, outputs: AbstractSet[str]) -> Row | BeiError:
+    """The outputs that were asked for; an equal sequence may have been computed with more."""
+    if isinstance(answer, BeiError) or len(answer) == len(outputs):
+        return answer
+    return {name: answer[name] for name in outputs}
 
 
 def _start(work: Callable[[], None], name: str) -> threading.Thread:

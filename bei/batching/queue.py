@@ -24,17 +24,19 @@ _FEW = 16
 
 
 class Waiter(NamedTuple):
-    """Who wants an entry's answer, and until when."""
+    """Who wants which outputs of an entry, and until when."""
 
     request_id: int
     place: int
     deadline_s: float
+    outputs: AbstractSet[str]
 
 
 class Entry:
     """One tokenized sequence on its way through the engine, and everybody who waits for it.
 
-    Identical sequences are one entry with several waiters. ``replays``: how often a hung engine has lost it.
+    Identical sequences are one entry with several waiters, and the outputs that any of them wants. ``num_hangs``: how
+    many of its steps hung.
     """
 
     __slots__ = (
@@ -45,14 +47,12 @@ class Entry:
         "encoding",
         "identity",
         "lane",
+        "num_hangs",
         "outputs",
-        "replays",
         "waiters",
     )
 
-    def __init__(
-        self, encoding: Encoding, waiter: Waiter, lane: Lane, outputs: AbstractSet[str], arrived_s: float, cost_s: float
-    ) -> None:
+    def __init__(self, encoding: Encoding, waiter: Waiter, lane: Lane, arrived_s: float, cost_s: float) -> None:
         types = encoding.token_type_ids
         self.encoding = encoding
         self.identity: Identity = (
@@ -62,12 +62,12 @@ class Entry:
         )
         self.waiters = [waiter]
         self.lane = lane
-        self.outputs = outputs
+        self.outputs = waiter.outputs
         self.arrived_s = arrived_s
         self.cost_s = cost_s
         self.due_s = min(waiter.deadline_s, arrived_s + PATIENCE_S[lane])
         self.arrival = 0  # the queue numbers it
-        self.replays = 0
+        self.num_hangs = 0
 
     @property
     def num_tokens(self) -> int:
@@ -175,10 +175,10 @@ class LaneQueues:
             self._by_identity[entry.identity] = entry
             self._lanes[entry.lane].add(entry)
 
-    def join(self, entry: Entry, waiter: Waiter, lane: Lane, outputs: AbstractSet[str], now_s: float) -> None:
+    def join(self, entry: Entry, waiter: Waiter, lane: Lane, now_s: float) -> None:
         """Let ``waiter`` have the answer of a waiting ``entry``, which moves up if it is more urgent to ``waiter``."""
         entry.waiters.append(waiter)
-        entry.outputs = entry.outputs | outputs
+        entry.outputs = entry.outputs | waiter.outputs
         due_s = min(entry.due_s, waiter.deadline_s, now_s + PATIENCE_S[lane])
         if lane != entry.lane and LANES.index(lane) < LANES.index(entry.lane):
             self._lanes[entry.lane].remove([entry])

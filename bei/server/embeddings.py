@@ -10,10 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.controls import Dimensions, PromptControls
+from bei.server.controls import Dimensions
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import TokenId, id_lists, parser
 from bei.server.rendering import FLOAT_BYTES, Items
+from bei.server.unsupported import EmbeddingControls
 from bei.service import InferenceService, ModelInput
 from bei.tasks import Embeddings, embed_chunks, embed_inputs
 
@@ -28,7 +29,7 @@ _INPUT = {
 }
 
 
-class EmbeddingRequest(PromptControls, kw_only=True):
+class EmbeddingRequest(EmbeddingControls, kw_only=True):
     """OpenAI's, with the controls of the other routes."""
 
     # Decoded in a second step, by its first characters: so an error can name the form that was meant.
@@ -110,14 +111,28 @@ def parse(content: bytes) -> ParsedRequest:
     return ParsedRequest(body, texts, token_ids)
 
 
-async def create_embeddings(request: ParsedRequest, call: Call) -> Reply:
-    """Embed one or many texts, or lists of token ids, which are used exactly as given. In the order of the inputs."""
+_IDS_REFUSED = (
+    "input holds token ids, which are another tokenizer's unless the client has this model's: LangChain's "
+    "OpenAIEmbeddings sends ids of OpenAI's by default. Send texts (there: check_embedding_ctx_length=False), or start "
+    "the server with --openai-token-ids accept."
+)
+
+
+async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: bool = False) -> Reply:
+    """Embed one or many texts, in the order of the inputs. Lists of token ids, which are used exactly as given, are
+    refused unless the server is set to accept them (`openai_token_ids`)."""
     body, texts, token_ids = request
     service = call.models.able("embed", body.model)
+    if texts is None and not accepts_ids:
+        raise InvalidRequestError(_IDS_REFUSED, "input")
+    manifest = service.manifest
+    by_default = manifest.embedding is not None and manifest.embedding.normalize
+    normalize = by_default if body.normalize is None else body.normalize
+    body.check_unsupported(body.dimensions or manifest.dimension("embedding") or 0, normalize=normalize)
     inputs: Sequence[ModelInput] = texts or token_ids or []
     call.check_inputs(inputs, "input")
     _check_answer(call, service, len(inputs), body)
-    prompt = body.prompt(service.manifest) if texts is not None else ""
+    prompt = body.prompt(manifest) if texts is not None else ""
     if texts is not None and body.late_chunking:
         ticket = call.admit(service, [" ".join(texts)])
         answer = await embed_chunks(
@@ -172,11 +187,14 @@ def usage(num_tokens: int) -> Usage:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-ROUTE = Route(
-    "/v1/embeddings",
-    "Create embeddings (OpenAI)",
-    EmbeddingRequest,
-    EmbeddingResponse,
-    parse,
-    create_embeddings,
-)
+def route(*, accepts_ids: bool) -> Route[ParsedRequest]:
+    """The route of a server that accepts token ids, or refuses them."""
+
+    async def handle(request: ParsedRequest, call: Call) -> Reply:
+        return await create_embeddings(request, call, accepts_ids=accepts_ids)
+
+    handle.__doc__ = create_embeddings.__doc__
+    return Route("/v1/embeddings", "Create embeddings (OpenAI)", EmbeddingRequest, EmbeddingResponse, parse, handle)
+
+
+ROUTE = route(accepts_ids=False)

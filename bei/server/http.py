@@ -14,6 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from bei.errors import PayloadTooLargeError
 from bei.offload import off_loop
+from bei.server.bodies import SCOPE_KEY, Body
+from bei.server.coding import content_coding, decoded
 
 T = TypeVar("T")
 
@@ -22,26 +24,41 @@ _MOST_RANGES = 100  # about a kilobyte: clients and proxies refuse answers with 
 
 _DROPPED = 64_000_000  # bytes of an oversized body that are read to be polite
 
-# A client that takes nothing of its answer for so long is given up: what it holds is others' too.
-_MOST_STALL_S = 60.0
-
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Of a longer one than ``limit`` some more is read and dropped, so that the client, which is still
-    sending, gets to see the answer.
+    """The whole body, decoded. Of a longer one than ``limit`` some more is read and dropped, so that the client, which
+    is still sending, gets to see the answer. ``limit`` holds for what arrives and for what it decodes to.
 
-    Raises PayloadTooLargeError, ClientDisconnect.
+    Raises EncodingNotSupportedError, PayloadTooLargeError, InvalidRequestError, ClientDisconnect, and what the
+    connection gives its body up with: RequestTimeoutError, OverloadedError.
     """
+    coding = content_coding(request.headers.get("content-encoding"))
+    body: Body | None = request.scope.get(SCOPE_KEY)
+    try:
+        return await decoded(await _received(request, body, limit), coding, limit)
+    finally:
+        if body is not None:
+            body.release()
+
+
+async def _received(request: Request, body: Body | None, limit: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
+    size, is_last = 0, False
+    while not is_last and size <= limit + _DROPPED:
+        message = await request.receive()
+        if body is not None and body.error is not None:
+            raise body.error
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        is_last = not message.get("more_body", False)
         size += len(chunk)
         if size <= limit:
             chunks.append(chunk)
         else:
             chunks.clear()
-        if size > limit + _DROPPED:
-            break
+            if body is not None:
+                body.release()
     if size > limit:
         raise PayloadTooLargeError(f"The body is larger than {limit} bytes: send fewer or shorter inputs.")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -82,9 +99,9 @@ class StreamedResponse(Response):
     """200 with a body of ``first`` and ``pieces``, each rendered off the event loop when the client has taken those
     before it. The length is not known beforehand, so it is sent in HTTP's chunks.
 
-    ``on_end`` is called when the last piece is with the client, or the client has left (ClientDisconnect), or takes
-    nothing any more, or rendering fails. In the last cases the error leaves, and the ASGI server closes the connection
-    without the last chunk: what the client has is no whole body to it.
+    ``on_end`` is called when the last piece is with the client, or the client has left (ClientDisconnect), or rendering
+    fails. Then the error leaves, and the ASGI server closes the connection without the last chunk: what the client has
+    is no whole body to it.
     """
 
     def __init__(
@@ -114,8 +131,7 @@ class StreamedResponse(Response):
         piece: bytes | None = self._first
         self._first = b""
         while piece is not None:
-            message = {"type": "http.response.body", "body": piece, "more_body": True}
-            await asyncio.wait_for(send(message), _MOST_STALL_S)  # returns when the one before is taken
+            await send({"type": "http.response.body", "body": piece, "more_body": True})  # waits for the socket
             piece = await off_loop(next, self._pieces, None)
 
 

@@ -20,11 +20,11 @@ from msgspec import Meta
 
 from bei.admission import Ticket
 from bei.errors import InvalidRequestError
-from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser_by_field
 from bei.server.rendering import Items
+from bei.server.unsupported import PairControls
 from bei.service import InferenceService
 from bei.tasks import Scores, rerank
 from bei.tokenization import EncodingOptions
@@ -36,7 +36,7 @@ _RESULT_BYTES = 50  # of JSON, about: {"index":123,"relevance_score":0.12345678}
 Document: TypeAlias = str | dict[str, Any]
 
 
-class RerankControls(ScoreControls, kw_only=True):
+class RerankControls(PairControls, kw_only=True):
     """The fields of both dialects."""
 
     query: str
@@ -127,6 +127,7 @@ async def rank(body: TextsRequest | DocumentsRequest, call: Call, path: str) -> 
     `results` have `relevance_score`.
     """
     service = call.models.able("rerank", body.model)
+    body.check_unsupported()
     call.check_inputs([body.query], "query")
     if isinstance(body, TextsRequest):
         call.check_inputs(body.texts, "texts")

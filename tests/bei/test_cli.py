@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from bei import __version__, cli
+from bei.artifact import Manifest
 from bei.config import ServeConfig, load
+from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, CheckpointNotFoundError
 from bei_build.config import BuildConfig
 from tests.artifacts import save_artifact
@@ -70,7 +72,7 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     shown = capsys.readouterr().out
-    assert all(f"    {command} " in shown for command in ("build", "serve", "inspect"))
+    assert all(f"    {command} " in shown for command in ("build", "serve", "tune", "inspect"))
 
 
 def _actions(command: str) -> dict[str, argparse.Action]:
@@ -97,7 +99,7 @@ def test_a_list_on_the_command_line_is_separated_by_commas() -> None:
     assert load(BuildConfig, options, env={}).score_tokens == ("no", "yes")
 
 
-@pytest.mark.parametrize("command", ["serve", "build"])
+@pytest.mark.parametrize("command", ["serve", "build", "tune"])
 def test_the_help_of_a_command_can_be_printed(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--help"])
@@ -172,6 +174,8 @@ def test_artifacts_are_served_in_the_order_given(served: Served, artifact: Path,
         (["--auto-truncate"], "auto_truncate", True),
         (["--access-log"], "access_log", True),
         (["--cache-dir", "x y"], "cache_dir", "x y"),
+        (["--tune", "force"], "tune", "force"),
+        (["--engine-streams", "0"], "engine_streams", 0),
     ],
 )
 def test_a_flag_sets_its_field(served: Served, artifact: Path, arguments: list[str], name: str, value: object) -> None:
@@ -254,6 +258,43 @@ def test_an_unknown_setting_is_one_line_and_names_the_nearest(
 ) -> None:
     monkeypatch.setenv("BEI_PROT", "1")
     assert "Did you mean 'port'?" in fails_with(capsys, "serve")
+
+
+# tune
+
+
+def test_tune_measures_with_the_settings_given_and_prints_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, artifact: Path, tmp_path: Path
+) -> None:
+    loaded: list[tuple[int, int]] = []
+
+    def load_engine(folder: Path, manifest: Manifest, *, num_threads: int, num_streams: int) -> FakeEngine:
+        loaded.append((num_threads, num_streams))
+        return FakeEngine(manifest.limits, num_streams)
+
+    monkeypatch.setattr("bei.engine.load_engine", load_engine)
+    cli.main(["tune", str(artifact), "--engine-threads", "2", "--engine-streams", "2", "--cache-dir", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "tiny, fp32" in shown
+    assert "streams: 2" in shown
+    (kept,) = (tmp_path / "costs").iterdir()
+    assert f"kept in {kept}" in shown
+    assert loaded == [(2, 2)]
+
+
+def test_tune_says_where_its_result_could_not_be_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, artifact: Path
+) -> None:
+    monkeypatch.setattr("bei.engine.load_engine", lambda folder, manifest, **_: FakeEngine(manifest.limits))
+    cli.main(["tune", str(artifact), "--cache-dir", str(artifact / "manifest.json")])
+    assert "not kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--port", "1"], ["--tune", "off"]])
+def test_tune_has_no_settings_of_the_server_that_do_not_matter_to_it(arguments: list[str], artifact: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["tune", str(artifact), *arguments])
+    assert caught.value.code == 2
 
 
 # build and inspect

@@ -187,7 +187,7 @@ def varlen_engine(num_tokens: int, batch_size: int, longest: int) -> float:
 
 def shapes(count: int, seed: int) -> list[tuple[int, int, int]]:
     rng = random.Random(seed)
-    found = []
+    found: list[tuple[int, int, int]] = []
     while len(found) < count:
         longest = int(2 ** rng.uniform(2, 9))
         lengths = [rng.randint(max(1, longest // rng.choice([1, 2, 8])), longest) for _ in range(rng.randint(1, 64))]
@@ -230,9 +230,14 @@ def test_a_fit_goes_on_beyond_what_was_measured() -> None:
     assert model.seconds(2000, 4, 500) == pytest.approx(padding_engine(2000, 4, 500), rel=0.3)
 
 
-@pytest.mark.parametrize("samples", [[], [Sample(8, 1, 8, 1.0)], [Sample(8, 1, 8, 1.0), Sample(16, 1, 16, 0.0)]])
+def test_one_step_is_enough_for_a_fit() -> None:
+    model = fit([Sample(8, 1, 8, 0.5)], Limits(8, 1, 8))
+    assert model.seconds(8, 1, 8) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("samples", [[], [Sample(8, 1, 8, 1.0), Sample(16, 1, 16, 0.0)]])
 def test_a_fit_of_nothing_is_refused(samples: list[Sample]) -> None:
-    with pytest.raises(ValueError, match="at least two"):
+    with pytest.raises(ValueError, match="needs steps"):
         fit(samples, LIMITS)
 
 

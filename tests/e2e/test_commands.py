@@ -36,6 +36,15 @@ def test_inspect_shows_a_table_and_json(tiny: Artifact, env: Mapping[str, str], 
     assert content["certificate"]["passed"] is True
 
 
+def test_tune_measures_an_artifact_and_keeps_the_result(tiny: Artifact, env: Mapping[str, str], tmp_path: Path) -> None:
+    result = process.run(["tune", tiny.path, "--cache-dir", tmp_path / "cache"], env, tmp_path)
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False)
+    assert "best step" in result.stdout
+    kept = sorted(file.name.rsplit("-", 1)[0] for file in (tmp_path / "cache" / "costs").iterdir())
+    assert kept == ["tiny", "tiny-streams"]
+    assert str(tmp_path / "cache" / "costs") in result.stdout
+
+
 def test_a_checkpoint_is_built_once_and_the_second_start_finds_it(
     checkpoint: Path, env: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -64,7 +73,8 @@ def test_requests_are_logged_where_asked_for(gated: StartServer, flags: tuple[st
 def test_building_and_serving_report_nothing_to_anybody(
     tiny: Artifact, server: Server, checkpoint: Path, env: Mapping[str, str], home: Path, tmp_path: Path
 ) -> None:
-    process.run(["build", checkpoint, "--out", tmp_path / "out", "--reference", "engine"], env, tmp_path)
+    built = process.run(["build", checkpoint, "--out", tmp_path / "out", "--reference", "engine"], env, tmp_path)
+    assert built.returncode == 0, built.stderr
     assert server.embed("the cat").status_code == 200
     assert not (home / "intel").exists()  # where OpenVINO's telemetry keeps its client id
 

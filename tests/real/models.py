@@ -426,6 +426,15 @@ MODELS: tuple[RealModel, ...] = (
         wrapper_licence="Apache-2.0",
         convert=copied("tutorial_notebooks/rag-contexteng/datasets/scifact"),
     ),
+    RealModel(
+        name="fiqa",
+        packages=(_RAPIDFIRE,),
+        kind="data",
+        model="BEIR FiQA-2018: corpus, queries, relevance",
+        licence="CC-BY-SA (BEIR)",
+        wrapper_licence="Apache-2.0",
+        convert=copied("tutorial_notebooks/rag-contexteng/datasets/fiqa"),
+    ),
 )
 
 BY_NAME = {model.name: model for model in MODELS}

@@ -232,7 +232,7 @@ def test_bulk_work_gets_its_share_however_much_interactive_work_waits(steps_s: l
 
 def entry(lane: Lane, num_tokens: int) -> Entry:
     encoding = Encoding(np.zeros(num_tokens, np.int32))
-    return Entry(encoding, Waiter(0, 0, inf), lane, frozenset(), 0.0, 0.0)
+    return Entry(encoding, Waiter(0, 0, inf, frozenset()), lane, 0.0, 0.0)
 
 
 def test_a_step_s_time_is_shared_by_tokens_and_counts_less_the_longer_ago_it_was() -> None:

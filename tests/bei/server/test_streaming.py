@@ -1,4 +1,4 @@
-"""Answers that are rendered while they are sent: what is held and given back, and clients that leave, stall or see a
+"""Answers that are rendered while they are sent: what is held and given back, and clients that leave or see a
 failure. The ASGI side; the same over sockets is in tests/e2e/test_event_loop.py."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bei.engine.fake import FakeEngine
-from bei.server import endpoint, http, rendering
+from bei.server import endpoint, rendering
 from tests.artifacts import LIMITS
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
@@ -115,16 +115,6 @@ def test_a_client_that_leaves_in_the_middle_gives_everything_back(make_app: Make
     assert num_open(app) == 0
     assert counted(app, "499") == 1
     assert app.embed(input="a").status_code == 200
-
-
-def test_a_client_that_takes_nothing_any_more_is_given_up(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_MOST_STALL_S", 0.05)
-    app = make_app(FakeEngine(LIMITS))
-    client = Client(app, lambda num_sent: asyncio.Event().wait() if num_sent == 3 else None)
-    with pytest.raises(asyncio.TimeoutError):  # for the ASGI server, which closes the connection
-        app.run(client.request())
-    assert not client.is_complete
-    assert num_open(app) == 0
 
 
 def failing_after(num_pieces: int) -> Callable[[object], Iterator[bytes]]:

@@ -1,0 +1,64 @@
+"""Measurements kept between starts: a JSON file each, in ``<cache_dir>/costs/``, named by what they are true for.
+
+A file that cannot be read is as good as none, and one that cannot be written is measured again at the next start: the
+log says both. Nothing here stops a server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_FOLDER = "costs"
+
+
+class CostCache:
+    """The measurements below ``cache_dir``."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._folder = cache_dir.expanduser() / _FOLDER
+
+    def path(self, name: str, key: Mapping[str, Any]) -> Path:
+        """Where the measurement called ``name`` of ``key`` (plain data) is, or would be."""
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return self._folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest[:24]}.json"
+
+    def read(self, name: str, key: Mapping[str, Any]) -> Any:
+        """The data written for ``key``; None where there is none, or none that can be read."""
+        path = self.path(name, key)
+        try:
+            content = json.loads(path.read_bytes())
+            if content["key"] != key:
+                raise ValueError("it is of another engine")
+            return content["data"]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s cannot be read (%s): measuring anew", path, error)
+            return None
+
+    def write(self, name: str, key: Mapping[str, Any], data: Any) -> Path | None:
+        """Keep ``data`` (plain data) for ``key``, at once or not at all; None, and a warning, where that fails."""
+        path = self.path(name, key)
+        temporary: str | None = None
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".partial", delete=False) as file:
+                temporary = file.name
+                json.dump({"key": key, "data": data}, file, indent=1)
+            os.replace(temporary, path)
+        except OSError as error:
+            log.warning("cannot keep measured costs in %s (%s): the next start measures again", self._folder, error)
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+            return None
+        return path

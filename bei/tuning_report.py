@@ -1,0 +1,98 @@
+"""What ``bei tune`` does for one artifact, and the table it prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+from pathlib import Path
+
+from bei import artifact as artifacts
+from bei.artifact import Artifact
+from bei.config import ServeConfig
+from bei.core import Engine
+from bei.costs import CostModel
+from bei.tuning import StreamChoice, cache_path, costs_for, measure_streams
+
+log = logging.getLogger(__name__)
+
+_LENGTHS = (16, 32, 64, 128, 256, 512, 2048, 8192)
+
+
+def tune(path: Path, config: ServeConfig) -> str:
+    """Measure the artifact at ``path`` anew, keep what was found for ``bei serve``, and return a table of it.
+
+    Raises ArtifactError and its subclasses, MissingDependencyError, EngineError.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    config = dataclasses.replace(config, tune="force")
+    artifact = artifacts.load(path)
+
+    def make_engine(num_streams: int) -> Engine:
+        return _loaded(artifact, config, num_streams)
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"streams of {artifact.manifest.name}", total=None)
+        engine = make_engine(config.engine_streams or 1)
+        choice = None
+        if engine.info.target == "cpu":
+            engine.close()
+            choice = measure_streams(artifact, engine.info, config, make_engine)
+            engine = make_engine(config.engine_streams or choice.num_streams)
+        try:
+            engine.warmup()
+            progress.update(task, description=f"steps of {artifact.manifest.name}")
+            costs = costs_for(
+                artifact, engine, config, lambda done, total: progress.update(task, completed=done, total=total)
+            )
+        finally:
+            engine.close()
+    return table(artifact, engine, config, costs, choice)
+
+
+def _loaded(artifact: Artifact, config: ServeConfig, num_streams: int) -> Engine:
+    from bei.engine import given_options, load_engine
+
+    return load_engine(artifact.engine_dir, artifact.manifest, given_options(config.engine_threads, num_streams))
+
+
+def table(
+    artifact: Artifact, engine: Engine, config: ServeConfig, costs: CostModel, choice: StreamChoice | None
+) -> str:
+    """What was measured, for a terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    info = engine.info
+    shapes = Table(box=box.SIMPLE, pad_edge=False)
+    for title in ("tokens of a text", "alone, ms", "best step, texts", "tokens", "ms", "tokens/s"):
+        shapes.add_column(title, justify="right")
+    for length in (length for length in _LENGTHS if length <= info.limits.max_seq_len):
+        count = max(1, min(info.limits.max_batch_size, costs.efficient_tokens(length) // length))
+        seconds = costs.seconds(count * length, count, length)
+        row = (length, costs.seconds(length, 1, length) * 1e3, count, count * length, seconds * 1e3)
+        rate = count * length * info.num_streams / seconds
+        shapes.add_row(
+            *(f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" for value in row), f"{rate:,.0f}"
+        )
+    path = cache_path(artifact, engine, config)
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, highlight=False, markup=False)
+    console.print(f"{artifact.manifest.name}, {info.precision}, {info.device}")
+    console.print(_streams_line(info.num_streams, choice))
+    console.print(shapes)
+    console.print(f"kept in {path}" if path.is_file() else "not kept: the cache cannot be written", soft_wrap=True)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _streams_line(used: int, choice: StreamChoice | None) -> str:
+    if choice is None:
+        return f"streams: {used}"
+    rates = ", ".join(f"{count}: {rate:,.0f} tokens/s" for count, rate in choice.tokens_per_s.items())
+    advice = (
+        "" if used == choice.num_streams else f"; --engine-streams 0 or {choice.num_streams} would be faster in bulk"
+    )
+    return f"streams: {used} ({rates}){advice}"

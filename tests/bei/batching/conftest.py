@@ -1,0 +1,30 @@
+"""Managers for a test's length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bei.core import Engine
+from tests.bei.batching.front import Front
+from tests.engines import GatedEngine
+
+MakeFront = Callable[..., Front]
+
+
+@pytest.fixture
+def make_front() -> Iterator[MakeFront]:
+    """``make_front(engine, **options)``: options are those of SchedulingRules, and ``gate`` and ``reload``."""
+    fronts: list[tuple[Front, Engine]] = []
+
+    def make(engine: Engine, **options: Any) -> Front:
+        fronts.append((Front(engine, **options), engine))
+        return fronts[-1][0]
+
+    yield make
+    for front, engine in fronts:
+        if isinstance(engine, GatedEngine):
+            engine.open(engine.info.num_streams)
+        front.close()

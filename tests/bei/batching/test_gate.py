@@ -1,0 +1,199 @@
+"""DeviceGate: turns on a device that several engines share.
+
+Each turn is taken in a thread of its own. Nobody sleeps: a test waits until a thread has its turn, or stands in line.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bei.batching import gate as gates
+from bei.batching.gate import DeviceGate, GateUser, Turn
+from tests.engines import DEADLINE_S
+
+
+class Line:
+    """Threads at a gate, and who got a turn when."""
+
+    def __init__(self) -> None:
+        self.gate = DeviceGate()
+        self.granted: queue.SimpleQueue[tuple[str, Turn]] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+
+    def user(self, has_interactive: Callable[[], bool] = lambda: False, num_streams: int = 1) -> GateUser:
+        """An engine."""
+        return self.gate.join(num_streams, has_interactive)
+
+    def ask(self, name: str, user: GateUser) -> None:
+        """Stand in line; returns when the thread is in it, or has its turn already."""
+        before = self._num_asked()
+        thread = threading.Thread(target=lambda: self.granted.put((name, user.turn())), name=name, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        wait_until(lambda: self._num_asked() > before or not thread.is_alive())
+
+    def _num_asked(self) -> int:
+        return len(self.gate._waiting)
+
+    def next(self) -> tuple[str, Turn]:
+        """Who gets a turn next."""
+        return self.granted.get(timeout=DEADLINE_S)
+
+    def order(self, seconds: float, count: int) -> list[str]:
+        """Who gets the next ``count`` turns, one after the other, each of ``seconds``."""
+        names = []
+        for _ in range(count):
+            name, turn = self.next()
+            names.append(name)
+            turn.end(seconds)
+        return names
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Poll; fails after the deadline."""
+    for _ in range(int(DEADLINE_S / 0.001)):
+        if is_true():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("waited too long")
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    for thread in line.threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive(), "a thread never got its turn"
+
+
+@pytest.mark.parametrize("streams", [(1, 1), (1, 3), (2, 1)])
+def test_as_many_steps_run_at_once_as_the_engine_with_the_most_streams_has(
+    line: Line, streams: tuple[int, ...]
+) -> None:
+    users = [line.user(num_streams=number) for number in streams]
+    for index in range(5):
+        line.ask(str(index), users[index % 2])
+    turns = [line.next()[1] for _ in range(max(streams))]
+    assert line.granted.empty()
+    for waiting in range(5 - max(streams), 0, -1):
+        assert len(line.gate._waiting) == waiting
+        turns.pop(0).end(0.0)
+        turns.append(line.next()[1])
+    for turn in turns:
+        turn.end(0.0)
+
+
+def test_a_turn_that_is_ended_twice_is_given_back_once(line: Line) -> None:
+    user = line.user()
+    line.ask("first", user)
+    line.ask("second", user)
+    line.ask("third", user)
+    first = line.next()[1]
+    first.end(2.0)
+    first.end(2.0)
+    second = line.next()[1]
+    assert line.granted.empty()
+    assert user.served_s == 2.0
+    second.end(0.0)
+    line.next()[1].end(0.0)
+
+
+def test_interactive_work_goes_before_bulk_work_of_another_model(line: Line) -> None:
+    bulk, interactive = line.user(), line.user(lambda: True)
+    line.ask("runs", bulk)
+    _, turn = line.next()
+    line.ask("bulk", bulk)
+    line.ask("interactive", interactive)
+    turn.end(0.01)
+    assert line.order(0.01, 2) == ["interactive", "bulk"]
+
+
+def test_among_equals_the_one_that_had_the_least_time_goes_first(line: Line) -> None:
+    users = [line.user() for _ in range(3)]
+    for user, served_s in zip(users, (0.3, 0.1, 0.2), strict=True):
+        user.served_s = served_s
+    line.ask("runs", users[0])
+    _, turn = line.next()
+    for index, user in enumerate(users):
+        line.ask(str(index), user)
+    turn.end(0.0)
+    assert line.order(0.0, 3) == ["1", "2", "0"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.01, 0.5), min_size=20, max_size=40), st.integers(1, 3))
+def test_bulk_work_waits_at_most_a_bounded_time_behind_another_model_s_interactive_work(
+    steps_s: list[float], num_others: int
+) -> None:
+    """Simulated: every user always waits, each step lasts as drawn."""
+    gate = DeviceGate()
+    bulk = gate.join(1, lambda: False)
+    others = [gate.join(1, lambda: True) for _ in range(num_others)]
+    gate._waiting = [gates._Place(user) for user in (bulk, *others)]
+    waited_s, bound_s = 0.0, num_others * (gates._MOST_AHEAD_S + 2 * max(steps_s))
+    for seconds in steps_s:
+        user = gate._next().user
+        user.served_s += seconds
+        waited_s = 0.0 if user is bulk else waited_s + seconds
+        assert waited_s <= bound_s
+
+
+def test_who_was_idle_does_not_get_the_time_back(line: Line) -> None:
+    busy, idle = line.user(), line.user()
+    busy.served_s = 1000.0
+    line.ask("runs", busy)
+    _, turn = line.next()
+    line.ask("busy", busy)
+    line.ask("idle", idle)
+    assert idle.served_s == busy.served_s - gates._MOST_AHEAD_S
+    turn.end(0.0)
+    line.order(0.0, 2)
+
+
+def test_a_new_model_does_not_start_ahead_of_those_that_have_run(line: Line) -> None:
+    first = line.user()
+    first.served_s = 50.0
+    assert line.user().served_s == 50.0
+
+
+def test_a_free_turn_is_taken_even_if_the_work_changes_while_they_decide(line: Line) -> None:
+    """Whose interactive work comes and goes must not make each of two engines believe that it is the other's turn."""
+    holder = line.user()
+    line.ask("holder", holder)
+    _, turn = line.next()
+    interactive_to = {"a": "b", "b": "a"}  # to the thread of one, the other has the interactive work
+    a = line.user(lambda: interactive_to.get(threading.current_thread().name) == "a")
+    b = line.user(lambda: interactive_to.get(threading.current_thread().name) == "b")
+    line.ask("a", a)
+    line.ask("b", b)
+    turn.end(0.0)
+    assert sorted(line.order(0.0, 2)) == ["a", "b"]
+
+
+def test_the_device_is_shared_by_those_that_wait_and_the_one_that_asks(line: Line) -> None:
+    first, second = line.user(), line.user()
+    assert line.gate.num_busy(first) == 1
+    line.ask("runs", first)
+    _, turn = line.next()
+    line.ask("waits", second)
+    line.ask("waits too", second)
+    assert line.gate.num_busy(first) == 2
+    assert line.gate.num_busy(second) == 1
+    turn.end(0.0)
+    line.order(0.0, 2)
+
+
+def test_interactive_work_is_expected_for_a_while_after_it_came(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [line.gate.expects_interactive]
+    line.gate.note_interactive()
+    expected.append(line.gate.expects_interactive)
+    monkeypatch.setattr(gates, "_EXPECTED_S", 0.0)
+    expected.append(line.gate.expects_interactive)
+    assert expected == [False, True, False]

@@ -1,0 +1,244 @@
+"""Whatever happens to an engine port, each item is answered once or was cancelled. A stateful test.
+
+The engine stands still between the steps of the machine: each run waits until it is let through, and each step of the
+machine waits until the port has nothing more to do by itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence, Set
+from unittest import mock
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from bei.batching import BatchManager, SchedulingRules
+from bei.batching import manager as managers
+from bei.batching.manager import _Step
+from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch
+from bei.costs import CostModel
+from bei.errors import BeiError, DeadlineExceededError, EngineError, NonFiniteOutputError
+from bei.metrics import Metrics, ModelMetrics
+from bei.port import LANES, Answer, Item, Lane, LaneStats, Submission
+from tests.bei.batching.front import wait_until
+from tests.engines import DEADLINE_S, TokenEngine, ids, sequences_of, token_rows
+
+LIMITS = Limits(max_num_tokens=24, max_batch_size=3, max_seq_len=8)
+RAISES, NAN = 8, 9  # token ids; others are below
+OUTPUTS = (frozenset({"embedding"}), frozenset({"token_ids"}), frozenset({"embedding", "token_ids"}))
+
+_Place = tuple[int, int]
+
+
+class SteppedEngine(TokenEngine):
+    """Each run waits for ``go``. Raises and answers NaN where the ids say so."""
+
+    def __init__(self, arrived: queue.SimpleQueue[SteppedEngine]) -> None:
+        super().__init__(LIMITS, poison_id=NAN)
+        self._arrived = arrived
+        self.go = threading.Semaphore(0)
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        assert batch.num_tokens <= LIMITS.max_num_tokens
+        assert batch.batch_size <= LIMITS.max_batch_size
+        self._arrived.put(self)
+        assert self.go.acquire(timeout=DEADLINE_S)
+        rows = super().run(batch)
+        if any(RAISES in sequence for sequence in sequences_of(batch)):
+            raise RuntimeError("poison")
+        embedding = rows["embedding"].copy()
+        embedding[[NAN in sequence for sequence in sequences_of(batch)]] = np.nan
+        computed = {"embedding": embedding, "token_ids": rows["token_ids"]}
+        return {name: values for name, values in computed.items() if outputs is None or name in outputs}
+
+
+class Port(RuleBasedStateMachine):
+    """One manager, its engines and everything that was submitted."""
+
+    @initialize(num_cached=st.sampled_from([0, 0, 100_000]), share=st.sampled_from([0.0, 0.3]))
+    def begin(self, num_cached: int, share: float) -> None:
+        self._often = mock.patch.object(managers, "_WATCH_EVERY_S", 0.001)
+        self._often.start()
+        self.arrived: queue.SimpleQueue[SteppedEngine] = queue.SimpleQueue()
+        self.engines = [SteppedEngine(self.arrived)]
+        self.running: SteppedEngine | None = None
+        self.items: dict[_Place, tuple[Submission, Item]] = {}
+        self.expected: set[_Place] = set()
+        self.answers: dict[_Place, object] = {}
+        self.problems: list[str] = []
+        self.num_requests = 0
+
+        self.may_hang: set[_Place] = set()
+        self.overdue = threading.Semaphore(0)
+        rules = SchedulingRules(bulk_share=share, cache_bytes=num_cached)
+        self.manager = BatchManager(
+            self.engines[0],
+            self.on_answers,
+            CostModel.assumed(LIMITS),
+            ModelMetrics(Metrics(), "tiny"),
+            rules=rules,
+            reload=self.reload,
+        )
+        self.manager._is_overdue = self.is_overdue  # type: ignore[method-assign]
+
+    def is_overdue(self, step: _Step) -> bool:
+        return self.overdue.acquire(blocking=False)
+
+    def reload(self) -> Engine:
+        self.engines.append(SteppedEngine(self.arrived))
+        return self.engines[-1]
+
+    def on_answers(self, answers: Sequence[Answer]) -> None:
+        for request_id, place, result in answers:
+            if (request_id, place) in self.answers:
+                self.problems.append(f"{request_id}, {place} was answered twice")
+            self.answers[request_id, place] = result
+
+    # What may happen.
+
+    @rule(
+        values=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=5),
+        lane=st.sampled_from(LANES),
+        outputs=st.sampled_from(OUTPUTS),
+        in_s=st.sampled_from([None, None, 0.0, 1000.0]),
+        again=st.booleans(),
+    )
+    def submit(self, values: list[list[int]], lane: Lane, outputs: frozenset[str], in_s: float | None, again: bool):  # type: ignore[no-untyped-def]
+        if not again or not self.num_requests:
+            self.num_requests += 1
+        request_id = self.num_requests
+        first = max((place for number, place in self.items if number == request_id), default=-1) + 1
+        items = [Item(first + index, Encoding(ids(*given))) for index, given in enumerate(values)]
+        deadline_s = None if in_s is None else time.monotonic() + in_s
+        submission = Submission(request_id, lane, outputs, items, deadline_s)
+        places = {(request_id, item.place) for item in items}
+        for item in items:
+            self.items[request_id, item.place] = (submission, item)
+        self.expected |= places
+        self.manager.submit(submission)
+        self.settle()
+
+    @precondition(lambda self: self.expected - set(self.answers))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        waiting = sorted({request_id for request_id, _ in self.expected - set(self.answers)})
+        request_id = data.draw(st.sampled_from(waiting))
+        self.manager.cancel(request_id)
+        self.expected -= {place for place in self.expected - set(self.answers) if place[0] == request_id}
+        self.settle()
+
+    @precondition(lambda self: self.running is not None)
+    @rule(count=st.integers(1, 4))
+    def let_through(self, count: int) -> None:
+        for _ in range(count):
+            if self.running is not None:
+                engine, self.running = self.running, None
+                engine.go.release()
+                self.settle()
+
+    @precondition(lambda self: self.running is not None)
+    @rule()
+    def hang(self) -> None:
+        """The fourth in a row is the end of the port: here at most two come without a step that ends."""
+        if self.manager._num_hangs >= 2:
+            return
+        (worker,) = self.manager._workers
+        assert worker.step is not None
+        self.may_hang |= {(w.request_id, w.place) for entry in worker.step.entries for w in entry.waiters}
+        late, self.running, count = self.running, None, len(self.engines)
+        self.overdue.release()
+        wait_until(lambda: len(self.engines) > count, "the engine is replaced")
+        assert late is not None
+        late.go.release(1000)
+        self.settle()
+
+    def settle(self) -> None:
+        """Return when the engine waits at its gate, or nothing is left to do and every answer has arrived."""
+
+        def is_settled() -> bool:
+            while not self.arrived.empty():
+                engine = self.arrived.get()
+                if engine is self.engines[-1]:
+                    self.running = engine
+            stats = self.manager.stats()
+            if stats.is_stalled:
+                return False
+            return self.running is not None or (not stats.is_busy and self.expected <= set(self.answers))
+
+        wait_until(is_settled, "the port works on what it has")
+
+    # What must hold at any moment.
+
+    @invariant()
+    def no_item_is_answered_twice_or_without_being_asked(self) -> None:
+        assert self.problems == []
+        assert set(self.answers) <= set(self.items)
+
+    @invariant()
+    def an_idle_engine_means_an_empty_queue(self) -> None:
+        stats = self.manager.stats()
+        if self.running is None:
+            assert stats.lanes == dict.fromkeys(LANES, LaneStats(0, 0, 0.0))
+            assert self.expected <= set(self.answers)
+
+    @invariant()
+    def the_queue_is_no_more_than_what_is_expected(self) -> None:
+        lanes = self.manager.stats().lanes
+        missing = self.expected - set(self.answers)
+        assert sum(lane.num_sequences for lane in lanes.values()) <= len(missing)
+        assert sum(lane.num_tokens for lane in lanes.values()) <= sum(
+            self.items[place][1].encoding.num_tokens for place in missing
+        )
+        assert all((lane.cost_s > 0) == (lane.num_sequences > 0) for lane in lanes.values())
+
+    @invariant()
+    def every_answer_is_the_right_one(self) -> None:
+        for place, result in list(self.answers.items()):
+            submission, item = self.items[place]
+            self.check(place, submission, item.encoding.input_ids.tolist(), result)
+
+    def check(self, place: _Place, submission: Submission, values: list[int], result: object) -> None:
+        if isinstance(result, DeadlineExceededError):
+            assert submission.deadline_s is not None
+            assert submission.deadline_s <= time.monotonic()
+        elif isinstance(result, NonFiniteOutputError):
+            assert NAN in values
+            assert RAISES not in values
+        elif isinstance(result, BeiError):
+            assert type(result) is EngineError
+            assert RAISES in values or place in self.may_hang
+        else:
+            assert isinstance(result, dict)
+            assert set(result) == submission.outputs
+            assert not {RAISES, NAN} & set(values)
+            if "token_ids" in result:
+                np.testing.assert_array_equal(result["token_ids"], token_rows(ids(*values)))
+            if "embedding" in result:
+                assert result["embedding"][:2].tolist() == [len(values), values[0]]
+
+    def teardown(self) -> None:
+        """Close: everything that waits is answered first. Then nothing is left."""
+        if not hasattr(self, "manager"):
+            return
+        for engine in self.engines:
+            engine.go.release(10_000)
+        self.manager.close()
+        self._often.stop()
+        assert self.expected <= set(self.answers)
+        self.no_item_is_answered_twice_or_without_being_asked()
+        self.every_answer_is_the_right_one()
+        assert self.manager._entries_of == {}
+        assert self.manager._running == {}
+        stats = self.manager.stats()
+        assert stats.lanes == dict.fromkeys(LANES, LaneStats(0, 0, 0.0))
+        assert not stats.is_busy
+        assert not stats.is_alive
+
+
+TestPort = Port.TestCase
+TestPort.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
