@@ -106,6 +106,16 @@ def test_usage_counts_are_those_of_the_tokenizers_library(create: Create, tokeni
         assert (usage.prompt_tokens, usage.total_tokens) == (num_tokens, num_tokens)
 
 
+@pytest.mark.parametrize("encoding_format", ["float", "base64"])
+def test_an_answer_that_is_streamed_is_read_as_any_other(create: Create, encoding_format: str) -> None:
+    texts = ["hello", "The cat"] * 1000
+    found = create(model="tiny", input=texts, encoding_format=encoding_format)
+    few = create(model="tiny", input=texts[:2], encoding_format=encoding_format)
+    assert [entry.embedding for entry in found.data] == [entry.embedding for entry in few.data] * 1000
+    assert [entry.index for entry in found.data] == list(range(2000))
+    assert found.usage.prompt_tokens == 1000 * few.usage.prompt_tokens
+
+
 def test_an_unknown_model_is_the_client_s_not_found_error(create: Create) -> None:
     with pytest.raises(openai.NotFoundError, match="Served: tiny") as caught:
         create(model="text-embedding-3-small", input="a")

@@ -199,6 +199,27 @@ def test_cohere_s_client_ranks(cohere_options: dict[str, Any], relevance: Float3
         assert response.results[0].document.text == TEXTS[best[0]]
 
 
+LONG = [f"{number} {'cat ' * 200}" for number in range(600)]
+
+
+def test_a_streamed_answer_is_read_by_every_client(tasks: Server, cohere_options: dict[str, Any]) -> None:
+    texts = [*TEXTS, *LONG, *LONG, *LONG]
+    ranked = cohere.Client(**cohere_options).rerank(model="reranker", query=QUERY, documents=LONG)
+    assert sorted(result.document.text for result in ranked.results) == sorted(LONG)
+    client = baseten_performance_client.PerformanceClient(base_url=tasks.url, api_key="none")
+    preference = baseten_performance_client.RequestProcessingPreference(batch_size=len(LONG))
+    returned = client.rerank(QUERY, LONG, return_text=True, truncate=True, preference=preference)
+    assert sorted(entry.text for entry in returned.data) == sorted(LONG)
+    try:
+        hugging_face: Any = huggingface_hub.InferenceClient(f"{tasks.url}/embed", timeout=DEADLINE_S)
+        found = hugging_face.feature_extraction(texts, truncate=True)
+        expected = post(tasks, "/embed", inputs=texts[:3], truncate=True)
+    finally:
+        huggingface_hub.close_session()
+    assert found.shape == (len(texts), 32)
+    np.testing.assert_allclose(found[:3], expected, atol=TOLERANCE)
+
+
 def test_cohere_s_client_raises_our_message(cohere_options: dict[str, Any]) -> None:
     with pytest.raises(cohere.BadRequestError, match="embedder cannot rerank"):
         cohere.ClientV2(**cohere_options).rerank(model="embedder", query="a", documents=["b"])
