@@ -204,11 +204,11 @@ LONG = [f"{number} {'cat ' * 200}" for number in range(600)]
 
 def test_a_streamed_answer_is_read_by_every_client(tasks: Server, cohere_options: dict[str, Any]) -> None:
     texts = [*TEXTS, *LONG, *LONG, *LONG]
-    ranked = cohere.Client(**cohere_options).rerank(model="reranker", query=QUERY, documents=LONG)
+    ranked: Any = cohere.Client(**cohere_options).rerank(model="reranker", query=QUERY, documents=LONG)
     assert sorted(result.document.text for result in ranked.results) == sorted(LONG)
     client = baseten_performance_client.PerformanceClient(base_url=tasks.url, api_key="none")
     preference = baseten_performance_client.RequestProcessingPreference(batch_size=len(LONG))
-    returned = client.rerank(QUERY, LONG, return_text=True, truncate=True, preference=preference)
+    returned: Any = client.rerank(QUERY, LONG, return_text=True, truncate=True, preference=preference)
     assert sorted(entry.text for entry in returned.data) == sorted(LONG)
     try:
         hugging_face: Any = huggingface_hub.InferenceClient(f"{tasks.url}/embed", timeout=DEADLINE_S)
