@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -66,8 +67,9 @@ class Demand(NamedTuple):
 class Ticket:
     """What one request was admitted for. Held until its answer is rendered; ``close`` may be called twice.
 
-    ``deadline_s`` and ``accepted_s`` are monotonic seconds. A ticket may be used for several calls of the service, one
-    after the other or at once.
+    ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``check_tokens``, where the answer grows with the tokens,
+    is asked in a tokenizer's thread whether they are too many, before the engine gets them. A ticket may be used for
+    several calls of the service, one after the other or at once.
     """
 
     def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
@@ -75,10 +77,21 @@ class Ticket:
         self.deadline_s = deadline_s
         self.num_inputs = num_inputs
         self.accepted_s = time.monotonic()
+        self.check_tokens: Callable[[int], None] | None = None
         self._admission = admission
         self.admitted_s = demand.seconds
         self._expected = demand  # of inputs that are not tokenized yet
         self._queued_tokens = 0
+        self._num_tokens = 0
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """So many more tokens are known: ``check_tokens`` gets their sum, and what it raises ends the call."""
+        if self.check_tokens is None:
+            return
+        with self._admission.lock:
+            self._num_tokens += num_tokens
+            total = self._num_tokens
+        self.check_tokens(total)
 
     def tokenized(self, estimated: Demand, encodings: Seq[Encoding]) -> None:
         """Inputs with ``estimated`` demand have become ``encodings``, which are with the engine now."""
@@ -141,7 +154,9 @@ class Admission:
 
     def demand(self, lengths: Seq[int]) -> Demand:
         """Of inputs with so many tokens."""
-        return Demand(sum(lengths), sum(map(self._costs.sequence_seconds, lengths)))
+        num_of_length = Counter(lengths)  # texts by the thousand have hundreds of lengths
+        seconds = sum(count * self._costs.sequence_seconds(length) for length, count in num_of_length.items())
+        return Demand(sum(lengths), seconds)
 
     def begin_drain(self) -> None:
         """Refuse whatever comes from now on."""

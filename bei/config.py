@@ -71,6 +71,7 @@ class ServeConfig:
     step_cap_ms: float = _option(0.0, "longest step of bulk work beside interactive work; 0: what the costs ask for")
     hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never")
     cache_megabytes: int = _option(0, "memory for a cache of answers, per model; 0: none")
+    answer_limit: int = _option(256_000_000, "largest answer in bytes, as estimated before it is computed")
     payload_limit: int = _option(8_000_000, "largest request body in bytes, also after decompression")
     body_memory: int = _option(256_000_000, "bytes of all unfinished request bodies together; beyond it 429")
     max_connections: int = _option(16384, "most open connections; beyond it the one idle for longest is closed")

@@ -25,6 +25,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
     │   ├── PayloadTooLargeError
+    │   ├── AnswerTooLargeError
     │   ├── EncodingNotSupportedError
     │   ├── HeadersTooLargeError
     │   ├── RequestTimeoutError     the client took too long to send its request
@@ -183,6 +184,12 @@ class PayloadTooLargeError(RequestError):
     """The body is larger than the server accepts."""
 
     code = "payload_too_large"
+
+
+class AnswerTooLargeError(RequestError):
+    """The answer would be larger than the server gives."""
+
+    code = "answer_too_large"
 
 
 class EncodingNotSupportedError(RequestError):

@@ -27,6 +27,7 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.MethodNotAllowedError: (405, "invalid_request_error"),
     errors.RequestTimeoutError: (408, "invalid_request_error"),
     errors.PayloadTooLargeError: (413, "invalid_request_error"),
+    errors.AnswerTooLargeError: (413, "invalid_request_error"),  # the remedy is the same: ask for less at once
     errors.EncodingNotSupportedError: (415, "invalid_request_error"),
     errors.HeadersTooLargeError: (431, "invalid_request_error"),
     errors.OverloadedError: (429, "rate_limit_error"),
