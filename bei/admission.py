@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
-from bei.core import Encoding
 from bei.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.port import LANES, Lane, PortStats
 
@@ -63,7 +62,7 @@ class Ticket:
     """What one request was admitted for. Held until its answer is rendered; ``close`` may be called twice.
 
     ``deadline_s`` and ``accepted_s`` are monotonic seconds. A ticket may be used for several calls of the service, one
-    after the other or at once.
+    after the other or at once. A closed one counts nothing any more: a tokenizer's thread may come late.
     """
 
     def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
@@ -74,14 +73,13 @@ class Ticket:
         self._admission = admission
         self._expected = demand  # of inputs that are not tokenized yet
         self._queued_tokens = 0
-
-    def tokenized(self, estimated: Demand, encodings: Seq[Encoding]) -> None:
-        """Inputs with ``estimated`` demand have become ``encodings``, which are with the engine now."""
-        self.moved(estimated, sum(encoding.num_tokens for encoding in encodings))
+        self._is_open = True
 
     def moved(self, estimated: Demand, num_tokens: int) -> None:
-        """As ``tokenized``, for so many tokens."""
+        """Inputs with ``estimated`` demand have become so many tokens, which are with the engine now."""
         with self._admission.lock:
+            if not self._is_open:
+                return
             tokens = min(estimated.num_tokens, self._expected.num_tokens)
             seconds = min(estimated.seconds, self._expected.seconds)
             self._expected = Demand(self._expected.num_tokens - tokens, self._expected.seconds - seconds)
@@ -99,7 +97,7 @@ class Ticket:
         """Give back whatever is still held."""
         with self._admission.lock:
             self._admission.count(self.lane, -self._expected.num_tokens - self._queued_tokens, -self._expected.seconds)
-            self._expected, self._queued_tokens = Demand(0, 0.0), 0
+            self._expected, self._queued_tokens, self._is_open = Demand(0, 0.0), 0, False
             self._admission.closed(self)
 
     def __enter__(self) -> Ticket:
