@@ -32,6 +32,10 @@ LIMITS = Limits(max_num_tokens=24, max_batch_size=3, max_seq_len=8)
 RAISES, NAN = 8, 9  # token ids; others are below
 OUTPUTS = (frozenset({"embedding"}), frozenset({"token_ids"}), frozenset({"embedding", "token_ids"}))
 
+# Equal sequences, and others.
+_COMMON = [[1], [2, 2], [3] * 8, [RAISES], [4, NAN]]
+_sequences = st.one_of(st.sampled_from(_COMMON), st.lists(st.integers(0, 9), min_size=1, max_size=8))
+
 _Place = tuple[int, int]
 
 
@@ -102,7 +106,7 @@ class Port(RuleBasedStateMachine):
     # What may happen.
 
     @rule(
-        values=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=5),
+        values=st.lists(_sequences, min_size=1, max_size=5),
         lane=st.sampled_from(LANES),
         outputs=st.sampled_from(OUTPUTS),
         in_s=st.sampled_from([None, None, 0.0, 1000.0]),
