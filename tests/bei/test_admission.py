@@ -18,6 +18,11 @@ from bei.port import LANES, Lane, LaneStats, PortStats
 PER_TOKEN_S = 0.01
 
 
+@pytest.fixture(autouse=True)
+def _every_request_asks_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bei.admission._QUIET", 0.0)  # these tests say what waits without accepting it
+
+
 class LinearCosts:
     """Ten milliseconds a token."""
 
@@ -182,7 +187,8 @@ def test_the_predicted_wait_grows_with_whatever_is_queued(
     wait_s = desk.wait_s(lane)
     assert wait_s >= running_s * slowdown
     for index in range(3):
-        desk.stats = stats_of(*[value + more_s * (index == place) for place, value in enumerate(given_s)], slowdown)
+        waiting = [value + more_s * (index == place) for place, value in enumerate(given_s)]
+        desk.stats = stats_of(waiting[0], waiting[1], waiting[2], slowdown)
         assert desk.wait_s(lane) >= wait_s * (1 - 1e-9)
 
 
@@ -382,3 +388,25 @@ class Tickets(RuleBasedStateMachine):
 
 TestTickets = Tickets.TestCase
 TestTickets.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+def test_while_little_is_accepted_nobody_asks_the_engine_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bei.admission._QUIET", 0.1)
+    asked = []
+
+    def stats() -> PortStats:
+        asked.append(1)
+        return stats_of()
+
+    limits = AdmissionLimits(10_000, {"interactive": 5.0, "bulk": 5.0}, 8, 1024, 0.2)
+    admission = Admission(limits, LinearCosts(), stats, lambda: None)
+    tickets = [admission.admit(1, Demand(60, 0.6), None, None)]
+    assert not asked
+    tickets.append(admission.admit(1, Demand(60, 0.6), None, None))
+    assert len(asked) == 1
+    for ticket in tickets:
+        ticket.close()
+    admission.admit(1, Demand(60, 0.6), None, None).close()
+    assert len(asked) == 1
+    admission.admit(1, Demand(1, 0.0), None, 1e12).close()  # a deadline is always looked at
+    assert len(asked) == 2

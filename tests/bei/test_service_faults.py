@@ -14,7 +14,7 @@ from bei.core import Encoding, Engine, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, OverloadedError, ShuttingDownError
 from bei.service import InferenceService
-from bei.tokenization import CHUNK, EncodingOptions, Input
+from bei.tokenization import CHUNK, CommonText, EncodingOptions, Input
 from tests.artifacts import LIMITS, save_artifact, token_ids
 from tests.bei.batching.front import wait_until
 from tests.bei.services import entered, infer, run_async, running_service
@@ -34,11 +34,13 @@ class SlowTokenizer:
         self.entered, self.may = threading.Event(), threading.Event()
         service.encoder.encode = self.encode  # type: ignore[method-assign]
 
-    def encode(self, inputs: Sequence[Input], options: EncodingOptions) -> list[Encoding]:
+    def encode(
+        self, inputs: Sequence[Input], options: EncodingOptions, common: CommonText | None = None
+    ) -> list[Encoding]:
         if "slow" in inputs:
             self.entered.set()
             assert self.may.wait(DEADLINE_S)
-        return self._encode(inputs, options)
+        return self._encode(inputs, options, common)
 
 
 async def until(event: threading.Event) -> None:
