@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ _SPECIAL_TOKENS = 2
 # not come back together.
 _JITTER = 1.2
 _MIN_RETRY_S = 0.1
+
+# Below this share of the longest wait, in engine seconds of everything accepted, the engine is not asked what waits:
+# even if several models share the device nobody is refused then.
+_QUIET = 0.1
 
 
 class Costs(Protocol):
@@ -61,8 +66,10 @@ class Demand(NamedTuple):
 class Ticket:
     """What one request was admitted for. Held until its answer is rendered; ``close`` may be called twice.
 
-    ``deadline_s`` and ``accepted_s`` are monotonic seconds. A ticket may be used for several calls of the service, one
-    after the other or at once. A closed one counts nothing any more: a tokenizer's thread may come late.
+    ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``check_tokens``, where the answer grows with the tokens,
+    is asked in a tokenizer's thread whether they are too many, before the engine gets them. A ticket may be used for
+    several calls of the service, one after the other or at once. A closed one counts nothing any more: a tokenizer's
+    thread may come late.
     """
 
     def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
@@ -70,10 +77,22 @@ class Ticket:
         self.deadline_s = deadline_s
         self.num_inputs = num_inputs
         self.accepted_s = time.monotonic()
+        self.check_tokens: Callable[[int], None] | None = None
         self._admission = admission
+        self.admitted_s = demand.seconds
         self._expected = demand  # of inputs that are not tokenized yet
         self._queued_tokens = 0
+        self._num_tokens = 0
         self._is_open = True
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """So many more tokens are known: ``check_tokens`` gets their sum, and what it raises ends the call."""
+        if self.check_tokens is None:
+            return
+        with self._admission.lock:
+            self._num_tokens += num_tokens
+            total = self._num_tokens
+        self.check_tokens(total)
 
     def moved(self, estimated: Demand, num_tokens: int) -> None:
         """Inputs with ``estimated`` demand have become so many tokens, which are with the engine now."""
@@ -123,6 +142,7 @@ class Admission:
         self._stats = stats
         self._on_idle = on_idle
         self._expected_s: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
+        self._accepted_s = 0.0  # of all open tickets, done or not: no wait is longer, on an engine for itself
         self._open: set[Ticket] = set()
         self._is_draining = False
 
@@ -133,7 +153,9 @@ class Admission:
 
     def demand(self, lengths: Seq[int]) -> Demand:
         """Of inputs with so many tokens."""
-        return Demand(sum(lengths), sum(map(self._costs.sequence_seconds, lengths)))
+        num_of_length = Counter(lengths)  # texts by the thousand have hundreds of lengths
+        seconds = sum(count * self._costs.sequence_seconds(length) for length, count in num_of_length.items())
+        return Demand(sum(lengths), seconds)
 
     def begin_drain(self) -> None:
         """Refuse whatever comes from now on."""
@@ -158,7 +180,8 @@ class Admission:
                 f"The request has about {demand.num_tokens} tokens, the limit is {limit}: split it into smaller ones."
             )
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
-        stats = self._stats()
+        is_quiet = deadline_s is None and self._accepted_s < _QUIET * self._limits.max_wait_s[lane]
+        stats = None if is_quiet else self._stats()
         with self.lock:
             self._check(demand, lane, deadline_s, stats)
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
@@ -185,24 +208,33 @@ class Admission:
 
     def closed(self, ticket: Ticket) -> None:
         """Under the lock."""
-        self._open.discard(ticket)
+        if ticket in self._open:
+            self._open.discard(ticket)
+            self._accepted_s -= ticket.admitted_s
         if not self._open:
-            self.num_tokens, self._expected_s = 0, dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
+            self.num_tokens, self._accepted_s = 0, 0.0
+            self._expected_s = dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
             self._on_idle()
 
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)
+        self._accepted_s += ticket.admitted_s
         self.count(ticket.lane, ticket._expected.num_tokens, ticket._expected.seconds)
         return ticket
 
-    def _check(self, demand: Demand, lane: Lane, deadline_s: float | None, stats: PortStats) -> None:
-        """Raise if the request has to come back later, or cannot be answered in time at all."""
-        wait_s = self.wait_s(lane, stats)
+    def _check(self, demand: Demand, lane: Lane, deadline_s: float | None, stats: PortStats | None) -> None:
+        """Raise if the request has to come back later, or cannot be answered in time at all.
+
+        ``stats`` None: so little is accepted that nobody has to wait for long.
+        """
         too_many = self.num_tokens + demand.num_tokens - self._limits.max_queue_tokens
         if too_many > 0 and self.num_tokens:
             share = min(1.0, too_many / self.num_tokens)
             message = f"About {self.num_tokens} tokens are waiting and the limit is {self._limits.max_queue_tokens}"
-            raise _overloaded(message, share * self.wait_s("bulk", stats))
+            raise _overloaded(message, share * self.wait_s("bulk", stats or self._stats()))
+        if stats is None:
+            return
+        wait_s = self.wait_s(lane, stats)
         own_s = demand.seconds * stats.slowdown
         if deadline_s is None:
             longest_s = self._limits.max_wait_s[lane]

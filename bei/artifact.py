@@ -25,7 +25,7 @@ from bei.errors import (
     ArtifactSchemaNewerError,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -56,7 +56,9 @@ class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model in figures, for people."""
+    """The model in figures, for people. ``attention``: which tokens see each other, None where there are no layers;
+    ``attention_asked``: the build was told so, by somebody who knows the code that the checkpoint brings along.
+    """
 
     family: str
     architecture: str
@@ -65,6 +67,8 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_heads: int
     vocab_size: int
     num_parameters: int
+    attention: Literal["causal", "bidirectional"] | None
+    attention_asked: bool
 
 
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,29 +170,55 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return next((info.dimension for info in self.outputs if info.name == output), None)
 
 
-class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The compiled engine against the reference on held-out texts (docs/architecture.md, a build's life).
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the cosines of every output must reach: their mean, their first percentile and the lowest."""
 
-    ``output`` is the one that was compared. Cosines are between engine and reference: of each text's vector
-    (embeddings, sparse vectors), of each token's, or, for the logits of a classifier, of each label's scores over all
-    texts, centred (their correlation). ``ranking_overlap`` is the mean share of each text's ten nearest neighbours, or
-    of the ten texts that score highest for each label, that both agree on. ``canary_row`` is what the engine gives for
-    ``canary_text`` (vectors at unit length; of a token output the first token's): readiness recomputes it.
+    mean: float
+    p1: float
+    min: float
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One output against the reference.
+
+    Cosines are between engine and reference: of each text's vector (embeddings, sparse vectors), or of each token's.
+    For scores of labels the mean is their correlation over all texts, and ``cosine_p1`` and ``cosine_min`` are over the
+    shares that the texts have in it (docs/decisions.md). ``ranking_overlap`` is the mean share of each text's ten
+    nearest neighbours, or of the ten texts that score highest for each label, that both agree on. ``failures`` say
+    which thresholds the output misses.
     """
 
-    reference: str
     output: str
-    num_texts: int
     cosine_mean: float
     cosine_p1: float
     cosine_min: float
     max_abs_difference: float
     ranking_overlap: float
     worst_texts: list[str]
-    threshold: float
+    failures: list[str]
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compiled engine against the reference on held-out texts (docs/architecture.md, a build's life).
+
+    ``kind`` is "self-consistency" where the reference is bei's own FP32 engine, which shares the graph: what is wrong
+    in both does not show. ``canary_row`` is what the engine gives as its first output for ``canary_text`` (vectors at
+    unit length; of a token output the first token's): readiness recomputes it.
+    """
+
+    kind: Literal["reference", "self-consistency"]
+    reference: str
+    num_texts: int
+    thresholds: Thresholds
+    outputs: list[Agreement]
     passed: bool
     canary_text: str
     canary_row: list[float]
+
+    @property
+    def output(self) -> str:
+        """The first output, which the canary's row is of."""
+        return self.outputs[0].output
 
 
 class Artifact(msgspec.Struct, frozen=True):

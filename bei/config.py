@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import types
@@ -23,6 +24,8 @@ ENV_PREFIX = "BEI_"
 
 ConfigT = TypeVar("ConfigT")
 
+TOKEN_IDS = ("refuse", "accept")
+
 
 def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": text, "choices": choices})
@@ -33,7 +36,7 @@ def _default_tokenizer_threads() -> int:
     return max(1, min(8, usable_cores() - 1))
 
 
-_MAY_BE_ZERO = {"port", "engine_threads", "engine_streams", "cache_megabytes"}
+_MAY_BE_ZERO = {"port", "engine_threads", "engine_streams", "cache_megabytes", "hang_timeout"}
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,27 @@ class ServeConfig:
     interactive_inputs: int = _option(8, "a request of at most so many inputs is interactive if it does not say")
     interactive_tokens: int = _option(1024, "... and of at most so many tokens, as its characters promise")
     interactive_max_wait: float = _option(5.0, "seconds of predicted wait beyond which an interactive request is a 429")
-    bulk_max_wait: float = _option(60.0, "the same for bulk requests")
+    bulk_max_wait: float = _option(30.0, "the same for bulk requests")
     bulk_share: float = _option(0.2, "share of the engine's time that bulk work gets in any case")
     step_cap_ms: float = _option(0.0, "longest step of bulk work beside interactive work; 0: what the costs ask for")
     hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never")
     cache_megabytes: int = _option(0, "memory for a cache of answers, per model; 0: none")
-    payload_limit: int = _option(8_000_000, "largest request body in bytes")
+    answer_limit: int = _option(256_000_000, "largest answer in bytes, as estimated before it is computed")
+    payload_limit: int = _option(8_000_000, "largest request body in bytes, also after decompression")
+    body_memory: int = _option(256_000_000, "bytes of all unfinished request bodies together; beyond it 429")
+    max_connections: int = _option(16384, "most open connections; beyond it the one idle for longest is closed")
+    max_header_bytes: int = _option(32768, "most bytes of a request's headers, request line included; beyond it 431")
+    max_headers: int = _option(128, "most headers of a request; beyond it 431")
+    keep_alive_timeout: float = _option(75.0, "seconds that a connection without a request stays open")
+    header_timeout: float = _option(20.0, "seconds a client may take to send a request's headers; beyond it 408")
+    body_timeout: float = _option(
+        30.0, "seconds a client may take to send a body, and one more for every 10,000 bytes of it; beyond it 408"
+    )
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
+    openai_token_ids: str = field(
+        default="refuse",
+        metadata={"help": "token ids on /v1/embeddings, which may be another tokenizer's", "choices": TOKEN_IDS},
+    )
     access_log: bool = _option(False, "log every request")
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")
     precision: str = _option("auto", "precision of checkpoints that are built first")
@@ -77,7 +94,9 @@ class ServeConfig:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             least = 0 if name in _MAY_BE_ZERO or isinstance(value, (bool, float)) else 1
-            if isinstance(value, (int, float)) and not value >= least:
+            if name.endswith("_timeout") and name not in _MAY_BE_ZERO and not value > 0:
+                raise ConfigError(f"{name} must be a positive number of seconds, not {value}.")
+            if isinstance(value, (int, float)) and not least <= value < math.inf:
                 raise ConfigError(f"{name} must be at least {least}, not {value}.")
         for option in dataclasses.fields(self):  # argparse holds the command line to its choices, nobody the others
             choices, value = option.metadata.get("choices"), getattr(self, option.name)
@@ -87,6 +106,11 @@ class ServeConfig:
             raise ConfigError(f"bulk_share must be at least 0 and below 1, not {self.bulk_share}.")
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.")
+        if self.body_memory < self.payload_limit:
+            raise ConfigError(
+                f"body_memory {self.body_memory} could never hold a body of payload_limit {self.payload_limit} bytes: "
+                "raise the first or lower the second."
+            )
         if self.engine_threads and self.engine_threads < self.engine_streams:
             raise ConfigError(
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
@@ -107,6 +131,7 @@ BUILD_SETTINGS = frozenset(
         "pooling",
         "normalize",
         "score_tokens",
+        "attention",
         "token_embeddings",
         "rerank_prefix",
         "rerank_body",

@@ -47,6 +47,12 @@ _WIDTH_STEP = 16
 _TOKEN_KNOTS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _WIDTH_KNOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _FIT_ROUNDS = 5
+# Neighbouring slopes of a curve should be alike unless the measurements say otherwise: a difference as large as the
+# usual time of a token weighs as much as an error of this size in one step. Noise must not make knees: they decide how
+# large steps are.
+_SMOOTHNESS = 0.1
+
+_MIN_BEHIND_KNOT = 3  # values
 
 _CANDIDATES = 65  # batch sizes tried for the efficient step of a length
 
@@ -96,7 +102,7 @@ class Coefficients:
 # The shape of a step where nothing was measured, in the time of one token: about that of small encoders on a CPU
 # (docs/decisions.md, "What a step costs"). Only ratios matter, the unknown speed is learned.
 _ASSUMED = Coefficients(
-    per_step=32.0, per_sequence=0.5, tokens=Curve((0,), (1.0,)), width=Curve((0, 128, 512), (0.2, 0.4, 0.8))
+    per_step=64.0, per_sequence=2.0, tokens=Curve((0,), (1.0,)), width=Curve((0, 128, 512), (0.25, 0.5, 1.0))
 )
 # Of a token, before the first step has run: a small encoder on a few cores.
 _ASSUMED_SPEED = 50e-6
@@ -205,8 +211,10 @@ def fit(samples: Seq[Sample], limits: Limits) -> CostModel:
     features = np.column_stack(
         [np.ones(len(samples)), rows, _ramps(tokens, token_knots), rows[:, None] * _ramps(widths, width_knots)]
     )
-    found = _robust_fit(features / seconds[:, None])
     split = 2 + len(token_knots)
+    smooth = _differences(features.shape[1], [slice(2, split), slice(split, features.shape[1])])
+    # Slopes are compared in units of the usual time of a token.
+    found = _robust_fit(features / seconds[:, None], _SMOOTHNESS * float(np.median(tokens / seconds)) * smooth)
     coefficients = Coefficients(
         per_step=max(float(found[0]), 1e-3 * float(seconds.min())),
         per_sequence=float(found[1]),
@@ -216,11 +224,23 @@ def fit(samples: Seq[Sample], limits: Limits) -> CostModel:
     return CostModel(limits, coefficients)
 
 
-def _robust_fit(features: _Array) -> _Array:
-    """Coefficients that bring ``features @ coefficients`` close to 1 in every row; rows far off count less (Huber)."""
+def _differences(count: int, curves: Seq[slice]) -> _Array:
+    """A row for each two neighbouring slopes of a curve: what it gives is their difference, [rows, count]."""
+    identity = np.eye(count)
+    return np.concatenate([np.diff(identity[curve], axis=0) for curve in curves])
+
+
+def _robust_fit(features: _Array, penalties: _Array) -> _Array:
+    """Coefficients that bring ``features @ coefficients`` close to 1 in every row; rows far off count less (Huber).
+
+    ``penalties @ coefficients`` is kept close to 0.
+    """
     weights = np.ones(len(features))
+    nothing = np.zeros(len(penalties))
     for _ in range(_FIT_ROUNDS):
-        found = nonnegative_least_squares(features * weights[:, None], weights)
+        found = nonnegative_least_squares(
+            np.concatenate([features * weights[:, None], penalties]), np.concatenate([weights, nothing])
+        )
         errors = np.abs(features @ found - 1)
         bound = max(1.5 * 1.4826 * float(np.median(errors)), 1e-9)  # 1.4826 * median: the deviation of a normal error
         weights = np.sqrt(np.minimum(1.0, bound / np.maximum(errors, bound * 1e-9)))
@@ -264,11 +284,12 @@ def _ramps(values: npt.ArrayLike, knots: tuple[int, ...]) -> _Array:
 
 
 def _knots_within(knots: tuple[int, ...], values: _Array) -> tuple[int, ...]:
-    """0, and those of ``knots`` behind which, and before which, a value lies in the segment."""
+    """0, and those of ``knots`` that have values before them in their segment, and enough well behind them."""
     found = [0]
     for knot in knots[1:]:
         has_below = bool(((values > found[-1]) & (values <= knot)).any())
-        if has_below and bool((values > knot).any()):
+        # A slope from values just behind its knot would be noise, and would hold for all that is larger.
+        if has_below and int((values >= 1.5 * knot).sum()) >= _MIN_BEHIND_KNOT:
             found.append(knot)
     return tuple(found)
 

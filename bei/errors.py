@@ -25,10 +25,15 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
     │   ├── PayloadTooLargeError
+    │   ├── AnswerTooLargeError
+    │   ├── EncodingNotSupportedError
+    │   ├── HeadersTooLargeError
+    │   ├── RequestTimeoutError     the client took too long to send its request
     │   ├── RouteNotFoundError
     │   └── MethodNotAllowedError
     ├── OverloadedError             too much waits; come back after ``retry_after_s``
     ├── DeadlineExceededError       the answer would come, or would have come, too late
+    ├── TooManyConnectionsError     and none of them is idle
     ├── ShuttingDownError           the server drains; ask another replica
     └── EngineError                 the engine failed on this input
         ├── EngineDeadError         the engine does not work any more; ask another replica
@@ -181,6 +186,30 @@ class PayloadTooLargeError(RequestError):
     code = "payload_too_large"
 
 
+class AnswerTooLargeError(RequestError):
+    """The answer would be larger than the server gives."""
+
+    code = "answer_too_large"
+
+
+class EncodingNotSupportedError(RequestError):
+    """The body has a Content-Encoding that the server does not decode."""
+
+    code = "encoding_not_supported"
+
+
+class HeadersTooLargeError(RequestError):
+    """The request has more headers, or more bytes of them, than the server accepts."""
+
+    code = "headers_too_large"
+
+
+class RequestTimeoutError(RequestError):
+    """The client took longer to send its request than the server waits."""
+
+    code = "request_timeout"
+
+
 class RouteNotFoundError(RequestError):
     """No route has this path."""
 
@@ -212,6 +241,13 @@ class DeadlineExceededError(BeiError):
     def after(cls, waited_s: float) -> DeadlineExceededError:
         """For work that was dropped when its deadline came."""
         return cls(f"The deadline passed after {waited_s:.3f} s: allow more time, or send less at once.")
+
+
+class TooManyConnectionsError(BeiError):
+    """Every connection that the server may hold has a request under way."""
+
+    code = "too_many_connections"
+    retry_after_s = 1.0
 
 
 class ShuttingDownError(BeiError):

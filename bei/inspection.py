@@ -47,6 +47,7 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("source sha256", manifest.source.sha256),
         ("architecture", f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden_size}"),
         ("parameters", f"{spec.num_parameters:,}"),
+        *([("attention", spec.attention + " (as --attention said)" * spec.attention_asked)] if spec.attention else []),
         ("tasks", ", ".join(manifest.tasks)),
         ("outputs", ", ".join(f"{output.name} [{output.dimension}]" for output in manifest.outputs)),
     ]
@@ -94,14 +95,20 @@ def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:
 
 
 def _certificate_rows(artifact: Artifact) -> list[tuple[str, str]]:
-    certificate = artifact.certificate
+    certificate, thresholds = artifact.certificate, artifact.certificate.thresholds
     verdict = "passed" if certificate.passed else "BELOW THRESHOLD"
-    cosines = f"mean {certificate.cosine_mean:.6f}, p1 {certificate.cosine_p1:.6f}, min {certificate.cosine_min:.6f}"
-    return [
-        ("certificate", f"{verdict} (mean cosine >= {certificate.threshold})"),
-        ("reference", f"{certificate.reference}; {certificate.num_texts} texts"),
-        ("cosine", cosines),
-        ("ranking kept", f"{certificate.ranking_overlap:.1%} of the ten best"),
-        ("largest difference", f"{certificate.max_abs_difference:.2e}"),
-        ("worst text", repr(certificate.worst_texts[0][:70])),
+    own = "bei's own: " if certificate.kind == "self-consistency" else ""
+    rows = [
+        ("certificate", f"{certificate.kind}, {verdict}"),
+        ("reference", f"{own}{certificate.reference}; {certificate.num_texts} texts"),
+        ("needed cosines", f"mean {thresholds.mean}, p1 {thresholds.p1}, min {thresholds.min}"),
     ]
+    for one in certificate.outputs:
+        rows += [
+            (one.output, f"mean {one.cosine_mean:.6f}, p1 {one.cosine_p1:.6f}, min {one.cosine_min:.6f}"),
+            *(("FAILED", failure) for failure in one.failures),
+            ("ranking kept", f"{one.ranking_overlap:.1%} of the ten best"),
+            ("largest difference", f"{one.max_abs_difference:.2e}"),
+            ("worst text", repr(one.worst_texts[0][:70])),
+        ]
+    return rows

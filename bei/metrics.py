@@ -33,6 +33,7 @@ class Metrics:
         self.request_seconds = histogram(
             "bei_request_seconds", "From the request's headers to its answer", ["route"], _SECONDS
         )
+        self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.inputs = Counter("bei_inputs", "Inputs accepted", ["model"], registry=self.registry)
         self.truncated = Counter(
             "bei_inputs_truncated",
@@ -80,6 +81,15 @@ class Metrics:
         self.engine_restarts = Counter(
             "bei_engine_restarts", "Engines given up because a step did not end", ["model"], registry=self.registry
         )
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """An HTTP request was answered."""
+        collectors = self._by_route.get((route, status))
+        if collectors is None:  # finding a label costs as much as counting
+            collectors = self.requests.labels(route, str(status)), self.request_seconds.labels(route)
+            self._by_route[route, status] = collectors
+        collectors[0].inc()
+        collectors[1].observe(seconds)
 
     def render(self) -> bytes:
         """The exposition text."""

@@ -69,8 +69,7 @@ class LaneStats(NamedTuple):
     cost_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PortStats:
+class PortStats(NamedTuple):
     """The state of an engine and its queue.
 
     ``running_s``: how much longer the running steps are predicted to take. ``slowdown``: how many times its cost work

@@ -10,12 +10,12 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from bei.costs import CostModel
 from bei.engine import given_options, load_engine
 from bei.errors import BeiError, DeadlineExceededError, EngineError, InvalidRequestError, ShuttingDownError
 from bei.metrics import Metrics, ModelMetrics
+from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, Submission
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
@@ -40,8 +41,14 @@ from bei.tuning import costs_for, engine_for
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
 
+# More token ids are checked off the event loop: so many take a millisecond.
+_MANY_IDS = 16_384
+
 # What can be asked of a model: a text, a pair, or the token ids of one input exactly as they are to be run.
 ModelInput: TypeAlias = "Input | list[int]"
+
+# What is kept of a row.
+Reduce: TypeAlias = Callable[[Row], Mapping[str, Any]]
 
 # Opens the engine port of a service, which gets the answers.
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
@@ -67,8 +74,9 @@ class _Call:
     Exactly one of ``record`` and ``fail`` returns True, once: then it is done.
     """
 
-    def __init__(self, request_id: int, num_inputs: int, ticket: Ticket) -> None:
+    def __init__(self, request_id: int, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None) -> None:
         self.request_id = request_id
+        self.reduce = reduce
         self.ticket = ticket
         self.encodings = [_NOT_YET] * num_inputs
         self.rows: list[Row | None] = [None] * num_inputs
@@ -161,18 +169,24 @@ class InferenceService:
         ticket: Ticket,
         outputs: AbstractSet[str],
         options: EncodingOptions = AS_CONFIGURED,
+        reduce: Reduce | None = None,
     ) -> Answer:
         """Run inputs (at least one) through the model. Rows have ``outputs`` and nothing else.
 
+        ``reduce`` makes the answer's rows of the engine's as they come, in the port's thread: where rows are wide and
+        little of them is wanted, they do not have to wait for each other in memory. It must be quick and not raise.
         ``options`` are of texts and pairs; token ids are run exactly as given. A cancelled call takes back what is
         still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
         """
-        given = {i: self._encoding_of_ids(value) for i, value in enumerate(inputs) if isinstance(value, list)}
+        ids = {i: value for i, value in enumerate(inputs) if isinstance(value, list)}
+        is_large = sum(map(len, ids.values())) > _MANY_IDS
+        given = await off_loop(self._encodings_of_ids, ids) if is_large else self._encodings_of_ids(ids)
         texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
-        call = self._begin(len(inputs), ticket)
+        call = self._begin(len(inputs), ticket, reduce)
         wanted = frozenset(outputs)
         try:
             if given:
+                ticket.count_tokens(sum(encoding.num_tokens for encoding in given.values()))
                 items = [Item(index, encoding) for index, encoding in given.items()]
                 demand = self._admission.demand([encoding.num_tokens for encoding in given.values()])
                 self._submit(call, items, demand, wanted)
@@ -256,8 +270,8 @@ class InferenceService:
 
     # On the event loop.
 
-    def _begin(self, num_inputs: int, ticket: Ticket) -> _Call:
-        call = _Call(next(self._ids), num_inputs, ticket)
+    def _begin(self, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None) -> _Call:
+        call = _Call(next(self._ids), num_inputs, ticket, reduce)
         self._calls[call.request_id] = call
         return call
 
@@ -316,6 +330,7 @@ class InferenceService:
         places, inputs = list(texts), list(texts.values())
 
         def on_encoded(start: int, encodings: list[Encoding]) -> None:
+            call.ticket.count_tokens(sum(encoding.num_tokens for encoding in encodings))
             items = [Item(places[start + i], encoding) for i, encoding in enumerate(encodings)]
             on_items(items, self._admission.demand(self._estimated(inputs[start : start + len(encodings)])))
 
@@ -351,7 +366,7 @@ class InferenceService:
                 if call.fail(result):
                     self._port.cancel(request_id)
                     done.append(call)
-            elif call.record(index, result):
+            elif call.record(index, result if call.reduce is None else call.reduce(result)):
                 done.append(call)
         for call, number in num_tokens.items():
             call.ticket.answered(number)
@@ -361,6 +376,9 @@ class InferenceService:
     def _wake(self, calls: list[_Call]) -> None:
         """Let the callers go on; in any thread."""
         self._loop.call_soon_threadsafe(self._resolve, calls)
+
+    def _encodings_of_ids(self, inputs: Mapping[int, Seq[int]]) -> dict[int, Encoding]:
+        return {index: self._encoding_of_ids(ids) for index, ids in inputs.items()}
 
     def _encoding_of_ids(self, ids: Seq[int]) -> Encoding:
         manifest = self.manifest

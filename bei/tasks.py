@@ -6,17 +6,21 @@ Every task checks first that the model has it (TaskNotSupportedError), and raise
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from bei.admission import Ticket
-from bei.artifact import SIDES, Manifest, Role
-from bei.core import Encoding, Float32Array, Int32Array
+from bei.artifact import SIDES, Classification, Manifest, Role
+from bei.core import Encoding, Float32Array, Int32Array, Row
 from bei.entities import Aggregation, Entity, entities_of
 from bei.errors import InvalidRequestError, TaskNotSupportedError
+from bei.offload import off_loop
 from bei.port import UNIT_EMBEDDING
 from bei.postprocess import apply_function, unit_length
 from bei.service import Answer, InferenceService, ModelInput
@@ -24,6 +28,10 @@ from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input
 
 # Indices into the vocabulary, ascending, and their weights.
 SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
+
+# What is made of more numbers, or more sparse vectors, is made off the event loop: less takes half a millisecond.
+_MANY_NUMBERS = 100_000
+_MANY_TEXTS = 32
 
 # What a model with a task can do, for messages.
 PHRASES = {
@@ -76,11 +84,24 @@ class Scores:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """``entities[i]`` are the labelled spans (or, without aggregation, the tokens) of input i."""
+    """``logits[i]`` float32 [tokens, labels] for ``texts[i]``. Entities are made when they are wanted: they take a
+    hundred times the logits' memory."""
 
-    entities: list[list[Entity]]
+    texts: Seq[str]
+    encodings: list[Encoding]
+    logits: list[Float32Array]
+    classification: Classification
+    aggregation: Aggregation
+    raw: bool
     num_tokens: int
     truncated: list[int]
+
+    def entities_of(self, index: int) -> list[Entity]:
+        """The labelled spans (or, without aggregation, the tokens) of input ``index``."""
+        logits = self.logits[index]
+        scores = logits if self.raw else apply_function(logits, self.classification.function)
+        labels = self.classification.labels
+        return entities_of(self.texts[index], self.encodings[index], scores, labels, self.aggregation)
 
 
 def require(service: InferenceService, task: str) -> None:
@@ -164,9 +185,7 @@ async def embed_inputs(
     is_cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     answer = await service.infer(_prompted_texts(prompt, inputs), ticket=ticket, outputs={output}, options=options)
-    vectors = np.stack([row[output] for row in answer.rows])
-    if is_cut:
-        vectors = unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
+    vectors = await _computed(answer.rows, output, lambda rows: _cut(rows, dimensions, normalize) if is_cut else rows)
     return Embeddings(vectors, answer.num_tokens, answer.truncated)
 
 
@@ -184,14 +203,10 @@ async def embed_tokens(
     require(service, "embed_tokens")
     inputs, options = prompted(prompt, texts), in_role(options, role)
     answer = await service.infer(inputs, ticket=ticket, outputs={"token_embedding"}, options=options)
-    vectors = [row["token_embedding"] for row in answer.rows]
-    if role is not None and role.skip_ids:
-        ids = np.concatenate([encoding.input_ids for encoding in answer.encodings])
-        ends = np.cumsum([encoding.num_tokens for encoding in answer.encodings])
-        kept = np.split(~np.isin(ids, role.skip_ids), ends[:-1])  # at once: a call of isin costs 13 us for any text
-        vectors = [rows[where] for rows, where in zip(vectors, kept, strict=True)]
-    if any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding"):
-        vectors = [unit_length(rows) for rows in vectors]
+    unit = any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding")
+    work = partial(_token_vectors, answer, role, unit)
+    is_large = answer.num_tokens * (service.manifest.dimension("token_embedding") or 0) > _MANY_NUMBERS
+    vectors = await off_loop(work) if is_large else work()
     return TokenEmbeddings(vectors, answer.encodings, answer.num_tokens, answer.truncated)
 
 
@@ -249,15 +264,11 @@ async def embed_sparse(
     """
     require(service, "embed_sparse")
     output = "sparse" if service.manifest.dimension("sparse") else "token_weights"
-    answer = await service.infer(prompted(prompt, texts), ticket=ticket, outputs={output}, options=options)
-    if output == "sparse":
-        vectors = [_nonzero(row["sparse"]) for row in answer.rows]
-    else:
-        special = service.encoder.special_ids
-        rows = zip(answer.rows, answer.encodings, strict=True)
-        vectors = [_lexical(row["token_weights"][:, 0], encoding.input_ids, special) for row, encoding in rows]
-    if top_k is not None:
-        vectors = [_largest(vector, top_k) for vector in vectors]
+    reduce = _nonzero if output == "sparse" else None
+    given = prompted(prompt, texts)
+    answer = await service.infer(given, ticket=ticket, outputs={output}, options=options, reduce=reduce)
+    work = partial(_sparse_vectors, answer, service.encoder.special_ids, top_k)
+    vectors = await off_loop(work) if len(texts) > _MANY_TEXTS else work()
     return SparseEmbeddings(vectors, answer.num_tokens, answer.truncated)
 
 
@@ -272,7 +283,11 @@ async def classify(
     """Score every label for texts or pairs; ``raw``: the logits themselves."""
     require(service, "classify")
     answer = await service.infer(inputs, ticket=ticket, outputs={"logits"}, options=options)
-    return _scores(service.manifest, answer, raw)
+    classification = service.manifest.classification
+    assert classification is not None  # require("classify") has passed
+    function = "none" if raw else classification.function
+    values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, function))
+    return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
 
 
 async def rerank(
@@ -293,6 +308,8 @@ async def rerank(
     template = service.manifest.rerank_template
     inputs: Seq[Input] = [(query, document) for document in documents]
     if template is not None:
+        if instruction is not None and "{instruction}" not in template.body:
+            raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
         chosen = template.instruction if instruction is None else instruction
         parts = {"query": query, "instruction": chosen}
         inputs = [_filled(template.body, {**parts, "document": document}) for document in documents]
@@ -300,8 +317,7 @@ async def rerank(
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
     answer = await service.infer(inputs, ticket=ticket, outputs={"logits"}, options=options)
-    logits = np.stack([row["logits"] for row in answer.rows])
-    values = logits if raw else apply_function(logits, "sigmoid")
+    values = await _computed(answer.rows, "logits", lambda rows: rows if raw else apply_function(rows, "sigmoid"))
     return Scores(values, ["score"], answer.num_tokens, answer.truncated)
 
 
@@ -320,12 +336,9 @@ async def classify_tokens(
     assert classification is not None  # whatever has token logits has labels
     options = replace(options, with_spans=True)
     answer = await service.infer(texts, ticket=ticket, outputs={"token_logits"}, options=options)
-    entities = []
-    for text, row, encoding in zip(texts, answer.rows, answer.encodings, strict=True):
-        logits = row["token_logits"]
-        scores = logits if raw else apply_function(logits, classification.function)
-        entities.append(entities_of(text, encoding, scores, classification.labels, aggregation))
-    return TokenScores(entities, answer.num_tokens, answer.truncated)
+    logits = [row["token_logits"] for row in answer.rows]
+    num_tokens, truncated = answer.num_tokens, answer.truncated
+    return TokenScores(texts, answer.encodings, logits, classification, aggregation, raw, num_tokens, truncated)
 
 
 def _prompted_texts(prompt: str, inputs: Seq[ModelInput]) -> Seq[ModelInput]:
@@ -335,12 +348,43 @@ def _prompted_texts(prompt: str, inputs: Seq[ModelInput]) -> Seq[ModelInput]:
     return [before + value + behind if isinstance(value, str) else value for value in inputs]
 
 
-def _scores(manifest: Manifest, answer: Answer, raw: bool) -> Scores:
-    classification = manifest.classification
-    assert classification is not None  # require("classify") has passed
-    logits = np.stack([row["logits"] for row in answer.rows])
-    values = logits if raw else apply_function(logits, classification.function)
-    return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
+async def _computed(rows: Seq[Row], output: str, function: Callable[[Float32Array], Float32Array]) -> Float32Array:
+    """``function`` of the ``output`` of all ``rows``, float32 [n, width]."""
+
+    def work() -> Float32Array:
+        parts = [row[output] for row in rows]
+        return function(np.stack(parts) if len(parts) > 1 else parts[0][None])
+
+    return await off_loop(work) if len(rows) * rows[0][output].size > _MANY_NUMBERS else work()
+
+
+def _cut(vectors: Float32Array, dimensions: int | None, normalize: bool) -> Float32Array:
+    return unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
+
+
+def _token_vectors(answer: Answer, role: Role | None, unit: bool) -> list[Float32Array]:
+    """Takes the rows out of ``answer``: they are the largest of all, and should not lie in memory twice."""
+    kept: Seq[npt.NDArray[np.bool_]] | None = None
+    if role is not None and role.skip_ids:
+        ids = np.concatenate([encoding.input_ids for encoding in answer.encodings])
+        ends = np.cumsum([encoding.num_tokens for encoding in answer.encodings])
+        kept = np.split(~np.isin(ids, role.skip_ids), ends[:-1])  # at once: a call of isin costs 13 us for any text
+    vectors = []
+    for index, row in enumerate(answer.rows):
+        rows = row["token_embedding"] if kept is None else row["token_embedding"][kept[index]]
+        vectors.append(unit_length(rows) if unit else rows)
+        answer.rows[index] = {}
+    return vectors
+
+
+def _sparse_vectors(answer: Answer, special: frozenset[int], top_k: int | None) -> list[SparseVector]:
+    vectors: list[SparseVector] = [
+        (row["indices"].astype(np.int32, copy=False), row["weights"])
+        if "weights" in row
+        else _lexical(row["token_weights"][:, 0], encoding.input_ids, special)
+        for row, encoding in zip(answer.rows, answer.encodings, strict=True)
+    ]
+    return vectors if top_k is None else [_largest(vector, top_k) for vector in vectors]
 
 
 def _check_dimensions(manifest: Manifest, dimensions: int | None) -> None:
@@ -384,9 +428,10 @@ def _filled(body: str, parts: dict[str, str]) -> str:
     return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], body)
 
 
-def _nonzero(weights: Float32Array) -> SparseVector:
-    indices = np.flatnonzero(weights > 0).astype(np.int32)
-    return indices, weights[indices]
+def _nonzero(row: Row) -> dict[str, Any]:
+    """The weights of a row that are above zero, and their places: some hundred of a vocabulary."""
+    indices = np.flatnonzero(row["sparse"] > 0).astype(np.int32)
+    return {"indices": indices, "weights": row["sparse"][indices]}
 
 
 def _largest(vector: SparseVector, top_k: int) -> SparseVector:

@@ -9,22 +9,23 @@ import functools
 import json
 import logging
 import os
+import queue
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import tokenizers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Expansion, Int32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
+from bei.long_texts import PIECE_CHARS, Tokens, UncuttableTextError, tokens_in_pieces
 from bei.word_cache import WordCache, treats_words_alone
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ _LEAST_CHARS = 1 << 16
 # The cut goes through a word, whose tokens it changes. So many tokens behind the last kept one are proof that it went
 # through another word: WordPiece makes at most 100 of one.
 _SETTLED_TOKENS = 128
+
+# Of a text that is tokenized whole and cannot be cut into pieces: the library takes 100 MB for it.
+_MOST_CHARS_AT_ONCE = 250_000
 
 # A text, or a pair of texts that the model reads together.
 Input: TypeAlias = "str | tuple[str, str]"
@@ -114,12 +118,17 @@ class TextEncoder:
             self._num_special = single.num_special
         self._marks_continuations = bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
 
-    def encode(self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED) -> list[Encoding]:
-        """One encoding an input. Raises InvalidRequestError where one is too long and may not be cut."""
+    def encode(
+        self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED, common: CommonText | None = None
+    ) -> list[Encoding]:
+        """One encoding an input. ``common`` is of the request that the inputs are a chunk of.
+
+        Raises InvalidRequestError where one is too long and may not be cut.
+        """
         truncate = self._auto_truncate if options.truncate is None else options.truncate
         words = self._words if options.is_plain else None
         if words is None or not all(isinstance(text, str) for text in inputs):
-            encodings = self._encode_by_library(inputs, options)
+            encodings = self._encode_by_library(inputs, options, common)
         else:
             texts = [text for text in inputs if isinstance(text, str)]
             encodings = [
@@ -172,36 +181,63 @@ class TextEncoder:
         kept = self._before + ids[:room] + self._behind
         return Encoding(np.frombuffer(kept, np.int32), None, truncated=len(ids) > room)
 
-    def _encode_by_library(self, inputs: Seq[Input], options: EncodingOptions) -> list[Encoding]:
+    def _encode_by_library(
+        self, inputs: Seq[Input], options: EncodingOptions, common: CommonText | None = None
+    ) -> list[Encoding]:
         """Whatever the options ask for. The library tokenizes texts, one by one; what they lose and what stands around
         them is done here, because its truncation is state of the tokenizer, and the cost of a pair's is quadratic."""
         groups = [(text,) if isinstance(text, str) else text for text in inputs]
+        show = partial(self._show, options=options)
+        if common is not None and common.stands_in(groups):
+            show = partial(common.show, show)
         texts = list(dict.fromkeys(text for group in groups for text in group))  # a query stands in many pairs
-        shown = dict(zip(texts, self._show(texts, options), strict=True))
-        return [self._joined([shown[text] for text in group], options) for group in groups]
+        shown = dict(zip(texts, show(texts), strict=True))
+        return [self._joined([shown[text] for text in group], options, show) for group in groups]
 
     def _show(self, texts: Seq[str], options: EncodingOptions, *, most: bool = False) -> list[_Shown]:
         """Tokenize as much of each text as fills the model, or as may ever be shown."""
         limit = self._limit(options)
         most_chars = max(_LEAST_CHARS, limit * _MOST_CHARS_PER_TOKEN)
         first = most_chars if most else limit * _CHARS_PER_TOKEN
-        encode_batch = self._tokenizer.encode_batch if options.with_spans else self._tokenizer.encode_batch_fast
 
-        def encode(texts: Seq[str], num_chars: int) -> list[tokenizers.Encoding]:
+        def encode(texts: Seq[str], num_chars: int) -> list[Tokens]:
             side = slice(None, num_chars) if options.direction == "right" else slice(-num_chars, None)
-            encoded: list[tokenizers.Encoding] = encode_batch([text[side] for text in texts], add_special_tokens=False)
-            return encoded
+            return self._tokens([text[side] for text in texts], options)
 
         shown = []
-        for text, encoded in zip(texts, encode(texts, first), strict=True):
+        for text, tokens in zip(texts, encode(texts, first), strict=True):
             num_chars = first
-            while num_chars < min(len(text), most_chars) and len(encoded) < limit + _SETTLED_TOKENS:
+            while num_chars < min(len(text), most_chars) and len(tokens.ids) < limit + _SETTLED_TOKENS:
                 num_chars = min(4 * num_chars, most_chars)  # few, long tokens: show more
-                encoded = encode([text], num_chars)[0]
-            shown.append(_Shown(text, min(num_chars, len(text)), encoded, np.array(encoded.ids, np.int32)))
+                tokens = encode([text], num_chars)[0]
+            shown.append(_Shown(text, min(num_chars, len(text)), tokens))
         return shown
 
-    def _joined(self, parts: Seq[_Shown], options: EncodingOptions) -> Encoding:
+    def _tokens(self, texts: Seq[str], options: EncodingOptions) -> list[Tokens]:
+        """All tokens of ``texts``; of long ones piece by piece where their tokenizer can."""
+        with_spans = options.with_spans
+        batch = self._tokenizer.encode_batch if with_spans else self._tokenizer.encode_batch_fast
+        at_once = iter(batch([text for text in texts if len(text) <= PIECE_CHARS], add_special_tokens=False))
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        found = []
+        for text in texts:
+            if len(text) <= PIECE_CHARS:
+                found.append(Tokens.of(next(at_once), with_spans=with_spans))
+                continue
+            try:
+                tokens = tokens_in_pieces(text, encode, with_spans=with_spans, most_chars=_MOST_CHARS_AT_ONCE)
+            except UncuttableTextError:
+                if options.whole:  # whose size nothing bounds
+                    raise InvalidRequestError(
+                        f"A text has {len(text)} characters, and this model's tokenizer cannot read it in pieces; at "
+                        f"once it takes up to {_MOST_CHARS_AT_ONCE}: split it.",
+                        "inputs",
+                    ) from None
+                tokens = Tokens.of(encode(text), with_spans=with_spans)
+            found.append(tokens)
+        return found
+
+    def _joined(self, parts: Seq[_Shown], options: EncodingOptions, show: _Show) -> Encoding:
         """The encoding of one or two texts, cut to what the model takes."""
         assert len(parts) == 1 or not options.framed  # a frame holds one text
         layout = self._framed if options.framed else self._layouts[len(parts), options.add_special_tokens]
@@ -215,7 +251,7 @@ class TextEncoder:
         kept = kept_lengths([len(part.ids) for part in parts], room)
         if len(set(kept)) == 2 and min(kept) == room // 2 and not all(part.is_whole for part in parts):
             # The longer of two long texts keeps one token more: which it is shows in their ends.
-            parts = self._show([part.text for part in parts], options, most=True)
+            parts = show([part.text for part in parts], most=True)
             kept = kept_lengths([len(part.ids) for part in parts], room)
         cuts = [
             slice(0, num_kept) if options.direction == "right" else slice(len(part.ids) - num_kept, None)
@@ -238,10 +274,12 @@ class TextEncoder:
         token begins one: so does transformers' token classification pipeline (for blanks other than spaces too).
         """
         start = 0 if options.direction == "right" else len(part.text) - part.num_chars
-        offsets = np.array(part.encoded.offsets, np.int32).reshape(-1, 2)[cut] + np.int32(start)
+        assert part.tokens.offsets is not None  # they were asked for
+        assert part.tokens.words is not None
+        offsets = part.tokens.offsets[cut] + np.int32(start)
         ids = part.ids[cut]
         if self._marks_continuations:
-            words = np.array(part.encoded.word_ids, np.int32)[cut]
+            words = part.tokens.words[cut]
         else:
             begins = np.array([_at_blank(part.text, first) for first in offsets[:, 0].tolist()], np.bool_)
             words = np.cumsum(begins | (ids == self._unknown_id), dtype=np.int32)
@@ -267,12 +305,49 @@ class _Shown(NamedTuple):
 
     text: str
     num_chars: int
-    encoded: tokenizers.Encoding
-    ids: Int32Array
+    tokens: Tokens
+
+    @property
+    def ids(self) -> Int32Array:
+        return self.tokens.ids
 
     @property
     def is_whole(self) -> bool:
         return self.num_chars == len(self.text)
+
+
+class _Show(Protocol):
+    """The tokens of texts, as ``TextEncoder._show`` gives them for one request's options."""
+
+    def __call__(self, texts: Seq[str], *, most: bool = False) -> list[_Shown]: ...
+
+
+class CommonText:
+    """The tokens of the text with which all pairs of a request begin, its query: made once, for all of its chunks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # of two chunks at once, one makes them and the other waits
+        self._text: str | None = None
+        self._shown: dict[bool, _Shown] = {}  # by how much of the text is shown
+
+    def stands_in(self, groups: Seq[tuple[str, ...]]) -> bool:
+        """Whether ``groups`` are pairs that begin with one text, that of the chunks before."""
+        text = groups[0][0]
+        if any(len(group) != 2 or group[0] != text for group in groups):
+            return False
+        with self._lock:
+            self._text = text if self._text is None else self._text
+            return self._text == text
+
+    def show(self, show: _Show, texts: Seq[str], *, most: bool = False) -> list[_Shown]:
+        """As ``show``."""
+        with self._lock:
+            if self._text in texts and most not in self._shown:
+                assert self._text is not None
+                (self._shown[most],) = show([self._text], most=most)
+            common = self._shown.get(most)
+        others = iter(show([text for text in texts if text != self._text], most=most))
+        return [common if common is not None and text == self._text else next(others) for text in texts]
 
 
 def _at_blank(text: str, index: int) -> bool:
@@ -293,25 +368,28 @@ class _Job(NamedTuple):
     on_encoded: OnEncoded
     on_failed: OnFailed
     is_cancelled: Callable[[], bool]
+    common: CommonText
 
 
 class TokenizerPool:
-    """Threads that tokenize chunks of requests: urgent ones first, otherwise in the order of submission.
+    """Threads that tokenize chunks of requests, in the order of submission.
 
-    ``num_threads`` threads take any chunk; one more takes urgent ones only, so that an urgent text never waits for the
-    end of another chunk. The pool's queue is bounded by admission, which counts every text until it is answered.
+    Urgent chunks have ``num_threads`` threads and all others as many, so that an urgent text never waits for the end of
+    another chunk; the operating system shares the cores between them. The queues are bounded by admission, which counts
+    every text until it is answered.
     """
 
     def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
         self._encoder = encoder
-        self._urgent: deque[_Job] = deque()
-        self._others: deque[_Job] = deque()
-        self._is_closing = False
-        lock = threading.Lock()
-        self._urgent_wakes = threading.Condition(lock)
-        self._wakes = threading.Condition(lock)
-        self._threads = [self._start(index) for index in range(num_threads)]
-        self._threads.append(self._start(num_threads, only_urgent=True))
+        self._urgent: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._others: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, args=(jobs,), name=f"bei-tokenizer-{kind}-{index}", daemon=True)
+            for kind, jobs in (("urgent", self._urgent), ("bulk", self._others))
+            for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(
         self,
@@ -324,17 +402,10 @@ class TokenizerPool:
         is_urgent: bool = False,
     ) -> None:
         """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread."""
-        jobs = [
-            _Job(start, inputs[start:stop], options, on_encoded, on_failed, is_cancelled)
-            for start, stop in chunks_of(inputs)
-        ]
-        with self._wakes:
-            if is_urgent:
-                self._urgent.extend(jobs)
-                self._urgent_wakes.notify()
-            else:
-                self._others.extend(jobs)
-            self._wakes.notify(len(jobs))
+        common = CommonText()
+        jobs = self._urgent if is_urgent else self._others
+        for start, stop in chunks_of(inputs):
+            jobs.put(_Job(start, inputs[start:stop], options, on_encoded, on_failed, is_cancelled, common))
 
     @property
     def is_alive(self) -> bool:
@@ -343,37 +414,18 @@ class TokenizerPool:
 
     def close(self) -> None:
         """Finish what is queued, then end the threads."""
-        with self._wakes:
-            self._is_closing = True
-            self._wakes.notify_all()
-            self._urgent_wakes.notify_all()
+        for _ in range(len(self._threads) // 2):
+            self._urgent.put(None)
+            self._others.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _start(self, index: int, *, only_urgent: bool = False) -> threading.Thread:
-        thread = threading.Thread(target=self._work, args=(only_urgent,), name=f"bei-tokenizer-{index}", daemon=True)
-        thread.start()
-        return thread
-
-    def _take(self, only_urgent: bool) -> _Job | None:
-        """The next chunk, waiting for one if need be; None when the pool has closed and nothing is left."""
-        wakes = self._urgent_wakes if only_urgent else self._wakes
-        with wakes:
-            while True:
-                if self._urgent:
-                    return self._urgent.popleft()
-                if self._others and not only_urgent:
-                    return self._others.popleft()
-                if self._is_closing:
-                    return None
-                wakes.wait()
-
-    def _work(self, only_urgent: bool) -> None:
-        while (job := self._take(only_urgent)) is not None:
+    def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
+        while (job := jobs.get()) is not None:
             if job.is_cancelled():
                 continue
             try:
-                job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options))
+                job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options, job.common))
             except BeiError as error:
                 job.on_failed(error)
             except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
@@ -383,6 +435,9 @@ class TokenizerPool:
 
 def chunks_of(inputs: Seq[Input]) -> Iterator[tuple[int, int]]:
     """Where the chunks of ``inputs`` begin and end: at most ``CHUNK`` inputs, and not many characters."""
+    if len(inputs) == 1:
+        yield 0, 1
+        return
     start = num_chars = 0
     for index, value in enumerate(inputs):
         length = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])

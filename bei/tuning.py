@@ -37,9 +37,11 @@ _METHOD = 1
 # The distributions whose version decides how fast an engine is.
 _LIBRARIES = {"cpu": "openvino", "cuda": "torch", "tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-# The grid. Lengths are widths that engines like and widths between; totals double up to the largest step.
-_LENGTHS = (8, 16, 24, 32, 48, 64, 104, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_TOTALS = (1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# The grid: lengths and totals as texts have them. Powers of two alone would flatter the engine: matrix kernels like
+# aligned sizes, which traffic rarely has (docs/decisions.md, "What a step costs").
+_LENGTHS = (7, 12, 20, 32, 45, 64, 84, 110, 160, 250, 350, 512, 900, 1700, 3500, 7000, 14000, 28000)
+_TOTALS = (1, 30, 60, 120, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000)
+_COARSE = 3
 # Shapes measured whatever the budget, else there would be nothing to fit.
 _MIN_SHAPES = 6
 # Each shape runs once to compile its kernels, then once a pass. Passes end when they find little that is faster: this
@@ -81,34 +83,35 @@ def measured_steps(
     vocab_size: int = 1,
     clock: Clock = time.perf_counter,
 ) -> list[Sample]:
-    """Run shapes from a grid within ``engine.info.limits``, small ones first.
+    """Run shapes from a grid within ``engine.info.limits``: a coarse grid, small shapes first, then what lies between.
 
     Every shape is run once to compile its kernels, then several times, in turn with all others, so that a disturbance
     of a second spoils no shape; its shortest time counts. All streams run the same shape at once. Shapes that would
     not fit into ``budget_s`` are left out, the largest ones therefore. ``on_progress(done, total)`` counts runs.
     Raises EngineError.
     """
-    shapes = grid(engine.info.limits)
+    shapes = _coarse_first(grid(engine.info.limits))
     batches = [_batch(lengths, vocab_size) for lengths in shapes]
     report = on_progress or _ignore
     total, done = len(shapes) * (1 + _MIN_PASSES), 0
     started = clock()
+    best: dict[int, float] = {}  # by shape
+    seconds_per_size = 0.0
     with _Streams(engine, clock) as streams:
-        best: list[float] = []
         for index, batch in enumerate(batches):
-            if index >= _MIN_SHAPES:
-                expected = 2 * best[-1] * _size(shapes[index]) / _size(shapes[index - 1])
-                if clock() - started + expected > _FIRST_PASS * budget_s:
-                    break
+            expected = 2 * seconds_per_size * _size(shapes[index])
+            if len(best) >= _MIN_SHAPES and clock() - started + expected > _FIRST_PASS * budget_s:
+                continue
             streams.run(batch)
-            best.append(streams.run(batch))
+            best[index] = streams.run(batch)
+            seconds_per_size = best[index] / _size(shapes[index])
             done += 2
             report(done, total)
         for index_of_pass in range(1, _MAX_PASSES):
             num_improved = 0
-            for index, previous in enumerate(best):
-                if clock() - started > budget_s:
-                    break
+            for index, previous in best.items():
+                if clock() - started + previous > budget_s:
+                    continue
                 best[index] = min(previous, streams.run(batches[index]))
                 num_improved += best[index] < (1 - _IMPROVEMENT) * previous
                 done = min(done + 1, total)
@@ -118,8 +121,15 @@ def measured_steps(
     report(total, total)
     return [
         Sample(sum(lengths), len(lengths), max(lengths), seconds)
-        for lengths, seconds in zip(shapes, best, strict=False)
+        for lengths, seconds in ((shapes[index], seconds) for index, seconds in best.items())
     ]
+
+
+def _coarse_first(shapes: list[list[int]]) -> list[list[int]]:
+    """Every third shape, the largest among them, then the others: what a slow engine has time for covers all sizes."""
+    order = [*range(len(shapes))]
+    coarse = order[::-1][::_COARSE][::-1]
+    return [shapes[index] for index in [*coarse, *sorted(set(order) - set(coarse))]]
 
 
 def _size(lengths: Seq[int]) -> int:

@@ -12,6 +12,7 @@ every word anew; otherwise words that are frequent are known after a while, as o
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 from collections import defaultdict
@@ -55,7 +56,8 @@ def main() -> None:
         artifact = built(minilm_folder(), "bf16", Path(scratch))
         engine = load_engine(artifact.engine_dir, artifact.manifest)
         engine.warmup()
-        servers = kinds([artifact.path], options.serve, options.before, options.serve_before)
+        models = {artifact.path: minilm_folder()}
+        servers = kinds(models, options.serve, options.before, options.serve_before, Path(scratch))
         with Fleet(servers, Path(scratch) / "home") as fleet:
             rounds = Rounds(artifact, engine, fleet, options.scale, cold=options.cold)
             texts_per_s = alternate(rounds.sides(list(servers)), options.repetitions, rounds.prepare)
@@ -126,8 +128,8 @@ class Rounds:
         return len(bodies) * texts_a_body / outcome.elapsed_s
 
     def _alone(self, name: str) -> float:
-        batches = self._batches[name]
-        return engine_rate(self._engine, batches, sum(batch.batch_size for batch in batches))
+        num_texts = self._counts[_AS_SINGLE] if name == ENGINE_SINGLE else self._num_bulk
+        return engine_rate(self._engine, self._batches[name], num_texts)
 
 
 def single(server: str, concurrency: int) -> str:
@@ -149,12 +151,11 @@ def summary(
         of_engine = {single(server, c): ratio(texts_per_s, single(server, c), ENGINE_SINGLE) for c in SINGLES}
         for engine in (ENGINE_BULK, ENGINE_IN_FLIGHT):
             of_engine[f"{bulk_of(server)} / {engine}"] = ratio(texts_per_s, bulk_of(server), engine)
-        steps = list(SINGLES)
         results[server] = {
             "of the engine alone": of_engine,
             "single texts, at a concurrency / at the one below": {
                 f"{more} / {fewer}": ratio(texts_per_s, single(server, more), single(server, fewer))
-                for fewer, more in zip(steps, steps[1:], strict=False)
+                for fewer, more in itertools.pairwise(SINGLES)
             },
         }
     for other in servers[1:]:
@@ -179,7 +180,8 @@ def plot(texts_per_s: Mapping[str, Mapping[str, Any]], servers: list[str]) -> No
         medians = [side["median"] for side in sides]
         spread = [[m - side["min"] for m, side in zip(medians, sides, strict=True)]]
         spread.append([side["max"] - m for m, side in zip(medians, sides, strict=True)])
-        left.errorbar(list(SINGLES), medians, spread, marker="o", color=colors[server], capsize=3, label=server)
+        places = [concurrency * (1.0 if server == NOW else 1.07) for concurrency in SINGLES]
+        left.errorbar(places, medians, spread, marker="o", color=colors[server], capsize=3, label=server)
         for place, (concurrency, median) in enumerate(zip(SINGLES, medians, strict=True)):
             if server == NOW:
                 end = place == len(SINGLES) - 1
@@ -191,20 +193,21 @@ def plot(texts_per_s: Mapping[str, Mapping[str, Any]], servers: list[str]) -> No
                     ha="right" if end else "left",
                     fontsize=8.5,
                     color=colors[server],
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
                 )
     left.set(xscale="log", title="single texts of 29 tokens, texts a second", xlabel="requests at once")
     left.set_xticks(list(SINGLES), [str(concurrency) for concurrency in SINGLES])
     left.minorticks_off()
     left.set_ylim(0)
     left.legend(loc="lower right")
-    sides = {
+    shown = {
         "engine, all texts known": (ENGINE_BULK, GREY),
         "engine, texts in flight": (ENGINE_IN_FLIGHT, GREY),
         **{server: (bulk_of(server), colors[server]) for server in servers},
     }
-    values = [texts_per_s[name]["values"] for name, _ in sides.values()]
-    bars(right, list(sides), values, [color for _, color in sides.values()])
-    right.set(title="requests of 32 passages, concurrency 4, texts a second")
+    values = [texts_per_s[name]["values"] for name, _ in shown.values()]
+    bars(right, list(shown), values, [color for _, color in shown.values()])
+    right.set(title="requests of 32 passages, texts a second")
     save(figure, "closed-loop")
 
 

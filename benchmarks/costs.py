@@ -1,16 +1,18 @@
 """How well the cost model predicts steps of shapes it was not fitted to. The engine alone.
 
-    python -m benchmarks.costs [--shapes minilm bert-base] [--rounds 5]
+    python -m benchmarks.costs [--shapes minilm bert-base] [--rounds 5] [--cpu-time]
 
 The model is measured and fitted as at a server's first start. Then batches of other lengths are timed: equal lengths,
 batches that the server cuts from mixed lengths, and mixed lengths in order of arrival. All of them run once a round,
-and the shortest time counts, as in the fit. Simpler models are fitted to the same measurements.
+and the shortest time counts, as in the fit. Simpler models are fitted to the same measurements. ``--cpu-time``: an
+engine of one thread, timed by what its process uses, for machines on which other work runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,12 @@ import numpy as np
 from bei.core import Encoding, Engine, Limits, PackedBatch
 from bei.costs import CostModel, Sample, fit, nonnegative_least_squares
 from bei.engine import load_engine
-from bei.tuning import measured_steps
+from bei.tuning import Clock, measured_steps
 from benchmarks.common import batches_in_flight, mixed_lengths, random_encodings, seconds, write
 from benchmarks.models import built, checkpoint_folder
 
 # None of them is in the grid of bei.tuning.
-_EQUAL_LENGTHS = (5, 12, 20, 37, 57, 75, 90, 119, 150, 220, 300, 430)
+_EQUAL_LENGTHS = (5, 15, 24, 37, 57, 75, 96, 128, 150, 220, 300, 430)
 _BATCHES_PER_GROUP = 24
 
 Predict = Callable[[int, int, int], float]
@@ -36,22 +38,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=("minilm", "bert-base"), default=["minilm", "bert-base"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         for shape in options.shapes:
-            write(f"costs-{shape}", measure(shape, options.rounds, Path(scratch)))
+            name = f"costs-{shape}{'-cpu-time' if options.cpu_time else ''}"
+            write(name, measure(shape, options.rounds, Path(scratch), cpu_time=options.cpu_time))
 
 
-def measure(shape: str, rounds: int, scratch: Path) -> dict[str, Any]:
+def measure(shape: str, rounds: int, scratch: Path, *, cpu_time: bool) -> dict[str, Any]:
     """Errors of one engine's model."""
     artifact = built(checkpoint_folder(shape, scratch), "bf16", scratch, max_seq_len=512)
-    engine = load_engine(artifact.engine_dir, artifact.manifest)
+    clock = time.process_time if cpu_time else time.perf_counter
+    engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_threads": 1} if cpu_time else {})
     engine.warmup()
     vocab_size = artifact.manifest.spec.vocab_size
     samples: list[Sample] = []
-    measuring_s = seconds(lambda: samples.extend(measured_steps(engine, vocab_size=vocab_size)))
+    measuring_s = seconds(lambda: samples.extend(measured_steps(engine, vocab_size=vocab_size, clock=clock)))
     limits = engine.info.limits
-    groups = {name: _timed(engine, batches, rounds) for name, batches in _groups(limits, vocab_size).items()}
+    groups = _timed(engine, _groups(limits, vocab_size), rounds, clock)
     engine.close()
     model = fit(samples, limits)
     assumed = CostModel.assumed(limits)
@@ -108,19 +113,26 @@ def _packed(lengths: list[int], vocab_size: int) -> PackedBatch:
     return PackedBatch.from_encodings([Encoding(rng.integers(0, vocab_size, n).astype(np.int32)) for n in lengths])
 
 
-def _timed(engine: Engine, batches: list[PackedBatch], rounds: int) -> list[tuple[Sample, float]]:
-    """Every batch with its shortest time, and the median one."""
+def _timed(
+    engine: Engine, groups: dict[str, list[PackedBatch]], rounds: int, clock: Clock
+) -> dict[str, list[tuple[Sample, float]]]:
+    """Every batch with its shortest time, and the median one. Each round has an order of its own, over all groups."""
+    batches = [batch for group in groups.values() for batch in group]
+    rng = np.random.default_rng(0)
     times = np.zeros((rounds + 1, len(batches)))
     for row in times:  # the first one compiles
-        for index, batch in enumerate(batches):
-            row[index] = seconds(lambda batch=batch: engine.run(batch))  # type: ignore[misc]
-    return [
+        for index in rng.permutation(len(batches)):
+            started = clock()
+            engine.run(batches[index])
+            row[index] = clock() - started
+    steps = iter(
         (
             Sample(batch.num_tokens, batch.batch_size, int(np.diff(batch.cu_seqlens).max()), float(column[1:].min())),
             float(np.median(column[1:])),
         )
         for batch, column in zip(batches, times.T, strict=True)
-    ]
+    )
+    return {name: [next(steps) for _ in group] for name, group in groups.items()}
 
 
 def _regression(samples: list[Sample], features: Callable[[int, int, int], list[float]]) -> Predict:
@@ -129,13 +141,22 @@ def _regression(samples: list[Sample], features: Callable[[int, int, int], list[
     return lambda *shape: float(np.dot(features(*shape), found))
 
 
-def _errors(predict: Predict, groups: dict[str, list[tuple[Sample, float]]]) -> dict[str, dict[str, float]]:
-    """Relative errors, by group."""
-    errors = {name: [abs(predict(*s[:3]) / s.seconds - 1) for s, _ in steps] for name, steps in groups.items()}
-    errors["all"] = [error for group in errors.values() for error in group]
+def _errors(predict: Predict, groups: dict[str, list[tuple[Sample, float]]]) -> dict[str, Any]:
+    """Relative errors by group: of the predictions, and of the same scaled so that half of them are too high.
+
+    The second is what remains once the speed has been corrected online: an error of the shape alone.
+    """
+    ratios = {name: np.array([predict(*s[:3]) / s.seconds for s, _ in steps]) for name, steps in groups.items()}
+    ratios["all"] = np.concatenate(list(ratios.values()))
+    middle = float(np.median(ratios["all"]))
     return {
-        name: {"median": round(float(np.median(group)), 3), "p90": round(float(np.quantile(group, 0.9)), 3)}
-        for name, group in errors.items()
+        name: {
+            "median": round(float(np.median(np.abs(group - 1))), 3),
+            "p90": round(float(np.quantile(np.abs(group - 1), 0.9)), 3),
+            "median, speed corrected": round(float(np.median(np.abs(group / middle - 1))), 3),
+            "p90, speed corrected": round(float(np.quantile(np.abs(group / middle - 1), 0.9)), 3),
+        }
+        for name, group in ratios.items()
     }
 
 

@@ -135,9 +135,9 @@ def drive(
     return Load(outcomes, answer["started_s"], answer["elapsed_s"], answer["cpu_s"])
 
 
-def closed_loop(port: int, concurrency: int, bodies: Sequence[str]) -> tuple[Outcome, Load]:
-    """Send every body once to the embeddings route. All must be answered with 200."""
-    load = drive(port, [Stream("all", bodies, concurrency=concurrency)])
+def closed_loop(port: int, concurrency: int, bodies: Sequence[str], path: str = EMBEDDINGS) -> tuple[Outcome, Load]:
+    """Send every body once. All must be answered with 200."""
+    load = drive(port, [Stream("all", bodies, path, concurrency=concurrency)])
     return load["all"].must_be_ok(), load
 
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import heapq
 import json
+import resource
+import select
 import selectors
 import socket
 import sys
@@ -30,7 +32,6 @@ from collections.abc import Callable
 from typing import Any
 
 BROKEN, UNANSWERED = 0, -1
-_SELECT_LIMIT = 500  # connections up to which select() serves: its timeouts are exact to 0.1 ms, epoll's to 1 ms
 _KEPT = 400  # bytes of an error's body
 _ERRORS_KEPT = 5
 _AFTER_BREAK_S = 0.01
@@ -42,7 +43,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.status = 0
-        self.headers: dict[bytes, bytes] = {}
+        self._head = b""
         self.kept = bytearray()
         self._buffer = bytearray()
         self._left = 0  # bytes of the body, or of its chunk with the line end behind it
@@ -58,6 +59,13 @@ class Answer:
         """Whether the body goes on until the server closes."""
         return self._read == self._read_rest
 
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header, in lower case as ``name`` must be; None where there is none."""
+        start = self._head.find(b"\r\n" + name + b":")
+        if start < 0:
+            return None
+        return self._head[start + len(name) + 3 :].split(b"\r\n", 1)[0].strip()
+
     def feed(self, data: bytes) -> bool:
         """Take the next piece; whether the answer is whole."""
         self._buffer += data
@@ -72,22 +80,19 @@ class Answer:
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return False
-        first, *lines = bytes(self._buffer[:end]).split(b"\r\n")
+        self._head = bytes(self._buffer[:end]).lower()
         del self._buffer[: end + 4]
-        status = int(first.split(b" ", 2)[1])
+        status = int(self._head[9:12])
         if status < 200:  # an interim answer: the true one follows
             return None
         self.status = status
-        for line in lines:
-            name, _, value = line.partition(b":")
-            self.headers[name.lower()] = value.strip()
         if status in _NO_BODY:
             return True
-        if self.headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
-            self._read = self._read_chunk_size
-        elif b"content-length" in self.headers:
-            self._left = int(self.headers[b"content-length"])
+        if (length := self.header(b"content-length")) is not None:
+            self._left = int(length)
             self._read = self._read_counted
+        elif (self.header(b"transfer-encoding") or b"").endswith(b"chunked"):
+            self._read = self._read_chunk_size
         else:
             self._read = self._read_rest
         return None
@@ -183,13 +188,16 @@ class _Stream:
 
     def record(self, request: _Request, done_s: float, answer: Answer | None, status: int) -> float | None:
         """Write a row; seconds after which this stream's policy tries again, or None."""
-        headers = answer.headers if answer is not None else {}
-        seconds, milliseconds = _number(headers.get(b"retry-after")), _number(headers.get(b"retry-after-ms"))
+        seconds = milliseconds = None
+        if answer is not None and status != 200:
+            seconds, milliseconds = _number(answer.header(b"retry-after")), _number(answer.header(b"retry-after-ms"))
         self.rows.append(
             (request.index, request.attempt, request.due_s, request.sent_s, done_s, status, seconds, milliseconds)
         )
         if status != 200 and answer is not None and len(self.errors) < _ERRORS_KEPT:
-            self.errors.append(f"{status} {bytes(answer.kept).decode(errors='replace')}")
+            error = f"{status} {bytes(answer.kept).decode(errors='replace')}"
+            if error not in self.errors:
+                self.errors.append(error)
         if status not in (429, 503) or self.retry == "never":
             return None
         if self.retry == "poll":
@@ -241,8 +249,7 @@ class Driver:
         self._patience_s: float = task.get("patience_s", 300.0)
         self._streams = [_Stream(spec) for spec in task["streams"]]
         self._lead = next((stream for stream in self._streams if stream.name == task.get("lead")), None)
-        most = sum(stream.most_connections for stream in self._streams)
-        self._selector = selectors.SelectSelector() if most <= _SELECT_LIMIT else selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._timers: list[tuple[float, int, _Stream, _Request | None]] = []  # None: the next
         self._num_timers = 0
         self._stopped_s: float | None = None
@@ -260,7 +267,7 @@ class Driver:
                 self._set_timer(stream.arrivals[0], stream, None)
         while self._goes_on():
             self._fire_timers()
-            for key, events in self._selector.select(self._timeout()):
+            for key, events in self._wait():
                 self._handle(key.data, events)
         self._give_up()
         return {
@@ -302,6 +309,13 @@ class Driver:
             if connection.request is not None:
                 self._finish(connection.stream, connection.request, None, UNANSWERED)
             connection.socket.close()
+
+    def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
+        timeout = self._timeout()
+        if self._timers:  # epoll waits whole milliseconds, select is exact to 0.1 ms: arrivals should be in time
+            select.select([self._selector.fileno()], [], [], timeout)
+            timeout = 0
+        return self._selector.select(timeout)
 
     def _timeout(self) -> float:
         limits = [1.0]
@@ -387,7 +401,7 @@ class Driver:
         request, answer, stream = connection.request, connection.answer, connection.stream
         assert request is not None
         connection.request = None
-        if answer.headers.get(b"connection", b"").lower() == b"close" or connection.unsent:
+        if answer.header(b"connection") == b"close" or connection.unsent:
             self._drop(connection)
         else:
             stream.idle.append(connection)
@@ -454,5 +468,12 @@ def _number(value: bytes | None) -> float | None:
         return None
 
 
+def _allow_files() -> None:
+    """As many open connections as the system lets this process have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 if __name__ == "__main__":
+    _allow_files()
     json.dump(Driver(json.load(sys.stdin)).run(), sys.stdout)

@@ -4,9 +4,9 @@
 
 Cases: ``requests-256``: requests of 256 passages at concurrency 4. ``request-2048``: one request of 2,048 texts of 256
 tokens at a time. ``two-models``: the first, on one of two models, single texts on the other or on the same one. Each
-measures single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when they
-were due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready`` and
-``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met.
+measures single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when
+they were due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready``
+and ``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def main() -> None:
         samples: dict[str, Samples] = {}
         prose = read_prose()
         for case in (CASES[name] for name in options.cases):
-            models = [busy]
+            models = {busy: folder}
             if case.two_models:
-                models.append(built(minilm_folder(), "bf16", Path(scratch), _MAX_TOKENS, "minilm-2").path)
-            servers = kinds(models, options.serve, options.before, options.serve_before)
+                models[built(minilm_folder(), "bf16", Path(scratch), _MAX_TOKENS, "minilm-2").path] = minilm_folder()
+            servers = kinds(models, options.serve, options.before, options.serve_before, Path(scratch))
             with Fleet(servers, Path(scratch) / "home") as fleet:
                 run = Run(case, options, fleet, FirstTime(prose, fleet))
                 samples[case.name] = run.measure()
-                results[case.name] = {**summary(samples[case.name], run.sides), "servers": fleet.described()}
+                results[case.name] = {**summary(case, samples[case.name], run.sides), "servers": fleet.described()}
             prose.new_lap()  # the next case has servers of its own
     write(f"mixed-{options.shape}", {"rate of single texts": options.rate, "cases": results})
     plot(options.shape, samples)
@@ -122,8 +122,10 @@ class Run:
             if repetition == 0:
                 self._samples = Samples()
             for server in dict.fromkeys(side.server for side in self.sides):
-                self._once(f"{server}, alone", server, single_lane="interactive", bulk=False)
                 self._once(f"{server}, alone", server, single_lane="interactive", single=False)
+            for server, same_model in dict.fromkeys((side.server, side.same_model) for side in self.sides):
+                name = alone_name(self.case, server, same_model)
+                self._once(name, server, single_lane="interactive", same_model=same_model, bulk=False)
             for side in self.sides:
                 self._once(side.name, side.server, single_lane=side.lane, same_model=side.same_model)
             print(f"{self.case.name}: {repetition + 1} of {self._options.repetitions}", flush=True)
@@ -185,13 +187,18 @@ class Run:
         samples.client_share[name].append(round(load.client_share, 3))
 
 
-def summary(samples: Samples, sides: list[Side]) -> dict[str, Any]:
+def alone_name(case: Case, server: str, same_model: bool) -> str:
+    """What single texts alone are called: of two models they may be on either."""
+    return f"{server}, alone, the busy model" if case.two_models and same_model else f"{server}, alone"
+
+
+def summary(case: Case, samples: Samples, sides: list[Side]) -> dict[str, Any]:
     """Figures of a case: each kind beside the other against itself alone, on the same server."""
     ratios = {}
     for side in sides:
-        alone = f"{side.server}, alone"
+        alone = alone_name(case, side.server, side.same_model)
         p99, unloaded = (float(latency_ms(samples.single_s[name])["p99"]) for name in (side.name, alone))
-        pairs = zip(samples.bulk_rate[side.name], samples.bulk_rate[alone], strict=True)
+        pairs = zip(samples.bulk_rate[side.name], samples.bulk_rate[f"{side.server}, alone"], strict=True)
         ratios[side.name] = {
             "single texts, P99 / P99 alone": round(p99 / unloaded, 2),
             "single texts, P99 above twice that alone, ms": round(p99 - 2 * unloaded, 1),

@@ -10,6 +10,7 @@ from benchmarks.plots import BLUE, GREY, ORANGE, RED, bars, panels, save, tail, 
 if TYPE_CHECKING:
     from benchmarks.mixed import Samples
 
+_NOTE = "Dots: 99th percentile; latency counts from when a text was due. Bars: medians; marks: repetitions."
 _TITLES = {
     "requests-256": "single texts beside requests of 256 passages, concurrency 4",
     "request-2048": "single texts beside one request of 2,048 texts of 256 tokens",
@@ -34,7 +35,7 @@ def plot(shape: str, cases: Mapping[str, Samples]) -> None:
         )
         right.set(title="bulk work meanwhile, texts a second")
     figure.suptitle(
-        "Dots: 99th percentile; latency counts from when a text was due. Bars: medians; marks: repetitions.",
+        _NOTE,
         fontsize=9,
         x=0.01,
         ha="left",
@@ -43,8 +44,8 @@ def plot(shape: str, cases: Mapping[str, Samples]) -> None:
 
 
 def _look(label: str) -> tuple[str, str]:
-    if label.endswith("alone"):
-        return GREY, "--" if label.startswith("before") else "-"
+    if "alone" in label:
+        return GREY, "--" if label.startswith("before") else ":" if label.endswith("busy model") else "-"
     if label.startswith("before"):
         return RED, "-"
     return (ORANGE if label.endswith(("one lane", "busy model")) else BLUE), "-"

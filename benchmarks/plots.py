@@ -72,6 +72,15 @@ def tail_axes(axes: Any, title: str) -> None:
     axes.set_axisbelow(True)
 
 
+def plain_log(axis: Any) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5, as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 def bars(axes: Any, labels: Sequence[str], values: Sequence[Sequence[float]], colors: Sequence[str]) -> None:
     """A horizontal bar a label at the median of its values, every value a dot on it."""
     places = np.arange(len(labels))[::-1]

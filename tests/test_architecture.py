@@ -28,7 +28,8 @@ LEAVES = {
     "entities": {"bei.core"},
     "packing": {"bei.core"},
     "postprocess": {"bei.core"},
-    "tokenization": {"bei.core", "bei.errors", "bei.layout", "bei.word_cache"},
+    "tokenization": {"bei.core", "bei.errors", "bei.layout", "bei.long_texts", "bei.word_cache"},
+    "long_texts": {"bei.core"},
     "layout": {"bei.core"},
     "word_cache": set(),
 }

@@ -51,6 +51,8 @@ class DeviceGate:
 
     def num_busy(self, user: GateUser) -> int:
         """How many engines share the device now, ``user`` counted in: those that wait for a turn."""
+        if len(self._users) == 1:
+            return 1
         with self._lock:
             return len({place.user for place in self._waiting} | {user})
 

@@ -46,8 +46,10 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         description="Embedding inference server.",
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
-    context = Context(models, config.max_client_batch_size)
-    endpoints = [Endpoint(route, context, config.payload_limit) for route in ROUTES]
+    context = Context(models, config.max_client_batch_size, config.answer_limit)
+    own = embeddings.route(accepts_ids=config.openai_token_ids == "accept")
+    routes = [own if route.path == own.path else route for route in ROUTES]
+    endpoints = [Endpoint(route, context, config.payload_limit) for route in routes]
     for endpoint in endpoints:
         endpoint.add_to(app)
     app.include_router(models_router(models))
@@ -88,10 +90,14 @@ class _Front:
                 await self._app(scope, receive, counting_send)
             else:
                 await _answer(endpoint, scope, receive, counting_send)
+        except ClientDisconnect:  # in the middle of its answer
+            status = 499
+        except BaseException:  # in the middle of its answer: the server closes the connection, and logs the error
+            status = 500
+            raise
         finally:
             route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "unmatched")
-            self._metrics.requests.labels(route, str(status)).inc()
-            self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
+            self._metrics.request(route, status, time.perf_counter() - started)
 
 
 async def _answer(endpoint: Answer, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,8 +15,14 @@ from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser
+from bei.server.rendering import FLOAT_BYTES, Items, items_of
+from bei.service import InferenceService
 from bei.tasks import Scores, classify
 from bei.tokenization import Input
+
+# What JSON takes, about: of a score beside its label, of what stands around the scores of an input.
+_SCORE_BYTES = 33
+_AROUND_BYTES = 60
 
 _PREDICT_FORMS = 'a text; a pair as ["a", "b"]; or a batch of texts and pairs as [["a"], ["b", "c"]]'
 
@@ -88,10 +94,11 @@ async def predict(body: PredictRequest, call: Call) -> Reply:
     service = call.models.able("classify", body.model)
     inputs, is_batch = inputs_of(body.inputs)
     call.check_inputs(inputs, "inputs")
+    call.check_answer(len(inputs) * _ranked_bytes(labels_of(service)))
     ticket = call.admit(service, inputs)
     answer = await classify(service, inputs, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
-    ranked = [by_score(row, answer.labels) for row in answer.values]
-    return Reply(ranked if is_batch else ranked[0], answer.truncated)
+    content = ranked(answer)
+    return Reply(content if is_batch else content.make(0, 1)[0], answer.truncated)
 
 
 async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
@@ -99,10 +106,17 @@ async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
     service = call.models.able("classify", body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     call.check_inputs(texts, "input")
+    call.check_answer(len(texts) * _ranked_bytes(labels_of(service)))
     ticket = call.admit(service, texts)
     answer = await classify(service, texts, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
     is_infinity = body.raw_scores is not None
     return Reply(render(answer, service.name, is_infinity=is_infinity), answer.truncated)
+
+
+def labels_of(service: InferenceService) -> list[str]:
+    """Of a model that classifies."""
+    classification = service.manifest.classification
+    return classification.labels if classification else []
 
 
 def by_score(row: Float32Array, labels: Sequence[str]) -> list[LabelScore]:
@@ -110,23 +124,37 @@ def by_score(row: Float32Array, labels: Sequence[str]) -> list[LabelScore]:
     return [{"score": row[index], "label": labels[index]} for index in np.argsort(-row, kind="stable").tolist()]
 
 
-def by_class(scores: Scores) -> list[ClassProbabilities]:
-    """The best label of each input, and the scores of all."""
-    best = scores.values.argmax(axis=1).tolist()
-    return [
-        {"index": index, "label": scores.labels[best[index]], "probs": list(row), "num_classes": len(row)}
-        for index, row in enumerate(scores.values)
-    ]
+def ranked(scores: Scores) -> Items:
+    """For each input all labels, by descending score."""
+    return items_of(list(scores.values), _ranked_bytes(scores.labels), lambda row: by_score(row, scores.labels))
 
 
-def render(scores: Scores, model: str, *, is_infinity: bool) -> ClassifyResponse:
-    """The response of ``/classify`` in one of its two dialects."""
+def by_class(scores: Scores) -> Items:
+    """ClassProbabilities: the best label of each input, and the scores of all."""
+    values, labels = scores.values, scores.labels
+
+    def items(start: int, stop: int) -> list[dict[str, object]]:
+        best = values[start:stop].argmax(axis=1).tolist()
+        return [
+            {"index": index, "label": labels[best[index - start]], "probs": values[index], "num_classes": len(labels)}
+            for index in range(start, stop)
+        ]
+
+    return Items(len(values), values.size * FLOAT_BYTES + len(values) * _AROUND_BYTES, items)
+
+
+def _ranked_bytes(labels: Sequence[str]) -> int:
+    return sum(len(label) + _SCORE_BYTES for label in labels)
+
+
+def render(scores: Scores, model: str, *, is_infinity: bool) -> dict[str, object]:
+    """The ClassifyResponse in one of its two dialects."""
     return {
         "id": f"classify-{uuid.uuid4().hex}",
         "object": "classify" if is_infinity else "list",
         "created": int(time.time()),
         "model": model,
-        "data": [by_score(row, scores.labels) for row in scores.values] if is_infinity else by_class(scores),
+        "data": ranked(scores) if is_infinity else by_class(scores),
         "usage": usage(scores.num_tokens),
     }
 

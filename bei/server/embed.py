@@ -5,17 +5,22 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
-from bei.server.embeddings import TokenId
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.parsing import parser
+from bei.server.parsing import TokenId, id_lists, parser
+from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.service import ModelInput
 from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens
 
 Vector: TypeAlias = list[float]
+
+_WEIGHT_BYTES = 37  # {"index":12345,"value":0.12345678},
+_LONG_BYTES = 256_000  # of a body: token ids in it may be decoded in pieces
+_WRITTEN = np.zeros((0, 0), np.float32)  # in the place of vectors that are rendered, and need not be kept
 
 
 class TextsRequest(PromptControls, kw_only=True):
@@ -63,6 +68,26 @@ class SimilarityRequest(PromptControls, kw_only=True):
     parameters: PromptControls | None = None
 
 
+class _RawInputs(msgspec.Struct):
+    inputs: msgspec.Raw
+
+
+_decode_request = parser(EmbedRequest)
+_decode_raw_inputs = parser(_RawInputs)
+
+
+def parse_request(content: bytes) -> EmbedRequest:
+    """Long lists of token ids in pieces. Raises InvalidRequestError."""
+    if len(content) > _LONG_BYTES:
+        raw = bytes(_decode_raw_inputs(content).inputs)
+        lists = id_lists(raw)
+        if lists is not None:
+            body = _decode_request(content.replace(raw, b"[]", 1))
+            body.inputs = [*lists]
+            return body
+    return _decode_request(content)
+
+
 def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
     """One entry an input: a text, or its token ids. A list of numbers is one input. Raises InvalidRequestError."""
     if isinstance(given, str):
@@ -82,6 +107,8 @@ async def embed(body: EmbedRequest, call: Call) -> Reply:
     service = call.models.able("embed", body.model)
     inputs = inputs_of(body.inputs)
     call.check_inputs(inputs, "inputs")
+    width = service.manifest.dimension("embedding") or 0
+    call.check_answer(len(inputs) * min(width, body.dimensions or width) * FLOAT_BYTES)
     answer = await embed_inputs(
         service,
         inputs,
@@ -91,7 +118,7 @@ async def embed(body: EmbedRequest, call: Call) -> Reply:
         normalize=body.normalize,
         options=body.encoding_options(),
     )
-    return Reply(list(answer.vectors), answer.truncated)
+    return Reply(rows_of(answer.vectors), answer.truncated)
 
 
 async def embed_all(body: TextsRequest, call: Call) -> Reply:
@@ -101,9 +128,17 @@ async def embed_all(body: TextsRequest, call: Call) -> Reply:
     texts = body.texts()
     call.check_inputs(texts, "inputs")
     prompt, role = body.prompt(service.manifest), body.role(service.manifest)
-    ticket, options = call.admit(service, texts), body.encoding_options()
+    bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
+    ticket, options = call.admit(service, texts, bytes_per_token=bytes_per_token), body.encoding_options()
     answer = await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role, options=options)
-    return Reply(answer.vectors, answer.truncated)
+    vectors = answer.vectors
+
+    def items(start: int, stop: int) -> list[Items]:
+        made = [rows_of(rows) for rows in vectors[start:stop]]
+        vectors[start:stop] = [_WRITTEN] * len(made)
+        return made
+
+    return Reply(Items(len(vectors), answer.num_tokens * bytes_per_token, items), answer.truncated)
 
 
 async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
@@ -116,13 +151,24 @@ async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
     prompt, options = body.prompt(service.manifest), body.encoding_options()
     ticket = call.admit(service, texts)
     answer = await embed_sparse(service, texts, ticket=ticket, prompt=prompt, top_k=body.top_k, options=options)
-    return Reply([weights_of(vector) for vector in answer.vectors], answer.truncated)
+    content = Items(
+        len(texts),
+        sum(len(indices) for indices, _ in answer.vectors) * _WEIGHT_BYTES,
+        lambda start, stop: [weights_of(vector) for vector in answer.vectors[start:stop]],
+    )
+    call.check_answer(content.num_bytes)
+    return Reply(content, answer.truncated)
 
 
-def weights_of(vector: SparseVector) -> list[Weight]:
-    """As TEI writes it; values stay numpy's, which orjson writes as short as float32 allows."""
+def weights_of(vector: SparseVector) -> Items:
+    """Weights as TEI writes them; values stay numpy's, which orjson writes as short as float32 allows."""
     indices, weights = vector
-    return [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
+
+    def items(start: int, stop: int) -> list[Weight]:
+        pairs = zip(indices[start:stop].tolist(), weights[start:stop], strict=True)
+        return [{"index": index, "value": value} for index, value in pairs]
+
+    return Items(len(indices), len(indices) * _WEIGHT_BYTES, items)
 
 
 async def similarity(body: SimilarityRequest, call: Call) -> Reply:
@@ -145,7 +191,7 @@ async def similarity(body: SimilarityRequest, call: Call) -> Reply:
 
 
 ROUTES: tuple[Route[Any], ...] = (
-    Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parser(EmbedRequest), embed),
+    Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parse_request, embed),
     Route("/embed_all", "Embed tokens (TEI)", TextsRequest, list[list[Vector]], parser(TextsRequest), embed_all),
     Route(
         "/embed_sparse",

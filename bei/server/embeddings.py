@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.controls import Dimensions, PromptControls
+from bei.server.controls import Dimensions
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.parsing import parser
-from bei.service import ModelInput
+from bei.server.parsing import TokenId, id_lists, parser
+from bei.server.rendering import FLOAT_BYTES, Items
+from bei.server.unsupported import EmbeddingControls
+from bei.service import InferenceService, ModelInput
 from bei.tasks import Embeddings, embed_chunks, embed_inputs
 
-TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
+_AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -27,7 +29,7 @@ _INPUT = {
 }
 
 
-class EmbeddingRequest(PromptControls, kw_only=True):
+class EmbeddingRequest(EmbeddingControls, kw_only=True):
     """OpenAI's, with the controls of the other routes."""
 
     # Decoded in a second step, by its first characters: so an error can name the form that was meant.
@@ -81,7 +83,7 @@ def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
         if inner == b'"':
             return _texts_decoder.decode(raw), None
         if inner == b"[":
-            return None, _id_lists_decoder.decode(raw)
+            return None, id_lists(compact.rstrip()) or _id_lists_decoder.decode(raw)
         if inner and inner in b"-0123456789":
             return None, [_ids_decoder.decode(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -93,13 +95,44 @@ def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
     raise InvalidRequestError(f"input must be {_INPUT_FORMS}.", "input")
 
 
-async def create_embeddings(body: EmbeddingRequest, call: Call) -> Reply:
-    """Embed one or many texts, or lists of token ids, which are used exactly as given. In the order of the inputs."""
-    service = call.models.able("embed", body.model)
+class ParsedRequest(NamedTuple):
+    """A request, and its ``input`` as texts or as token ids; the other is None."""
+
+    body: EmbeddingRequest
+    texts: list[str] | None
+    token_ids: list[list[int]] | None
+
+
+def parse(content: bytes) -> ParsedRequest:
+    """A body and its inputs. Raises InvalidRequestError."""
+    body = parse_request(content)
     texts, token_ids = parse_input(bytes(body.input))
+    body.input = msgspec.Raw(b"null")  # or it would keep the whole content
+    return ParsedRequest(body, texts, token_ids)
+
+
+_IDS_REFUSED = (
+    "input holds token ids, which are another tokenizer's unless the client has this model's: LangChain's "
+    "OpenAIEmbeddings sends ids of OpenAI's by default. Send texts (there: check_embedding_ctx_length=False), or start "
+    "the server with --openai-token-ids accept."
+)
+
+
+async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: bool = False) -> Reply:
+    """Embed one or many texts, in the order of the inputs. Lists of token ids, which are used exactly as given, are
+    refused unless the server is set to accept them (`openai_token_ids`)."""
+    body, texts, token_ids = request
+    service = call.models.able("embed", body.model)
+    if texts is None and not accepts_ids:
+        raise InvalidRequestError(_IDS_REFUSED, "input")
+    manifest = service.manifest
+    by_default = manifest.embedding is not None and manifest.embedding.normalize
+    normalize = by_default if body.normalize is None else body.normalize
+    body.check_unsupported(body.dimensions or manifest.dimension("embedding") or 0, normalize=normalize)
     inputs: Sequence[ModelInput] = texts or token_ids or []
     call.check_inputs(inputs, "input")
-    prompt = body.prompt(service.manifest) if texts is not None else ""
+    _check_answer(call, service, len(inputs), body)
+    prompt = body.prompt(manifest) if texts is not None else ""
     if texts is not None and body.late_chunking:
         ticket = call.admit(service, [" ".join(texts)])
         answer = await embed_chunks(
@@ -118,17 +151,32 @@ async def create_embeddings(body: EmbeddingRequest, call: Call) -> Reply:
     return Reply(render(answer, service.name, body.encoding_format), answer.truncated)
 
 
-def render(answer: Embeddings, model: str, encoding_format: str | None) -> EmbeddingResponse:
-    """The response; float vectors stay rows of numpy's."""
+def _check_answer(call: Call, service: InferenceService, num_inputs: int, body: EmbeddingRequest) -> None:
+    width = service.manifest.dimension("embedding") or 0
+    width = min(width, body.dimensions or width)
+    call.check_answer(num_inputs * _item_bytes(width, body.encoding_format))
+
+
+def _item_bytes(width: int, encoding_format: str | None) -> int:
+    """About what a vector of ``width`` takes, with what stands around it."""
+    return _AROUND_BYTES + (width * 16 // 3 if encoding_format == "base64" else width * FLOAT_BYTES)
+
+
+def render(answer: Embeddings, model: str, encoding_format: str | None) -> dict[str, object]:
+    """An EmbeddingResponse; float vectors stay rows of numpy's."""
     vectors = answer.vectors
-    if encoding_format == "base64":
-        little_endian = vectors.astype("<f4", copy=False)
-        encoded: list[Any] = [binascii.b2a_base64(row.data, newline=False).decode() for row in little_endian]
-    else:
-        encoded = list(vectors)
+
+    def items(start: int, stop: int) -> list[dict[str, object]]:
+        if encoding_format == "base64":
+            little_endian = vectors[start:stop].astype("<f4", order="C", copy=False)
+            encoded: list[Any] = [binascii.b2a_base64(row.data, newline=False).decode() for row in little_endian]
+        else:
+            encoded = list(vectors[start:stop])
+        return [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(encoded, start)]
+
     return {
         "object": "list",
-        "data": [{"object": "embedding", "index": i, "embedding": embedding} for i, embedding in enumerate(encoded)],
+        "data": Items(len(vectors), len(vectors) * _item_bytes(vectors.shape[1], encoding_format), items),
         "model": model,
         "usage": usage(answer.num_tokens),
     }
@@ -139,11 +187,14 @@ def usage(num_tokens: int) -> Usage:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-ROUTE = Route(
-    "/v1/embeddings",
-    "Create embeddings (OpenAI)",
-    EmbeddingRequest,
-    EmbeddingResponse,
-    parse_request,
-    create_embeddings,
-)
+def route(*, accepts_ids: bool) -> Route[ParsedRequest]:
+    """The route of a server that accepts token ids, or refuses them."""
+
+    async def handle(request: ParsedRequest, call: Call) -> Reply:
+        return await create_embeddings(request, call, accepts_ids=accepts_ids)
+
+    handle.__doc__ = create_embeddings.__doc__
+    return Route("/v1/embeddings", "Create embeddings (OpenAI)", EmbeddingRequest, EmbeddingResponse, parse, handle)
+
+
+ROUTE = route(accepts_ids=False)

@@ -12,21 +12,25 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from bei.admission import Ticket
-from bei.errors import InvalidRequestError
+from bei.errors import AnswerTooLargeError, InvalidRequestError
+from bei.offload import off_loop
 from bei.server.errors import JSON
-from bei.server.http import TRUNCATED_HEADER, index_ranges, read_body, unless_disconnected
+from bei.server.http import TRUNCATED_HEADER, StreamedResponse, index_ranges, read_body, unless_disconnected
 from bei.server.models import Models
 from bei.server.openapi import operation
+from bei.server.rendering import INLINE_BYTES, num_bytes_of, pieces_of, whole
 from bei.server.urgency import Urgency, urgency_of
 from bei.service import InferenceService, ModelInput
 
 RequestT = TypeVar("RequestT")
+
+# Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
+_INLINE_BODY_BYTES = 64_000
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Context:
 
     models: Models
     max_client_batch_size: int
+    answer_limit: int
 
 
 class Call:
@@ -46,6 +51,7 @@ class Call:
     def __init__(self, context: Context, urgency: Urgency) -> None:
         self.models = context.models
         self._max_inputs = context.max_client_batch_size
+        self._answer_limit = context.answer_limit
         self._urgency = urgency
         self._tickets: list[Ticket] = []
 
@@ -61,9 +67,22 @@ class Call:
         if "" in inputs:
             raise InvalidRequestError(f"{param} {inputs.index('')} is an empty text: leave it out.", param)
 
-    def admit(self, service: InferenceService, inputs: Seq[ModelInput]) -> Ticket:
-        """Accept the request with all of its inputs. Raises what ``InferenceService.admit`` raises."""
+    def check_answer(self, num_bytes: int) -> None:
+        """Reject an answer of about ``num_bytes``, as early as they are known. Raises AnswerTooLargeError."""
+        if num_bytes > self._answer_limit:
+            raise AnswerTooLargeError(
+                f"The answer would have about {num_bytes} bytes, the limit is {self._answer_limit}: send fewer or "
+                "shorter inputs at a time, or start the server with a larger --answer-limit."
+            )
+
+    def admit(self, service: InferenceService, inputs: Seq[ModelInput], *, bytes_per_token: int = 0) -> Ticket:
+        """Accept the request with all of its inputs. Raises what ``InferenceService.admit`` raises.
+
+        ``bytes_per_token``: what the answer grows by with every token; it is checked while the inputs are tokenized.
+        """
         ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
+        if bytes_per_token:
+            ticket.check_tokens = lambda num_tokens: self.check_answer(num_tokens * bytes_per_token)
         self._tickets.append(ticket)
         return ticket
 
@@ -75,7 +94,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """``content`` is what orjson writes, numpy arrays included. ``truncated`` lists the inputs that were cut."""
+    """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in the
+    object that is on top. ``truncated`` lists the inputs that were cut."""
 
     content: object
     truncated: Seq[int] = ()
@@ -119,11 +139,27 @@ class Endpoint:
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
         urgency = urgency_of(request.scope["headers"])
-        body = self._route.parse(await read_body(request, self._payload_limit))
+        body = await self._parsed(await read_body(request, self._payload_limit))
         call = Call(self._context, urgency)
+        is_answered = True
         try:
             reply = await unless_disconnected(request, self._route.handle(body, call))
+            del body
             headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else None
-            return Response(orjson.dumps(reply.content, option=orjson.OPT_SERIALIZE_NUMPY), 200, headers, JSON)
+            if num_bytes_of(reply.content) <= INLINE_BYTES:
+                return Response(whole(reply.content), 200, headers, JSON)
+            pieces = pieces_of(reply.content)
+            del reply
+            if request.scope.get("http_version") == "1.0":  # knows no body without a length
+                return Response(await unless_disconnected(request, off_loop(b"".join, pieces)), 200, headers, JSON)
+            first = await unless_disconnected(request, off_loop(next, pieces))  # fails before anything is sent
+            is_answered = False
+            return StreamedResponse(first, pieces, headers, JSON, call.close)
         finally:
-            call.close()
+            if is_answered:
+                call.close()
+
+    async def _parsed(self, body: bytes) -> Any:
+        if len(body) <= _INLINE_BODY_BYTES:
+            return self._route.parse(body)
+        return await off_loop(self._route.parse, body)

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from bei import errors
+from bei.server.coding import CODINGS
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,13 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.ModelNotFoundError: (404, "invalid_request_error"),
     errors.RouteNotFoundError: (404, "invalid_request_error"),
     errors.MethodNotAllowedError: (405, "invalid_request_error"),
+    errors.RequestTimeoutError: (408, "invalid_request_error"),
     errors.PayloadTooLargeError: (413, "invalid_request_error"),
+    errors.AnswerTooLargeError: (413, "invalid_request_error"),  # the remedy is the same: ask for less at once
+    errors.EncodingNotSupportedError: (415, "invalid_request_error"),
+    errors.HeadersTooLargeError: (431, "invalid_request_error"),
     errors.OverloadedError: (429, "rate_limit_error"),
+    errors.TooManyConnectionsError: (503, "server_error"),
     errors.ShuttingDownError: (503, "server_error"),
     errors.DeadlineExceededError: (504, "server_error"),
     errors.EngineError: (500, "server_error"),
@@ -58,11 +64,13 @@ def error_response(error: errors.BeiError) -> Response:
     status, kind = next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
     detail = ErrorDetail(message=str(error), type=kind, param=getattr(error, "param", None), code=error.code)
     headers = {}
-    if isinstance(error, errors.OverloadedError):
+    if isinstance(error, (errors.OverloadedError, errors.TooManyConnectionsError)):
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
         headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
     if isinstance(error, (errors.ShuttingDownError, errors.EngineDeadError)):
         headers["connection"] = "close"
+    if isinstance(error, errors.EncodingNotSupportedError):
+        headers["accept-encoding"] = ", ".join(CODINGS)  # RFC 9110, section 12.5.3
     return Response(orjson.dumps(ErrorBody(error=detail)), status, headers, JSON)
 
 

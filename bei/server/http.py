@@ -1,16 +1,21 @@
-"""Bodies within their limit, waiting for an answer or for the client to leave, and the header about cut inputs."""
+"""Bodies within their limit, waiting for an answer or for the client to leave, answers that are rendered while they are
+sent, and the header about cut inputs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from bei.errors import PayloadTooLargeError
+from bei.offload import off_loop
+from bei.server.bodies import SCOPE_KEY, Body
+from bei.server.coding import content_coding, decoded
 
 T = TypeVar("T")
 
@@ -21,21 +26,39 @@ _DROPPED = 64_000_000  # bytes of an oversized body that are read to be polite
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Of a longer one than ``limit`` some more is read and dropped, so that the client, which is still
-    sending, gets to see the answer.
+    """The whole body, decoded. Of a longer one than ``limit`` some more is read and dropped, so that the client, which
+    is still sending, gets to see the answer. ``limit`` holds for what arrives and for what it decodes to.
 
-    Raises PayloadTooLargeError, ClientDisconnect.
+    Raises EncodingNotSupportedError, PayloadTooLargeError, InvalidRequestError, ClientDisconnect, and what the
+    connection gives its body up with: RequestTimeoutError, OverloadedError.
     """
+    coding = content_coding(request.headers.get("content-encoding"))
+    body: Body | None = request.scope.get(SCOPE_KEY)
+    try:
+        return await decoded(await _received(request, body, limit), coding, limit)
+    finally:
+        if body is not None:
+            body.release()
+
+
+async def _received(request: Request, body: Body | None, limit: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
+    size, is_last = 0, False
+    while not is_last and size <= limit + _DROPPED:
+        message = await request.receive()
+        if body is not None and body.error is not None:
+            raise body.error
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        is_last = not message.get("more_body", False)
         size += len(chunk)
         if size <= limit:
             chunks.append(chunk)
         else:
             chunks.clear()
-        if size > limit + _DROPPED:
-            break
+            if body is not None:
+                body.release()
     if size > limit:
         raise PayloadTooLargeError(f"The body is larger than {limit} bytes: send fewer or shorter inputs.")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -70,6 +93,46 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 async def _next_message(request: Request) -> Message:
     return await request.receive()
+
+
+class StreamedResponse(Response):
+    """200 with a body of ``first`` and ``pieces``, each rendered off the event loop when the client has taken those
+    before it. The length is not known beforehand, so it is sent in HTTP's chunks.
+
+    ``on_end`` is called when the last piece is with the client, or the client has left (ClientDisconnect), or rendering
+    fails. Then the error leaves, and the ASGI server closes the connection without the last chunk: what the client has
+    is no whole body to it.
+    """
+
+    def __init__(
+        self,
+        first: bytes,
+        pieces: Iterator[bytes],
+        headers: Mapping[str, str] | None,
+        media_type: str,
+        on_end: Callable[[], None],
+    ) -> None:
+        super().__init__(None, 200, headers, media_type)
+        del self.headers["content-length"]
+        self._first = first
+        self._pieces = pieces
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it all."""
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await unless_disconnected(Request(scope, receive), self._send_pieces(send))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._on_end()
+
+    async def _send_pieces(self, send: Send) -> None:
+        piece: bytes | None = self._first
+        self._first = b""
+        while piece is not None:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})  # waits for the socket
+            piece = await off_loop(next, self._pieces, None)
 
 
 def index_ranges(indices: Seq[int]) -> str:

@@ -32,7 +32,8 @@ def info_router(models: Models, config: ServeConfig) -> APIRouter:
 def describe(service: InferenceService, config: ServeConfig) -> dict[str, Any]:
     """TEI's fields first."""
     manifest = service.manifest
-    certificate = msgspec.structs.asdict(service.certificate)
+    certificate = msgspec.to_builtins(service.certificate)
+    outputs = [{name: value for name, value in row.items() if name not in _LEFT_OUT} for row in certificate["outputs"]]
     return {
         "model_id": manifest.source.model,
         "model_sha": manifest.source.revision,
@@ -54,7 +55,8 @@ def describe(service: InferenceService, config: ServeConfig) -> dict[str, Any]:
         "roles": msgspec.to_builtins(manifest.roles),
         "target": manifest.target,
         "precision": manifest.precision,
-        "certificate": {name: value for name, value in certificate.items() if name not in _LEFT_OUT},
+        "certificate": {name: value for name, value in certificate.items() if name not in _LEFT_OUT}
+        | {"outputs": outputs},
     }
 
 

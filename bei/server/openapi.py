@@ -13,7 +13,7 @@ _REF = "#/{name}"
 _ERRORS = {
     "400": "The request is wrong, or no model here can do it; the message says how, or what they can do.",
     "404": "No served model has this name.",
-    "413": "The body is too large.",
+    "413": "The body is too large, or the answer would be.",
     "429": "Too much is waiting; see Retry-After.",
     "500": "The engine failed on an input.",
     "503": "The server is shutting down.",

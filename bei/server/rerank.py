@@ -20,20 +20,23 @@ from msgspec import Meta
 
 from bei.admission import Ticket
 from bei.errors import InvalidRequestError
-from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser_by_field
+from bei.server.rendering import Items
+from bei.server.unsupported import PairControls
 from bei.service import InferenceService
 from bei.tasks import Scores, rerank
 from bei.tokenization import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
 
+_RESULT_BYTES = 50  # of JSON, about: {"index":123,"relevance_score":0.12345678},
+
 Document: TypeAlias = str | dict[str, Any]
 
 
-class RerankControls(ScoreControls, kw_only=True):
+class RerankControls(PairControls, kw_only=True):
     """The fields of both dialects."""
 
     query: str
@@ -124,6 +127,7 @@ async def rank(body: TextsRequest | DocumentsRequest, call: Call, path: str) -> 
     `results` have `relevance_score`.
     """
     service = call.models.able("rerank", body.model)
+    body.check_unsupported()
     call.check_inputs([body.query], "query")
     if isinstance(body, TextsRequest):
         call.check_inputs(body.texts, "texts")
@@ -189,21 +193,30 @@ def order_of(scores: Scores) -> list[int]:
     return order
 
 
-def render_ranks(scores: Scores, texts: Seq[str] | None) -> list[Rank]:
-    """TEI's response, with ``texts`` where they are asked for."""
-    values = scores.values[:, 0]
-    if texts is None:
-        return [{"index": index, "score": values[index]} for index in order_of(scores)]
-    return [{"index": index, "score": values[index], "text": texts[index]} for index in order_of(scores)]
+def render_ranks(scores: Scores, texts: Seq[str] | None) -> Items:
+    """TEI's response, Ranks, with ``texts`` where they are asked for."""
+    values, order = scores.values[:, 0], order_of(scores)
+
+    def items(start: int, stop: int) -> list[Rank]:
+        if texts is None:
+            return [{"index": index, "score": values[index]} for index in order[start:stop]]
+        return [{"index": index, "score": values[index], "text": texts[index]} for index in order[start:stop]]
+
+    return Items(len(order), len(order) * _RESULT_BYTES + (sum(map(len, texts)) if texts else 0), items)
 
 
-def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, model: str, path: str) -> RerankResponse:
-    """The response of all dialects with ``documents``."""
-    results: list[Result] = []
-    for index in order_of(scores)[: body.top_n or None]:
+def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, model: str, path: str) -> dict[str, object]:
+    """The RerankResponse of all dialects with ``documents``."""
+    order = order_of(scores)[: body.top_n or None]
+
+    def result_of(index: int) -> Result:
         result: Result = {"index": index, "relevance_score": scores.values[index, 0]}
         document = document_of(texts[index], body, path)
-        results.append(result if document is None else {**result, "document": document})
+        return result if document is None else {**result, "document": document}
+
+    has_documents = document_of("", body, path) is not None
+    num_bytes = len(order) * _RESULT_BYTES + (sum(len(texts[index]) for index in order) if has_documents else 0)
+    results = Items(len(order), num_bytes, lambda start, stop: [result_of(index) for index in order[start:stop]])
     return {
         "id": f"rerank-{uuid.uuid4().hex}",
         "object": "rerank" if path == "/rerank" else "list",

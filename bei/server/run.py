@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,11 @@ from bei.config import ServeConfig
 from bei.errors import ConfigError
 from bei.metrics import Metrics
 from bei.server.app import create_app
+from bei.server.connections import Connections
+from bei.server.descriptors import Listener, fitting_connections, raise_limit
 from bei.server.models import Models
+from bei.server.protocol import Connection
+from bei.server.stopping import exit_soon, on_signals
 from bei.service import load_service
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ def run(artifacts: list[Path], config: ServeConfig) -> None:
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, before it serves.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    raise_limit()
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(_serve(artifacts, config))
@@ -55,10 +59,12 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
     for service in models:
         await service.check_ready()  # an engine that computes something else must not get a single request
     app = create_app(models, config, metrics)
+    connections = Connections(config, metrics, fitting_connections(config.max_connections))
     server = _DrainingServer(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,  # made by the server below; named here so that no other implementation is loaded
+            ws="none",  # a request to upgrade is answered as if it had not asked
             lifespan="off",
             log_config=None,
             access_log=config.access_log,
@@ -67,6 +73,7 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
             server_header=False,
         ),
         models,
+        connections,
     )
     host, port = listener.getsockname()[:2]
     try:
@@ -95,26 +102,47 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 class _DrainingServer(uvicorn.Server):
-    """First signal: refuse new requests with 503, answer what is accepted, stop. Second: refuse what waits, too."""
+    """First signal: refuse new requests with 503, answer what is accepted, stop. Second: refuse what waits, too, and
+    end the process within seconds, whatever hangs.
+    """
 
-    def __init__(self, config: uvicorn.Config, models: Models) -> None:
+    def __init__(self, config: uvicorn.Config, models: Models, connections: Connections) -> None:
         super().__init__(config)
         self._models = models
+        self._connections = connections
         self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Our own listeners and connections."""
+        loop = asyncio.get_running_loop()
+
+        def connection() -> Connection:
+            return Connection(self.config, self.server_state, self._connections, loop)
+
+        make_room = self._connections.close_oldest_idle
+        self.servers = [Listener(listener, connection, make_room) for listener in sockets or []]  # type: ignore[misc]
+        self._connections.start_clock()
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what is under way; clients have a while to take it."""
+        await super().shutdown(sockets)
+        self._connections.stop_clock()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Our own handlers: uvicorn's stop listening at once, and end the process by the signal instead of exit 0."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+
+        def later() -> None:
+            log.warning("second signal: what waits for its answer gets 503")
+            exit_soon()
+            loop.call_soon_threadsafe(self._models.abandon)
+
+        on_signals(lambda: loop.call_soon_threadsafe(self._begin_drain), later)
         yield
 
-    def _on_signal(self) -> None:
-        if self._drain is not None:
-            log.warning("second signal: what waits for its answer gets 503")
-            self._models.abandon()
-            return
+    def _begin_drain(self) -> None:
         log.info("draining: new requests get 503")
         self._models.begin_drain()
         self._drain = asyncio.ensure_future(self._stop_when_drained())

@@ -11,8 +11,14 @@ from bei.core import Encoding
 from bei.server.controls import Model
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser_by_field
+from bei.server.rendering import Items
 from bei.tasks import in_role, prompt_of, prompted, role_of
 from bei.tokenization import EncodingOptions, TextEncoder
+
+# What JSON takes, about: of one of TEI's tokens, of an id, of a token's name.
+_TOKEN_BYTES = 70
+_ID_BYTES = 6
+_NAME_BYTES = 10
 
 
 class InputsRequest(msgspec.Struct, kw_only=True):
@@ -65,9 +71,9 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
     options = EncodingOptions(add_special_tokens=body.add_special_tokens, with_spans=True, whole=True)
     if isinstance(body, PromptRequest):
         call.check_inputs([body.prompt], "prompt")
-        ticket = call.admit(service, [body.prompt])
-        (encoding,) = await service.encode([body.prompt], ticket=ticket, options=options)
         names = bool(body.return_token_strs)
+        ticket = call.admit(service, [body.prompt], bytes_per_token=_ID_BYTES + names * _NAME_BYTES)
+        (encoding,) = await service.encode([body.prompt], ticket=ticket, options=options)
         return Reply(render_count(encoding, service.encoder, service.manifest.max_seq_len, names=names))
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     call.check_inputs(texts, "inputs")
@@ -75,30 +81,49 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
     if asked != (None, None):
         texts = list(prompted(prompt_of(service.manifest, *asked), texts))
         options = in_role(options, role_of(service.manifest, *asked))
-    encodings = await service.encode(texts, ticket=call.admit(service, texts), options=options)
-    pairs = zip(texts, encodings, strict=True)
-    return Reply([render_tokens(text, encoding, service.encoder) for text, encoding in pairs])
+    ticket = call.admit(service, texts, bytes_per_token=_TOKEN_BYTES)
+    encodings = await service.encode(texts, ticket=ticket, options=options)
+    num_bytes = sum(encoding.num_tokens for encoding in encodings) * _TOKEN_BYTES
+
+    def items(start: int, stop: int) -> list[Items]:
+        pairs = zip(texts[start:stop], encodings[start:stop], strict=True)
+        return [render_tokens(text, encoding, service.encoder) for text, encoding in pairs]
+
+    return Reply(Items(len(texts), num_bytes, items))
 
 
-def render_tokens(text: str, encoding: Encoding, encoder: TextEncoder) -> list[Token]:
-    """TEI's response for one text."""
+def render_tokens(text: str, encoding: Encoding, encoder: TextEncoder) -> Items:
+    """TEI's response for one text, Tokens."""
     spans = encoding.spans
     assert spans is not None  # they were asked for
-    tokens: list[Token] = []
-    columns = zip(encoding.input_ids.tolist(), spans.special.tolist(), spans.offsets.tolist(), strict=True)
-    for token_id, special, (start, stop) in columns:
-        if special:
-            tokens.append({"id": token_id, "text": encoder.token(token_id), "special": True})
-        else:
-            tokens.append({"id": token_id, "text": text[start:stop], "special": False, "start": start, "stop": stop})
-    return tokens
+
+    def items(first: int, last: int) -> list[Token]:
+        tokens: list[Token] = []
+        arrays = (encoding.input_ids, spans.special, spans.offsets)
+        for token_id, special, (start, stop) in zip(*(array[first:last].tolist() for array in arrays), strict=True):
+            if special:
+                tokens.append({"id": token_id, "text": encoder.token(token_id), "special": True})
+            else:
+                part = text[start:stop]
+                tokens.append({"id": token_id, "text": part, "special": False, "start": start, "stop": stop})
+        return tokens
+
+    return Items(encoding.num_tokens, encoding.num_tokens * _TOKEN_BYTES, items)
 
 
-def render_count(encoding: Encoding, encoder: TextEncoder, max_seq_len: int, *, names: bool) -> Count:
-    """vLLM's response."""
-    ids: list[int] = encoding.input_ids.tolist()
-    token_strs = [encoder.token(token_id) for token_id in ids] if names else None
-    return {"count": len(ids), "max_model_len": max_seq_len, "tokens": ids, "token_strs": token_strs}
+def render_count(encoding: Encoding, encoder: TextEncoder, max_seq_len: int, *, names: bool) -> dict[str, object]:
+    """vLLM's response, a Count."""
+    ids = encoding.input_ids
+
+    def token_strs(start: int, stop: int) -> list[str]:
+        return [encoder.token(token_id) for token_id in ids[start:stop].tolist()]
+
+    return {
+        "count": len(ids),
+        "max_model_len": max_seq_len,
+        "tokens": Items(len(ids), len(ids) * _ID_BYTES, lambda start, stop: ids[start:stop]),
+        "token_strs": Items(len(ids), len(ids) * _NAME_BYTES, token_strs) if names else None,
+    }
 
 
 ROUTE = Route(

@@ -13,7 +13,13 @@ from bei.errors import InvalidRequestError
 from bei.server.controls import ScoreControls
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser
+from bei.server.rendering import Items, items_of
 from bei.tasks import classify_tokens
+
+# What JSON takes, about: of a token without its scores, of a score beside its label, of the best label with its score.
+_TOKEN_BYTES = 80
+_SCORE_BYTES = 16
+_LABEL_BYTES = 18
 
 
 class PredictTokensRequest(ScoreControls, kw_only=True):
@@ -52,11 +58,18 @@ async def predict_tokens(body: PredictTokensRequest, call: Call) -> Reply:
     texts = texts_of(body.inputs)
     call.check_inputs(texts, "inputs")
     aggregation, raw = body.aggregation_strategy, body.is_raw()
-    ticket, options = call.admit(service, texts), body.encoding_options()
-    answer = await classify_tokens(service, texts, ticket=ticket, aggregation=aggregation, raw=raw, options=options)
     classification = service.manifest.classification
     labels = classification.labels if classification and raw and aggregation == "none" else None
-    return Reply([[render(entity, labels) for entity in entities] for entities in answer.entities], answer.truncated)
+    token_bytes = _TOKEN_BYTES + (sum(len(label) + _SCORE_BYTES for label in labels) if labels else _LABEL_BYTES)
+    # How many entities a text has is known when they are written: so many as it has tokens, at most.
+    ticket, options = call.admit(service, texts, bytes_per_token=token_bytes), body.encoding_options()
+    answer = await classify_tokens(service, texts, ticket=ticket, aggregation=aggregation, raw=raw, options=options)
+
+    def entities_of(index: int) -> Items:
+        return items_of(answer.entities_of(index), token_bytes, lambda entity: render(entity, labels))
+
+    num_bytes = answer.num_tokens * token_bytes
+    return Reply(items_of(range(len(texts)), num_bytes // len(texts), entities_of), answer.truncated)
 
 
 def render(entity: Entity, labels: list[str] | None) -> LabelledToken:

@@ -19,11 +19,14 @@ from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_mo
 from bei_build.late_interaction import Side, Sides, roles_of
 from bei_build.location import Location
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
+from bei_build.remote_code import Attention, check_attention, check_remote_code, with_attention
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
 from bei_build.settings import read_object
 from bei_build.spec import ModelSpec
 from bei_build.tokenizer import (
     check_vocabulary,
+    drop_token_types,
+    gives_token_types,
     model_max_length,
     stored_truncation,
     tokenizer_from_checkpoint,
@@ -31,7 +34,8 @@ from bei_build.tokenizer import (
 )
 from bei_build.weights import weight_files
 
-_READ_SUFFIXES = (".json", ".txt", ".model", ".metadata")  # configs and tokenizers; weights are found by weight_files
+# Configs, tokenizers and chat templates; weights are found by weight_files.
+_READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
 # Files in which quantizers leave their settings where config.json does not have them.
 _QUANTIZATION_CONFIGS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 # What stands for the config.json that sentence-transformers does not write beside a StaticEmbedding.
@@ -69,18 +73,21 @@ def read_checkpoint(
     choice: HeadChoice | None = None,
     max_seq_len: int | None = None,
     document_length: int | None = None,
+    attention: Attention | None = None,
 ) -> Checkpoint:
     """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
 
-    Raises CheckpointError and its subclasses.
+    Raises CheckpointError and its subclasses, ConfigError.
     """
     files = read_sentence_transformers(location.folder)
     folder = files.transformer_folder
-    config, architecture, family = _config(folder, is_static=files.is_static)
+    config, architecture, family = _config(folder, attention, is_static=files.is_static)
     spec = _spec(family, config, architecture)
     tokenizer = tokenizer_from_checkpoint(
         folder, files.do_lower_case, files.markers, special_tokens=family.special_tokens
     )
+    if spec.embeddings.type_vocab_size > 1 and not gives_token_types(folder):
+        drop_token_types(tokenizer)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
     if not family.has_layers:
@@ -91,6 +98,7 @@ def read_checkpoint(
     files = replace(files, sides=_sides(files, spec, document_length))
     usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder)
     longest = _longest(spec, config, files, usual, max_seq_len)
+    check_attention(spec, attention, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
     if document_length is not None and document_length > longest:
@@ -116,7 +124,7 @@ def source_of(checkpoint: Checkpoint) -> Source:
     return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
 
 
-def _config(folder: Path, *, is_static: bool) -> tuple[Any, str, Family]:
+def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family]:
     """The HF config (its class knows the defaults that config.json leaves out), the architecture's name, its family."""
     raw = _raw_config(folder, is_static=is_static)
     path = folder / "config.json"
@@ -126,6 +134,7 @@ def _config(folder: Path, *, is_static: bool) -> tuple[Any, str, Family]:
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
     # Before transformers, which would only say that it does not know it.
     family = family_of(raw["model_type"], architecture, raw)
+    check_remote_code(raw, family, architecture, attention)
     if is_static and family.has_layers:
         raise CheckpointError(
             f"modules.json asks for StaticEmbedding, but {path} describes a {architecture}: the two are not of one "
@@ -142,11 +151,12 @@ def _config(folder: Path, *, is_static: bool) -> tuple[Any, str, Family]:
         raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
     try:
         translated = family.translate(raw) if family.translate else raw
+        is_known = family.model_type in CONFIG_MAPPING  # static embeddings have no class there
+        config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
+        translated = with_attention(translated, attention, config_class)
         if translated is raw and raw["model_type"] == family.model_type:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         else:
-            is_known = family.model_type in CONFIG_MAPPING  # static embeddings have no class there
-            config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
             config = config_class.from_dict({**translated, "model_type": family.model_type})
     except CheckpointError:  # of translate
         raise

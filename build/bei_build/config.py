@@ -7,6 +7,7 @@ from typing import Any
 
 from bei.errors import ConfigError
 from bei_build.heads import TASKS
+from bei_build.remote_code import ATTENTIONS
 from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
 
@@ -35,6 +36,9 @@ class BuildConfig:
     score_tokens: tuple[str, ...] = _option(
         (), "token of a language model whose score counts, or two to compare: no,yes"
     )
+    attention: str | None = _option(
+        None, "which tokens see each other, where the checkpoint brings code of its own", ATTENTIONS
+    )
     token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")
     rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")
@@ -48,7 +52,9 @@ class BuildConfig:
     document_length: int | None = _option(None, "tokens of a document in late interaction, prompt counted")
     max_num_tokens: int | None = _option(None, "token budget of one batch")
     max_batch_size: int | None = _option(None, "most sequences of one batch")
-    min_cosine: float | None = _option(None, "fail the build below this mean cosine against the reference")
+    min_cosine: float | None = _option(
+        None, "fail the build below this mean cosine of any output; p1 and minimum follow"
+    )
     allow_below_threshold: bool = _option(False, "keep an engine that failed its verification; it is marked so")
     reference: str = _option("auto", "verify against the HF model or the FP32 engine", ("auto", "hf", "engine"))
 

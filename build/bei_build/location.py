@@ -9,7 +9,7 @@ from pathlib import Path
 from bei.errors import CheckpointNotFoundError
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
-_HUB_PATTERNS += ["artifact.metadata"]
+_HUB_PATTERNS += ["artifact.metadata", "*.jinja"]
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 
 

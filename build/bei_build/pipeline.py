@@ -28,8 +28,9 @@ from bei.artifact import (
     save,
 )
 from bei.core import Engine, Limits
-from bei.errors import BuildError, ConfigError, VerificationError
+from bei.errors import BuildError, CheckpointError, ConfigError, VerificationError
 from bei_build import reference as hf
+from bei_build.chat_template import derive_template
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.config import BuildConfig
 from bei_build.families.base import UNLIMITED
@@ -38,9 +39,10 @@ from bei_build.late_interaction import prompt_of
 from bei_build.location import locate
 from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress, in_bytes
+from bei_build.remote_code import attention_of
 from bei_build.spec import ModelSpec
 from bei_build.targets import Compiler, compiler_for
-from bei_build.verification import THRESHOLDS, EngineReference, Reference, certify
+from bei_build.verification import MIN_COSINES, EngineReference, Reference, certify
 
 # Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.
 OpenEngine = Callable[[Path, Manifest], Engine]
@@ -60,7 +62,13 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         location = locate(config.model, config.revision)
         # BuildConfig has checked that the pooling is one of POOLINGS.
         choice = HeadChoice(config.task, config.pooling, config.score_tokens, config.token_embeddings)  # type: ignore[arg-type]
-        checkpoint = read_checkpoint(location, choice, config.max_seq_len, config.document_length)
+        checkpoint = read_checkpoint(
+            location,
+            choice,
+            config.max_seq_len,
+            config.document_length,
+            config.attention,  # type: ignore[arg-type]
+        )
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     longest = max(compiler.longest_by_default, config.document_length or 0)
     if config.max_seq_len is None and checkpoint.max_seq_len > longest:
@@ -73,6 +81,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").expanduser().resolve()
     _check_replaceable(out)
     _check_default_prompt(config, checkpoint)
+    template = _rerank_template(config, checkpoint)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -86,11 +95,11 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
             # 5. Manifest, without the files.
             with progress.step("Hash checkpoint"):
-                manifest = _manifest(config, checkpoint, precision, limits, requirements)
+                manifest = _manifest(config, checkpoint, template, precision, limits, requirements)
             # 6. Is the engine what it should be?
             with progress.step("Verify") as details:
                 certificate = _verify(config, compiler, checkpoint, weights, manifest, scratch, open_engine)
-                details.append(f"mean cosine {certificate.cosine_mean:.6f} against {certificate.reference}")
+                details += _figures(certificate)
         _check_certificate(config, certificate, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as details:
@@ -168,10 +177,17 @@ def _compile(
 
 
 def _manifest(
-    config: BuildConfig, checkpoint: Checkpoint, precision: str, limits: Limits, requirements: EngineRequirements
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    template: RerankTemplate | None,
+    precision: str,
+    limits: Limits,
+    requirements: EngineRequirements,
 ) -> Manifest:
     spec, files, labels = checkpoint.spec, checkpoint.files, checkpoint.labels
     tasks = [task for head in spec.heads for task in tasks_of(head, spec.hidden_size)]
+    if template is not None:  # /predict and /classify would score texts without it
+        tasks = ["rerank"]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         bei_version=__version__,
@@ -186,6 +202,8 @@ def _manifest(
             num_heads=spec.layers[0].attention.num_heads if spec.layers else 0,
             vocab_size=spec.embeddings.vocab_size,
             num_parameters=spec.num_parameters,
+            attention=attention_of(spec) if spec.layers else None,
+            attention_asked=config.attention is not None,
         ),
         outputs=[
             OutputInfo(
@@ -198,7 +216,7 @@ def _manifest(
         ],
         embedding=_embedding(config, checkpoint),
         classification=Classification(labels=list(labels.names), function=labels.function) if labels else None,
-        rerank_template=_rerank_template(config),
+        rerank_template=template,
         prompts=_prompts(config, checkpoint),
         default_prompt_name=config.default_prompt_name or files.default_prompt_name,
         roles=dict(checkpoint.roles),
@@ -227,15 +245,31 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
     )
 
 
-def _rerank_template(config: BuildConfig) -> RerankTemplate | None:
-    if not config.rerank_body:
+def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:
+    """What the user says, else what the checkpoint's chat template says. Raises CheckpointError."""
+    if config.rerank_body:
+        return RerankTemplate(
+            prefix=config.rerank_prefix,
+            body=config.rerank_body,
+            suffix=config.rerank_suffix,
+            instruction=config.rerank_instruction,
+        )
+    files, head = checkpoint.files, checkpoint.spec.heads[0]
+    if head.output != "logits":
         return None
-    return RerankTemplate(
-        prefix=config.rerank_prefix,
-        body=config.rerank_body,
-        suffix=config.rerank_suffix,
-        instruction=config.rerank_instruction,
-    )
+    if files.chat is None:
+        if files.default_prompt_name is not None and files.prompts[files.default_prompt_name]:
+            raise CheckpointError(
+                f"The checkpoint puts its prompt {files.default_prompt_name!r} in front of every query, which bei does "
+                "not do for rerankers: say what a pair is to be with --rerank-body."
+            )
+        return None
+    if "rerank" not in tasks_of(head, checkpoint.spec.hidden_size):
+        raise CheckpointError(
+            "The checkpoint puts texts into a chat template before it classifies them; bei does so for rerankers only."
+        )
+    default = files.prompts.get(files.default_prompt_name or "")
+    return derive_template(checkpoint.folder, checkpoint.config.model_type, files.chat, default, checkpoint.tokenizer)
 
 
 def _verify(
@@ -247,7 +281,7 @@ def _verify(
     root: Path,
     open_engine: OpenEngine,
 ) -> Certificate:
-    threshold = config.min_cosine if config.min_cosine is not None else THRESHOLDS[manifest.precision]
+    threshold = config.min_cosine if config.min_cosine is not None else MIN_COSINES[manifest.precision]
     expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
     engine = open_engine(root / ENGINE_DIR, manifest)
     try:
@@ -275,12 +309,22 @@ def _verify(
         engine.close()
 
 
+def _figures(certificate: Certificate) -> list[str]:
+    """The certificate in a line."""
+    what = "self-consistency: " if certificate.kind == "self-consistency" else ""
+    figures = (
+        f"{one.output}: mean cosine {one.cosine_mean:.6f}, lowest {one.cosine_min:.6f}" for one in certificate.outputs
+    )
+    return [f"{what}{'; '.join(figures)}, against {certificate.reference}"]
+
+
 def _check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
     if certificate.passed:
         return
+    missed = next(agreement for agreement in certificate.outputs if agreement.failures)
     message = (
-        f"mean cosine {certificate.cosine_mean:.6f} against {certificate.reference} is below the threshold "
-        f"{certificate.threshold}; worst text: {certificate.worst_texts[0][:60]!r}"
+        f"{missed.output}: {', '.join(missed.failures)}, against {certificate.reference}; "
+        f"worst text: {missed.worst_texts[0][:60]!r}"
     )
     if not config.allow_below_threshold:
         raise VerificationError(

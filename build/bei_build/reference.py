@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class HFReference:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.name = "transformers, FP32, one text at a time"
+        self.is_own = False
         self._spec = checkpoint.spec
         self._torch = torch
         # A token may have no key in its window: torch's attention gives zeros, as the graph does, the eager one a mean
@@ -57,11 +58,16 @@ class HFReference:
         self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
 
-    def run(self, encodings: Sequence[Encoding], output: str) -> list[Float32Array]:
-        """``output`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
-        head = next(head for head in self._spec.heads if head.output == output)
+    def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Mapping[str, list[Float32Array]]:
+        """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
+        heads = [head for head in self._spec.heads if head.output in outputs]
+        rows: dict[str, list[Float32Array]] = {head.output: [] for head in heads}
         with self._torch.inference_mode():
-            return [self._head(self._states(encoding), head).numpy() for encoding in encodings]
+            for encoding in encodings:
+                states = self._states(encoding)
+                for head in heads:
+                    rows[head.output].append(self._head(states, head).numpy())
+        return rows
 
     def _states(self, encoding: Encoding) -> Any:
         torch = self._torch

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bei.errors import CheckpointError
+from bei_build.chat_template import ChatSettings, chat_settings
 from bei_build.late_interaction import Sides, module_sides, original_sides, pylate_sides
+from bei_build.remote_code import check_module_types
 from bei_build.settings import read_json, read_object, setting
 from bei_build.spec import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
 
@@ -70,8 +72,9 @@ class SentenceTransformersFiles:
 
     ``normalize`` is None where there is no ``modules.json``. ``tail`` are the layers behind the pooling, on each token
     where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
-    ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the tokens
-    (no, yes) whose scores a reranker compares, ``activation`` is the class of what a CrossEncoder puts on its scores.
+    ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the token
+    (yes,) whose score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the
+    checkpoint's chat template; ``activation`` is the class of what a CrossEncoder puts on its scores.
     ``markers`` are prompts that ColBERT was trained with as one token each; ``sides`` is how it reads its two sides.
     ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: its
     module is a StaticEmbedding, and the config may be missing.
@@ -84,7 +87,8 @@ class SentenceTransformersFiles:
     tail_folders: dict[str, Path] = field(default_factory=dict)
     per_token: bool = False
     sparse: SparsePooling | None = None
-    score_ids: tuple[int, int] | None = None
+    score_ids: tuple[int, ...] | None = None
+    chat: ChatSettings | None = None
     activation: str | None = None
     markers: tuple[str, ...] = ()
     is_static: bool = False
@@ -104,6 +108,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     if not (folder / "modules.json").is_file():
         settings = _with_colbert_settings(settings, folder)
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
+    check_module_types([entry["type"] for entry in _modules(folder)])
     entries = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
@@ -114,8 +119,14 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     if mask or not settings.get("sides"):
         settings["sides"] = module_sides(_transformer_config(modules[0][1]), mask)
     settings = _with_colbert_settings(settings, folder)
-    if (read := _HEADS.get(_form(kinds, task))) is None:
+    form = _form(kinds, task)
+    if (read := _HEADS.get(form)) is None:
         raise _unsupported(kinds)
+    if transformer.get("chat") and form not in ("classifier", "LogitScore"):
+        raise CheckpointError(
+            "The checkpoint puts texts into a chat template (modality_config with message) before it embeds them; bei "
+            "does that for rerankers only."
+        )
     return SentenceTransformersFiles(
         transformer_folder=modules[0][1],
         folders=tuple(path for _, path in entries),
@@ -210,9 +221,11 @@ def _token_scores(modules: list[tuple[str, Path]]) -> dict[str, Any]:
     path = modules[0][1] / "config.json"
     config = read_object(path)
     no, yes = (setting(path, config, f"{kind}_token_id", int) for kind in ("false", "true"))
-    if no is None or yes is None:
-        raise CheckpointError(f"{path} lacks true_token_id or false_token_id; bei compares the scores of two tokens.")
-    return {"score_ids": (no, yes)}
+    if yes is None:
+        raise CheckpointError(f"{path} lacks true_token_id, the token whose score counts. Download it again.")
+    if (read := setting(path, config, "module_input_name", str)) not in (None, "causal_logits"):
+        raise CheckpointError(f"{path} scores {read!r}; supported: causal_logits.")
+    return {"score_ids": (yes,) if no is None else (no, yes)}
 
 
 _HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
@@ -279,6 +292,7 @@ def _transformer_settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
     return setting(path, config, "transformer_task", str), {
         "max_seq_length": setting(path, config, "max_seq_length", int),
         "do_lower_case": bool(setting(path, config, "do_lower_case", bool)),
+        "chat": chat_settings(path, config),
     }
 
 

@@ -19,12 +19,14 @@ from tokenizers.processors import PostProcessor, TemplateProcessing
 from tokenizers.processors import Sequence as ProcessorSequence
 
 from bei.errors import TokenizerError
-from bei_build.settings import read_object
+from bei_build.settings import read_object, texts
 
 # transformers writes int(1e30) for "no limit".
 _NO_LIMIT = 1 << 24
 # What BERT's and RoBERTa's classes of transformers call it where the files do not.
 _MASKS = ("[MASK]", "<mask>")
+# Classes that stand for any tokenizer: whether they give token types differs between versions of transformers.
+_GENERIC_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def tokenizer_from_checkpoint(
@@ -109,6 +111,15 @@ def expansion_id(tokenizer: Tokenizer, folder: Path, token: str | None) -> int:
     )
 
 
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that the files in ``folder`` name, as "bos_token" and the like: chat templates use them."""
+    path = folder / "tokenizer_config.json"
+    config = read_object(path) if path.is_file() else {}
+    kinds = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+    named = {f"{kind}_token": _token_of(folder, config, kind) for kind in kinds}
+    return {name: token for name, token in named.items() if token is not None}
+
+
 def _add_asked_tokens(tokenizer: Tokenizer, folder: Path) -> None:
     """Put BOS and EOS around texts where tokenizer_config.json asks for one and tokenizer.json does not add it.
 
@@ -124,6 +135,43 @@ def _add_asked_tokens(tokenizer: Tokenizer, folder: Path) -> None:
     if all(ids[kind] in added for kind in asked) or not set(added) <= set(ids.values()):  # or more than those two
         return
     _surround(tokenizer, {kind: named[kind] for kind in ids if kind in asked or ids[kind] in added})
+
+
+def gives_token_types(folder: Path) -> bool:
+    """Whether transformers gives the model token types: ``model_input_names`` of tokenizer_config.json, else those of
+    the class that it names. Without any, all tokens are of type 0.
+    """
+    path = folder / "tokenizer_config.json"
+    config = read_object(path) if path.is_file() else {}
+    names = texts(path, config, "model_input_names")
+    if names is None and (name := config.get("tokenizer_class")) not in (None, *_GENERIC_CLASSES):
+        import transformers
+
+        names = getattr(getattr(transformers, str(name), None), "model_input_names", None)
+    return names is None or "token_type_ids" in names
+
+
+def drop_token_types(tokenizer: Tokenizer) -> None:
+    """Let all tokens be of type 0, those of a pair's second text too."""
+    if not any(tokenizer.encode("a", "b").type_ids):
+        return
+    single, pair = (_template_around(tokenizer, num_texts) for num_texts in (1, 2))
+    specials = [(token, tokenizer.token_to_id(token)) for token in {*single, *pair} if not token.startswith("$")]
+    zeros = [[f"{part}:0" for part in template] for template in (single, pair)]
+    template = TemplateProcessing(single=zeros[0], pair=zeros[1], special_tokens=sorted(specials))
+    kept = _without_templates(tokenizer.post_processor)
+    tokenizer.post_processor = ProcessorSequence([*kept, template]) if kept else template
+
+
+def _template_around(tokenizer: Tokenizer, num_texts: int) -> list[str]:
+    """Special tokens around one or two texts, $A and $B, read off an example."""
+    encoded = tokenizer.encode("a", "b" if num_texts == 2 else None)
+    parts: list[str] = []
+    for token, text in zip(encoded.tokens, encoded.sequence_ids, strict=True):
+        part = token if text is None else f"${'AB'[text]}"
+        if text is None or part not in parts:
+            parts.append(part)
+    return parts
 
 
 def _surround(tokenizer: Tokenizer, tokens: dict[str, str | None]) -> None:

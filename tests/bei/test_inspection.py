@@ -48,7 +48,8 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
     assert rows["needs"] == "cpu: nothing special"
     assert rows["max_seq_len"] == "16"
     assert rows["files"].startswith("3, ")
-    assert rows["certificate"] == "passed (mean cosine >= 0.99)"
+    assert rows["certificate"] == "reference, passed"
+    assert rows["needed cosines"] == "mean 0.99, p1 0.9, min 0.5"
     assert rows["worst text"] == "'the worst text'"
 
 

@@ -167,15 +167,16 @@ def test_encoding_alone_says_what_is_wrong_with_an_input(artifact: Artifact) -> 
 def test_encoding_alone_is_admitted_counted_and_drained_like_other_work(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS), max_queue_tokens=8) as service:
-            running = asyncio.ensure_future(encode(service, ["a", "b"]))
-            await asyncio.sleep(0)
-            with pytest.raises(OverloadedError, match="6 tokens are waiting and the limit is 8"):
-                await encode(service, ["c", "d"])
-            service.begin_drain()
-            with pytest.raises(ShuttingDownError):
-                await encode(service, ["c"])
-            await service.wait_drained()
-            assert len(await running) == 2
+            with service.admit(["a", "b"]) as ticket:
+                with pytest.raises(OverloadedError, match="6 tokens are waiting and the limit is 8"):
+                    await encode(service, ["c", "d"])
+                service.begin_drain()
+                with pytest.raises(ShuttingDownError):
+                    await encode(service, ["c"])
+                drained = asyncio.ensure_future(service.wait_drained())
+                assert len(await service.encode(["a", "b"], ticket=ticket)) == 2
+                assert not drained.done()
+            await drained
 
     run_async(test)
 

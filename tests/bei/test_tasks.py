@@ -314,16 +314,19 @@ def test_tokens_are_labelled_and_joined_to_entities(tmp_path: Path) -> None:
     engine = HeadEngine("token_logits", 3, tag_logits, per_token=True)
     texts = ["hello cats", "world", "Cat  cats"]
     answer = answer_of(save_ner(tmp_path / "tiny"), engine, lambda s: classify_tokens(s, texts, aggregation="simple"))
-    found = [[(e.text, e.label, e.start, e.end) for e in entities] for entities in answer.entities]
+    found = [
+        [(e.text, e.label, e.start, e.end) for e in entities]
+        for entities in map(answer.entities_of, range(len(answer.texts)))
+    ]
     assert found == [[("cats", "CAT", 6, 10)], [], [("Cat", "CAT", 0, 3), ("cats", "CAT", 5, 9)]]
     scores = apply_function(tag_logits(np.array([CAT, S], np.int32)), "softmax")
-    np.testing.assert_allclose(answer.entities[0][0].score, scores.max(axis=1).mean(), rtol=1e-6)
+    np.testing.assert_allclose(answer.entities_of(0)[0].score, scores.max(axis=1).mean(), rtol=1e-6)
 
 
 def test_token_scores_may_be_raw_and_not_aggregated(tmp_path: Path) -> None:
     engine = HeadEngine("token_logits", 3, tag_logits, per_token=True)
     answer = answer_of(save_ner(tmp_path / "tiny"), engine, lambda s: classify_tokens(s, ["hello cats"], raw=True))
-    (tokens,) = answer.entities
+    tokens = answer.entities_of(0)
     assert [(token.text, token.label, token.score) for token in tokens] == [
         ("hello", "O", 4.0),
         ("cat", "B-CAT", 8.0),
@@ -338,7 +341,7 @@ def test_tokens_of_the_end_of_a_long_text_have_their_place_in_it(tmp_path: Path)
     answer = answer_of(
         save_ner(tmp_path / "tiny"), engine, lambda s: classify_tokens(s, [text], aggregation="first", options=options)
     )
-    (entity,) = answer.entities[0]
+    (entity,) = answer.entities_of(0)
     assert (entity.text, entity.start, entity.end) == ("cats", 120_000, 120_004)
     assert answer.truncated == [0]
 

@@ -280,7 +280,10 @@ def test_a_default_prompt_must_be_among_the_prompts(folder: Path, tmp_path: Path
 def late_interaction(folder: Path) -> None:
     save_checkpoint(folder)
     kinds = ("Transformer", "Dense", "LayerNorm", "Normalize")
-    modules = [{"idx": i, "path": f"{i}_{kind}" if i else "", "type": f"x.{kind}"} for i, kind in enumerate(kinds)]
+    modules = [
+        {"idx": i, "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.x.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
     write_json(folder / "modules.json", modules)
     dense = {"in_features": HIDDEN, "out_features": 8, "bias": False, "activation_function": "torch.nn.Identity"}
     write_json(folder / "1_Dense" / "config.json", {**dense, "module_input_name": "token_embeddings"})

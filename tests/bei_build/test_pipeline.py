@@ -98,6 +98,7 @@ def test_the_manifest_says_what_the_checkpoint_is(bert_artifact: Artifact) -> No
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("mean", True)
     assert bert_artifact.certificate.passed
     assert bert_artifact.certificate.reference.startswith("transformers, FP32")
+    assert bert_artifact.certificate.kind == "reference"
 
 
 def test_sentence_transformers_settings_arrive(tmp_path: Path, out: Path) -> None:
@@ -164,7 +165,7 @@ def test_a_checkpoint_without_tokenizer_json_builds(checkpoint: Path, bert_artif
 
 def test_a_broken_engine_fails_the_build_and_leaves_nothing_behind(checkpoint: Path, out: Path) -> None:
     with pytest.raises(
-        VerificationError, match=r"mean cosine .* below the threshold 0\.99999; worst text: .*--min-cos"
+        VerificationError, match=r"embedding: mean cosine .* below 0\.99999, p1 .*; worst text: .*--min-cos"
     ):
         build_artifact(checkpoint, out, open_broken_engine)
     assert files_under(out.parent) == []
@@ -173,14 +174,14 @@ def test_a_broken_engine_fails_the_build_and_leaves_nothing_behind(checkpoint: P
 def test_a_broken_engine_is_kept_and_marked_when_asked(checkpoint: Path, out: Path) -> None:
     artifact = build_artifact(checkpoint, out, open_broken_engine, allow_below_threshold=True)
     assert artifact.certificate.passed is False
-    assert artifact.certificate.cosine_mean < 0.999
-    assert artifact.certificate.threshold == 0.99999
+    assert artifact.certificate.outputs[0].cosine_mean < 0.999
+    assert artifact.certificate.thresholds.mean == 0.99999
 
 
 def test_min_cosine_moves_the_threshold(checkpoint: Path, out: Path) -> None:
     artifact = build_artifact(checkpoint, out, open_broken_engine, min_cosine=-1.0)
     assert artifact.certificate.passed is True
-    with pytest.raises(VerificationError, match=r"below the threshold 1\.0"):
+    with pytest.raises(VerificationError, match=r"embedding: mean cosine 0\.\d+ below 1,"):
         build_artifact(checkpoint, out.with_name("int8"), precision="int8", min_cosine=1.0)
 
 
@@ -188,6 +189,7 @@ def test_min_cosine_moves_the_threshold(checkpoint: Path, out: Path) -> None:
 def test_the_fp32_engine_can_be_the_reference(precision: str, checkpoint: Path, out: Path) -> None:
     artifact = build_artifact(checkpoint, out, precision=precision, reference="engine")
     assert artifact.certificate.reference == "openvino engine, FP32, one text at a time"
+    assert artifact.certificate.kind == "self-consistency"
     assert artifact.certificate.passed
     assert files_under(out.parent) == ["artifact", *(f"artifact/{file}" for file in files_under(out))]
     assert "engine/model.bin" in files_under(out)

@@ -26,7 +26,7 @@ def test_reference_equals_the_oracle_for_every_family_and_pooling(family: str, t
         for encoding in encodings:
             encoding.input_ids[encoding.input_ids == 1] = 2
     with checkpoint.weights() as weights:
-        actual = np.stack(HFReference(checkpoint, weights).run(encodings, "embedding"))
+        actual = np.stack(HFReference(checkpoint, weights).run(encodings, ["embedding"])["embedding"])
     assert actual.dtype == np.float32
     assert np.abs(actual - hf_embed(folder, encodings, tuple(POOLINGS))).max() <= 1e-5
 
@@ -38,7 +38,7 @@ def test_reference_equals_the_oracle_behind_a_tail(activation: str, tmp_path: Pa
     checkpoint = read_checkpoint(locate(str(folder)))
     encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size, pairs=True)
     with checkpoint.weights() as weights:
-        actual = np.stack(HFReference(checkpoint, weights).run(encodings, "embedding"))
+        actual = np.stack(HFReference(checkpoint, weights).run(encodings, ["embedding"])["embedding"])
     assert np.abs(actual - hf_embed(folder, encodings, ("mean",), tail)).max() <= 1e-5
 
 
@@ -49,5 +49,5 @@ def test_reference_computes_in_fp32_whatever_the_checkpoint_stores(tmp_path: Pat
     checkpoint = read_checkpoint(locate(str(folder)))
     encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
     with checkpoint.weights() as weights:
-        actual = np.stack(HFReference(checkpoint, weights).run(encodings, "embedding"))
+        actual = np.stack(HFReference(checkpoint, weights).run(encodings, ["embedding"])["embedding"])
     assert np.abs(actual - hf_embed(folder, encodings)).max() <= 1e-5

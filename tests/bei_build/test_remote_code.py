@@ -19,9 +19,10 @@ import transformers
 from transformers import AutoModel
 
 from bei.core import Float32Array, PackedBatch
-from bei.errors import CheckpointError
+from bei.errors import CheckpointError, ConfigError
 from bei_build.checkpoint import Checkpoint, read_checkpoint
 from bei_build.location import locate
+from bei_build.remote_code import Attention
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.checkpoints import add_modules, change_config, read_tensors, write_json, write_tensors
 from tests.zoo import CASES, MAX_TOKENS, save_case
@@ -45,8 +46,8 @@ def outputs(folder: Path, **settings: Any) -> dict[str, Float32Array]:
         return dict(engine.run(PackedBatch.from_encodings(texts)))
 
 
-def read(folder: Path) -> Checkpoint:
-    return read_checkpoint(locate(str(folder)))
+def read(folder: Path, attention: Attention | None = None, max_seq_len: int | None = None) -> Checkpoint:
+    return read_checkpoint(locate(str(folder)), max_seq_len=max_seq_len, attention=attention)
 
 
 def renamed(folder: Path, names: Mapping[str, str], join: Callable[[Tensors], Tensors], config: dict[str, Any]) -> Path:
@@ -326,3 +327,113 @@ def test_buffers_that_older_code_saved_are_left_aside(buffer: str, tmp_path: Pat
     original = renamed(native, NOMIC_NAMES, join_nomic, nomic_config(native))
     write_tensors(original, {**read_tensors(original), buffer: torch.ones(4)})
     read(original).weights().close()
+
+
+# Decoders whose authors' code has the native class's names, and another mask.
+
+# As GritLM-7B's and stella_en_1.5B_v5's config.json have it.
+GRITLM = {"AutoModel": "modeling_gritlm7b.MistralModel", "AutoModelForCausalLM": "modeling_gritlm7b.MistralForCausalLM"}
+STELLA = {
+    "AutoModel": "modeling_qwen.Qwen2Model",
+    "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_qwen.Qwen2ForSequenceClassification",
+}
+OWN_CODE = [("MistralForCausalLM", GRITLM), ("Qwen2ForCausalLM", STELLA)]
+
+
+def with_own_code(folder: Path, architecture: str, auto_map: dict[str, str], **changes: Any) -> Path:
+    return change_config(saved(folder, architecture), auto_map=auto_map, **{"sliding_window": None, **changes})
+
+
+@pytest.mark.parametrize(("architecture", "auto_map"), OWN_CODE)
+def test_a_native_class_with_code_that_no_family_claims_is_refused(
+    architecture: str, auto_map: dict[str, str], tmp_path: Path
+) -> None:
+    folder = with_own_code(tmp_path / "decoder", architecture, auto_map)
+    with pytest.raises(CheckpointError, match=rf"{auto_map['AutoModel']}.*--attention causal, or --attention bidirec"):
+        read(folder)
+
+
+@pytest.mark.parametrize(("architecture", "auto_map"), OWN_CODE)
+def test_such_code_is_built_with_the_attention_that_is_said(
+    architecture: str, auto_map: dict[str, str], tmp_path: Path
+) -> None:
+    folder = with_own_code(tmp_path / "decoder", architecture, auto_map)
+    native = Path(shutil.copytree(folder, tmp_path / "native"))
+    change_config(native, auto_map=None)
+    assert_same(outputs(folder, attention="causal", pooling="mean"), outputs(native, pooling="mean"))
+    expected = torch.stack([states.mean(0) for states in unmasked_states(native)]).numpy()
+    artifact = build_artifact(folder, tmp_path / "both", attention="bidirectional", pooling="mean")
+    assert (artifact.manifest.spec.attention, artifact.manifest.spec.attention_asked) == ("bidirectional", True)
+    texts = random_encodings(LENGTHS, artifact.manifest.spec.vocab_size, seed=4)
+    with running(artifact) as engine:
+        np.testing.assert_allclose(engine.run(PackedBatch.from_encodings(texts))["embedding"], expected, atol=1e-4)
+    assert np.abs(expected - outputs(native, pooling="mean")["embedding"]).max() > 0.1
+
+
+def test_what_the_manifest_says_of_attention_is_the_models_own_if_nobody_says_more(tmp_path: Path) -> None:
+    spec = build_artifact(saved(tmp_path / "llama", "LlamaModel"), tmp_path / "artifact").manifest.spec
+    assert (spec.attention, spec.attention_asked) == ("causal", False)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_code_that_config_json_says_the_attention_of_is_known(is_causal: bool, tmp_path: Path) -> None:
+    """As gte-Qwen2's."""
+    folder = with_own_code(tmp_path / "qwen", "Qwen2ForCausalLM", STELLA, is_causal=is_causal)
+    assert read(folder).spec.layers[0].attention.causal is is_causal
+
+
+@pytest.mark.parametrize(
+    "auto_map",
+    [None, {}, {"AutoConfig": "configuration_x.MistralConfig", "AutoTokenizer": ["tokenization_x.Tok", None]}],
+)
+def test_own_code_of_configs_and_tokenizers_changes_no_model(auto_map: Any, tmp_path: Path) -> None:
+    read(with_own_code(tmp_path / "mistral", "MistralForCausalLM", auto_map))
+
+
+@pytest.mark.parametrize(
+    ("key", "is_refused"),
+    [
+        ("AutoModel", True),
+        ("AutoModelForSequenceClassification", True),
+        ("AutoModelForTokenClassification", False),
+        ("AutoModelForMultipleChoice", False),
+    ],
+)
+def test_own_code_counts_where_it_would_compute_what_is_built(key: str, is_refused: bool, tmp_path: Path) -> None:
+    folder = change_config(saved(tmp_path / "bert", "BertForSequenceClassification"), auto_map={key: "modeling.Mine"})
+    if is_refused:
+        with pytest.raises(CheckpointError, match=r"code of its own \(modeling\.Mine\)"):
+            read(folder)
+    else:
+        read(folder)
+
+
+def test_what_windows_become_is_not_guessed(tmp_path: Path) -> None:
+    """GritLM's own code sees everything, whatever sliding_window says; others keep it."""
+    folder = with_own_code(tmp_path / "mistral", "MistralForCausalLM", GRITLM, sliding_window=9)
+    with pytest.raises(ConfigError, match=r"windows of 9 tokens.*say --max-seq-len 9\."):
+        read(folder, "bidirectional")
+    read(folder, "bidirectional", max_seq_len=9)
+    read(folder, "causal")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "attention"),
+    [("BertModel", {}, "causal"), ("LlamaModel", {"architectures": ["LlamaBidirectionalModel"]}, "causal")],
+)
+def test_an_attention_that_the_model_cannot_have_is_refused(
+    name: str, changes: dict[str, Any], attention: Attention, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"has no causal attention: leave --attention out"):
+        read(change_config(saved(tmp_path / "model", name), **changes), attention)
+
+
+def test_a_module_of_the_repositorys_own_is_refused(tmp_path: Path) -> None:
+    """As jina-embeddings-v3's, which picks one of five adapters."""
+    folder = add_modules(saved(tmp_path / "xlm", "XLMRobertaModel"))
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["type"] = "custom_st.Transformer"
+    write_json(folder / "modules.json", modules)
+    with pytest.raises(CheckpointError, match=r"custom_st\.Transformer, which is code of the repository's own"):
+        read(folder)

@@ -94,7 +94,9 @@ def vocab_size(folder: Path) -> int:
 
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("strategy", ["max", "sum"])
-@pytest.mark.parametrize("transformer", ["sentence_transformers.sparse_encoder.models.MLMTransformer", "x.Transformer"])
+@pytest.mark.parametrize(
+    "transformer", ["sentence_transformers.sparse_encoder.models.MLMTransformer", "sentence_transformers.x.Transformer"]
+)
 def test_splade_pools_the_scores_of_the_vocabulary(
     strategy: str, activation: str, transformer: str, tmp_path: Path
 ) -> None:
@@ -195,7 +197,12 @@ def test_a_bidirectional_gemma_with_two_dense_layers_is_an_embedder(tmp_path: Pa
     "kinds",
     [
         ("sentence_transformers.models.Transformer", "pylate.models.Dense.Dense"),
-        ("x.Transformer", "x.Dense", "x.multi_vector_mask.MultiVectorMask", "x.Normalize"),
+        (
+            "sentence_transformers.x.Transformer",
+            "sentence_transformers.x.Dense",
+            "sentence_transformers.x.multi_vector_mask.MultiVectorMask",
+            "sentence_transformers.x.Normalize",
+        ),
     ],
     ids=["PyLate", "sentence-transformers 6"],
 )
@@ -395,7 +402,9 @@ def test_a_cross_encoder_saved_with_modules_is_its_class(tmp_path: Path) -> None
 def test_logit_score_compares_two_tokens_of_a_language_model(tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == "Qwen3ForCausalLM")
     folder = save_case(tmp_path / "reranker", case)
-    _, score = modules(folder, "x.Transformer", "sentence_transformers.cross_encoder.modules.LogitScore")
+    _, score = modules(
+        folder, "sentence_transformers.x.Transformer", "sentence_transformers.cross_encoder.modules.LogitScore"
+    )
     write_json(score / "config.json", {"true_token_id": 40, "false_token_id": 9})
     texts = encodings(vocab_size(folder))
     table = read_tensors(folder)["model.embed_tokens.weight"]
@@ -403,9 +412,9 @@ def test_logit_score_compares_two_tokens_of_a_language_model(tmp_path: Path) -> 
     artifact = build_artifact(folder, tmp_path / "artifact")
     assert artifact.manifest.tasks == ["rerank", "classify"]
     assert_rows(run(artifact, texts)["logits"], expected)
-    write_json(score / "config.json", {"true_token_id": 40})
-    with pytest.raises(CheckpointError, match="lacks true_token_id or false_token_id"):
-        read(folder)
+    write_json(score / "config.json", {"true_token_id": 40, "false_token_id": None})
+    expected = [(rows[-1] @ table[40])[None] for rows in states(folder, texts)]
+    assert_rows(run(build_artifact(folder, tmp_path / "one"), texts)["logits"], expected)
 
 
 def test_a_task_that_the_checkpoint_lacks_names_those_it_has(tmp_path: Path) -> None:

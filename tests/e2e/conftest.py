@@ -67,8 +67,8 @@ def gated(tmp_path: Path, env: Mapping[str, str]) -> Iterator[StartServer]:
     artifact = save_artifact(tmp_path / "fake")
     with ExitStack() as stack:
 
-        def start(*flags: str) -> Server:
+        def start(*flags: str, **variables: str) -> Server:
             command = [sys.executable, "-m", "tests.e2e.gated_server", artifact.path, *flags]
-            return stack.enter_context(Server(command, env, tmp_path))
+            return stack.enter_context(Server(command, {**env, **variables}, tmp_path))
 
         yield start

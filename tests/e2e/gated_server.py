@@ -2,12 +2,15 @@
 
 The canary of the start passes. From then on each batch that reaches the engine is a line in the log. A line ``one``
 on standard input lets one batch through, ``open`` (or the end of the input) lets everything through from then on.
+With the variable HANG_ON_DRAIN the event loop never comes back from the beginning of the drain.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,14 @@ def load_engine(folder: Path, manifest: Manifest, *_: Any) -> StdinGatedEngine:
     return StdinGatedEngine(manifest.limits)
 
 
+def hang(_: object) -> None:
+    """Instead of the beginning of the drain."""
+    log.info("the event loop hangs")
+    threading.Event().wait()
+
+
 if __name__ == "__main__":
+    if "HANG_ON_DRAIN" in os.environ:
+        mock.patch("bei.server.models.Models.begin_drain", hang).start()
     with mock.patch("bei.service.load_engine", load_engine), mock.patch("bei.server.run._LINGER_S", 1):
         cli.main(["serve", *sys.argv[1:], "--port", "0"])

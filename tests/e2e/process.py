@@ -23,12 +23,15 @@ _POLL_S = 0.02
 
 ROOT = Path(__file__).parents[2]
 BEI = (sys.executable, "-m", "bei")
+_IDS = {"BEI_OPENAI_TOKEN_IDS": "accept"}
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
-    """A clean environment: no settings of whoever runs the tests, no hub, no measuring at every start."""
+    """A clean environment: no settings of whoever runs the tests, no hub, no measuring at every start. Tests send token
+    ids where the engine's work must be known to the token."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    return {**kept, "HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "BEI_TUNE": "off", **extra}
+    fixed = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "BEI_TUNE": "off"}
+    return {**kept, **fixed, **_IDS, **extra}
 
 
 def run(arguments: Sequence[object], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:

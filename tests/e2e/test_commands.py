@@ -73,7 +73,8 @@ def test_requests_are_logged_where_asked_for(gated: StartServer, flags: tuple[st
 def test_building_and_serving_report_nothing_to_anybody(
     tiny: Artifact, server: Server, checkpoint: Path, env: Mapping[str, str], home: Path, tmp_path: Path
 ) -> None:
-    process.run(["build", checkpoint, "--out", tmp_path / "out", "--reference", "engine"], env, tmp_path)
+    built = process.run(["build", checkpoint, "--out", tmp_path / "out", "--reference", "engine"], env, tmp_path)
+    assert built.returncode == 0, built.stderr
     assert server.embed("the cat").status_code == 200
     assert not (home / "intel").exists()  # where OpenVINO's telemetry keeps its client id
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -79,6 +80,30 @@ def test_a_second_signal_stops_without_waiting_for_the_queue(gated: StartServer,
     server.say("one")  # the batch on the engine cannot be taken back
     assert server.wait_exit() == 0
     assert sum("engine has" in line for line in server.log) == 1
+
+
+def test_a_second_signal_ends_the_process_though_the_engine_hangs(
+    gated: StartServer, clients: ThreadPoolExecutor
+) -> None:
+    server = gated()
+    answers = accepted(server, clients, [[[i, 1]] for i in range(5)])
+    server.wait_for_log("engine has")
+    server.send_signal(signal.SIGTERM)
+    server.wait_for_log("draining")
+    server.send_signal(signal.SIGINT)
+    sent_s = time.monotonic()
+    assert [answer.result(DEADLINE_S).status_code for answer in answers] == [503] * len(answers)
+    assert server.wait_exit() == 1
+    assert time.monotonic() - sent_s < 10  # of five seconds, and a busy machine
+    assert any("has not ended within 4 s" in line for line in server.log)
+
+
+def test_a_second_signal_ends_the_process_though_the_event_loop_hangs(gated: StartServer) -> None:
+    server = gated(HANG_ON_DRAIN="1")
+    server.send_signal(signal.SIGTERM)
+    server.wait_for_log("the event loop hangs")
+    server.send_signal(signal.SIGTERM)
+    assert server.wait_exit() == 1
 
 
 def test_an_idle_connection_and_half_a_request_do_not_hold_the_exit_up(gated: StartServer) -> None:

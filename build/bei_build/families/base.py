@@ -55,6 +55,10 @@ class Family:
     ``variant`` gives the family that reads a config.json in this one's place, if one does: remote code can have several
     models under one name.
 
+    ``remote_classes`` are the beginnings of those class names in ``auto_map`` whose code reads config and tensors as
+    this family does. ``attention_keys``: where config.json has one of them, true or false, it says which tokens see
+    each other, and that is all that code under this family's native names is taken to change (``remote_code``).
+
     Unless ``special_tokens`` nothing is put around texts. Unless ``pools_unknown`` the token of what is in no
     vocabulary is left out of means. ``stored_sizes``: no config says how many rows and columns the table of words has.
     A config may have two keys of ours, from ``translate``: ``usual_length``, the tokens of a text that are read if
@@ -68,6 +72,8 @@ class Family:
     unused: tuple[str, ...]
     spec_from_config: Callable[[Any, str], ModelSpec]
     aliases: tuple[str, ...] = ()
+    remote_classes: tuple[str, ...] = ()
+    attention_keys: tuple[str, ...] = ()
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     in_transformers: bool = True
     special_tokens: bool = True

@@ -135,4 +135,5 @@ def decoder_family(
         weights=weights,
         unused=("lm_head.", "rotary_emb.", "score."),
         spec_from_config=spec_from_config,
+        attention_keys=("is_causal", "use_bidirectional_attention"),
     )

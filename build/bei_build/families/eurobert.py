@@ -34,4 +34,5 @@ FAMILY = Family(
     weights={**WEIGHTS, "dense": "dense", "classifier": "classifier"},
     unused=("lm_head.",),
     spec_from_config=_spec_from_config,
+    remote_classes=("EuroBert",),  # the code it was published with, which became transformers' class
 )

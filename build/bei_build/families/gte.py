@@ -68,4 +68,5 @@ FAMILY = Family(
     unused=("pooler.", "lm_head.", "embeddings.position_ids"),
     spec_from_config=_spec_from_config,
     translate=_from_remote,
+    remote_classes=("New", "Gte"),
 )

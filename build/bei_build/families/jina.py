@@ -87,6 +87,7 @@ FAMILY = Family(
     unused=("pooler.", "cls.", "embeddings.position_ids"),
     spec_from_config=_spec_from_config,
     in_transformers=False,
+    remote_classes=("JinaBert",),
     variant=_variant,
 )
 

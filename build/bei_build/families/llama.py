@@ -47,6 +47,7 @@ _LLAMA = decoder_family("llama", "Llama", _llama_spec)
 FAMILY = replace(
     _LLAMA,
     aliases=("llama_bidirec",),
+    remote_classes=("LlamaBidirectional",),
     translate=_from_remote,
     architectures={
         **_LLAMA.architectures,

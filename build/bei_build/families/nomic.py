@@ -178,6 +178,7 @@ NOMIC_FAMILY = Family(
     unused=("pooler.", "cls.", "embeddings.position_ids", "embeddings.token_type_ids"),
     spec_from_config=_nomic_spec,
     translate=_nomic_from_remote,
+    remote_classes=("NomicBert",),
     variant=_nomic_variant,
 )
 

@@ -22,9 +22,13 @@ ROUTE = "/v1/embeddings"
 
 
 class App:
-    """``create_app`` with one model per pair of artifact and engine; ``settings`` are those of ServeConfig."""
+    """``create_app`` with one model per pair of artifact and engine; ``settings`` are those of ServeConfig.
+
+    Token ids are accepted on every route unless a test says otherwise: they say exactly what an engine gets.
+    """
 
     def __init__(self, *served: tuple[Artifact, Engine], **settings: Any) -> None:
+        settings = {"openai_token_ids": "accept", **settings}
         self.loop = asyncio.new_event_loop()
         self.metrics = Metrics()
         self.models = self.run(self._load(served, settings))

@@ -45,10 +45,14 @@ def test_every_error_of_the_tree_has_a_status_and_openai_s_body(kind: type[error
         (errors.InvalidRequestError, 400),
         (errors.ModelNotFoundError, 404),
         (errors.MethodNotAllowedError, 405),
+        (errors.RequestTimeoutError, 408),
         (errors.PayloadTooLargeError, 413),
+        (errors.EncodingNotSupportedError, 415),
         (errors.OverloadedError, 429),
+        (errors.HeadersTooLargeError, 431),
         (errors.NonFiniteOutputError, 500),
         (errors.ShuttingDownError, 503),
+        (errors.TooManyConnectionsError, 503),
     ],
 )
 def test_the_statuses_clients_rely_on(kind: type[errors.BeiError], status: int) -> None:

@@ -35,8 +35,10 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
         "target": "fake",
         "precision": "fp32",
     }
-    assert (certificate["cosine_mean"], certificate["passed"]) == (1.0, True)
-    assert not {"worst_texts", "canary_text", "canary_row"} & set(certificate)
+    (output,) = certificate["outputs"]
+    assert (certificate["kind"], certificate["passed"], output["cosine_mean"]) == ("reference", True, 1.0)
+    assert certificate["thresholds"] == {"mean": 0.99, "p1": 0.9, "min": 0.5}
+    assert not {"worst_texts", "canary_text", "canary_row"} & {*certificate, *output}
 
 
 @pytest.mark.parametrize(

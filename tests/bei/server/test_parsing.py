@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import msgspec
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import InvalidRequestError
-from bei.server.parsing import parser, parser_by_field
+from bei.server import embed, embeddings
+from bei.server.parsing import TokenId, id_lists, parser, parser_by_field
 
 
 class Texts(msgspec.Struct):
@@ -54,3 +56,45 @@ def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
             function(body)
         except InvalidRequestError:
             continue
+
+
+# Long lists of token ids
+
+_lists = st.lists(st.lists(st.integers(0, 99_999), max_size=9), min_size=1, max_size=30)
+
+
+@given(lists=_lists, separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", ": ")]))
+def test_id_lists_in_pieces_are_those_at_once(lists: list[list[int]], separators: tuple[str, str]) -> None:
+    raw = json.dumps(lists, separators=separators).encode()
+    with mock.patch("bei.server.parsing._PIECE_BYTES", 7):
+        found = id_lists(raw)
+    assert found == (lists if len(raw) > 7 else None)
+
+
+@given(near=st.text(st.sampled_from('[],"1 -'), max_size=40))
+def test_what_is_no_list_of_id_lists_is_left_to_the_ordinary_decoder(near: str) -> None:
+    raw = b"[[" + near.encode()
+    with mock.patch("bei.server.parsing._PIECE_BYTES", 3):
+        found = id_lists(raw)
+    try:
+        expected = msgspec.json.decode(raw, type=list[list[TokenId]])
+    except msgspec.DecodeError:
+        expected = None
+    assert found == expected or (found is None and len(raw) <= 3)
+
+
+@pytest.mark.parametrize("more", [{}, {"normalize": False}, {"other": [[1, 2]] * 30_000}])
+def test_a_long_body_of_token_ids_is_parsed_as_a_short_one(more: dict[str, object]) -> None:
+    lists = [[1, 2]] * 60_000
+    body = json.dumps({**more, "inputs": lists}).encode()
+    assert embed.parse_request(body) == msgspec.json.decode(body, type=embed.EmbedRequest)
+    content = json.dumps({"input": lists, **more}).encode()
+    request = embeddings.parse(content)
+    assert request.token_ids == lists
+    assert len(bytes(request.body.input)) < 100
+
+
+def test_an_error_far_behind_in_a_long_body_is_named() -> None:
+    body = json.dumps({"inputs": [[1, 2]] * 60_000 + [[-1]]}).encode()
+    with pytest.raises(InvalidRequestError, match=r"inputs\[60000\]"):
+        embed.parse_request(body)

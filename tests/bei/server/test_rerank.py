@@ -146,12 +146,11 @@ def test_a_limit_beyond_the_model_s_is_none(kinds: App) -> None:
 
 
 def test_a_search_unit_is_a_hundred_documents() -> None:
-    def units(num_documents: int) -> int:
+    def units(num_documents: int) -> Any:
         scores = Scores(np.zeros((num_documents, 1), np.float32), ["score"], 1, [])
         body = DocumentsRequest(query="q", documents=[])
-        return render_results(scores, ["a"] * num_documents, body, "m", "/rerank")["meta"]["billed_units"][
-            "search_units"
-        ]
+        rendered: Any = render_results(scores, ["a"] * num_documents, body, "m", "/rerank")
+        return rendered["meta"]["billed_units"]["search_units"]
 
     assert [units(count) for count in (1, 100, 101, 250)] == [1, 1, 2, 3]
 
@@ -214,7 +213,8 @@ def test_results_are_the_best_of_all_in_order(values: list[float], top_n: int) -
     scores = Scores(np.array(values, np.float32)[:, None], ["score"], 1, [])
     texts = [str(index) for index in range(len(values))]
     body = DocumentsRequest(query="q", documents=[], top_n=top_n)
-    results = render_results(scores, texts, body, "m", "/rerank")["results"]
+    rendered: Any = render_results(scores, texts, body, "m", "/rerank")["results"]
+    results = rendered.make(0, rendered.count)
     found = [float(result["relevance_score"]) for result in results]
     assert found == sorted(values, reverse=True)[: top_n or None]
     assert all(values[result["index"]] == float(result["relevance_score"]) for result in results)

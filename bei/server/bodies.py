@@ -1,0 +1,92 @@
+"""What the unfinished request bodies of all connections hold together, and who yields when that is too much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bei.errors import BeiError, OverloadedError
+
+# Whoever sends for less time than this is not measured: a first packet has no rate.
+_GRACE_S = 1.0
+_RETRY_S = 1.0
+
+# Where the connection leaves its Body in the ASGI scope; other servers and tests have none.
+SCOPE_KEY = "bei.body"
+
+
+class BodyMemory:
+    """A limit on the bytes of all unfinished bodies. Of the event loop's thread.
+
+    Bytes count as they arrive, not as a Content-Length announces them: a header that costs the client nothing would
+    else reserve what others need. Over the limit the slowest upload of those under way for a second yields, and only
+    if there is none the one that asked: clients that trickle large bodies cannot keep the others out.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._bodies: dict[Body, None] = {}
+
+    def _take(self, body: Body, size: int) -> None:
+        self._bodies[body] = None
+        self.held += size
+        while self.held > self.limit:
+            yielding = self._slowest() or body
+            yielding.fail(
+                OverloadedError(
+                    f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.",
+                    _RETRY_S,
+                )
+            )
+            if yielding is body:
+                return
+
+    def _give_back(self, body: Body, size: int) -> None:
+        self._bodies.pop(body, None)
+        self.held -= size
+
+    def _slowest(self) -> Body | None:
+        now_s = time.monotonic()
+        slow = [body for body in self._bodies if not body.complete and now_s - body.started_s > _GRACE_S]
+        return min(slow, key=lambda body: body.size / (now_s - body.started_s), default=None)
+
+
+class Body:
+    """One request's body while it arrives. ``size`` is what has arrived; ``complete`` is set with its last byte.
+
+    ``error`` is set once it cannot arrive any more: who reads it raises that, the bytes still to come are dropped, and
+    ``on_fail`` is called.
+    """
+
+    __slots__ = ("_held", "_memory", "complete", "error", "on_fail", "size", "started_s")
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory: BodyMemory | None = memory
+        self._held = 0
+        self.started_s = time.monotonic()
+        self.size = 0
+        self.complete = False
+        self.error: BeiError | None = None
+        self.on_fail: Callable[[], None] | None = None
+
+    def add(self, size: int) -> None:
+        """Count ``size`` bytes that have arrived. May fail this body or others."""
+        self.size += size
+        if self._memory is not None:
+            self._held += size
+            self._memory._take(self, size)
+
+    def fail(self, error: BeiError) -> None:
+        """Give the bytes back, and have the reader raise ``error``."""
+        self.error = error
+        on_fail = self.on_fail
+        self.release()
+        if on_fail is not None:
+            on_fail()
+
+    def release(self) -> None:
+        """Give the bytes back for good: the body is read, or nobody wants it."""
+        if self._memory is not None:
+            self._memory._give_back(self, self._held)
+        self._memory, self._held, self.on_fail = None, 0, None

@@ -1,0 +1,121 @@
+"""File descriptors: how many there may be, and a listener that outlives their lack."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable
+
+from bei.errors import ConfigError
+from bei.server.connections import MOST_LINGERING
+
+log = logging.getLogger(__name__)
+
+# For files that the process opens later, and for connections that are refused or closing.
+_RESERVE = 32 + MOST_LINGERING
+
+_ACCEPTS_AT_ONCE = 64  # then the loop's turn: who is connected already is served between
+_RETRY_S = 0.1
+_LOG_EVERY_S = 10.0
+_OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+def raise_limit() -> None:
+    """Let the process open as many files as the system allows it: the usual soft limit of 1,024 is for select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:  # macOS has a lower limit than the hard one says
+            log.warning("cannot raise the limit of open files from %d to %d (%s)", soft, hard, error)
+
+
+def fitting_connections(max_connections: int) -> int:
+    """``max_connections``, or as many as there are descriptors for. Call it with everything else loaded.
+
+    Raises ConfigError if there is none left.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return max_connections
+    room = limit - len(os.listdir("/dev/fd")) - _RESERVE
+    if room < 1:
+        raise ConfigError(f"The limit of {limit} open files leaves none for connections: raise it (ulimit -n).")
+    if room < max_connections:
+        log.warning(
+            "max_connections is lowered from %d to %d: the limit of open files is %d (ulimit -n)",
+            max_connections,
+            room,
+            limit,
+        )
+    return min(room, max_connections)
+
+
+class Listener:
+    """Accepts connections. In place of the loop's own server, which closes its socket when it runs out of descriptors:
+    this one makes room, waits a little, and the clients wait in the socket's queue.
+
+    ``make_protocol`` is called for each connection, ``make_room`` when there is no descriptor for one.
+    """
+
+    def __init__(
+        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], make_room: Callable[[], object]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._make_room = make_room
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._logged_s = float("-inf")
+        listener.setblocking(False)
+        self._start()
+
+    def close(self) -> None:
+        """Accept no more. The socket is its owner's to close."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener)
+
+    async def wait_closed(self) -> None:
+        """Return when what was accepted is connected."""
+        await asyncio.gather(*self._accepting)
+
+    def _start(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF:
+                    self._wait_for_room(error)
+                    return
+                continue  # this client has left, or its network has: accept(2)
+            task = self._loop.create_task(self._connect(connection))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+        except OSError:  # the client has left
+            connection.close()
+
+    def _wait_for_room(self, error: OSError) -> None:
+        now_s = self._loop.time()
+        if now_s - self._logged_s > _LOG_EVERY_S:
+            self._logged_s = now_s
+            log.error("cannot accept connections (%s): idle ones are closed, new ones wait", error)
+        self._loop.remove_reader(self._listener)
+        self._make_room()
+        self._pause = self._loop.call_later(_RETRY_S, self._start)

@@ -1,0 +1,410 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol, and what a client may make it wait for and hold.
+
+uvicorn parses, runs the application and writes its answers. Here are the deadlines of each phase of a request, the
+limits on its headers, the account of its body (bodies.py), refusals in our form of errors, and the way to read the
+body of a request that asks for another protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import math
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import httptools
+import uvicorn
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from bei.errors import (
+    BeiError,
+    HeadersTooLargeError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+)
+from bei.server.bodies import SCOPE_KEY, Body
+from bei.server.connections import Connections
+from bei.server.errors import error_response
+
+# An upload that is faster than this is never cut off, however large.
+_MIN_BYTES_PER_S = 10_000
+
+# A connection whose client is still sending is read for so long after its last answer: closed at once, it would be
+# reset, and the client might never see the answer (RFC 9112, section 9.6).
+_LINGER_S = 2.0
+
+# Bytes of a body that nobody reads, as its answer was sent before.
+_MOST_DROPPED = 64_000_000
+
+# Requests that wait for the answer to one before them on the same connection.
+_MOST_PIPELINED = 100
+
+_MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, without TLS."
+
+
+class _Phase(enum.Enum):
+    """What the client is doing."""
+
+    IDLE = enum.auto()  # nothing; all its requests are answered
+    HEAD = enum.auto()  # sends a request line and headers
+    BODY = enum.auto()  # sends a body; the answer may be there already
+    WAIT = enum.auto()  # has sent a whole request and waits
+    CLOSING = enum.auto()  # takes its last answer
+
+
+# By these names, since looking a member up in its class is slow up to Python 3.11, and a request does it often.
+_IDLE, _HEAD, _BODY, _WAIT, _CLOSING = _Phase
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. Closed by the client, by uvicorn, or by ``expire``, ``refuse`` and ``drop``."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        connections: Connections,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(config, server_state, {}, loop)
+        self._connections = connections
+        self._limits = connections.config
+        self._max_header_bytes, self._max_headers = self._limits.max_header_bytes, self._limits.max_headers
+        self._phase = _IDLE
+        self._is_deaf = False  # what comes is dropped: the connection ends with the answers that are due
+        self.deadline_s = math.inf
+        self._body_since_s = 0.0
+        self._num_headers = 0
+        self._header_bytes = 0  # of headers that have arrived whole
+        self._unparsed_bytes = 0  # that the parser has taken since and has nothing to show for
+        self._has_moved = False
+        self._dropped_bytes = 0
+        self._unsent_bytes = 0
+        self._due: deque[tuple[RequestResponseCycle, Body]] = deque()  # requests that are not answered
+        self._body: Body | None = None  # of the last request
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The first call."""
+        super().connection_made(transport)
+        self._cycle_transport = _CycleTransport(self, transport)
+        self._set_idle()
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The last call."""
+        for cycle, body in self._due:  # uvicorn tells the last one only
+            cycle.disconnected = True
+            cycle.message_event.set()
+            body.release()
+        self._due.clear()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        self._connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Whatever the client has sent."""
+        if self._phase is _CLOSING or self._is_deaf:
+            return
+        if self._phase is _IDLE or self._phase is _WAIT:
+            self._begin_head()
+        self._has_moved = False
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            reason = error.__context__  # what a callback has raised
+            self._give_up(reason if isinstance(reason, BeiError) else InvalidRequestError(_MALFORMED))
+            return
+        if self._has_moved:
+            self._unparsed_bytes = 0
+        else:  # within a header, a trailer, a chunk's size
+            self._unparsed_bytes += len(data)
+            if self._header_bytes + self._unparsed_bytes > self._max_header_bytes:
+                self._give_up(self._headers_too_large())
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. A request to upgrade is parsed again without that wish, since the parser leaves its body out."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.parser.get_method() == b"CONNECT":
+                    self._give_up(MethodNotAllowedError("CONNECT is for proxies, and this is none."))
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                value = b", ".join(option for option in options if option.lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def pause_writing(self) -> None:
+        """The client does not take its answers as fast as they are written; further ones wait."""
+        super().pause_writing()
+        if self._is_waiting:
+            self._await_answer()
+
+    def resume_writing(self) -> None:
+        """The client has taken what was written."""
+        super().resume_writing()
+        if self._is_waiting:
+            self._await_answer()
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._phase is _WAIT or self._is_deaf
+
+    # What the parser calls. What these raise comes out of ``_feed`` and stops the parser.
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        if self._phase is not _HEAD:
+            self._begin_head()
+        self._header_bytes = self._num_headers = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Some of the request's target."""
+        self._has_moved = True
+        self._header_bytes += len(url)
+        if self._header_bytes > self._max_header_bytes:
+            raise self._headers_too_large()
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer after the body, which is dropped."""
+        self._has_moved = True
+        self._num_headers += 1
+        self._header_bytes += len(name) + len(value) + 4  # ": " and the line's end
+        if self._header_bytes > self._max_header_bytes or self._num_headers > self._max_headers:
+            raise self._headers_too_large()
+        if self._phase is _HEAD:
+            super().on_header(name, value)
+
+    def _headers_too_large(self) -> HeadersTooLargeError:
+        return HeadersTooLargeError(
+            f"The request has more than {self._max_headers} headers or {self._max_header_bytes} bytes "
+            "of them: send fewer."
+        )
+
+    def on_headers_complete(self) -> None:
+        """Start the application for the request."""
+        self._has_moved = True
+        if self.parser.should_upgrade():
+            return  # to be parsed again
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise InvalidRequestError("Too many requests wait on this connection: await answers before sending more.")
+        body = Body(self._connections.bodies)
+        self.scope[SCOPE_KEY] = body  # type: ignore[literal-required]
+        super().on_headers_complete()
+        self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
+        body.on_fail = partial(self._body_failed, self.cycle)
+        self._body = body
+        self._due.append((self.cycle, body))
+        self._connections.set_busy(self)
+        self._phase = _BODY
+        self._dropped_bytes = 0
+        self._body_since_s = self.loop.time()
+        self.deadline_s = self._body_since_s + self._limits.body_timeout
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body."""
+        self._has_moved = True
+        assert self._body is not None
+        if self.cycle.response_complete:
+            self._dropped_bytes += len(body)
+            if self._dropped_bytes > _MOST_DROPPED:
+                raise PayloadTooLargeError("The request is answered and its body goes on.")
+            return
+        self._body.add(len(body))
+        if self._body.error is not None:
+            raise self._body.error
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request."""
+        self._has_moved = True
+        if self.parser.should_upgrade():
+            return
+        assert self._body is not None
+        self._body.complete = True
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._set_idle()
+            self._connections.set_idle(self)
+        else:
+            self._phase = _WAIT
+            self._await_answer()
+
+    # What the request's cycle calls.
+
+    def on_response_complete(self) -> None:
+        """A request is answered: go on with the next one, or wait for it."""
+        self.server_state.total_requests += 1
+        if self._due:  # else the connection is lost
+            self._due.popleft()[1].release()
+        if self._phase is _CLOSING or self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._phase is _WAIT:
+            self._set_idle()
+            self._connections.set_idle(self)
+
+    def close_after_answer(self) -> None:
+        """Close, but let the client take what was written: a client that is still sending is read for a while."""
+        if self._phase is _WAIT:
+            self._phase = _CLOSING
+            self._await_flush(self.loop.time())
+            self.transport.close()
+        else:
+            self._linger()
+
+    # What the other connections and the clock call.
+
+    def expire(self, now_s: float) -> None:
+        """The deadline has passed: end what takes too long."""
+        if self._is_waiting:
+            self._expire_flush(now_s)
+        elif self._phase is _HEAD:
+            seconds = f"{self._limits.header_timeout:g} s"
+            self._give_up(RequestTimeoutError(f"The headers did not arrive within {seconds}: send the request again."))
+        elif self._phase is _BODY:
+            self._expire_body(now_s)
+        elif self.transport.get_write_buffer_size():
+            self._expire_flush(now_s)
+        else:
+            self.transport.close()
+
+    def _expire_flush(self, now_s: float) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._await_flush(now_s)  # it takes its answer
+        else:
+            self.transport.abort()
+
+    def _expire_body(self, now_s: float) -> None:
+        assert self._body is not None
+        due_s = self._body_since_s + self._limits.body_timeout
+        due_s += (self._body.size + self._dropped_bytes) / _MIN_BYTES_PER_S
+        if self.flow.read_paused:  # not the client's fault
+            self._body_since_s = now_s
+            self.deadline_s = now_s + self._limits.body_timeout
+        elif due_s > now_s:
+            self.deadline_s = due_s
+        else:
+            self._give_up(
+                RequestTimeoutError(
+                    f"The body did not arrive within {self._limits.body_timeout:g} s and a second for every "
+                    f"{_MIN_BYTES_PER_S} bytes of it: send it faster, or less at once."
+                )
+            )
+
+    def refuse(self, error: BeiError) -> None:
+        """Answer with ``error``, which no application has given, and close. No answer may be due."""
+        response = error_response(error)
+        self._connections.count_refusal(response.status_code)
+        self.transport.write(self._rendered(response))
+        self._linger()
+
+    def drop(self) -> None:
+        """Close at once; of an answer that the client has not taken the rest is lost."""
+        self._phase = _CLOSING
+        self.transport.abort()
+
+    # The ends of a connection.
+
+    def _give_up(self, error: BeiError) -> None:
+        """End the connection with ``error``, or without where the order of answers leaves no place for it."""
+        is_due = self.cycle is not None and not self.cycle.response_complete
+        if self._phase is _BODY and is_due:
+            assert self._body is not None
+            self._body.fail(error)
+        elif is_due:  # the answers to requests before this one
+            self._end_with(self.cycle)
+        elif self._phase is _BODY:
+            self._linger()
+        else:
+            self.refuse(error)
+
+    def _body_failed(self, cycle: RequestResponseCycle) -> None:
+        """The application wakes up and answers with the body's error."""
+        self._end_with(cycle)
+        cycle.body = bytearray()
+        cycle.message_event.set()
+
+    def _end_with(self, cycle: RequestResponseCycle) -> None:
+        cycle.keep_alive = False
+        self._is_deaf = True
+        self._await_answer()
+
+    def _linger(self) -> None:
+        self._phase = _CLOSING
+        self.deadline_s = self.loop.time() + _LINGER_S
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._connections.set_lingering(self)
+
+    def _set_idle(self) -> None:
+        self._phase = _IDLE
+        self._await_flush(self.loop.time())
+        # An idle connection keeps nothing of its last request.
+        self.cycle = self.scope = self.headers = self._body = None  # type: ignore[assignment]
+        self.url = b""
+
+    def _begin_head(self) -> None:
+        self._phase = _HEAD
+        self._header_bytes = self._num_headers = self._unparsed_bytes = 0
+        self.deadline_s = self.loop.time() + self._limits.header_timeout
+
+    def _await_answer(self) -> None:
+        """The server's turn, as long as the client takes what is there."""
+        if self.flow.write_paused:
+            self._await_flush(self.loop.time())
+        else:
+            self.deadline_s = math.inf
+
+    def _await_flush(self, now_s: float) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self.deadline_s = now_s + self._limits.keep_alive_timeout
+
+    def _rendered(self, response: Response) -> bytes:
+        headers = [*self.server_state.default_headers, *response.raw_headers]
+        lines = [b"%s: %s\r\n" % header for header in headers if header[0] != b"connection"]
+        return b"".join([STATUS_LINE[response.status_code], *lines, b"connection: close\r\n\r\n", bytes(response.body)])
+
+
+class _CycleTransport:
+    """The transport as a request's cycle sees it: whether to close at once is the connection's decision."""
+
+    __slots__ = ("_connection", "_transport", "write")
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._transport = transport
+        self.write: Callable[[bytes], None] = transport.write
+
+    def is_closing(self) -> bool:
+        """Whether the connection ends."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close_after_answer()

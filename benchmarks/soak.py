@@ -1,0 +1,189 @@
+"""Minutes of mixed traffic over all routes with random faults of clients: does the server's memory stay where it is?
+
+    python -m benchmarks.soak [--minutes 20] [--models tiny|real] [--clients 8]
+
+RSS, descriptors and threads are sampled; the verdict, after two minutes, is in ``results/soak.json``. Every answer's
+status is checked, and of those with 200 how many inputs they are about. Ends with 1 if something was not as expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import write
+from benchmarks.plots import BLUE, GREEN, ORANGE, panels, save
+from benchmarks.prose import PASSAGES, SHORT, Prose, read_prose
+from benchmarks.server import ROOT, Samples, revision, sampling, serving
+from benchmarks.soak_models import real_models, tiny_models
+from benchmarks.soak_traffic import Action, Client, faults, requests
+from benchmarks.summaries import flatness
+
+WARM_S = 120.0
+_FAULTS = 0.15  # share of what clients do
+_PAUSE_S = 0.01  # of a client, on average
+_MOST_REMARKS = 20
+_KEPT_SAMPLES = 200
+
+
+def main() -> int:
+    """Run, write ``results/soak.json`` and its plot; 1 if anything was not as expected."""
+    options = _parser().parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        make = tiny_models if options.models == "tiny" else real_models
+        artifacts, names = make(Path(scratch))
+        home = Path(scratch) / "home"
+        home.mkdir()
+        with serving(artifacts, *shlex.split(options.serve), home=home) as server:
+            traffic = Traffic(server.port, requests(names), faults(names), options.seed)
+            with sampling(server.process.pid, every_s=1.0) as samples:
+                traffic.run(options.clients, options.minutes * 60)
+            was_alive = server.process.poll() is None
+        exit_code = server.process.returncode
+    warm_s = min(WARM_S, options.minutes * 60 / 3)
+    verdicts = judged(samples, warm_s, options.clients)
+    good = was_alive and exit_code == 0 and not traffic.num_wrong and all(v["flat"] for v in verdicts.values())
+    results = {
+        "as expected": good,
+        "minutes": options.minutes,
+        "warm, s": warm_s,
+        "models": options.models,
+        "verdicts": verdicts,
+        "alive at the end": was_alive,
+        "exit code after SIGTERM": exit_code,
+        **traffic.summary(),
+        "server": {"commit": revision(ROOT), "flags": options.serve},
+        "samples": _thinned(samples),
+    }
+    write("soak", results)
+    plot(samples, verdicts, warm_s)
+    return 0 if good else 1
+
+
+class Traffic:
+    """Clients in threads, each doing one thing after the other at random."""
+
+    def __init__(self, port: int, right: Sequence[Action], wrong: Sequence[Action], seed: int) -> None:
+        self._port = port
+        self._right = right
+        self._wrong = wrong
+        self._seed = seed
+        self._prose: Prose = read_prose(seed, repeats=True)
+        self._lock = threading.Lock()  # of the prose and the counts
+        self._counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self._remarks: list[str] = []
+        self.num_wrong = 0
+
+    def run(self, num_clients: int, seconds: float) -> None:
+        """Until ``seconds`` have passed and the last client has its answer."""
+        end_s = time.monotonic() + seconds
+        clients = [threading.Thread(target=self._live, args=(number, end_s)) for number in range(num_clients)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+
+    def summary(self) -> dict[str, Any]:
+        """Counts by action and status."""
+        return {
+            "requests": sum(sum(counts.values()) for counts in self._counts.values()),
+            "not as expected": self.num_wrong,
+            "remarks": self._remarks,
+            "statuses": {name: dict(sorted(counts.items())) for name, counts in sorted(self._counts.items())},
+        }
+
+    def _live(self, number: int, end_s: float) -> None:
+        rng = random.Random(f"{self._seed} {number}")
+        client = Client(self._port, self._texts(rng), rng)
+        while time.monotonic() < end_s:
+            actions = self._wrong if rng.random() < _FAULTS else self._right
+            action = rng.choices(actions, [each.weight for each in actions])[0]
+            self._do(action, client)
+            time.sleep(rng.expovariate(1 / _PAUSE_S))
+        client.close()
+
+    def _do(self, action: Action, client: Client) -> None:
+        try:
+            status = action.run(client)
+            remark = None if status in action.expected else f"{action.name}: {status}"
+            outcome = str(status)
+        except Exception as error:  # a border: whatever happened to a client is the finding
+            client.close()
+            outcome, remark = type(error).__name__, f"{action.name}: {type(error).__name__}: {error}"
+        with self._lock:
+            self._counts[action.name][outcome] += 1
+            if remark is not None:
+                self.num_wrong += 1
+                if len(self._remarks) < _MOST_REMARKS:
+                    self._remarks.append(remark)
+
+    def _texts(self, rng: random.Random) -> Any:
+        def texts(count: int) -> list[str]:
+            with self._lock:
+                return self._prose.take(count, SHORT if rng.random() < 0.5 else PASSAGES)
+
+        return texts
+
+
+def judged(samples: Samples, warm_s: float, num_clients: int) -> dict[str, dict[str, Any]]:
+    """The verdicts. Descriptors come and go with the clients' connections; threads should not."""
+    times = samples.times_s
+    return {
+        "RSS, MB": flatness(times, samples.rss_mb, warm_s=warm_s, growth=0.05, spread=0.15),
+        "descriptors": flatness(
+            times, samples.descriptors, warm_s=warm_s, growth=0.05, spread=0.1, slack=2 * num_clients
+        ),
+        "threads": flatness(times, samples.threads, warm_s=warm_s, growth=0.05, spread=0.05, slack=1),
+    }
+
+
+def plot(samples: Samples, verdicts: dict[str, dict[str, Any]], warm_s: float) -> None:
+    """Write ``results/soak.png``."""
+    figure, axes = panels(3, 1, (9, 6.2), sharex=True)
+    minutes = [(time_s - samples.times_s[0]) / 60 for time_s in samples.times_s]
+    series: list[Sequence[float]] = [samples.rss_mb, samples.descriptors, samples.threads]
+    rows = zip(axes[:, 0], verdicts.items(), series, (BLUE, ORANGE, GREEN), strict=True)
+    for axis, (name, verdict), values, color in rows:
+        axis.plot(minutes, values, color=color)
+        axis.axvspan(0, warm_s / 60, color="#eeeeee", zorder=0)
+        word = "flat" if verdict["flat"] else "not flat"
+        rise, spread = verdict["rise"], verdict["1st to 99th percentile"]
+        axis.set_title(f"{name}: {word} (median {verdict['median']:g}, rise {rise:+g}, spread {spread:g})")
+        axis.set_ylim(0, max(values) * 1.15)
+    axes[-1, 0].set_xlabel("minutes (grey: not judged)")
+    save(figure, "soak")
+
+
+def _thinned(samples: Samples) -> dict[str, list[float]]:
+    """A few hundred samples, in minutes since the first."""
+    step = max(1, len(samples.times_s) // _KEPT_SAMPLES)
+    kept = slice(None, None, step)
+    return {
+        "minutes": [round((time_s - samples.times_s[0]) / 60, 2) for time_s in samples.times_s[kept]],
+        "RSS, MB": samples.rss_mb[kept],
+        "descriptors": list(map(float, samples.descriptors[kept])),
+        "threads": list(map(float, samples.threads[kept])),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--models", choices=("tiny", "real"), default="tiny")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--serve", default="", help="flags of bei serve, as in a shell")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

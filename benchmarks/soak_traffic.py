@@ -1,0 +1,274 @@
+"""Traffic of a soak: requests of every route with what their answers must hold, and the faults of clients.
+
+Every action makes a request, or does harm, and says by its return what came; ``expected`` are the statuses that are
+right. GONE is an action that waits for no answer.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import soak_models as tasks
+
+GONE = 0
+_TIMEOUT_S = 60.0
+_LINGER_NOT = struct.pack("ii", 1, 0)  # close with a reset
+
+Body = dict[str, Any]
+Texts = Callable[[int], list[str]]
+
+
+@dataclass(frozen=True)
+class Action:
+    """What one client does once. ``weight``: how often, beside the others."""
+
+    name: str
+    weight: float
+    run: Callable[[Client], int]
+    expected: frozenset[int]
+    is_fault: bool = False
+
+
+class Client:
+    """A client with a kept-alive connection of its own for requests that are right, and new ones for the others."""
+
+    def __init__(self, port: int, texts: Texts, rng: random.Random) -> None:
+        self.port = port
+        self.texts = texts
+        self.rng = rng
+        self._connection: http.client.HTTPConnection | None = None
+
+    def ask(self, method: str, path: str, body: Body | bytes | None = None, headers: Mapping[str, str] = {}) -> Any:
+        """Status and parsed body (None of what is no JSON). A connection the server closed meanwhile is made anew."""
+        content = json.dumps(body).encode() if isinstance(body, dict) else body
+        kept = self._connection is not None and self.rng.random() > 0.02
+        if not kept:
+            self.close()
+            self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_S)
+        assert self._connection is not None
+        try:
+            self._connection.request(method, path, content, {"content-type": "application/json", **headers})
+            response = self._connection.getresponse()
+            read = response.read()
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            self.close()
+            if not kept:
+                raise
+            return self.ask(method, path, body, headers)
+        is_json = response.headers.get_content_type() == "application/json"
+        return response.status, json.loads(read) if is_json else None
+
+    def connect(self) -> socket.socket:
+        """A raw connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Close the kept connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class WrongAnswerError(Exception):
+    """An answer with 200 that is not what was asked for."""
+
+
+def requests(models: Mapping[str, str]) -> list[Action]:
+    """Requests that are right, of every route that ``models`` (names by task) can answer."""
+    actions = [
+        _ask("embeddings, one", 20, "/v1/embeddings", models, tasks.EMBED, 1, _embeddings, _of_openai),
+        _ask("embeddings, 32", 6, "/v1/embeddings", models, tasks.EMBED, 32, _embeddings, _of_openai),
+        _ask("embeddings, ids", 3, "/v1/embeddings", models, tasks.EMBED, 4, _ids, _of_openai),
+        _ask("embed", 5, "/embed", models, tasks.EMBED, 4, _inputs, len),
+        _ask("embed_all", 3, "/embed_all", models, tasks.EMBED_TOKENS, 4, _inputs, len),
+        _ask("embed_sparse", 3, "/embed_sparse", models, tasks.EMBED_SPARSE, 4, _inputs, len),
+        _ask("similarity", 3, "/similarity", models, tasks.EMBED, 5, _similarity, lambda answer: len(answer) + 1),
+        _ask("rerank, TEI", 4, "/rerank", models, tasks.RERANK, 8, _rerank_tei, lambda answer: len(answer) + 1),
+        _ask("rerank, v1", 3, "/v1/rerank", models, tasks.RERANK, 8, _rerank, lambda a: len(a["results"]) + 1),
+        _ask("rerank, v2", 3, "/v2/rerank", models, tasks.RERANK, 8, _rerank, lambda a: len(a["results"]) + 1),
+        _ask("predict", 4, "/predict", models, tasks.CLASSIFY, 4, _predict, len),
+        _ask("classify", 4, "/classify", models, tasks.CLASSIFY, 4, _classify, lambda answer: len(answer["data"])),
+        _ask("predict_tokens", 3, "/predict_tokens", models, tasks.CLASSIFY_TOKENS, 4, _predict, len),
+        _ask("tokenize", 4, "/tokenize", models, tasks.EMBED, 4, _inputs, len),
+    ]
+    reads = ["/info", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json", "/docs"]
+    gets = [Action(f"GET {path}", 1, _get(path, models), frozenset((200,))) for path in reads]
+    return [action for action in actions if action is not None] + gets
+
+
+def faults(models: Mapping[str, str]) -> list[Action]:
+    """What clients do wrong. Weights are small, but there are many of them."""
+    model = models[tasks.EMBED]
+
+    def posted(body: Callable[[Client], Body | bytes], path: str = "/v1/embeddings") -> Callable[[Client], int]:
+        return lambda client: int(client.ask("POST", path, body(client))[0])
+
+    def given(value: Any) -> Callable[[Client], Body]:
+        return lambda client: {"model": model, "input": value}
+
+    right = {200}
+    table: list[tuple[str, float, Callable[[Client], int], set[int]]] = [
+        ("bad JSON", 2, posted(lambda client: b'{"input": ["a", '), {400}),
+        ("a field is missing", 1, posted(lambda client: {"model": model}), {400}),
+        ("a field of a wrong type", 1, posted(given({"text": 1})), {400}),
+        ("an empty text", 1, posted(given(["a", ""])), {400}),
+        ("ids out of range", 1, posted(given([[1, 10_000_000]])), {400}),
+        ("too many inputs", 1, posted(given(["a"] * 2049)), {400, 413, 422}),
+        ("a wrong task", 1, posted(lambda c: {"model": model, "query": "a", "texts": ["b"]}, "/rerank"), {400}),
+        ("an unknown model", 1, posted(lambda client: {"model": "nobody", "input": "a"}), {404}),
+        ("a wrong route", 1, posted(lambda client: {}, "/v1/nothing"), {404}),
+        ("a wrong method", 1, lambda client: int(client.ask("GET", "/v1/embeddings")[0]), {405}),
+        ("a text that is too long", 1, posted(lambda c: {"model": model, "input": c.texts(1)[0] * 500}), right),
+        ("a deadline of 1 ms", 2, lambda client: _with_deadline(client, model), {200, 429, 504}),
+        ("a body that is too large", 1, _too_large, {413, GONE}),
+        ("no HTTP", 1, _no_http, {400}),
+        ("a slow body", 1, lambda client: _slow_body(client, model), right),
+        ("a chunked body", 2, lambda client: _chunked(client, model), right),
+        ("left amid the head", 1, lambda client: _leave(client, b"POST /v1/embeddings HTTP/1.1\r\nho"), {GONE}),
+        ("left amid the body", 2, lambda client: _leave(client, _raw(client, model, 8)[:-200]), {GONE}),
+        ("left before the answer", 2, lambda client: _leave(client, _raw(client, model, 64)), {GONE}),
+        ("left amid the answer", 2, lambda client: _leave(client, _raw(client, model, 64), read=100), {GONE}),
+        ("an idle connection", 1, lambda client: _leave(client, b"", wait_s=client.rng.uniform(0.5, 3)), {GONE}),
+    ]
+    return [Action(name, weight, run, frozenset(expected), is_fault=True) for name, weight, run, expected in table]
+
+
+def _ask(
+    name: str,
+    weight: float,
+    path: str,
+    models: Mapping[str, str],
+    task: str,
+    count: int,
+    body: Callable[[Client, Sequence[str]], Body],
+    counted: Callable[[Any], int],
+) -> Action | None:
+    """An action that posts ``count`` texts; ``counted`` says how many of them the answer is about."""
+    if task not in models:
+        return None
+
+    def run(client: Client) -> int:
+        status, answer = client.ask("POST", path, {"model": models[task], **body(client, client.texts(count))})
+        if status == 200 and counted(answer) != count:
+            raise WrongAnswerError(f"{name}: {counted(answer)} instead of {count}")
+        return int(status)
+
+    return Action(name, weight, run, frozenset((200,)))
+
+
+def _get(path: str, models: Mapping[str, str]) -> Callable[[Client], int]:
+    query = f"?model={models[tasks.EMBED]}" if path == "/info" else ""
+    return lambda client: int(client.ask("GET", path + query)[0])
+
+
+def _embeddings(client: Client, texts: Sequence[str]) -> Body:
+    return {"input": list(texts), "encoding_format": client.rng.choice(("float", "base64"))}
+
+
+def _ids(client: Client, texts: Sequence[str]) -> Body:
+    return {"input": [[client.rng.randrange(5, 60) for _ in range(client.rng.randint(1, 40))] for _ in texts]}
+
+
+def _inputs(client: Client, texts: Sequence[str]) -> Body:
+    return {"inputs": list(texts)}
+
+
+def _similarity(client: Client, texts: Sequence[str]) -> Body:
+    return {"inputs": {"source_sentence": texts[0], "sentences": texts[1:]}}
+
+
+def _rerank_tei(client: Client, texts: Sequence[str]) -> Body:
+    return {"query": texts[0], "texts": texts[1:], "return_text": True}
+
+
+def _rerank(client: Client, texts: Sequence[str]) -> Body:
+    return {"query": texts[0], "documents": texts[1:]}
+
+
+def _predict(client: Client, texts: Sequence[str]) -> Body:
+    return {"inputs": [[text] for text in texts]}
+
+
+def _classify(client: Client, texts: Sequence[str]) -> Body:
+    return {"input": list(texts)}
+
+
+def _of_openai(answer: Any) -> int:
+    return len(answer["data"])
+
+
+def _with_deadline(client: Client, model: str) -> int:
+    body = {"model": model, "input": client.texts(16)}
+    return int(client.ask("POST", "/v1/embeddings", body, {"Request-Timeout-Ms": "1"})[0])
+
+
+def _raw(client: Client, model: str, count: int) -> bytes:
+    content = json.dumps({"model": model, "input": client.texts(count)}).encode()
+    return f"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+
+def _status(connection: socket.socket) -> int:
+    """Read an answer to its end."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    response.read()
+    return response.status
+
+
+def _too_large(client: Client) -> int:
+    """Sends 9 MB, more than the default limit, or until the server has heard enough."""
+    with client.connect() as connection:
+        try:
+            connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: 9000000\r\n\r\n")
+            connection.sendall(b"{" * 9_000_000)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the answer may be there all the same
+        try:
+            return _status(connection)
+        except (ConnectionResetError, http.client.RemoteDisconnected):
+            return GONE  # it closed while much was unread, and the kernel threw the answer away with it
+
+
+def _no_http(client: Client) -> int:
+    with client.connect() as connection:
+        connection.sendall(b"\x16\x03\x01 hello, is this TLS?\r\n\r\n")
+        return _status(connection)
+
+
+def _slow_body(client: Client, model: str) -> int:
+    request = _raw(client, model, 2)
+    with client.connect() as connection:
+        step = len(request) // 4
+        for start in range(0, len(request), step):
+            connection.sendall(request[start : start + step])
+            time.sleep(0.2)
+        return _status(connection)
+
+
+def _chunked(client: Client, model: str) -> int:
+    content = json.dumps({"model": model, "input": client.texts(2)}).encode()
+    half = len(content) // 2
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (content[:half], content[half:], b""))
+    with client.connect() as connection:
+        connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+        return _status(connection)
+
+
+def _leave(client: Client, sent: bytes, *, read: int = 0, wait_s: float = 0.0) -> int:
+    """Send, read a little, wait, and be gone: by a proper end or by a reset."""
+    with client.connect() as connection:
+        connection.sendall(sent)
+        if read:
+            connection.recv(read)
+        time.sleep(wait_s)
+        if client.rng.random() < 0.5:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+    return GONE

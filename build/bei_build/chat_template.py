@@ -1,0 +1,203 @@
+"""A reranker's chat template, turned into the text around a pair that the runtime fills in.
+
+sentence-transformers from 5.4 on saves rerankers whose pairs become two messages, of the roles query and document, and
+whose prompt becomes one of the role system (base/modality.py, base/modules/transformer.py of 6.2). What their chat
+template makes of them is found by rendering it, as transformers does, with texts that are recognized in the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from bei.artifact import RerankTemplate
+from bei.errors import CheckpointError, MissingDependencyError
+from bei_build.settings import read_object, setting
+from bei_build.tokenizer import special_tokens
+
+_REMEDY = "Say what a pair is to be with --rerank-prefix, --rerank-body and --rerank-suffix."
+_SLOTS = ("query", "document", "instruction")
+# Two sets of texts: a template that treats them alike gives one result. Blanks around them show whether they are kept.
+_MARKS = (
+    {"query": "\tQbei 7\n", "document": " dBEI x\n\nY ", "instruction": "\nbei.I "},
+    {"query": " ?#7 ", "document": "\n" + 40 * "a longer text, " + "\t", "instruction": " {} \t"},
+)
+_PROBES = (("who?", "me"), ("1 2 3\n", "\n a line.\n\nand another!"), ("é世 x", "."), ("'s", " 42%"))
+# Where sentence-transformers takes a template's messages to hold lists of parts (InputFormatter._infer_format).
+_STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
+_FLAT_TYPES = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
+# Arguments of apply_chat_template that do not reach the template, and change nothing of one text.
+_IDLE_ARGUMENTS = ("padding", "return_tensors")
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """What the Transformer's settings say of messages. ``arguments`` are given to the template when it is rendered."""
+
+    form: Literal["auto", "flat", "structured"] = "auto"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def chat_settings(path: Path, config: dict[str, Any]) -> ChatSettings | None:
+    """How the settings at ``path`` turn texts into messages; None where texts stay texts. Raises CheckpointError."""
+    modalities = setting(path, config, "modality_config", dict) or {}
+    arguments = dict(_processing(path, config).get("chat_template") or {})
+    if "message" not in modalities:
+        return None
+    message = modalities["message"]
+    form = message.get("format", "auto") if isinstance(message, dict) else None
+    if form not in ("auto", "flat", "structured"):
+        raise CheckpointError(f"{path} has messages of the format {form!r}; supported: auto, flat, structured.")
+    if arguments.pop("restore_suffix", True) is not True:
+        raise CheckpointError(f"{path} lets the end of the chat template be cut (restore_suffix): not supported.")
+    for name in _IDLE_ARGUMENTS:
+        arguments.pop(name, None)
+    if sizes := {"max_length", "truncation"} & arguments.keys():
+        raise CheckpointError(f"{path} gives the chat template {min(sizes)}: not supported. Use --max-seq-len.")
+    return ChatSettings(form, arguments)
+
+
+def _processing(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """``processing_kwargs``. What would change a text's tokens, beside a chat template's arguments, is refused."""
+    processing = setting(path, config, "processing_kwargs", dict) or {}
+    idle = {*_IDLE_ARGUMENTS, "pad_to_multiple_of", "logits_to_keep"}
+    for kind in ("common", "text"):
+        asked = sorted((processing.get(kind) or {}).keys() - idle)
+        if asked:
+            raise CheckpointError(f"{path} has processing_kwargs with {kind} {asked[0]}: not supported.")
+    return processing
+
+
+def derive_template(
+    folder: Path, model_type: str, settings: ChatSettings, instruction: str | None, tokenizer: Tokenizer
+) -> RerankTemplate:
+    """What the chat template in ``folder`` makes of a pair. ``instruction`` is the checkpoint's default prompt.
+
+    Raises CheckpointError where texts do not come out as they went in, or where their ends cannot be told from the
+    template's tokens.
+    """
+    source = _template_of(folder)
+    structured = settings.form == "structured" or (
+        settings.form == "auto" and model_type not in _FLAT_TYPES and any(part in source for part in _STRUCTURED)
+    )
+    if "strftime_now" in source:
+        raise CheckpointError(f"The chat template in {folder} writes the time of its use: not supported. {_REMEDY}")
+    arguments = {**special_tokens(folder), **settings.arguments}
+
+    def render(marks: Mapping[str, str], roles: tuple[str, ...]) -> str:
+        texts = {"system": marks["instruction"], "query": marks["query"], "document": marks["document"]}
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": texts[role]}] if structured else texts[role]}
+            for role in roles
+        ]
+        return _rendered(folder, source, messages, arguments)
+
+    shapes = {_shape(render, marks, instruction) for marks in _MARKS}
+    if len(shapes) > 1:
+        raise CheckpointError(f"The chat template in {folder} treats texts by what they are: not supported. {_REMEDY}")
+    whole, default = shapes.pop()
+    return _split(whole, default, tokenizer)
+
+
+def _shape(render: Any, marks: Mapping[str, str], instruction: str | None) -> tuple[str, str]:
+    """The template's text with slots, and what is in the slot of the instruction if nobody says otherwise."""
+    if instruction is not None:
+        with_system = _with_slots(render(marks, ("system", "query", "document")), marks)
+        return with_system, instruction if "{instruction}" in with_system else ""
+    plain = _with_slots(render(marks, ("query", "document")), {**marks, "instruction": ""})
+    try:
+        with_system = _with_slots(render(marks, ("system", "query", "document")), marks)
+    except CheckpointError:  # a template for pairs alone
+        return plain, ""
+    before, slot, behind = with_system.partition("{instruction}")
+    fits = len(plain) >= len(before) + len(behind) and plain.startswith(before) and plain.endswith(behind)
+    if not slot or "{instruction}" in behind or not fits:
+        return plain, ""
+    return with_system, plain[len(before) : len(plain) - len(behind)]
+
+
+def _with_slots(rendered: str, marks: Mapping[str, str]) -> str:
+    if any(f"{{{slot}}}" in rendered for slot in _SLOTS):
+        raise CheckpointError(f"The chat template itself has a text like {{query}}: not supported. {_REMEDY}")
+    for slot in _SLOTS:
+        if marks[slot]:
+            rendered = rendered.replace(marks[slot], f"{{{slot}}}")
+    missing = [slot for slot in ("query", "document") if f"{{{slot}}}" not in rendered]
+    if missing:
+        raise CheckpointError(
+            f"The chat template does not write messages of the role {missing[0]} as they are, so the checkpoint alone "
+            f"does not say what a pair is to be. {_REMEDY}"
+        )
+    return rendered
+
+
+def _split(whole: str, instruction: str, tokenizer: Tokenizer) -> RerankTemplate:
+    """``whole`` cut at added tokens, where no tokenizer joins what stands to their sides; checked on examples."""
+    tokens = [
+        re.escape(token.content)
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if not (token.lstrip or token.rstrip or token.single_word)
+    ]
+    added = re.compile("|".join(sorted(tokens, key=len, reverse=True)) or r"(?!)")
+    slots = list(re.finditer(r"\{(?:query|document|instruction)\}", whole))
+    start, end = slots[0].start(), slots[-1].end()
+    last = max((found.end() for found in added.finditer(whole[:start])), default=0)
+    behind = added.search(whole, end)
+    if end < len(whole) and behind is None:
+        raise CheckpointError(
+            "The chat template ends in text without a special token, of which a long pair's cut would take some: not "
+            f"supported. {_REMEDY}"
+        )
+    cut = behind.start() if behind else len(whole)
+    for first in dict.fromkeys((last, 0)):
+        template = RerankTemplate(
+            prefix=whole[:first], body=whole[first:cut], suffix=whole[cut:], instruction=instruction
+        )
+        if all(_is_same(template, query, document, tokenizer) for query, document in _PROBES):
+            return template
+    raise CheckpointError(f"The tokenizer joins the chat template's text with what stands in it. {_REMEDY}")
+
+
+def _is_same(template: RerankTemplate, query: str, document: str, tokenizer: Tokenizer) -> bool:
+    """Whether the three parts have the tokens of the whole."""
+    texts = {"query": query, "document": document, "instruction": template.instruction}
+    body = re.sub(r"\{(query|document|instruction)\}", lambda slot: texts[slot[1]], template.body)
+    parts = (template.prefix, body, template.suffix)
+    ids = [tokenizer.encode(part, add_special_tokens=False).ids for part in ("".join(parts), *parts)]
+    return bool(ids[0] == ids[1] + ids[2] + ids[3])
+
+
+def _template_of(folder: Path) -> str:
+    """The template as transformers finds it: a file of its own, else tokenizer_config.json."""
+    path, config_path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = read_object(config_path).get("chat_template") if config_path.is_file() else None
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if not isinstance(template, str):
+        raise CheckpointError(
+            f"{folder} turns texts into messages, but has no chat template (chat_template.jinja, or chat_template in "
+            f"tokenizer_config.json). Download the tokenizer's files too. {_REMEDY}"
+        )
+    return template
+
+
+def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+    """Rendered in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment)."""
+    try:
+        import jinja2
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except ImportError as error:
+        raise MissingDependencyError("jinja2", "cpu", "Reading a chat template") from error
+    try:
+        answer: Any = render_jinja_template([messages], chat_template=source, **arguments)  # texts, and where they lie
+    except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"The chat template in {folder} cannot be rendered ({error}). {_REMEDY}") from error
+    return str(answer[0][0])

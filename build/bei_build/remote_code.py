@@ -1,0 +1,100 @@
+"""Code that a repository brings along: ``auto_map`` of config.json and module types of modules.json.
+
+bei runs none of it. What a family knows to read is built; what nobody knows is refused, because it may give other
+numbers under the names of a native class (GritLM-7B is a MistralForCausalLM whose tokens all see each other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from bei.errors import CheckpointError, ConfigError
+from bei_build.families.base import Family
+from bei_build.spec import ModelSpec
+
+Attention = Literal["causal", "bidirectional"]
+ATTENTIONS: tuple[Attention, ...] = ("causal", "bidirectional")
+
+_AUTO = "AutoModel"
+
+
+def check_remote_code(raw: Mapping[str, Any], family: Family, architecture: str, asked: Attention | None) -> None:
+    """Refuse code in ``auto_map`` that would compute the model we build, and that ``family`` does not claim.
+
+    A family claims code by the names of its classes, or where config.json has the key that says what such code can
+    change. ``asked`` is what the user says it does. Raises CheckpointError.
+    """
+    unknown = [place for place in _places(raw, architecture) if not _is_claimed(place, raw, family)]
+    if unknown and asked is None:
+        raise CheckpointError(
+            f"config.json's auto_map gives {architecture} code of its own ({unknown[0]}) that bei does not know, and "
+            "which may read texts otherwise than transformers' class of that name. If all it changes is which tokens "
+            "see each other, say which (the model's card or its code tell): --attention causal, or --attention "
+            "bidirectional. Otherwise bei cannot build this checkpoint."
+        )
+
+
+def with_attention(raw: Mapping[str, Any], asked: Attention | None, config_class: type) -> Mapping[str, Any]:
+    """``raw`` with ``asked`` in the keys by which transformers' ``config_class`` says it."""
+    if asked is None:
+        return raw
+    said: dict[str, Any] = {"is_causal": asked == "causal"}
+    if hasattr(config_class, "use_bidirectional_attention"):
+        said["use_bidirectional_attention"] = asked == "bidirectional"
+    return {**raw, **said}
+
+
+def attention_of(spec: ModelSpec) -> Attention:
+    """Which tokens see each other in a model with layers."""
+    return "causal" if spec.layers[0].attention.causal else "bidirectional"
+
+
+def check_attention(spec: ModelSpec, asked: Attention | None, max_seq_len: int) -> None:
+    """Refuse what was ``asked`` for where the model cannot have it, or where it says too little.
+
+    Whether a decoder that its own code makes bidirectional keeps its windows is that code's affair: GritLM's drops
+    them. Texts no longer than a window are the same either way. Raises ConfigError.
+    """
+    if asked is None:
+        return
+    if not spec.layers or attention_of(spec) != asked:
+        raise ConfigError(f"{spec.architecture} has no {asked} attention: leave --attention out.")
+    windows = [layer.attention.window for layer in spec.layers if layer.attention.window is not None]
+    if asked == "bidirectional" and windows and max_seq_len > (longest := min(windows) + 1):
+        raise ConfigError(
+            f"{spec.architecture} has windows of {longest} tokens, and --attention does not say whether its own code "
+            f"keeps them. Texts of at most that many tokens are the same either way: say --max-seq-len {longest}."
+        )
+
+
+def check_module_types(types: list[str]) -> None:
+    """Refuse modules of modules.json that are no library's. Raises CheckpointError."""
+    own = [kind for kind in types if "." in kind and kind.split(".", 1)[0] not in ("sentence_transformers", "pylate")]
+    if own:
+        raise CheckpointError(
+            f"modules.json asks for {own[0]}, which is code of the repository's own, not of sentence-transformers or "
+            "PyLate: bei cannot build this checkpoint."
+        )
+
+
+def _places(raw: Mapping[str, Any], architecture: str) -> list[str]:
+    """The entries of ``auto_map`` for the class itself, for its base model, and for its kind of task."""
+    auto_map = raw.get("auto_map")
+    entries = auto_map.items() if isinstance(auto_map, dict) else ()
+    return [
+        str(place)
+        for auto, place in entries
+        if (auto.startswith(_AUTO) and architecture.endswith(auto.removeprefix(_AUTO)))
+        or _class_of(str(place)) == architecture
+    ]
+
+
+def _class_of(place: str) -> str:
+    """The class of "owner/repository--module.Class"."""
+    return place.rsplit(".", 1)[-1]
+
+
+def _is_claimed(place: str, raw: Mapping[str, Any], family: Family) -> bool:
+    is_said = any(isinstance(raw.get(key), bool) for key in family.attention_keys)
+    return is_said or _class_of(place).startswith(family.remote_classes)

@@ -1,0 +1,198 @@
+"""Answers that are rendered while they are sent: what is held and given back, and clients that leave or see a
+failure. The ASGI side; the same over sockets is in tests/e2e/test_event_loop.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bei.engine.fake import FakeEngine
+from bei.server import endpoint, rendering
+from tests.artifacts import LIMITS
+from tests.bei.server.app import ROUTE, App, check_error
+from tests.bei.server.conftest import MakeApp
+from tests.bei.server.kinds import KINDS, post, save_kind
+from tests.bei.server.test_endpoint import GOOD, filled
+
+Message = dict[str, Any]
+BODY = json.dumps({"input": [[token] for token in range(1, 31)]}).encode()
+
+
+@pytest.fixture(autouse=True)
+def _in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "INLINE_BYTES", 0)
+    monkeypatch.setattr(rendering, "PIECE_BYTES", 100)
+
+
+class Client:
+    """A client of the embeddings route that takes its answer as ``on_body`` lets it."""
+
+    def __init__(self, app: App, on_body: Callable[[int], Any] | None = None, http_version: str = "1.1") -> None:
+        self._app = app
+        self._on_body = on_body
+        self._version = http_version
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": BODY, "more_body": False})
+        self.sent: list[Message] = []
+
+    async def request(self) -> None:
+        """To the end."""
+        scope = {"type": "http", "method": "POST", "path": ROUTE, "query_string": b"", "headers": [], "root_path": ""}
+        await self._app.asgi({**scope, "http_version": self._version}, self._incoming.get, self._send)
+
+    def leave(self) -> None:
+        """Disconnect."""
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has the end of a body."""
+        return any(message["type"] == "http.response.body" and not message.get("more_body") for message in self.sent)
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+        if self._on_body is not None and message.get("more_body"):
+            found = self._on_body(len(self.sent))
+            if found is not None:
+                await found
+
+
+def num_open(app: App) -> int:
+    (service,) = app.models
+    found: int = service._admission.num_open
+    return found
+
+
+def counted(app: App, status: str) -> float:
+    return float(app.metrics.requests.labels(ROUTE, status)._value.get())
+
+
+def test_what_was_admitted_is_held_until_the_last_piece_is_sent(make_app: MakeApp) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    held: list[int] = []
+    client = Client(app, lambda _: held.append(num_open(app)))
+    app.run(client.request())
+    assert client.is_complete
+    assert len(held) > 5
+    assert set(held) == {1}
+    assert num_open(app) == 0
+    assert counted(app, "200") == 1
+
+
+def test_pieces_are_rendered_when_those_before_are_taken(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    rendered: list[bytes] = []
+
+    def noting(content: object) -> Iterator[bytes]:
+        for piece in rendering.pieces_of(content):
+            rendered.append(piece)
+            yield piece
+
+    monkeypatch.setattr(endpoint, "pieces_of", noting)
+    ahead: list[int] = []
+    client = Client(app, lambda num_sent: ahead.append(len(rendered) - (num_sent - 1)))
+    app.run(client.request())
+    assert len(ahead) > 5
+    assert set(ahead) == {0}
+
+
+def test_a_client_that_leaves_in_the_middle_gives_everything_back(make_app: MakeApp) -> None:
+    app = make_app(FakeEngine(LIMITS))
+
+    async def leaves(num_sent: int) -> None:
+        if num_sent == 3:
+            client.leave()
+            await asyncio.Event().wait()  # a full socket that nobody reads
+
+    client = Client(app, leaves)
+    app.run(client.request())
+    assert not client.is_complete
+    assert num_open(app) == 0
+    assert counted(app, "499") == 1
+    assert app.embed(input="a").status_code == 200
+
+
+def failing_after(num_pieces: int) -> Callable[[object], Iterator[bytes]]:
+    def pieces(content: object) -> Iterator[bytes]:
+        for index, piece in enumerate(rendering.pieces_of(content)):
+            if index == num_pieces:
+                raise ValueError("a bug")
+            yield piece
+
+    return pieces
+
+
+def test_a_failure_in_the_middle_is_no_whole_answer(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "pieces_of", failing_after(3))
+    app = make_app(FakeEngine(LIMITS))
+    client = Client(app)
+    with pytest.raises(ValueError, match="a bug"):
+        app.run(client.request())
+    assert not client.is_complete
+    assert num_open(app) == 0
+    assert (counted(app, "200"), counted(app, "500")) == (0, 1)
+
+
+def test_a_failure_in_the_first_piece_is_an_error_as_any_other(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "pieces_of", failing_after(0))
+    app = make_app(FakeEngine(LIMITS))
+    check_error(app.post(BODY), 500, code="bei_error")
+    assert num_open(app) == 0
+
+
+def test_http_1_0_gets_its_answer_with_a_length(make_app: MakeApp) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    old, new = Client(app, http_version="1.0"), Client(app)
+    app.run(old.request())
+    app.run(new.request())
+    start, only = old.sent
+    assert (b"content-length", str(len(only["body"])).encode()) in start["headers"]
+    assert only["body"] == b"".join(message["body"] for message in new.sent[1:])
+
+
+# The limit of answers
+
+LIMITED = sorted(set(GOOD) - {"/similarity", "/rerank", "/v1/rerank", "/v2/rerank"})
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    """Every kind of model behind a low limit of answers."""
+    folder = tmp_path_factory.mktemp("limited")
+    app = App(*(save_kind(folder / kind, kind) for kind in KINDS), answer_limit=500, max_client_batch_size=64)
+    yield app
+    app.close()
+
+
+@pytest.mark.parametrize("path", LIMITED)
+def test_an_answer_beyond_the_limit_is_refused_and_says_what_to_do(limited: App, path: str) -> None:
+    """Before the engine computes it, where the tokens or the number of inputs say enough."""
+    model = GOOD[path][2]
+    assert post(limited, path, **filled(path, ["cat"]), model=model).status_code == 200
+    response = post(limited, path, **filled(path, [f"cat {'hello ' * n}" for n in range(40)]), model=model)
+    check_error(response, 413, "the limit is 500: send fewer or shorter inputs at a time", code="answer_too_large")
+    assert all(service._admission.num_open == 0 for service in limited.models)
+
+
+@pytest.mark.parametrize("path", sorted(set(LIMITED) - {"/embed_sparse"}))
+def test_what_is_refused_for_its_answer_is_not_computed(tmp_path: Path, path: str) -> None:
+    artifact, engine = save_kind(tmp_path / "model", GOOD[path][2])
+    app = App((artifact, engine), answer_limit=500)
+    try:
+        check_error(post(app, path, **filled(path, [f"cat {'hello ' * n}" for n in range(30)])), 413)
+        assert engine.batches == []
+    finally:
+        app.close()
+
+
+def test_aggregated_entities_count_as_if_every_token_were_one(limited: App) -> None:
+    body = {"model": "ner", "aggregation_strategy": "simple"}
+    assert post(limited, "/predict_tokens", inputs=["cat"], **body).status_code == 200
+    check_error(post(limited, "/predict_tokens", inputs=["a b c d e f g"], **body), 413, code="answer_too_large")

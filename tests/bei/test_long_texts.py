@@ -1,0 +1,177 @@
+"""Long texts have, piece by piece, the tokens that the library gives them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from bei import long_texts, tokenization
+from bei.errors import InvalidRequestError
+from bei.long_texts import UncuttableTextError, tokens_in_pieces
+from bei.tokenization import EncodingOptions, Input, TextEncoder, TokenizerPool
+from tests.artifacts import tiny_tokenizer
+from tests.bei.test_encoding_options import TOKENIZERS, library
+
+PROSE = "The cats sat on the mat. It was hello, world: 3.14 cats' mats!\nIsn't it? Größe (naïve) 日本語のテキスト😀 "
+WHOLE = EncodingOptions(whole=True, with_spans=True, add_special_tokens=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_pieces() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_texts, "PIECE_CHARS", 120)
+        patch.setattr(long_texts, "_WINDOW_CHARS", 60)
+        patch.setattr(tokenization, "PIECE_CHARS", 120)
+        yield
+
+
+class CountingLibrary:
+    """``encode`` that remembers the texts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> Any:
+        self.texts.append(text)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def check_same(found: long_texts.Tokens, expected: Any) -> None:
+    assert found.offsets is not None
+    assert found.words is not None
+    assert found.ids.tolist() == expected.ids
+    assert found.offsets.tolist() == [list(offsets) for offsets in expected.offsets]
+    assert found.words.tolist() == expected.word_ids
+
+
+pieces = st.one_of(
+    st.sampled_from(["the cats ", "a b c", "x" * 90, "é", "e\u0301 ", "日本語", "😀", "[SEP]", "\u3000", "don't "]),
+    st.sampled_from([" ", " " * 40, "\n\n", "\u00a0", "\u200b", "1234", ".,;"]),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+)
+
+
+@pytest.mark.parametrize("kind", list(TOKENIZERS))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(text=st.lists(pieces, min_size=10, max_size=120).map("".join))
+def test_pieces_have_the_tokens_of_the_whole(kind: str, text: str) -> None:
+    encode = CountingLibrary(library(kind))
+    try:
+        found = tokens_in_pieces(text, encode, with_spans=True, most_chars=100_000)
+    except UncuttableTextError:
+        raise AssertionError("a text below the limit was given up") from None
+    check_same(found, encode(text))
+    bare = tokens_in_pieces(text, encode, with_spans=False, most_chars=100_000)
+    assert bare.ids.tolist() == found.ids.tolist()
+    assert bare.offsets is None
+
+
+@pytest.mark.parametrize("kind", list(TOKENIZERS))
+def test_prose_is_cut(kind: str) -> None:
+    encode = CountingLibrary(library(kind))
+    found = tokens_in_pieces(PROSE * 50, encode, with_spans=True, most_chars=1000)
+    assert max(map(len, encode.texts)) <= 120
+    check_same(found, encode(PROSE * 50))
+
+
+def one_word_tokenizer() -> Tokenizer:
+    """BPE that sees the whole text as one word, as tokenizers of SentencePiece's BPE are converted."""
+    tokenizer = library("bpe").from_str(library("bpe").to_str())
+    tokenizer.pre_tokenizer = None
+    return tokenizer
+
+
+def test_a_tokenizer_that_joins_words_is_not_cut() -> None:
+    encode = CountingLibrary(one_word_tokenizer())
+    with pytest.raises(UncuttableTextError):
+        tokens_in_pieces(PROSE * 50, encode, with_spans=True, most_chars=1000)
+    assert max(map(len, encode.texts)) <= 120  # nothing large was tried
+    text = PROSE * 5
+    check_same(tokens_in_pieces(text, encode, with_spans=True, most_chars=1000), encode(text))
+
+
+def encoder_of(tokenizer: Tokenizer, tmp_path: Path, max_seq_len: int = 32) -> TextEncoder:
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return TextEncoder(tmp_path / "tokenizer.json", max_seq_len)
+
+
+def test_a_text_too_long_to_be_read_at_once_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenization, "_MOST_CHARS_AT_ONCE", 1000)
+    encoder = encoder_of(one_word_tokenizer(), tmp_path)
+    with pytest.raises(InvalidRequestError, match=r"has \d+ characters, .* at once it takes up to 1000: split it"):
+        encoder.encode([PROSE * 50], WHOLE)
+    (cut,) = encoder.encode([PROSE * 50], EncodingOptions(truncate=True))  # no more of it is read than is needed
+    assert cut.num_tokens == 32
+
+
+def test_texts_of_all_lengths_of_one_request_keep_their_order(tmp_path: Path) -> None:
+    encoder = encoder_of(tiny_tokenizer(), tmp_path)
+    texts = ["cat", PROSE * 20, "the cats", "hello " * 500, "a"]
+    for text, encoding in zip(texts, encoder.encode(texts, WHOLE), strict=True):
+        expected = tiny_tokenizer().encode(text, add_special_tokens=False)
+        assert encoding.input_ids.tolist() == expected.ids
+        assert encoding.spans is not None
+        assert encoding.spans.words.tolist() == expected.word_ids
+
+
+# A query is tokenized once
+
+
+class Spy(TextEncoder):
+    """Counts how often texts are tokenized."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, 32)
+        self.texts: list[str] = []
+
+    def _tokens(self, texts: Any, options: EncodingOptions) -> Any:
+        self.texts.extend(texts)
+        return super()._tokens(texts, options)
+
+
+@pytest.mark.parametrize("query", ["the cat", "hello cats " * 1000], ids=["short", "11 kB"])
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_the_query_of_many_chunks_is_tokenized_once(tmp_path: Path, query: str, direction: Any) -> None:
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    encoder = Spy(tmp_path / "tokenizer.json")
+    pairs: list[Input] = [(query, f"the world {'cat ' * (number % 60)}{number}") for number in range(70)]
+    options = EncodingOptions(direction=direction)
+    expected = [encoder.encode([pair], options)[0] for pair in pairs]
+    encoder.texts.clear()
+    found: dict[int, Any] = {}
+    pool = TokenizerPool(encoder, 3)
+    pool.submit(pairs, lambda start, made: found.update(enumerate(made, start)), _fail, lambda: False, options)
+    pool.close()
+    assert [found[index].input_ids.tolist() for index in range(70)] == [e.input_ids.tolist() for e in expected]
+    assert [found[index].truncated for index in range(70)] == [e.truncated for e in expected]
+    shown = [text for text in encoder.texts if text[:5] == query[:5] and "world" not in text[:10]]
+    assert len(shown) <= 3  # as much as fills the model, more as it did not, and as much as is ever shown
+    assert len(encoder.texts) < 150
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def test_pairs_without_a_common_text_and_texts_keep_their_own(tmp_path: Path) -> None:
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    encoder = TextEncoder(tmp_path / "tokenizer.json", 32)
+    common = tokenization.CommonText()
+    first: list[Input] = [("cat", "the"), ("cat", "a")]
+    others: list[list[Input]] = [
+        [("hello", "the")],
+        [("cat", "cat")],
+        ["cat", ("cat", "b")],
+        [("cat", "b"), ("a", "b")],
+    ]
+    for inputs in (first, *others):
+        found = encoder.encode(inputs, common=common)
+        expected = encoder.encode(inputs)
+        assert [e.input_ids.tolist() for e in found] == [e.input_ids.tolist() for e in expected]
