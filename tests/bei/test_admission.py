@@ -182,13 +182,11 @@ def test_the_predicted_wait_grows_with_whatever_is_queued(
     interactive_s: float, bulk_s: float, running_s: float, slowdown: float, more_s: float, lane: Lane, share: float
 ) -> None:
     desk = Desk(bulk_share=share)
-    given_s = (interactive_s, bulk_s, running_s)
-    desk.stats = stats_of(*given_s, slowdown)
+    desk.stats = stats_of(interactive_s, bulk_s, running_s, slowdown)
     wait_s = desk.wait_s(lane)
     assert wait_s >= running_s * slowdown
-    for index in range(3):
-        waiting = [value + more_s * (index == place) for place, value in enumerate(given_s)]
-        desk.stats = stats_of(waiting[0], waiting[1], waiting[2], slowdown)
+    for more in ((more_s, 0.0, 0.0), (0.0, more_s, 0.0), (0.0, 0.0, more_s)):
+        desk.stats = stats_of(interactive_s + more[0], bulk_s + more[1], running_s + more[2], slowdown)
         assert desk.wait_s(lane) >= wait_s * (1 - 1e-9)
 
 

@@ -32,7 +32,7 @@ class SlowTokenizer:
     def __init__(self, service: InferenceService) -> None:
         self._encode = service.encoder.encode
         self.entered, self.may = threading.Event(), threading.Event()
-        service.encoder.encode = self.encode  # type: ignore[method-assign]
+        service.encoder.encode = self.encode  # type: ignore[assignment,method-assign]
 
     def encode(
         self, inputs: Sequence[Input], options: EncodingOptions, common: CommonText | None = None

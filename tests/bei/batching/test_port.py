@@ -158,7 +158,7 @@ class Port(RuleBasedStateMachine):
         self.overdue.release()
         wait_until(lambda: len(self.engines) > count, "the engine is replaced")
         assert late is not None
-        late.go.release(1000)
+        late.go.release(1000)  # its answer comes late
         self.settle()
 
     def settle(self) -> None:
