@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import tokenizers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Expansion, Int32Array, TokenSpans, expanded
@@ -218,7 +219,12 @@ class TextEncoder:
         with_spans = options.with_spans
         batch = self._tokenizer.encode_batch if with_spans else self._tokenizer.encode_batch_fast
         at_once = iter(batch([text for text in texts if len(text) <= PIECE_CHARS], add_special_tokens=False))
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+
+        def encode(text: str) -> tokenizers.Encoding:
+            encoded: tokenizers.Encoding
+            (encoded,) = batch([text], add_special_tokens=False)  # ``encode`` holds the interpreter's lock
+            return encoded
+
         found = []
         for text in texts:
             if len(text) <= PIECE_CHARS:
@@ -281,7 +287,7 @@ class TextEncoder:
         if self._marks_continuations:
             words = part.tokens.words[cut]
         else:
-            begins = np.array([_at_blank(part.text, first) for first in offsets[:, 0].tolist()], np.bool_)
+            begins = np.fromiter((_at_blank(part.text, int(first)) for first in offsets[:, 0]), np.bool_, len(offsets))
             words = np.cumsum(begins | (ids == self._unknown_id), dtype=np.int32)
         return TokenSpans(offsets, words, np.zeros(len(ids), np.bool_))
 

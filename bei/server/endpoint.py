@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI
@@ -21,6 +22,7 @@ from bei.errors import AnswerTooLargeError, InvalidRequestError
 from bei.offload import off_loop
 from bei.server.errors import JSON
 from bei.server.http import TRUNCATED_HEADER, StreamedResponse, index_ranges, read_body, unless_disconnected
+from bei.server.memory import MemoryRelease
 from bei.server.models import Models
 from bei.server.openapi import operation
 from bei.server.rendering import INLINE_BYTES, num_bytes_of, pieces_of, whole
@@ -32,6 +34,9 @@ RequestT = TypeVar("RequestT")
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
 _INLINE_BODY_BYTES = 64_000
 
+# After larger bodies memory is given back to the system, as after answers that are streamed.
+_LARGE_BODY_BYTES = 1_000_000
+
 
 @dataclass(frozen=True)
 class Context:
@@ -40,6 +45,7 @@ class Context:
     models: Models
     max_client_batch_size: int
     answer_limit: int
+    memory: MemoryRelease = field(default_factory=MemoryRelease)
 
 
 class Call:
@@ -123,6 +129,7 @@ class Endpoint:
         self._route = route
         self._context = context
         self._payload_limit = payload_limit
+        self._memory = context.memory
 
     def add_to(self, app: FastAPI) -> None:
         """Register the route, with its description for /openapi.json."""
@@ -139,7 +146,10 @@ class Endpoint:
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
         urgency = urgency_of(request.scope["headers"])
-        body = await self._parsed(await read_body(request, self._payload_limit))
+        content = await read_body(request, self._payload_limit)
+        is_large = len(content) > _LARGE_BODY_BYTES
+        body = await self._parsed(content)
+        del content
         call = Call(self._context, urgency)
         is_answered = True
         try:
@@ -148,16 +158,22 @@ class Endpoint:
             headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else None
             if num_bytes_of(reply.content) <= INLINE_BYTES:
                 return Response(whole(reply.content), 200, headers, JSON)
+            is_large = True
             pieces = pieces_of(reply.content)
             del reply
             if request.scope.get("http_version") == "1.0":  # knows no body without a length
                 return Response(await unless_disconnected(request, off_loop(b"".join, pieces)), 200, headers, JSON)
             first = await unless_disconnected(request, off_loop(next, pieces))  # fails before anything is sent
             is_answered = False
-            return StreamedResponse(first, pieces, headers, JSON, call.close)
+            return StreamedResponse(first, pieces, headers, JSON, partial(self._end, call, is_large))
         finally:
             if is_answered:
-                call.close()
+                self._end(call, is_large)
+
+    def _end(self, call: Call, is_large: bool) -> None:
+        call.close()
+        if is_large:
+            self._memory.soon()
 
     async def _parsed(self, body: bytes) -> Any:
         if len(body) <= _INLINE_BODY_BYTES:

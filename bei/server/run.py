@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import sys
@@ -35,6 +36,13 @@ _BACKLOG = 2048
 # An engine thread that comes back from a batch must not wait Python's usual 5 ms for the event loop to let go of the
 # interpreter: the device would be idle (docs/decisions.md: +5 % single texts, +2 % bulk).
 _SWITCH_INTERVAL_S = 1e-4
+
+
+# Python's garbage collector stops every thread for 1 us an object it looks at. A collection of everything took 60 to
+# 100 ms, most of it for what was imported at start (docs/decisions.md, "Large answers"): that is left out for good, and
+# the rest, a large request's inputs say, is looked at as a whole a thousandth as often. Reference counts free nearly
+# everything here; the collector is for the cycles of exceptions, which are young.
+_GC_THRESHOLDS = (5_000, 20, 100)
 
 
 def run(artifacts: list[Path], config: ServeConfig) -> None:
@@ -75,6 +83,9 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
         models,
         connections,
     )
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(_BACKLOG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -68,7 +69,7 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
     `inputs` (TEI) gives a list of tokens for each text, `prompt` (vLLM) ids and their number.
     """
     service = call.models.named(body.model)
-    options = EncodingOptions(add_special_tokens=body.add_special_tokens, with_spans=True, whole=True)
+    options = EncodingOptions(add_special_tokens=body.add_special_tokens, whole=True)
     if isinstance(body, PromptRequest):
         call.check_inputs([body.prompt], "prompt")
         names = bool(body.return_token_strs)
@@ -77,6 +78,7 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
         return Reply(render_count(encoding, service.encoder, service.manifest.max_seq_len, names=names))
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     call.check_inputs(texts, "inputs")
+    options = replace(options, with_spans=True)
     asked = (body.prompt_name, body.input_type)
     if asked != (None, None):
         texts = list(prompted(prompt_of(service.manifest, *asked), texts))
