@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,8 +42,9 @@ from bei.tuning import costs_for, engine_for
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
 
-# More token ids are checked off the event loop: so many take a millisecond.
+# With more token ids, or more inputs, a call begins off the event loop: these take a millisecond.
 _MANY_IDS = 16_384
+_MANY_INPUTS = 1_000
 
 # What can be asked of a model: a text, a pair, or the token ids of one input exactly as they are to be run.
 ModelInput: TypeAlias = "Input | list[int]"
@@ -178,20 +180,14 @@ class InferenceService:
         ``options`` are of texts and pairs; token ids are run exactly as given. A cancelled call takes back what is
         still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
         """
-        ids = {i: value for i, value in enumerate(inputs) if isinstance(value, list)}
-        is_large = sum(map(len, ids.values())) > _MANY_IDS
-        given = await off_loop(self._encodings_of_ids, ids) if is_large else self._encodings_of_ids(ids)
-        texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
+        num_ids = sum([len(value) for value in inputs if isinstance(value, list)])
         call = self._begin(len(inputs), ticket, reduce)
-        wanted = frozenset(outputs)
+        start = partial(self._start, call, inputs, options, frozenset(outputs))
         try:
-            if given:
-                ticket.count_tokens(sum(encoding.num_tokens for encoding in given.values()))
-                items = [Item(index, encoding) for index, encoding in given.items()]
-                demand = self._admission.demand([encoding.num_tokens for encoding in given.values()])
-                self._submit(call, items, demand, wanted)
-            if texts:
-                self._tokenize(call, texts, options, lambda items, demand: self._submit(call, items, demand, wanted))
+            if len(inputs) > _MANY_INPUTS or num_ids > _MANY_IDS:
+                await off_loop(start)
+            else:
+                start()
             await self._done(call)
         finally:
             self._end(call)
@@ -318,6 +314,18 @@ class InferenceService:
 
     # In any thread.
 
+    def _start(self, call: _Call, inputs: Seq[ModelInput], options: EncodingOptions, wanted: frozenset[str]) -> None:
+        """Hand token ids to the engine, and texts to the tokenizers."""
+        given = {i: self._encoding_of_ids(value) for i, value in enumerate(inputs) if isinstance(value, list)}
+        texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
+        if given:
+            lengths = [encoding.num_tokens for encoding in given.values()]
+            call.ticket.count_tokens(sum(lengths))
+            items = [Item(index, encoding) for index, encoding in given.items()]
+            self._submit(call, items, self._admission.demand(lengths), wanted)
+        if texts:
+            self._tokenize(call, texts, options, lambda items, demand: self._submit(call, items, demand, wanted))
+
     def _tokenize(
         self,
         call: _Call,
@@ -343,6 +351,8 @@ class InferenceService:
 
     def _submit(self, call: _Call, items: list[Item], admitted: Demand, outputs: frozenset[str]) -> None:
         """Hand tokenized inputs to the engine. ``admitted``: what they were admitted for."""
+        if call.is_done:  # cancelled meanwhile
+            return
         for index, encoding in items:
             call.encodings[index] = encoding
         call.ticket.moved(admitted, sum(encoding.num_tokens for _, encoding in items))
@@ -376,9 +386,6 @@ class InferenceService:
     def _wake(self, calls: list[_Call]) -> None:
         """Let the callers go on; in any thread."""
         self._loop.call_soon_threadsafe(self._resolve, calls)
-
-    def _encodings_of_ids(self, inputs: Mapping[int, Seq[int]]) -> dict[int, Encoding]:
-        return {index: self._encoding_of_ids(ids) for index, ids in inputs.items()}
 
     def _encoding_of_ids(self, ids: Seq[int]) -> Encoding:
         manifest = self.manifest

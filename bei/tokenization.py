@@ -221,8 +221,9 @@ class TextEncoder:
         at_once = iter(batch([text for text in texts if len(text) <= PIECE_CHARS], add_special_tokens=False))
 
         def encode(text: str) -> tokenizers.Encoding:
+            # ``encode`` holds the interpreter's lock; the fast form knows no places, which cuts are judged by.
             encoded: tokenizers.Encoding
-            (encoded,) = batch([text], add_special_tokens=False)  # ``encode`` holds the interpreter's lock
+            (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
             return encoded
 
         found = []

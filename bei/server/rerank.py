@@ -13,8 +13,9 @@ import math
 import time
 import uuid
 from collections.abc import Sequence as Seq
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -54,7 +55,8 @@ class TextsRequest(RerankControls, kw_only=True):
 class DocumentsRequest(RerankControls, kw_only=True):
     """Cohere's, Jina's, vLLM's, Infinity's. Objects have a `text`, or the fields that `rank_fields` names."""
 
-    documents: list[Document]
+    # Decoded in a second step, one by one: objects may have fields by the hundred thousand.
+    documents: list[Annotated[msgspec.Raw, Meta(extra_json_schema=msgspec.json.schema(Document))]]
     top_n: Annotated[int, Meta(ge=0, description="Null or 0: all.")] | None = None
     return_documents: bool | None = None
     rank_fields: list[str] | None = None
@@ -120,12 +122,45 @@ class RerankResponse(TypedDict):
     meta: RerankMeta
 
 
-async def rank(body: TextsRequest | DocumentsRequest, call: Call, path: str) -> Reply:
+class ParsedDocuments(NamedTuple):
+    """A request, and the texts of its documents."""
+
+    body: DocumentsRequest
+    texts: list[str]
+
+
+ParsedRequest: TypeAlias = TextsRequest | ParsedDocuments
+
+_parse_fields = parser_by_field(texts=TextsRequest, documents=DocumentsRequest)
+_document_decoder: msgspec.json.Decoder[Document] = msgspec.json.Decoder(Document)
+
+
+def parse(content: bytes) -> ParsedRequest:
+    """A body in either dialect. Raises InvalidRequestError."""
+    body: TextsRequest | DocumentsRequest = _parse_fields(content)
+    if isinstance(body, TextsRequest):
+        return body
+    texts = [_decoded_text(index, raw, body.rank_fields) for index, raw in enumerate(body.documents)]
+    body.documents = []  # or they would keep the whole content
+    return ParsedDocuments(body, texts)
+
+
+def _decoded_text(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) -> str:
+    try:
+        document = _document_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"The request is not valid: {error} - in `$.documents[{index}]`."
+        raise InvalidRequestError(message, "documents") from error
+    return text_of(index, document, rank_fields)
+
+
+async def rank(request: ParsedRequest, call: Call, path: str) -> Reply:
     """Score texts or documents against a query, best first.
 
     `texts` (TEI, BEI) gives a bare list with `score`; `documents` (Cohere, Jina, vLLM, Infinity) an object whose
     `results` have `relevance_score`.
     """
+    body = request if isinstance(request, TextsRequest) else request.body
     service = call.models.able("rerank", body.model)
     body.check_unsupported()
     call.check_inputs([body.query], "query")
@@ -133,7 +168,8 @@ async def rank(body: TextsRequest | DocumentsRequest, call: Call, path: str) -> 
         call.check_inputs(body.texts, "texts")
         answer = await _scored(service, body, body.texts, _admitted(call, service, body.query, body.texts))
         return Reply(render_ranks(answer, body.texts if body.return_text else None), answer.truncated)
-    texts = texts_of(body.documents, body.rank_fields)
+    assert isinstance(request, ParsedDocuments)  # the other dialect is answered
+    texts = request.texts
     call.check_inputs(texts, "documents")
     ticket = _admitted(call, service, body.query, texts)
     shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
@@ -151,23 +187,22 @@ async def _scored(service: InferenceService, body: RerankControls, texts: Seq[st
     return await rerank(service, body.query, texts, ticket=ticket, raw=raw, instruction=instruction, options=options)
 
 
-def texts_of(documents: Seq[Document], rank_fields: Seq[str] | None) -> list[str]:
-    """Of objects the fields in ``rank_fields``, or ``text``, a line each. Raises InvalidRequestError."""
+def text_of(index: int, document: Document, rank_fields: Seq[str] | None) -> str:
+    """The text of ``document``, number ``index``: of an object the fields in ``rank_fields``, or ``text``, a line each.
+
+    Raises InvalidRequestError.
+    """
+    if isinstance(document, str):
+        return document
     fields = rank_fields or ["text"]
-    texts = []
-    for index, document in enumerate(documents):
-        if isinstance(document, str):
-            texts.append(document)
-            continue
-        values = [document[field] for field in fields if field in document]
-        if not values or not all(isinstance(value, str) for value in values):
-            raise InvalidRequestError(
-                f"documents {index} must be a text, or an object with a text in {' or '.join(fields)} "
-                "(rank_fields names others).",
-                "documents",
-            )
-        texts.append("\n".join(values))
-    return texts
+    values = [document[field] for field in fields if field in document]
+    if not values or not all(isinstance(value, str) for value in values):
+        raise InvalidRequestError(
+            f"documents {index} must be a text, or an object with a text in {' or '.join(fields)} "
+            "(rank_fields names others).",
+            "documents",
+        )
+    return "\n".join(values)
 
 
 async def shortened(
@@ -243,12 +278,11 @@ def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | No
     return {"text": text} if (by_default if body.return_documents is None else body.return_documents) else None
 
 
-def _route(path: str, summary: str) -> Route[TextsRequest | DocumentsRequest]:
-    async def handle(body: TextsRequest | DocumentsRequest, call: Call) -> Reply:
-        return await rank(body, call, path)
+def _route(path: str, summary: str) -> Route[ParsedRequest]:
+    async def handle(request: ParsedRequest, call: Call) -> Reply:
+        return await rank(request, call, path)
 
     handle.__doc__ = rank.__doc__
-    parse = parser_by_field(texts=TextsRequest, documents=DocumentsRequest)
     return Route(path, summary, (TextsRequest, DocumentsRequest), (list[Rank], RerankResponse), parse, handle)
 
 

@@ -111,7 +111,8 @@ def test_a_text_too_long_to_be_read_at_once_is_refused_by_name(tmp_path: Path, m
     assert cut.num_tokens == 32
 
 
-def test_texts_of_all_lengths_of_one_request_keep_their_order(tmp_path: Path) -> None:
+def test_texts_of_all_lengths_of_one_request_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenization, "_MOST_CHARS_AT_ONCE", 1000)
     encoder = encoder_of(tiny_tokenizer(), tmp_path)
     texts = ["cat", PROSE * 20, "the cats", "hello " * 500, "a"]
     for text, encoding in zip(texts, encoder.encode(texts, WHOLE), strict=True):
@@ -119,6 +120,10 @@ def test_texts_of_all_lengths_of_one_request_keep_their_order(tmp_path: Path) ->
         assert encoding.input_ids.tolist() == expected.ids
         assert encoding.spans is not None
         assert encoding.spans.words.tolist() == expected.word_ids
+    bare = EncodingOptions(whole=True, add_special_tokens=False)
+    for text, encoding in zip(texts, encoder.encode(texts, bare), strict=True):
+        assert encoding.input_ids.tolist() == tiny_tokenizer().encode(text, add_special_tokens=False).ids
+        assert encoding.spans is None
 
 
 # A query is tokenized once

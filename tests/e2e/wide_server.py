@@ -91,8 +91,8 @@ class WideEngine:
         per_token = frozenset({output.name} if output.per_token else ())
         self.info = EngineInfo("fake", "fp32", "none", LIMITS, {output.name: output.dimension}, per_token)
         self._output, self._width, self._per_token = output.name, output.dimension, output.per_token
-        self._table: Float32Array = np.random.default_rng(0).normal(size=(256, min(output.dimension, 1000)))
-        self._table = (self._table / 20).astype(np.float32)
+        table = np.random.default_rng(0).normal(size=(256, min(output.dimension, 1000))) / 20
+        self._table: Float32Array = table.astype(np.float32)
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Nothing is computed."""

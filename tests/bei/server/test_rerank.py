@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.server.rerank import DocumentsRequest, Result, render_results, texts_of
+from bei.server.rerank import DocumentsRequest, Result, render_results, text_of
 from bei.tasks import Scores
 from tests.artifacts import token_ids
 from tests.bei.server.app import App, check_error
@@ -223,5 +223,5 @@ def test_results_are_the_best_of_all_in_order(values: list[float], top_n: int) -
 
 @given(st.lists(st.text(max_size=5)), st.lists(st.text(max_size=3)))
 def test_plain_texts_are_their_own_texts(texts: list[str], rank_fields: list[str]) -> None:
-    assert texts_of(texts, rank_fields) == texts
-    assert texts_of([{"text": text} for text in texts], None) == texts
+    assert [text_of(0, text, rank_fields) for text in texts] == texts
+    assert [text_of(0, {"text": text}, None) for text in texts] == texts

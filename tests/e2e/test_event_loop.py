@@ -1,0 +1,149 @@
+"""No request stops the others: the largest legal ones beside /health, their memory, clients that leave in the middle.
+
+A real process with the widths of real models (tests/e2e/wide_server.py). The bounds here are guards against a loop that
+stands still and memory that grows without end; the figures are benchmarks/stalls.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.process import DEADLINE_S, Server, wait_until
+from tests.e2e.wide_server import WIDTH, save_models
+
+SLOWEST_S = 1.0
+TEXT = "able " * 200
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return save_models(tmp_path_factory.mktemp("wide"))
+
+
+@pytest.fixture(scope="module")
+def wide(models: list[Path], env: Mapping[str, str], home: Path) -> Iterator[Server]:
+    """A server of all models in 2 GB of address space, on the default limits."""
+    command = [sys.executable, "-m", "tests.e2e.wide_server", "--memory", 2_000_000_000, *models, "--port", 0]
+    with Server(command, env, home) as server:
+        yield server
+
+
+class Health(threading.Thread):
+    """Asks for /health over and over; ``slowest_s`` of the answers."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self._url = server.url
+        self._is_over = threading.Event()
+        self.slowest_s = 0.0
+        self.count = 0
+
+    def __enter__(self) -> Health:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self.join(DEADLINE_S)
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=DEADLINE_S) as client:
+            while not self._is_over.is_set():
+                started = time.monotonic()
+                assert client.get("/health").status_code == 200
+                self.slowest_s = max(self.slowest_s, time.monotonic() - started)
+                self.count += 1
+                self._is_over.wait(0.005)
+
+
+def rss_mb(server: Server, name: str = "VmRSS") -> float:
+    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6
+
+
+MONSTERS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "a text of 2 MB": ("/tokenize", {"inputs": "a " * 1_000_000, "model": "embedder"}, 1_000_002),
+    "a prompt of 2 MB": ("/tokenize", {"prompt": "a " * 1_000_000, "model": "embedder"}, 1_000_002),
+    "vectors of tokens": ("/embed_all", {"inputs": [f"{i} {TEXT}" for i in range(200)]}, 200),
+    "labels of tokens": ("/predict_tokens", {"inputs": [f"{i} {TEXT}" for i in range(300)], "raw_scores": True}, 300),
+    "16,384 texts": ("/embed", {"inputs": [f"able {i}" for i in range(16384)], "model": "embedder"}, 16384),
+    "sparse vectors": ("/embed_sparse", {"inputs": [f"able {i}" for i in range(8000)]}, 8000),
+    "labels": ("/predict", {"inputs": [[f"able {i}"] for i in range(1000)], "model": "classifier"}, 1000),
+    "token ids": ("/embed", {"inputs": [[i] * 512 for i in range(2000)], "model": "embedder"}, 2000),
+    "a long query": ("/rerank", {"query": "able " * 60_000, "texts": ["able"] * 1000, "model": "reranker"}, 1000),
+}
+
+
+def length_of(content: Any) -> int:
+    if isinstance(content, dict):
+        return int(content["count"])
+    return len(content[0]) if len(content) == 1 else len(content)
+
+
+@pytest.mark.parametrize("name", list(MONSTERS))
+def test_everybody_is_answered_beside_a_monstrous_request(wide: Server, name: str) -> None:
+    path, body, length = MONSTERS[name]
+    content = json.dumps(body).encode()
+    with Health(wide) as health:
+        response = httpx.post(wide.url + path, content=content, timeout=DEADLINE_S)
+    assert response.status_code == 200, response.text[:300]
+    assert length_of(response.json()) == length
+    assert health.count > 5
+    assert health.slowest_s < SLOWEST_S
+
+
+def test_what_the_limits_refuse_is_refused_at_once(wide: Server) -> None:
+    with Health(wide) as health:
+        response = httpx.post(f"{wide.url}/embed_all", json={"inputs": [TEXT] * 2048}, timeout=DEADLINE_S)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "answer_too_large")
+    assert health.slowest_s < SLOWEST_S
+
+
+def test_memory_of_a_large_answer_is_given_back(wide: Server) -> None:
+    path, body, _ = MONSTERS["vectors of tokens"]
+    size = len(httpx.post(wide.url + path, json=body, timeout=DEADLINE_S).content)
+    before_mb = rss_mb(wide)
+    for _ in range(3):
+        assert len(httpx.post(wide.url + path, json=body, timeout=DEADLINE_S).content) == size
+    wait_until(lambda: rss_mb(wide) < before_mb + 64, "it has given back what three answers took")
+    assert rss_mb(wide, "VmHWM") < 4 * size / 1e6 + 500  # of all tests here
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_answer_costs_nothing_more(wide: Server) -> None:
+    _, body, _ = MONSTERS["vectors of tokens"]
+    content = json.dumps(body).encode()
+    host, port = wide.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as leaves:
+        head = f"POST /embed_all HTTP/1.1\r\nhost: bei\r\ncontent-length: {len(content)}\r\n\r\n"
+        leaves.sendall(head.encode() + content)
+        assert leaves.recv(1000).startswith(b"HTTP/1.1 200")
+    counted = {"route": "/embed_all", "status": "499"}
+    wait_until(lambda: wide.metric("bei_requests_total", **counted) >= 1, "the server saw it leave")
+    response = httpx.post(f"{wide.url}/embed_all", json={"inputs": TEXT}, timeout=DEADLINE_S)
+    assert len(response.json()[0][0]) == WIDTH
+
+
+def test_a_drain_waits_for_an_answer_that_is_being_sent(models: list[Path], env: Mapping[str, str], home: Path) -> None:
+    command = [sys.executable, "-m", "tests.e2e.wide_server", *models, "--port", 0]
+    _, body, length = MONSTERS["vectors of tokens"]
+    with Server(command, env, home) as server:
+        with httpx.stream("POST", f"{server.url}/embed_all", json=body, timeout=DEADLINE_S) as response:
+            pieces = response.iter_bytes()
+            content = bytearray(next(pieces))
+            server.send_signal(signal.SIGTERM)
+            server.wait_for_log("draining")
+            for piece in pieces:
+                content += piece
+        assert len(json.loads(content)) == length
+        assert server.wait_exit() == 0
