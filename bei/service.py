@@ -360,7 +360,7 @@ class InferenceService:
             items = [Item(index, replace(encoding, spans=None)) for index, encoding in items]
         ticket = call.ticket
         self._port.submit(Submission(call.request_id, ticket.lane, outputs, items, ticket.deadline_s))
-        if call.is_done:  # it ended while this was tokenized, and has been taken back before it came
+        if call.request_id not in self._calls:  # it ended meanwhile, and was taken back before this came
             self._port.cancel(call.request_id)
 
     def _on_answers(self, answers: Seq[PortAnswer]) -> None:
