@@ -45,6 +45,8 @@ _CANARY_TIMEOUT_S = 10.0
 # With more token ids, or more inputs, a call begins off the event loop: these take a millisecond.
 _MANY_IDS = 16_384
 _MANY_INPUTS = 1_000
+# Of one submission: the port's lock is held meanwhile, and others ask for its state (25 ms for 2,560).
+_MOST_ITEMS = 256
 
 # What can be asked of a model: a text, a pair, or the token ids of one input exactly as they are to be run.
 ModelInput: TypeAlias = "Input | list[int]"
@@ -319,10 +321,12 @@ class InferenceService:
         given = {i: self._encoding_of_ids(value) for i, value in enumerate(inputs) if isinstance(value, list)}
         texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
         if given:
-            lengths = [encoding.num_tokens for encoding in given.values()]
-            call.ticket.count_tokens(sum(lengths))
+            call.ticket.count_tokens(sum(encoding.num_tokens for encoding in given.values()))
             items = [Item(index, encoding) for index, encoding in given.items()]
-            self._submit(call, items, self._admission.demand(lengths), wanted)
+            for first in range(0, len(items), _MOST_ITEMS):
+                part = items[first : first + _MOST_ITEMS]
+                demand = self._admission.demand([encoding.num_tokens for _, encoding in part])
+                self._submit(call, part, demand, wanted)
         if texts:
             self._tokenize(call, texts, options, lambda items, demand: self._submit(call, items, demand, wanted))
 

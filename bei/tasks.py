@@ -32,6 +32,7 @@ SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
 # What is made of more numbers, or more sparse vectors, is made off the event loop: less takes half a millisecond.
 _MANY_NUMBERS = 100_000
 _MANY_TEXTS = 32
+_MANY_CHARS = 1_000_000  # of templates to be filled
 
 # What a model with a task can do, for messages.
 PHRASES = {
@@ -312,7 +313,13 @@ async def rerank(
             raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
         chosen = template.instruction if instruction is None else instruction
         parts = {"query": query, "instruction": chosen}
-        inputs = [_filled(template.body, {**parts, "document": document}) for document in documents]
+        body = template.body
+
+        def filled() -> Seq[Input]:
+            return [_filled(body, {**parts, "document": document}) for document in documents]
+
+        num_chars = len(documents) * len(query) + sum(map(len, documents))
+        inputs = await off_loop(filled) if num_chars > _MANY_CHARS else filled()
         options = replace(options, framed=True)
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")

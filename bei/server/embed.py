@@ -11,7 +11,7 @@ from msgspec import Meta
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.parsing import TokenId, id_lists, parser
+from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.service import ModelInput
 from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens
@@ -19,7 +19,6 @@ from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens
 Vector: TypeAlias = list[float]
 
 _WEIGHT_BYTES = 37  # {"index":12345,"value":0.12345678},
-_LONG_BYTES = 256_000  # of a body: token ids in it may be decoded in pieces
 _WRITTEN = np.zeros((0, 0), np.float32)  # in the place of vectors that are rendered, and need not be kept
 
 
@@ -68,22 +67,16 @@ class SimilarityRequest(PromptControls, kw_only=True):
     parameters: PromptControls | None = None
 
 
-class _RawInputs(msgspec.Struct):
-    inputs: msgspec.Raw
-
-
 _decode_request = parser(EmbedRequest)
-_decode_raw_inputs = parser(_RawInputs)
 
 
 def parse_request(content: bytes) -> EmbedRequest:
     """Long lists of token ids in pieces. Raises InvalidRequestError."""
-    if len(content) > _LONG_BYTES:
-        raw = bytes(_decode_raw_inputs(content).inputs)
-        lists = id_lists(raw)
-        if lists is not None:
-            body = _decode_request(content.replace(raw, b"[]", 1))
-            body.inputs = [*lists]
+    found = long_id_lists(content, "inputs")
+    if found is not None:
+        body = _decode_request(found.rest)
+        if body.inputs == PLACEHOLDER_TEXT:
+            body.inputs = [*found.lists]
             return body
     return _decode_request(content)
 

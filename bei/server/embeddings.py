@@ -12,7 +12,7 @@ from msgspec import Meta
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.parsing import TokenId, id_lists, parser
+from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser
 from bei.server.rendering import FLOAT_BYTES, Items
 from bei.server.unsupported import EmbeddingControls
 from bei.service import InferenceService, ModelInput
@@ -83,7 +83,7 @@ def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
         if inner == b'"':
             return _texts_decoder.decode(raw), None
         if inner == b"[":
-            return None, id_lists(compact.rstrip()) or _id_lists_decoder.decode(raw)
+            return None, _id_lists_decoder.decode(raw)
         if inner and inner in b"-0123456789":
             return None, [_ids_decoder.decode(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -105,6 +105,11 @@ class ParsedRequest(NamedTuple):
 
 def parse(content: bytes) -> ParsedRequest:
     """A body and its inputs. Raises InvalidRequestError."""
+    found = long_id_lists(content, "input")
+    if found is not None:
+        body = parse_request(found.rest)
+        if bytes(body.input) == PLACEHOLDER:
+            return ParsedRequest(body, None, found.lists)
     body = parse_request(content)
     texts, token_ids = parse_input(bytes(body.input))
     body.input = msgspec.Raw(b"null")  # or it would keep the whole content

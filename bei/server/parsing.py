@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +17,7 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 
 # Token ids are decoded in pieces of so many bytes: the decoder holds the interpreter's lock, for 165 ms where a body of
 # 8 MB is nothing else. Texts of as many bytes take 10 to 60 ms, and cannot be cut as easily.
-_PIECE_BYTES = 256_000
+PIECE_BYTES = 256_000
 
 
 def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
@@ -45,25 +46,48 @@ def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:
     return parse
 
 
-def id_lists(raw: bytes) -> list[list[int]] | None:
-    """``raw``, the JSON of a long list of lists of token ids, decoded in pieces. None where it is short or anything
-    else; what is wrong with it is then the ordinary decoder's to say."""
-    if len(raw) <= _PIECE_BYTES or raw[:2] != b"[[":
+class LongIdLists(NamedTuple):
+    """Token ids of a long body, and ``rest``, the body with ``PLACEHOLDER`` in their place."""
+
+    lists: list[list[int]]
+    rest: bytes
+
+
+def long_id_lists(content: bytes, field: str) -> LongIdLists | None:
+    """The lists of token ids in ``field`` of a long body, decoded in pieces.
+
+    None where the body is short, or anything else than expected: all is then the ordinary decoder's, errors too. The
+    field was found by its name, which may also stand deeper in the body: the caller sees by the placeholder.
+    """
+    if len(content) <= PIECE_BYTES:
+        return None
+    found = re.search(rb'"%s"\s*:\s*(?=\[\s*\[)' % field.encode(), content)
+    if found is None:
         return None
     lists: list[list[int]] = []
-    start = 1
+    start = content.index(b"[", found.end()) + 1
     try:
-        while (stop := raw.find(b"]", start + _PIECE_BYTES)) >= 0:
-            behind = raw[stop + 1 : stop + 9].lstrip()[:1]
-            if behind != b",":
-                break  # this was the last list
-            lists += _id_lists_decoder.decode(b"[" + raw[start : stop + 1] + b"]")
-            start = raw.index(b",", stop) + 1
-        return lists + _id_lists_decoder.decode(b"[" + raw[start:])
+        while True:
+            stop = content.find(b"]", start + PIECE_BYTES) + 1 or len(content)
+            end = _END_OF_LISTS.search(content, start, stop)
+            stop = stop if end is None else end.start() + 1  # behind the last list
+            lists += _id_lists_decoder.decode(b"[" + content[start:stop] + b"]")
+            behind = _BEHIND_LIST.match(content, stop)
+            if behind is None:  # no JSON
+                return None
+            start = behind.end()
+            if behind[1] == b"]":
+                return LongIdLists(lists, content[: found.end()] + PLACEHOLDER + content[start:])
     except msgspec.DecodeError:
         return None
 
 
+# In the place of lists that were taken out: no client sends such a text.
+PLACEHOLDER = b'"\\u0000token ids"'
+PLACEHOLDER_TEXT = "\0token ids"
+
+_END_OF_LISTS = re.compile(rb"\]\s*\]")
+_BEHIND_LIST = re.compile(rb"\s*([,\]])")
 _id_lists_decoder = msgspec.json.Decoder(list[list[TokenId]])
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from bei.errors import InvalidRequestError
 from bei.server import embed, embeddings
-from bei.server.parsing import TokenId, id_lists, parser, parser_by_field
+from bei.server.parsing import long_id_lists, parser, parser_by_field
 
 
 class Texts(msgspec.Struct):
@@ -61,26 +63,59 @@ def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
 # Long lists of token ids
 
 _lists = st.lists(st.lists(st.integers(0, 99_999), max_size=9), min_size=1, max_size=30)
+_separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", ": "), (",", " :\n ")])
 
 
-@given(lists=_lists, separators=st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", ": ")]))
-def test_id_lists_in_pieces_are_those_at_once(lists: list[list[int]], separators: tuple[str, str]) -> None:
-    raw = json.dumps(lists, separators=separators).encode()
-    with mock.patch("bei.server.parsing._PIECE_BYTES", 7):
-        found = id_lists(raw)
-    assert found == (lists if len(raw) > 7 else None)
+@pytest.fixture(scope="module")
+def _short_pieces() -> Iterator[None]:
+    with mock.patch("bei.server.parsing.PIECE_BYTES", 7):
+        yield
 
 
-@given(near=st.text(st.sampled_from('[],"1 -'), max_size=40))
-def test_what_is_no_list_of_id_lists_is_left_to_the_ordinary_decoder(near: str) -> None:
-    raw = b"[[" + near.encode()
-    with mock.patch("bei.server.parsing._PIECE_BYTES", 3):
-        found = id_lists(raw)
+@pytest.mark.usefixtures("_short_pieces")
+@given(lists=_lists, separators=_separators, before=_fields, behind=_fields, indent=st.none() | st.just(1))
+def test_id_lists_in_pieces_are_those_at_once(
+    lists: list[list[int]], separators: tuple[str, str], before: Any, behind: Any, indent: int | None
+) -> None:
+    fields = {**before, "inputs": lists, "model": "a", "nested": {"inputs": [[7]], **behind}}
+    content = json.dumps(fields, separators=separators, indent=indent).encode()
+    assert embed.parse_request(content) == msgspec.json.decode(content, type=embed.EmbedRequest)
+    found = long_id_lists(content, "inputs")
+    assert found is not None
+    assert found.lists == lists
+    assert msgspec.json.decode(found.rest) == {**fields, "inputs": "\0token ids"}
+
+
+@pytest.mark.usefixtures("_short_pieces")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parameters": {"inputs": [[1, 2], [3]]}, "inputs": [[4], [5]]},
+        {"parameters": {"inputs": [[1, 2], [3]]}, "inputs": []},
+        {"parameters": {"inputs": [[1, 2], [3]]}, "inputs": ["a"]},
+        {"prompt_name": '"inputs":[[1,2],[3]]', "inputs": [[4], [5]]},
+        {"inputs": [[1], "a", [2]]},
+        {"inputs": [[], [1, 2, 3]]},
+    ],
+)
+def test_only_the_field_itself_counts(fields: dict[str, Any]) -> None:
+    content = json.dumps(fields, separators=(",", ":")).encode()
+    assert embed.parse_request(content).inputs == fields["inputs"]
+
+
+@pytest.mark.usefixtures("_short_pieces")
+@given(near=st.text(st.sampled_from('[],"1 -{}'), max_size=60))
+def test_what_is_near_to_id_lists_is_read_or_refused_as_ever(near: str) -> None:
+    content = b'{"inputs":[[' + near.encode()
     try:
-        expected = msgspec.json.decode(raw, type=list[list[TokenId]])
+        expected: Any = msgspec.json.decode(content, type=embed.EmbedRequest)
     except msgspec.DecodeError:
         expected = None
-    assert found == expected or (found is None and len(raw) <= 3)
+    try:
+        found: Any = embed.parse_request(content)
+    except InvalidRequestError:
+        found = None
+    assert found == expected
 
 
 @pytest.mark.parametrize("more", [{}, {"normalize": False}, {"other": [[1, 2]] * 30_000}])
