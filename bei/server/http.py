@@ -96,7 +96,7 @@ async def _next_message(request: Request) -> Message:
 
 
 class WholeResponse(Response):
-    """200 with a JSON body. Its headers are put together here, without Starlette's general way, which shows in profiles."""
+    """200 with a JSON body. Its headers are put together here: Starlette's general way shows in profiles."""
 
     def __init__(self, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.status_code = 200
