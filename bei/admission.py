@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
-from bei.core import Encoding
 from bei.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.port import LANES, Lane, PortStats
 
@@ -69,7 +68,8 @@ class Ticket:
 
     ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``check_tokens``, where the answer grows with the tokens,
     is asked in a tokenizer's thread whether they are too many, before the engine gets them. A ticket may be used for
-    several calls of the service, one after the other or at once.
+    several calls of the service, one after the other or at once. A closed one counts nothing any more: a tokenizer's
+    thread may come late.
     """
 
     def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
@@ -83,6 +83,7 @@ class Ticket:
         self._expected = demand  # of inputs that are not tokenized yet
         self._queued_tokens = 0
         self._num_tokens = 0
+        self._is_open = True
 
     def count_tokens(self, num_tokens: int) -> None:
         """So many more tokens are known: ``check_tokens`` gets their sum, and what it raises ends the call."""
@@ -93,13 +94,11 @@ class Ticket:
             total = self._num_tokens
         self.check_tokens(total)
 
-    def tokenized(self, estimated: Demand, encodings: Seq[Encoding]) -> None:
-        """Inputs with ``estimated`` demand have become ``encodings``, which are with the engine now."""
-        self.moved(estimated, sum(encoding.num_tokens for encoding in encodings))
-
     def moved(self, estimated: Demand, num_tokens: int) -> None:
-        """As ``tokenized``, for so many tokens."""
+        """Inputs with ``estimated`` demand have become so many tokens, which are with the engine now."""
         with self._admission.lock:
+            if not self._is_open:
+                return
             tokens = min(estimated.num_tokens, self._expected.num_tokens)
             seconds = min(estimated.seconds, self._expected.seconds)
             self._expected = Demand(self._expected.num_tokens - tokens, self._expected.seconds - seconds)
@@ -117,7 +116,7 @@ class Ticket:
         """Give back whatever is still held."""
         with self._admission.lock:
             self._admission.count(self.lane, -self._expected.num_tokens - self._queued_tokens, -self._expected.seconds)
-            self._expected, self._queued_tokens = Demand(0, 0.0), 0
+            self._expected, self._queued_tokens, self._is_open = Demand(0, 0.0), 0, False
             self._admission.closed(self)
 
     def __enter__(self) -> Ticket:

@@ -333,7 +333,7 @@ def _seconds_beyond(coefficients: Coefficients, num_tokens: int, batch_size: int
 
 def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[int], list[float]]:
     """By length in grains: tokens of the smallest efficient step of such sequences, and a sequence's share of it."""
-    lengths = np.arange(_GRAIN, limits.max_seq_len + _GRAIN, _GRAIN)
+    lengths = np.minimum(np.arange(_GRAIN, limits.max_seq_len + _GRAIN, _GRAIN), limits.max_seq_len)
     most = np.clip(limits.max_num_tokens // lengths, 1, limits.max_batch_size)
     # Batch sizes to choose from: geometric, from 1 to the most, [lengths, candidates].
     counts = np.rint(most[:, None] ** np.linspace(0.0, 1.0, _CANDIDATES))

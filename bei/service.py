@@ -364,6 +364,8 @@ class InferenceService:
             items = [Item(index, replace(encoding, spans=None)) for index, encoding in items]
         ticket = call.ticket
         self._port.submit(Submission(call.request_id, ticket.lane, outputs, items, ticket.deadline_s))
+        if call.request_id not in self._calls:  # it ended meanwhile, and was taken back before this came
+            self._port.cancel(call.request_id)
 
     def _on_answers(self, answers: Seq[PortAnswer]) -> None:
         """In the port's thread."""

@@ -56,7 +56,8 @@ def main() -> None:
         artifact = built(minilm_folder(), "bf16", Path(scratch))
         engine = load_engine(artifact.engine_dir, artifact.manifest)
         engine.warmup()
-        servers = kinds([artifact.path], options.serve, options.before, options.serve_before)
+        models = {artifact.path: minilm_folder()}
+        servers = kinds(models, options.serve, options.before, options.serve_before, Path(scratch))
         with Fleet(servers, Path(scratch) / "home") as fleet:
             rounds = Rounds(artifact, engine, fleet, options.scale, cold=options.cold)
             texts_per_s = alternate(rounds.sides(list(servers)), options.repetitions, rounds.prepare)

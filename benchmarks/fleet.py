@@ -13,7 +13,7 @@ from types import TracebackType
 
 from benchmarks.load import closed_loop
 from benchmarks.prose import Prose, ProseExhaustedError, Words
-from benchmarks.server import ROOT, Server, revision, serving
+from benchmarks.server import ROOT, Server, built_by, revision, serving
 
 NOW, BEFORE = "now", "before"
 _WARM_REQUESTS = 12
@@ -29,12 +29,18 @@ class Kind:
     checkout: Path = ROOT
 
 
-def kinds(artifacts: Sequence[Path], flags: str, before: Path | None, flags_before: str) -> dict[str, Kind]:
-    """The server of this checkout and, where ``before`` is given, that checkout's; flags as in a shell."""
-    now = {NOW: Kind(artifacts, tuple(shlex.split(flags)))}
+def kinds(
+    models: Mapping[Path, Path], flags: str, before: Path | None, flags_before: str, scratch: Path
+) -> dict[str, Kind]:
+    """The server of this checkout and, where ``before`` is given, that checkout's; flags as in a shell.
+
+    ``models``: the artifacts to serve, and the checkpoint of each, from which the other checkout builds its own.
+    """
+    now = {NOW: Kind(list(models), tuple(shlex.split(flags)))}
     if before is None:
         return now
-    return {**now, BEFORE: Kind(artifacts, tuple(shlex.split(flags_before)), before.resolve())}
+    built = [built_by(before.resolve(), folder, artifact, scratch) for artifact, folder in models.items()]
+    return {**now, BEFORE: Kind(built, tuple(shlex.split(flags_before)), before.resolve())}
 
 
 class Fleet:

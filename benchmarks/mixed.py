@@ -88,10 +88,10 @@ def main() -> None:
         samples: dict[str, Samples] = {}
         prose = read_prose()
         for case in (CASES[name] for name in options.cases):
-            models = [busy]
+            models = {busy: folder}
             if case.two_models:
-                models.append(built(minilm_folder(), "bf16", Path(scratch), _MAX_TOKENS, "minilm-2").path)
-            servers = kinds(models, options.serve, options.before, options.serve_before)
+                models[built(minilm_folder(), "bf16", Path(scratch), _MAX_TOKENS, "minilm-2").path] = minilm_folder()
+            servers = kinds(models, options.serve, options.before, options.serve_before, Path(scratch))
             with Fleet(servers, Path(scratch) / "home") as fleet:
                 run = Run(case, options, fleet, FirstTime(prose, fleet))
                 samples[case.name] = run.measure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -75,6 +76,18 @@ def serving(
                 process.kill()
                 process.wait()
                 raise
+
+
+def built_by(checkout: Path, folder: Path, artifact: Path, scratch: Path) -> Path:
+    """The checkpoint in ``folder``, built by another checkout as ``artifact`` was here: schemas may differ."""
+    manifest = json.loads((artifact / "manifest.json").read_bytes())
+    out = scratch / f"{artifact.name}-before"
+    options = {"name": manifest["name"], "precision": manifest["precision"], "max-seq-len": manifest["max_seq_len"]}
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "bei", "build", str(folder), f"--out={out}", "--reference=engine", *flags]
+    command.append("--allow-below-threshold")
+    subprocess.run(command, cwd=checkout, env=_environment(checkout, None, {}), check=True, capture_output=True)
+    return out
 
 
 def revision(checkout: Path) -> str:

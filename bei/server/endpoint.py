@@ -21,7 +21,14 @@ from bei.admission import Ticket
 from bei.errors import AnswerTooLargeError, InvalidRequestError
 from bei.offload import off_loop
 from bei.server.errors import JSON
-from bei.server.http import TRUNCATED_HEADER, StreamedResponse, index_ranges, read_body, unless_disconnected
+from bei.server.http import (
+    TRUNCATED_HEADER,
+    StreamedResponse,
+    WholeResponse,
+    index_ranges,
+    read_body,
+    unless_disconnected,
+)
 from bei.server.memory import MemoryRelease
 from bei.server.models import Models
 from bei.server.openapi import operation
@@ -157,12 +164,12 @@ class Endpoint:
             del body
             headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else None
             if num_bytes_of(reply.content) <= INLINE_BYTES:
-                return Response(whole(reply.content), 200, headers, JSON)
+                return WholeResponse(whole(reply.content), headers)
             is_large = True
             pieces = pieces_of(reply.content)
             del reply
             if request.scope.get("http_version") == "1.0":  # knows no body without a length
-                return Response(await unless_disconnected(request, off_loop(b"".join, pieces)), 200, headers, JSON)
+                return WholeResponse(await unless_disconnected(request, off_loop(b"".join, pieces)), headers)
             first = await unless_disconnected(request, off_loop(next, pieces))  # fails before anything is sent
             is_answered = False
             return StreamedResponse(first, pieces, headers, JSON, partial(self._end, call, is_large))

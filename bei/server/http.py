@@ -95,6 +95,18 @@ async def _next_message(request: Request) -> Message:
     return await request.receive()
 
 
+class WholeResponse(Response):
+    """200 with a JSON body. Its headers are put together here: Starlette's general way shows in profiles."""
+
+    def __init__(self, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = body
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        if headers is not None:
+            self.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
 class StreamedResponse(Response):
     """200 with a body of ``first`` and ``pieces``, each rendered off the event loop when the client has taken those
     before it. The length is not known beforehand, so it is sent in HTTP's chunks.

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -268,9 +268,9 @@ def test_tune_measures_with_the_settings_given_and_prints_a_table(
 ) -> None:
     loaded: list[tuple[int, int]] = []
 
-    def load_engine(folder: Path, manifest: Manifest, *, num_threads: int, num_streams: int) -> FakeEngine:
-        loaded.append((num_threads, num_streams))
-        return FakeEngine(manifest.limits, num_streams)
+    def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int]) -> FakeEngine:
+        loaded.append((options["num_threads"], options["num_streams"]))
+        return FakeEngine(manifest.limits, options["num_streams"])
 
     monkeypatch.setattr("bei.engine.load_engine", load_engine)
     cli.main(["tune", str(artifact), "--engine-threads", "2", "--engine-streams", "2", "--cache-dir", str(tmp_path)])
@@ -285,7 +285,7 @@ def test_tune_measures_with_the_settings_given_and_prints_a_table(
 def test_tune_says_where_its_result_could_not_be_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, artifact: Path
 ) -> None:
-    monkeypatch.setattr("bei.engine.load_engine", lambda folder, manifest, **_: FakeEngine(manifest.limits))
+    monkeypatch.setattr("bei.engine.load_engine", lambda folder, manifest, _: FakeEngine(manifest.limits))
     cli.main(["tune", str(artifact), "--cache-dir", str(artifact / "manifest.json")])
     assert "not kept" in capsys.readouterr().out
 
