@@ -306,7 +306,7 @@ class BatchManager:
             try:
                 with self._lock:
                     worker.step = step = None if worker.is_retired or self._death else self._cut(turn)
-            except BaseException:
+            except BaseException:  # raised again: the other models must not wait for a turn that nobody has
                 turn.end(0.0)
                 raise
             if step is not None:
