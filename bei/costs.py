@@ -28,8 +28,9 @@ from bei.core import Limits
 
 _Array = npt.NDArray[np.float64]
 
-# Steps whose throughput is this close to the best one count as efficient.
-_EFFICIENT = 0.97
+# Steps whose throughput is this close to the best one count as efficient. More would gain a single text little, and
+# cost a server full of them their throughput.
+_EFFICIENT = 0.99
 
 # How many of the last steps decide about the speed: their median does, so fewer than half may be outliers.
 _WINDOW = 31
@@ -149,9 +150,10 @@ class CostModel:
         return self._speed * self._shares[min(len(self._shares) - 1, (length + _GRAIN - 1) >> _GRAIN_LOG2)]
 
     def efficient_tokens(self, length: int) -> int:
-        """The smallest step whose tokens per second are within 3 % of the best one's, in tokens.
+        """The smallest step whose tokens per second are within 1 % of the best one's, in tokens.
 
-        The step holds sequences of about ``length`` tokens; it is never above ``limits.max_num_tokens``.
+        The step holds sequences of about ``length`` tokens. It is a round number (``round_tokens``), never above
+        ``limits.max_num_tokens``.
         """
         return self._efficient[min(len(self._efficient) - 1, (length + _GRAIN - 1) >> _GRAIN_LOG2)]
 
@@ -294,6 +296,16 @@ def _knots_within(knots: tuple[int, ...], values: _Array) -> tuple[int, ...]:
     return tuple(found)
 
 
+def round_tokens(num_tokens: int) -> int:
+    """The next size of a step, of four an octave: 512, 640, 768, 896, 1,024, ...
+
+    Threads share the rows of a matrix product in blocks, and have equal shares only at such sizes: measured, 1,024
+    tokens take less time than 992 (docs/decisions.md, "What a step costs").
+    """
+    step = 1 << max(0, (num_tokens - 1).bit_length() - 3)
+    return -(-num_tokens // step) * step
+
+
 def _bucketed(values: _Array, min_step: int = _GRAIN) -> _Array:
     """``bei.packing.bucket`` of whole numbers, [n] to [n]."""
     exponents = np.floor(np.log2(np.maximum(values, 1)))
@@ -341,6 +353,7 @@ def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[i
     rates = counts / seconds
     best = np.argmax(rates >= _EFFICIENT * rates.max(axis=1, keepdims=True), axis=1)
     rows = np.arange(len(lengths))
-    tokens = np.minimum(counts[rows, best].astype(np.int64) * lengths, limits.max_num_tokens)
+    tokens = counts[rows, best].astype(np.int64) * lengths
+    efficient = [min(round_tokens(count), limits.max_num_tokens) for count in tokens.tolist()]
     shares = np.maximum.accumulate(1 / rates[rows, best])
-    return [int(tokens[0]), *tokens.tolist()], [float(shares[0]), *shares.tolist()]
+    return [efficient[0], *efficient], [float(shares[0]), *shares.tolist()]

@@ -254,7 +254,14 @@ class BatchManager:
         waiting = {lane: bool(view.queued) for lane, view in lanes.items()}
         lead = leading_lane(waiting, self._served.recent_s(now_s), self._rules.bulk_share)
         expected = self._gate.gate.expects_interactive
-        bounds = step_bounds(lanes, lead, self._costs, self._cap_s(now_s), interactive_expected=expected)
+        bounds = step_bounds(
+            lanes,
+            lead,
+            self._costs,
+            self._cap_s(now_s),
+            waited_s=self._queues.waited_s(lead, now_s),
+            interactive_expected=expected,
+        )
         members = self._queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
         entries = [entry for entry in members if not entry.is_expired(now_s)]  # the urgent one at least
         self._answer_expired([entry for entry in members if entry.is_expired(now_s)], now_s)

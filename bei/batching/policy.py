@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from copy import copy
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
@@ -74,18 +75,25 @@ def leading_lane(waiting: Mapping[Lane, bool], served_s: Mapping[Lane, float], b
 
 
 def step_bounds(
-    lanes: Mapping[Lane, LaneView], lead: Lane, costs: StepCosts, cap_s: float, *, interactive_expected: bool
+    lanes: Mapping[Lane, LaneView],
+    lead: Lane,
+    costs: StepCosts,
+    cap_s: float,
+    *,
+    waited_s: float = 0.0,
+    interactive_expected: bool,
 ) -> StepBounds:
-    """The bounds of a step led by ``lead``.
+    """The bounds of a step led by ``lead``, whose most urgent sequence has waited for ``waited_s``.
 
     ``cap_s`` is the longest step of bulk work while interactive work waits or, as ``interactive_expected`` says, may
-    come soon. An interactive step takes bulk work along up to half of that: a small step leaves much of the device
-    unused, and the answer comes a little later.
+    come soon. An interactive step takes bulk work along, for a small step leaves much of the device unused: up to the
+    cap if it came at once, less if it had to wait for a step to end, and half of the cap at least. So it is answered
+    within one and a half capped steps.
     """
     view = lanes[lead]
     max_tokens = costs.efficient_tokens(view.queued[view.urgent].num_tokens)
     if lead == "interactive":
-        return StepBounds(lead, max_tokens, rider_s=cap_s / 2)
+        return StepBounds(lead, max_tokens, rider_s=min(cap_s, max(1.5 * cap_s - waited_s, 0.5 * cap_s)))
     if interactive_expected or lanes["interactive"].queued:
         return StepBounds(lead, max_tokens, cap_s)
     return StepBounds(lead, max_tokens)
@@ -100,72 +108,94 @@ def next_batch(
     nearer first, while the limits and bounds hold and running the neighbour in this step is predicted to be no slower
     than running it later, in a step with those that wait beyond it. So nothing starves (the urgent sequence is always
     in), and lengths are grouped only as far as the engine's costs ask for it. Then sequences of the other lane ride
-    along by the same rule. Sequences longer than ``limits.max_num_tokens`` do not reach the queue.
+    along. Sequences longer than ``limits.max_num_tokens`` do not reach the queue.
     """
     lead = lanes[bounds.lead]
-    step = _Step(limits, costs)
+    step = _Step(limits, costs, bounds.max_tokens, bounds.max_s)
     step.add(lead.queued[lead.urgent].num_tokens)
-    windows = {bounds.lead: _grow(step, lead.queued, lead.urgent, lead.urgent + 1, bounds.max_tokens, bounds.max_s)}
+    windows = {bounds.lead: _grow(step, lead.queued, lead.urgent, lead.urgent + 1)}
     if bounds.rider_s is not None:
+        step.max_s = bounds.rider_s
         for lane, view in lanes.items():
             if lane != bounds.lead and view.queued:
-                place = bisect_left(view.queued, QueueKey(step.longest, 0))
-                window = _grow(step, view.queued, place, place, bounds.max_tokens, bounds.rider_s)
+                window = _riders(step, view.queued)
                 if window.start < window.stop:
                     windows[lane] = window
     return windows
 
 
 class _Step:
-    """What is in the step so far, and what it is predicted to take."""
+    """What is in the step so far, and what it is predicted to take. It grows up to ``max_s``."""
 
-    def __init__(self, limits: Limits, costs: StepCosts) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, costs: StepCosts, max_tokens: int, max_s: float) -> None:
+        self.max_s = max_s
+        self._max_tokens = min(max_tokens, limits.max_num_tokens)
+        self._max_size = limits.max_batch_size
         self._costs = costs
         self._size = self._tokens = self.longest = 0
-        self._seconds = 0.0
+        self.seconds = 0.0
 
     def add(self, length: int) -> None:
         """Take a sequence in."""
         self._size, self._tokens, self.longest = self._size + 1, self._tokens + length, max(self.longest, length)
-        self._seconds = self._costs.seconds(self._tokens, self._size, self.longest)
+        self.seconds = self._costs.seconds(self._tokens, self._size, self.longest)
 
     @property
     def is_full(self) -> bool:
-        return self._size >= self._limits.max_batch_size
+        return self._size >= self._max_size
 
-    def takes(self, length: int, num_beyond: int, max_tokens: int, max_s: float) -> bool:
+    def takes(self, length: int, num_beyond: int, *, must_pay: bool) -> bool:
         """Whether a sequence of ``length`` tokens may join, the nearest of ``num_beyond`` that wait on its side."""
         tokens, size, longest = self._tokens + length, self._size + 1, max(self.longest, length)
-        if tokens > min(max_tokens, self._limits.max_num_tokens):
+        if tokens > self._max_tokens:
             return False
-        is_alike = size * longest <= _ALIKE_SLOTS_PER_TOKEN * tokens
-        if is_alike and max_s == inf:
+        is_welcome = not must_pay or size * longest <= _ALIKE_SLOTS_PER_TOKEN * tokens
+        if is_welcome and self.max_s == inf:
             return True
         together_s = self._costs.seconds(tokens, size, longest)
-        if together_s > max_s:
+        if together_s > self.max_s:
             return False
-        if is_alike:
+        if is_welcome:
             return True
-        others = max(1, min(num_beyond, self._limits.max_batch_size, max_tokens // length))
+        others = max(1, min(num_beyond, self._max_size, self._max_tokens // length))
         later_s = self._costs.seconds(others * length, others, length) / others
-        return together_s <= self._seconds + later_s
+        return together_s <= self.seconds + later_s
+
+    def seconds_of(self, keys: Seq[QueueKey]) -> float:
+        """A step of these alone."""
+        if not keys:
+            return 0.0
+        return self._costs.seconds(sum(key.num_tokens for key in keys), len(keys), keys[-1].num_tokens)
 
 
-def _grow(step: _Step, queued: Seq[QueueKey], low: int, high: int, max_tokens: int, max_s: float) -> slice:
+def _riders(step: _Step, queued: Seq[QueueKey]) -> slice:
+    """The sequences of another lane that ride along with ``step``: as many as fit, if two steps would take longer.
+
+    One by one they may not pay: the first that is longer than those in the step pads them, and saves only its own part
+    of a later step. Where all together do not pay either, those ride that pay one by one.
+    """
+    place = bisect_left(queued, QueueKey(step.longest, 0))
+    full = copy(step)
+    window = _grow(full, queued, place, place, must_pay=False)
+    if full.seconds <= step.seconds + step.seconds_of(queued[window]):
+        return window
+    return _grow(step, queued, place, place)
+
+
+def _grow(step: _Step, queued: Seq[QueueKey], low: int, high: int, *, must_pay: bool = True) -> slice:
     """Widen the window ``queued[low:high]`` while ``step`` takes a neighbour."""
     while not step.is_full:
         left = queued[low - 1].num_tokens if low else None
         right = queued[high].num_tokens if high < len(queued) else None
         longest = step.longest
         right_first = right is not None and (left is None or right - longest <= longest - left)
-        if right is not None and right_first and step.takes(right, len(queued) - high, max_tokens, max_s):
+        if right is not None and right_first and step.takes(right, len(queued) - high, must_pay=must_pay):
             high += 1
             step.add(right)
-        elif left is not None and step.takes(left, low, max_tokens, max_s):
+        elif left is not None and step.takes(left, low, must_pay=must_pay):
             low -= 1
             step.add(left)
-        elif right is not None and not right_first and step.takes(right, len(queued) - high, max_tokens, max_s):
+        elif right is not None and not right_first and step.takes(right, len(queued) - high, must_pay=must_pay):
             high += 1
             step.add(right)
         else:

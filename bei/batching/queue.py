@@ -207,6 +207,11 @@ class LaneQueues:
         """As the policy sees them."""
         return {lane: queue.view() for lane, queue in self._lanes.items()}
 
+    def waited_s(self, lane: Lane, now_s: float) -> float:
+        """How long the most urgent entry of ``lane`` has waited; 0 if there is none."""
+        urgent = self._lanes[lane].urgent()
+        return 0.0 if urgent is None else now_s - urgent.arrived_s
+
     def cut(self, windows: Mapping[Lane, slice]) -> list[Entry]:
         """Remove a step's entries."""
         members = [entry for lane, window in windows.items() for entry in self._lanes[lane].cut(window)]

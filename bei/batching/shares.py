@@ -9,13 +9,14 @@ from math import exp
 from bei.batching.policy import StepCosts
 from bei.batching.queue import Entry
 from bei.core import Limits
+from bei.costs import round_tokens
 from bei.port import LANES, Lane
 
 # Engine time counts less the longer ago it was: after so many seconds by the factor e.
 _MEMORY_S = 2.0
 
 # A capped step keeps at least this share of the best rate: smaller steps would cost bulk work too much.
-_CAPPED_RATE = 0.9
+_CAPPED_RATE = 0.95
 _TYPICAL_LENGTH = 64
 # Below this a step is short enough for anybody.
 _LEAST_CAP_S = 0.004
@@ -53,7 +54,7 @@ def capped_step_s(costs: StepCosts, limits: Limits) -> float:
     most = min(max(1, costs.efficient_tokens(length) // length), limits.max_batch_size)
     best_rate = most * length / costs.seconds(most * length, most, length)
     for count in range(1, most + 1):
-        seconds = costs.seconds(count * length, count, length)
-        if count * length >= _CAPPED_RATE * best_rate * seconds:
-            return max(_LEAST_CAP_S, seconds)
-    return _LEAST_CAP_S
+        if count * length >= _CAPPED_RATE * best_rate * costs.seconds(count * length, count, length):
+            break
+    tokens = round_tokens(count * length)
+    return max(_LEAST_CAP_S, costs.seconds(tokens, min(-(-tokens // length), limits.max_batch_size), length))
