@@ -79,7 +79,7 @@ class Ticket:
         self.accepted_s = time.monotonic()
         self.check_tokens: Callable[[int], None] | None = None
         self._admission = admission
-        self.admitted_s = demand.seconds
+        self.admitted = demand
         self._expected = demand  # of inputs that are not tokenized yet
         self._queued_tokens = 0
         self._num_tokens = 0
@@ -153,6 +153,8 @@ class Admission:
 
     def demand(self, lengths: Seq[int]) -> Demand:
         """Of inputs with so many tokens."""
+        if len(lengths) == 1:
+            return Demand(lengths[0], self._costs.sequence_seconds(lengths[0]))
         num_of_length = Counter(lengths)  # texts by the thousand have hundreds of lengths
         seconds = sum(count * self._costs.sequence_seconds(length) for length, count in num_of_length.items())
         return Demand(sum(lengths), seconds)
@@ -210,7 +212,7 @@ class Admission:
         """Under the lock."""
         if ticket in self._open:
             self._open.discard(ticket)
-            self._accepted_s -= ticket.admitted_s
+            self._accepted_s -= ticket.admitted.seconds
         if not self._open:
             self.num_tokens, self._accepted_s = 0, 0.0
             self._expected_s = dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
@@ -218,7 +220,7 @@ class Admission:
 
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)
-        self._accepted_s += ticket.admitted_s
+        self._accepted_s += ticket.admitted.seconds
         self.count(ticket.lane, ticket._expected.num_tokens, ticket._expected.seconds)
         return ticket
 

@@ -167,7 +167,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def dimension(self, output: str) -> int | None:
         """Width of ``output``, None if the model has no such output."""
-        return next((info.dimension for info in self.outputs if info.name == output), None)
+        for info in self.outputs:  # several times a request: a generator shows in profiles
+            if info.name == output:
+                return info.dimension
+        return None
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

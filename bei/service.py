@@ -344,7 +344,11 @@ class InferenceService:
         def on_encoded(start: int, encodings: list[Encoding]) -> None:
             call.ticket.count_tokens(sum(encoding.num_tokens for encoding in encodings))
             items = [Item(places[start + i], encoding) for i, encoding in enumerate(encodings)]
-            on_items(items, self._admission.demand(self._estimated(inputs[start : start + len(encodings)])))
+            if len(items) == call.ticket.num_inputs:
+                demand = call.ticket.admitted
+            else:
+                demand = self._admission.demand(self._estimated(inputs[start : start + len(items)]))
+            on_items(items, demand)
 
         def on_failed(error: BeiError) -> None:
             if call.fail(error):

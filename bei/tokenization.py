@@ -362,6 +362,10 @@ def _at_blank(text: str, index: int) -> bool:
     return index == 0 or text[index - 1].isspace() or text[index : index + 1].isspace()
 
 
+# An urgent text of at most so many characters is tokenized where it is submitted: that takes a fraction of a
+# millisecond, and a thread of the pool costs two switches between threads that want the interpreter's lock.
+_AT_ONCE_CHARS = 512
+
 OnEncoded = Callable[[int, list[Encoding]], None]
 OnFailed = Callable[[BeiError], None]
 
@@ -382,8 +386,8 @@ class TokenizerPool:
     """Threads that tokenize chunks of requests, in the order of submission.
 
     Urgent chunks have ``num_threads`` threads and all others as many, so that an urgent text never waits for the end of
-    another chunk; the operating system shares the cores between them. The queues are bounded by admission, which counts
-    every text until it is answered.
+    another chunk; the operating system shares the cores between them. A single short urgent text does not wait for a
+    thread at all. The queues are bounded by admission, which counts every text until it is answered.
     """
 
     def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
@@ -408,8 +412,13 @@ class TokenizerPool:
         *,
         is_urgent: bool = False,
     ) -> None:
-        """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread."""
+        """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread, or
+        in this one before it returns.
+        """
         common = CommonText()
+        if is_urgent and len(inputs) == 1 and _num_chars(inputs[0]) <= _AT_ONCE_CHARS:
+            self._run(_Job(0, inputs, options, on_encoded, on_failed, is_cancelled, common))
+            return
         jobs = self._urgent if is_urgent else self._others
         for start, stop in chunks_of(inputs):
             jobs.put(_Job(start, inputs[start:stop], options, on_encoded, on_failed, is_cancelled, common))
@@ -429,15 +438,21 @@ class TokenizerPool:
 
     def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
         while (job := jobs.get()) is not None:
-            if job.is_cancelled():
-                continue
-            try:
-                job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options, job.common))
-            except BeiError as error:
-                job.on_failed(error)
-            except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
-                log.exception("tokenizer failed")
-                job.on_failed(EngineError("The tokenizer failed on an input."))
+            if not job.is_cancelled():
+                self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        try:
+            job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options, job.common))
+        except BeiError as error:
+            job.on_failed(error)
+        except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
+            log.exception("tokenizer failed")
+            job.on_failed(EngineError("The tokenizer failed on an input."))
+
+
+def _num_chars(value: Input) -> int:
+    return len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
 
 
 def chunks_of(inputs: Seq[Input]) -> Iterator[tuple[int, int]]:
@@ -447,7 +462,7 @@ def chunks_of(inputs: Seq[Input]) -> Iterator[tuple[int, int]]:
         return
     start = num_chars = 0
     for index, value in enumerate(inputs):
-        length = len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
+        length = _num_chars(value)
         if index > start and (index - start >= CHUNK or num_chars + length > _CHUNK_CHARS):
             yield start, index
             start, num_chars = index, 0

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 # About what the known words may occupy, and what one costs beside its characters and ids (a dict's entry, two objects).
 _MAX_BYTES = 32 << 20
 _BYTES_PER_WORD = 200
+# A batch lets go of the interpreter's lock and has to wait until it gets it back; a word takes 15 us.
+_FEW = 8
 
 
 def treats_words_alone(tokenizer: Tokenizer) -> bool:
@@ -49,7 +51,10 @@ class WordCache:
 
     def _learn(self, known: dict[str, bytes], words: Iterable[str]) -> None:
         missing = [word for word in dict.fromkeys(words) if word not in known]
-        encodings = self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)
+        if len(missing) <= _FEW:
+            encodings = [self._tokenizer.encode(word, add_special_tokens=False) for word in missing]
+        else:
+            encodings = self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)
         for word, encoded in zip(missing, encodings, strict=True):
             known[word] = np.array(encoded.ids, np.int32).tobytes()
             self._num_bytes += len(word) + len(known[word]) + _BYTES_PER_WORD

@@ -59,6 +59,9 @@ class DeviceGate:
     def take(self, user: GateUser) -> None:
         """Wait for ``user``'s turn."""
         with self._lock:
+            if self._free and not self._waiting:
+                self._free -= 1
+                return
             others = [place.user for place in self._waiting]
             if user not in others:
                 # Who was idle does not get the time back.

@@ -87,10 +87,11 @@ class _Worker:
 
 
 class _Done(NamedTuple):
-    """A step that has run: ``answers[i]`` is the row or the error of ``entries[i]``."""
+    """``answers[i]`` is the row or the error of ``entries[i]``. ``step``: the step that ran them, and its seconds."""
 
     entries: Seq[Entry]
     answers: Seq[Row | BeiError]
+    step: tuple[_Step, float] | None = None
 
 
 class BatchManager:
@@ -331,14 +332,7 @@ class BatchManager:
             self._num_hangs = 0
             self._last_step_s = ended_s
             self._served.add(ended_s, seconds, step.entries)
-        self._finished.put(_Done(step.entries, answers))
-        lengths = [entry.num_tokens for entry in step.entries]
-        if not any(isinstance(answer, BeiError) for answer in answers):  # such a step was run several times
-            self._costs.observe(sum(lengths), len(lengths), max(lengths), seconds)
-        waits = [(entry.lane, step.started_s - entry.arrived_s) for entry in step.entries]
-        self._metrics.batch(
-            num_tokens=sum(lengths), longest=max(lengths), engine_s=seconds, predicted_s=step.predicted_s, waits=waits
-        )
+        self._finished.put(_Done(step.entries, answers, (step, seconds)))
 
     # The delivery thread.
 
@@ -350,6 +344,8 @@ class BatchManager:
                     self._on_answers(answers)
                 except Exception:  # a border: one front's bug must not cost others their answers
                     log.exception("answers could not be handed over")
+            if isinstance(done, _Done) and done.step is not None:
+                self._account(done, *done.step)
 
     def _settled(self, done: _Done) -> list[Answer]:
         """The answers to everybody who waits for the entries of ``done``, which are forgotten."""
@@ -369,6 +365,17 @@ class BatchManager:
                             del self._entries_of[waiter.request_id]
                 entry.waiters = []
         return settled
+
+    def _account(self, done: _Done, step: _Step, seconds: float) -> None:
+        """Correct the costs by a step that has run, and count it: while the engine runs the next one."""
+        lengths = [entry.num_tokens for entry in done.entries]
+        tokens, longest = sum(lengths), max(lengths)
+        if not any(isinstance(answer, BeiError) for answer in done.answers):  # such a step was run several times
+            self._costs.observe(tokens, len(lengths), longest, seconds)
+        waits = [(entry.lane, step.started_s - entry.arrived_s) for entry in done.entries]
+        self._metrics.batch(
+            num_tokens=tokens, longest=longest, engine_s=seconds, predicted_s=step.predicted_s, waits=waits
+        )
 
     # The watchdog's thread.
 

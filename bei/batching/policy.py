@@ -133,12 +133,16 @@ class _Step:
         self._max_size = limits.max_batch_size
         self._costs = costs
         self._size = self._tokens = self.longest = 0
-        self.seconds = 0.0
 
     def add(self, length: int) -> None:
         """Take a sequence in."""
-        self._size, self._tokens, self.longest = self._size + 1, self._tokens + length, max(self.longest, length)
-        self.seconds = self._costs.seconds(self._tokens, self._size, self.longest)
+        self._size += 1
+        self._tokens += length
+        self.longest = max(self.longest, length)
+
+    @property
+    def seconds(self) -> float:
+        return self._costs.seconds(self._tokens, self._size, self.longest)
 
     @property
     def is_full(self) -> bool:

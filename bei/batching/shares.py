@@ -32,9 +32,12 @@ class ServedShares:
     def add(self, now_s: float, seconds: float, entries: Seq[Entry]) -> None:
         """A step of ``entries`` ran for ``seconds``; each lane has its part by tokens."""
         self._fade(now_s)
-        total = sum(entry.num_tokens for entry in entries)
+        tokens: dict[Lane, int] = dict.fromkeys(LANES, 0)
         for entry in entries:
-            self._served_s[entry.lane] += seconds * entry.num_tokens / total
+            tokens[entry.lane] += entry.num_tokens
+        total = sum(tokens.values())
+        for lane, count in tokens.items():
+            self._served_s[lane] += seconds * count / total
 
     def recent_s(self, now_s: float) -> Mapping[Lane, float]:
         """Faded sums."""
