@@ -60,8 +60,9 @@ class MissingDependencyError(BeiError):
 
     code = "dependency_missing"
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the Python package {package!r}: pip install 'bei[{extra}]'")
+    def __init__(self, package: str, extra: str | None, purpose: str, remedy: str = "") -> None:
+        remedy = remedy or f"pip install 'bei[{extra}]'"
+        super().__init__(f"{purpose} needs the Python package {package!r}: {remedy}")
 
 
 class BuildError(BeiError):

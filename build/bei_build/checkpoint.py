@@ -15,6 +15,7 @@ from bei.artifact import Role, Source, sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, MissingDependencyError
 from bei_build.families import family_of
 from bei_build.families.base import Family
+from bei_build.foreign import foreign_kind
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
 from bei_build.late_interaction import Side, Sides, roles_of
 from bei_build.location import Location
@@ -178,8 +179,10 @@ def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
     if is_static and not path.is_file():
         return {**_STATIC_EMBEDDING, "usual_length": stored_truncation(folder)}
     if not path.is_file():
+        kind = foreign_kind(folder)
         raise CheckpointNotFoundError(
-            f"{folder} has no config.json: it is not a Hugging Face checkpoint. Pass the folder that holds one."
+            f"{folder} has no config.json: it is not a Hugging Face checkpoint"
+            + (f", but {kind}." if kind else ". Pass the folder that holds one.")
         )
     raw = read_object(path)
     if not isinstance(raw.get("model_type"), str):

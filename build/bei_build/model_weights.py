@@ -130,7 +130,24 @@ class ModelWeights:
             start = wanted[tensor][0] if tensor in wanted and self._is_joined(name) else 0
             self._sources[name] = _Source(store, tensor, start, start + shape[0] if self._is_joined(name) else None)
             wanted[tensor] = (start + shape[0], *shape[1:])
+        for head in self._spec.heads:
+            self._check_labels(head, chosen, shapes, stored)
         _compare(wanted, {name: shape for name, shape in stored.items() if name in wanted or self._names.is_read(name)})
+
+    def _check_labels(
+        self, head: HeadSpec, chosen: Mapping[str, str], shapes: Mapping[str, Shape], stored: Shapes
+    ) -> None:
+        """Raise WeightsError where a classifier's last matrix has other labels than config.json says."""
+        name = f"{head.layers[-1].name}.weight" if head.layers and isinstance(head.layers[-1], DenseSpec) else ""
+        if head.output != "logits" or name not in chosen or name in self._rows:
+            return
+        found, wanted = stored.get(chosen[name], shapes[name]), shapes[name]
+        if found != wanted and found[1:] == wanted[1:]:
+            raise WeightsError(
+                f"Tensor {chosen[name]} gives {found[0]} scores, and config.json says {wanted[0]} (transformers takes "
+                f'2 where it says nothing; a reward model has 1): write "num_labels": {found[0]} into config.json, or '
+                "an id2label of as many names."
+            )
 
     def _is_joined(self, name: str) -> bool:
         """Whether the tensor of ``name`` may hold several of ours: parts of a layer can, a tied table is one tensor."""

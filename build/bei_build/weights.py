@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import MissingDependencyError, WeightsError
+from bei_build.foreign import foreign_kind
 
 _SAFETENSORS = "model.safetensors"
 _PYTORCH = "pytorch_model.bin"
@@ -127,8 +128,10 @@ def weight_files(folder: Path) -> list[Path]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             return list(_shards(folder, index))
+    kind = foreign_kind(folder)
     raise WeightsError(
-        f"{folder} has neither {_SAFETENSORS} nor {_PYTORCH} (nor an index of shards). Download the checkpoint again."
+        f"{folder} has neither {_SAFETENSORS} nor {_PYTORCH} (nor an index of shards)"
+        + (f", but {kind}." if kind else ". Download the checkpoint again.")
     )
 
 
@@ -146,7 +149,12 @@ def _open(files: list[Path]) -> TensorStore:
     if files[0].suffix == ".safetensors":
         return SafetensorsStore(files)
     if importlib.util.find_spec("torch") is None:
-        raise MissingDependencyError("torch", "cuda", f"Reading {files[0].name} (a pickle; safetensors needs nothing)")
+        raise MissingDependencyError(
+            "torch",
+            None,
+            f"Reading {files[0].name}, a pickle, with the weights-only loader,",
+            "install its CPU build, or take a revision of the repository that has safetensors (they need nothing)",
+        )
     return TorchStore(files)
 
 

@@ -21,11 +21,9 @@ from bei.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     TokenizerError,
-    UnsupportedArchitectureError,
     WeightsError,
 )
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
-from bei_build.families import FAMILIES as KNOWN_FAMILIES
 from bei_build.heads import HeadChoice
 from bei_build.location import locate
 from tests.checkpoints import (
@@ -192,28 +190,6 @@ def test_a_config_that_is_not_a_json_object_is_refused(content: str, folder: Pat
 def test_a_config_beyond_the_family_is_refused(changed: dict[str, object], message: str, folder: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(change_config(folder, **changed))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "architecture", "nearest"),
-    [
-        ("bert", "BertForMaskedLMs", "BertForMaskedLM"),
-        ("roberta", "BertModel", "RobertaModel"),
-        ("t5", "T5EncoderModel", ""),
-        ("no-such-model", "MyDistilBertModel", "DistilBertModel"),
-    ],
-)
-def test_an_unsupported_architecture_lists_the_supported_ones_and_the_nearest(
-    model_type: str, architecture: str, nearest: str, folder: Path
-) -> None:
-    change_config(folder, model_type=model_type, architectures=[architecture])
-    with pytest.raises(
-        UnsupportedArchitectureError, match=rf"{architecture} .*nearest supported one is {nearest}"
-    ) as info:
-        read(folder)
-    for family in KNOWN_FAMILIES:
-        for name in family.architectures:
-            assert name in str(info.value)
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:

@@ -18,6 +18,7 @@ from bei.core import PackedBatch
 from bei.errors import (
     BeiError,
     CheckpointError,
+    CheckpointNotFoundError,
     ConfigError,
     TokenizerError,
     UnsupportedArchitectureError,
@@ -211,18 +212,75 @@ def test_a_length_beyond_the_positions_is_refused_in_every_family(name: str, tmp
 @pytest.mark.parametrize(
     ("model_type", "architecture", "nearest"),
     [
-        ("qwen3", "Qwen3ForTokenClassification", "Qwen3ForSequenceClassification"),
-        ("qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3ForCausalLM"),
-        ("xlm-roberta-xl", "XLMRobertaXLModel", "XLMRobertaModel"),
-        ("bert", "ColBERT", "HF_ColBERT"),
+        ("qwen3_moe", "Qwen3MoeForCausalLM", "; the nearest one is 'qwen3'"),
+        ("xlm-roberta-xl", "XLMRobertaXLModel", "; the nearest one is 'xlm-roberta'"),
+        ("t5", "T5EncoderModel", ""),
+        ("luke", "LukeModel", ""),
     ],
 )
-def test_an_unknown_architecture_names_the_nearest(
+def test_an_unknown_type_names_the_nearest_of_its_stem_and_no_other(
     model_type: str, architecture: str, nearest: str, folder: Path
 ) -> None:
     change_config(folder, model_type=model_type, architectures=[architecture])
-    message = rf"Architecture {architecture} \(model type '{model_type}'\) is not supported; the nearest supported one "
-    refused(folder, UnsupportedArchitectureError, rf"{message}is {nearest}\. Supported: .*LlamaModel")
+    message = (
+        rf"no family for model_type '{model_type}' \(architecture {architecture}\){nearest}\. docs/models\.md lists"
+    )
+    refused(folder, UnsupportedArchitectureError, message)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "supported"),
+    [
+        ("qwen3", "Qwen3ForTokenClassification", "Qwen3ForSequenceClassification"),
+        ("bert", "ColBERT", "HF_ColBERT"),
+        ("roberta", "BertModel", "RobertaModel"),
+    ],
+)
+def test_an_unknown_architecture_of_a_known_type_names_those_of_the_type(
+    model_type: str, architecture: str, supported: str, folder: Path
+) -> None:
+    change_config(folder, model_type=model_type, architectures=[architecture])
+    message = rf"{architecture} of model_type '{model_type}' is not supported; of this type bei builds .*{supported}"
+    refused(folder, UnsupportedArchitectureError, message)
+
+
+# What is no checkpoint of transformers'.
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("model-q4_k_m.gguf", r"a GGUF file, the form of llama\.cpp\. Build from the original checkpoint"),
+        ("gliner_config.json", "a GLiNER model, .* bei has no such task"),
+        ("model.onnx", "an ONNX export"),
+    ],
+)
+def test_a_folder_of_another_kind_is_named_as_what_it_is(file: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(b"")
+    refused(tmp_path, CheckpointNotFoundError, rf"has no config\.json: .*, but {kind}")
+
+
+def test_a_folder_with_nothing_known_asks_for_one_that_holds_a_config(tmp_path: Path) -> None:
+    refused(tmp_path, CheckpointNotFoundError, r"has no config\.json.*Pass the folder that holds one\.$")
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("onnx/model.onnx", "an ONNX export"), ("tf_model.h5", "weights of TensorFlow")]
+)
+def test_weights_of_another_kind_are_named(file: str, kind: str, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_bytes(b"")
+    refused(folder, WeightsError, rf"has neither model\.safetensors nor .*, but {kind}")
+
+
+def test_a_reward_model_whose_config_does_not_count_its_labels_is_told_how_many_there_are(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "MistralForSequenceClassification")
+    change_config(folder, id2label=None, label2id=None, num_labels=None)
+    tensors = read_tensors(folder)
+    tensors["score.weight"] = tensors["score.weight"][:1]
+    write_tensors(folder, tensors)
+    refused(folder, WeightsError, r'score\.weight gives 1 scores, and config\.json says 2 .*write "num_labels": 1')
 
 
 def test_a_tokenizer_with_more_tokens_than_the_embeddings_is_refused(tmp_path: Path) -> None:

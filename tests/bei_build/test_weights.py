@@ -137,8 +137,12 @@ def test_a_malformed_index_is_refused(content: str, tmp_path: Path) -> None:
         open_weights(tmp_path)
 
 
-def test_a_pickle_without_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_without_torch_says_what_to_install_or_to_take_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, "pytorch_model.bin", TENSORS)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"pytorch_model\.bin .* pip install 'bei\[cuda\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"pytorch_model\.bin.* needs the Python package 'torch': install its CPU build"
+    ):
         open_weights(tmp_path)

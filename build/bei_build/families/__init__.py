@@ -6,6 +6,7 @@ Adding a family is one file beside this one and one line in ``FAMILIES``. No fam
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,15 +61,27 @@ FAMILIES: tuple[Family, ...] = (
 def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> Family:
     """The family whose config class is ``model_type`` and that lists ``architecture``, or its variant for ``config``.
 
-    Raises UnsupportedArchitectureError with the supported names and the nearest one.
+    Raises UnsupportedArchitectureError, which names what there is of the same type, or a type with the same stem.
     """
     for family in FAMILIES:
         if model_type in (family.model_type, *family.aliases) and architecture in family.architectures:
             return (family.variant and family.variant(config)) or family
-    supported = [name for family in FAMILIES for name in family.architectures]
     own = [name for family in FAMILIES if family.model_type == model_type for name in family.architectures]
-    near = difflib.get_close_matches(architecture, own or supported, n=1, cutoff=0.0)
+    if own:
+        raise UnsupportedArchitectureError(
+            f"Architecture {architecture} of model_type {model_type!r} is not supported; of this type bei builds "
+            f"{', '.join(own)}."
+        )
+    related = [family.model_type for family in FAMILIES if _stem(family.model_type) == _stem(model_type)]
+    nearest = difflib.get_close_matches(model_type, related, n=1, cutoff=0.0)
     raise UnsupportedArchitectureError(
-        f"Architecture {architecture} (model type {model_type!r}) is not supported; the nearest supported one is "
-        f"{near[0]}. Supported: {', '.join(supported)}."
+        f"There is no family for model_type {model_type!r} (architecture {architecture})"
+        + (f"; the nearest one is {nearest[0]!r}" if nearest else "")
+        + ". docs/models.md lists the models that are built."
     )
+
+
+def _stem(model_type: str) -> str:
+    """The letters a type begins with: those of qwen2_moe and qwen3 are the same."""
+    found = re.match(r"[a-z]+", model_type.lower())
+    return found[0] if found else model_type
