@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 # About what the known words may occupy, and what one costs beside its characters and ids (a dict's entry, two objects).
 _MAX_BYTES = 32 << 20
 _BYTES_PER_WORD = 200
-# A batch lets go of the interpreter's lock and has to wait until it gets it back; a word takes 15 us.
-_FEW = 8
+# Up to so many characters words are tokenized one by one, with the interpreter's lock held: a word takes 15 us, and
+# whoever lets go of the lock, as a batch does, has to wait until it gets it back.
+_FEW_CHARS = 128
 
 
 def treats_words_alone(tokenizer: Tokenizer) -> bool:
@@ -51,7 +52,7 @@ class WordCache:
 
     def _learn(self, known: dict[str, bytes], words: Iterable[str]) -> None:
         missing = [word for word in dict.fromkeys(words) if word not in known]
-        if len(missing) <= _FEW:
+        if sum(map(len, missing)) <= _FEW_CHARS:
             encodings = [self._tokenizer.encode(word, add_special_tokens=False) for word in missing]
         else:
             encodings = self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)
