@@ -103,8 +103,13 @@ class Prose:
                 return text
 
 
-def read_prose(seed: int = 0, *, repeats: bool = False, folder: Path | None = None) -> Prose:
-    """The prose of the fetched corpora. Ends the program with the command that fetches them if they are not there."""
+def read_prose(
+    seed: int = 0, *, repeats: bool = False, most_documents: int | None = None, folder: Path | None = None
+) -> Prose:
+    """The prose of the fetched corpora, or of the first ``most_documents`` of each.
+
+    Ends the program with the command that fetches them if they are not there.
+    """
     folder = folder or cache_dir()
     documents: list[str] = []
     for name in CORPORA:
@@ -113,5 +118,6 @@ def read_prose(seed: int = 0, *, repeats: bool = False, folder: Path | None = No
             raise SystemExit(f"{path} is not there: python -m tests.real.fetch {' '.join(CORPORA)}")
         with path.open(encoding="utf-8") as file:
             rows = (json.loads(line) for line in file)
-            documents += dict.fromkeys(f"{row['title']} {row['text']}".strip() for row in rows)
+            texts = dict.fromkeys(f"{row['title']} {row['text']}".strip() for row in rows)
+            documents += list(texts)[:most_documents]
     return Prose(documents, seed, repeats=repeats)
