@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
+from transformers.models.auto import modeling_auto
 
 from bei.artifact import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
@@ -43,7 +45,6 @@ in the tables: JinaBERT v2 in both forms, NomicBERT with biases or experts, and 
 StaticModel, sentence-transformers' StaticEmbedding). `tests/bei_build/families` holds them to implementations in torch
 and numpy.
 """
-_DECODERS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi-3", "Gemma", "Gemma 2", "Gemma 3 text")
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")
 
 
@@ -90,7 +91,14 @@ def default_pooling(case: Case) -> str:
     """How an embedder is pooled whose files do not say it: decoders give the last token's state."""
     # Classes that are embedders only: EmbeddingGemma's and, by another name, Nemotron's.
     embeds_only = case.architecture == "Gemma3TextModel" or "architectures" in case.changes
-    return "last" if case.family in _DECODERS and not embeds_only else "mean"
+    return "last" if _is_decoder(case) and not embeds_only else "mean"
+
+
+def _is_decoder(case: Case) -> bool:
+    """As transformers' own tables say it: a causal language model, and no masked one (BERT's type has both)."""
+    model_type = getattr(transformers, case.architecture).config_class.model_type
+    causal, masked = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return model_type in causal and model_type not in masked
 
 
 def pooled(case: Case, rows: Sequence[Float32Array], pooling: str | None) -> list[Float32Array]:

@@ -16,6 +16,8 @@ import transformers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Float32Array
+from bei_build.families import family_of
+from bei_build.spec import ModelSpec
 from tests.checkpoints import bpe_tokenizer, change_config, unigram_tokenizer, wordpiece_tokenizer
 
 MAX_TOKENS = 48
@@ -273,6 +275,22 @@ CASES: tuple[Case, ...] = (
     Case("Gemma 3 text", "Gemma3TextModel", {**_GEMMA3, **_GEMMA3_ROPE}, bpe_tokenizer, note="scaled global rope"),
     Case("Gemma 3 text", "Gemma3TextForSequenceClassification", {**_GEMMA3, "num_labels": 2}, bpe_tokenizer),
 )
+
+
+def config_of(case: Case) -> Any:
+    """The HF config of ``case`` as its config.json will say it, ``changes`` included."""
+    config_class = getattr(transformers, case.architecture).config_class
+    config = config_class(**{"vocab_size": case.tokenizer().get_vocab_size(), **case.settings})
+    for key in case.changes.keys() - {"model_type"}:  # the class has its own
+        setattr(config, key, case.changes[key])
+    return config
+
+
+def spec_of(case: Case) -> ModelSpec:
+    """What the family reads of the config of ``case``; its heads are not chosen."""
+    config = config_of(case)
+    (architecture,) = case.changes.get("architectures", [case.architecture])
+    return family_of(config.model_type, architecture, config.to_dict()).spec_from_config(config, architecture)
 
 
 def widened(case: Case, width: int, layers: int) -> Case:
