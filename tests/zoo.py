@@ -78,6 +78,8 @@ _ROBERTA = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2, "pad_token_id
 _DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": MAX_TOKENS}
 _MPNET = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2}
 _ELECTRA = {**_ENCODER, "embedding_size": 16}
+# Of three layers two share their weights.
+_ALBERT = {**_ELECTRA, "num_hidden_groups": 2}
 _DEBERTA = {
     **_ENCODER,
     "relative_attention": True,
@@ -178,6 +180,7 @@ CASES: tuple[Case, ...] = (
     *_of("MPNet", "MPNet", _MPNET, _ALL, bpe_tokenizer),
     *_of("ELECTRA", "Electra", _ELECTRA, _NO_LM, wordpiece_tokenizer),
     Case("ELECTRA", "ElectraModel", {**_ELECTRA, "embedding_size": 32}, note="embeddings as wide as the layers"),
+    *_of("ALBERT", "Albert", _ALBERT, _ALL, wordpiece_tokenizer),
     *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _NO_LM, wordpiece_tokenizer),
     Case(
         "DeBERTa-v2/v3",

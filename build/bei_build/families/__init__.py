@@ -11,6 +11,7 @@ from typing import Any
 
 from bei.errors import UnsupportedArchitectureError
 from bei_build.families import (
+    albert,
     bert,
     deberta,
     distilbert,
@@ -39,6 +40,7 @@ FAMILIES: tuple[Family, ...] = (
     distilbert.FAMILY,
     mpnet.FAMILY,
     electra.FAMILY,
+    albert.FAMILY,
     deberta.FAMILY,
     modernbert.FAMILY,
     eurobert.FAMILY,
