@@ -16,6 +16,8 @@ import transformers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Float32Array
+from bei_build.families import family_of
+from bei_build.spec import ModelSpec
 from tests.checkpoints import bpe_tokenizer, change_config, unigram_tokenizer, wordpiece_tokenizer
 
 MAX_TOKENS = 48
@@ -76,6 +78,8 @@ _ROBERTA = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2, "pad_token_id
 _DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": MAX_TOKENS}
 _MPNET = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2}
 _ELECTRA = {**_ENCODER, "embedding_size": 16}
+# Of three layers two share their weights.
+_ALBERT = {**_ELECTRA, "num_hidden_groups": 2}
 _DEBERTA = {
     **_ENCODER,
     "relative_attention": True,
@@ -176,6 +180,7 @@ CASES: tuple[Case, ...] = (
     *_of("MPNet", "MPNet", _MPNET, _ALL, bpe_tokenizer),
     *_of("ELECTRA", "Electra", _ELECTRA, _NO_LM, wordpiece_tokenizer),
     Case("ELECTRA", "ElectraModel", {**_ELECTRA, "embedding_size": 32}, note="embeddings as wide as the layers"),
+    *_of("ALBERT", "Albert", _ALBERT, _ALL, wordpiece_tokenizer),
     *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _NO_LM, wordpiece_tokenizer),
     Case(
         "DeBERTa-v2/v3",
@@ -273,6 +278,22 @@ CASES: tuple[Case, ...] = (
     Case("Gemma 3 text", "Gemma3TextModel", {**_GEMMA3, **_GEMMA3_ROPE}, bpe_tokenizer, note="scaled global rope"),
     Case("Gemma 3 text", "Gemma3TextForSequenceClassification", {**_GEMMA3, "num_labels": 2}, bpe_tokenizer),
 )
+
+
+def config_of(case: Case) -> Any:
+    """The HF config of ``case`` as its config.json will say it, ``changes`` included."""
+    config_class = getattr(transformers, case.architecture).config_class
+    config = config_class(**{"vocab_size": case.tokenizer().get_vocab_size(), **case.settings})
+    for key in case.changes.keys() - {"model_type"}:  # the class has its own
+        setattr(config, key, case.changes[key])
+    return config
+
+
+def spec_of(case: Case) -> ModelSpec:
+    """What the family reads of the config of ``case``; its heads are not chosen."""
+    config = config_of(case)
+    (architecture,) = case.changes.get("architectures", [case.architecture])
+    return family_of(config.model_type, architecture, config.to_dict()).spec_from_config(config, architecture)
 
 
 def widened(case: Case, width: int, layers: int) -> Case:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from bei.artifact import Role, Source, sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, MissingDependencyError
 from bei_build.families import family_of
-from bei_build.families.base import Family
+from bei_build.families.base import UNLIMITED, Family
 from bei_build.foreign import foreign_kind
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
 from bei_build.late_interaction import Side, Sides, roles_of
@@ -98,7 +98,7 @@ def read_checkpoint(
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
     files = replace(files, sides=_sides(files, spec, document_length))
     usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder)
-    longest = _longest(spec, config, files, usual, max_seq_len)
+    longest = _longest(family, spec, config, files, usual, max_seq_len)
     check_attention(spec, attention, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
@@ -155,7 +155,7 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
         is_known = family.model_type in CONFIG_MAPPING  # static embeddings have no class there
         config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
         translated = with_attention(translated, attention, config_class)
-        if translated is raw and raw["model_type"] == family.model_type:
+        if is_known and translated is raw and raw["model_type"] == family.model_type:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         else:
             config = config_class.from_dict({**translated, "model_type": family.model_type})
@@ -253,13 +253,18 @@ def _sides(files: SentenceTransformersFiles, spec: ModelSpec, document_length: i
 
 
 def _longest(
-    spec: ModelSpec, config: Any, files: SentenceTransformersFiles, usual: int | None, asked: int | None
+    family: Family,
+    spec: ModelSpec,
+    config: Any,
+    files: SentenceTransformersFiles,
+    usual: int | None,
+    asked: int | None,
 ) -> int:
     """Relative and rotary positions reach as far as the config says; a table of positions has no more rows.
 
     ``usual`` is what the config or the tokenizer's files give a text if nothing else is said.
     """
-    table = spec.embeddings.max_positions or config.max_position_embeddings
+    table = spec.embeddings.max_positions or _position_limit(family, config)
     if asked is not None and asked > table:
         raise CheckpointError(
             f"max_seq_len {asked} is beyond the {table} positions of the checkpoint: choose at most that."
@@ -269,3 +274,16 @@ def _longest(
     # PyLate's max_seq_length is what its last call has left there: its code sets it by the lengths of the two sides.
     lengths = [side.length for side in files.sides.values() if side.length is not None]
     return asked or min(table, max(files.max_seq_length or usual or table, *lengths, 0))
+
+
+def _position_limit(family: Family, config: Any) -> int:
+    """The longest text of a model without a position table. Raises CheckpointError where config.json must say it."""
+    if not family.position_limit:
+        return UNLIMITED
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int):
+        raise CheckpointError(
+            f"config.json has max_position_embeddings = {limit!r}; bei's {family.model_type} family reads from it how "
+            "long a text may be: set it to the number of tokens the model was trained with."
+        )
+    return limit

@@ -13,7 +13,8 @@ import numpy as np
 from bei.errors import WeightsError
 from bei_build.families.base import AS_STORED, Family
 from bei_build.graph.writer import FloatArray
-from bei_build.spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec, Shape
+from bei_build.spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec
+from bei_build.weight_shapes import Shape
 from bei_build.weights import TensorStore, open_file, open_weights
 
 # What a quantized checkpoint stores in place of a matrix, or beside it.
@@ -121,15 +122,21 @@ class ModelWeights:
         }
         chosen = {name: self._names.of(name, stored) for name in shapes}
         wanted: Shapes = {}
+        taken: dict[tuple[str, str], int] = {}  # rows of a tensor that one layer has read so far
         for name in self._names.in_table_order(shapes):
             tensor, shape = chosen[name], shapes[name]
             if name in self._rows:  # of how many rows the table is does not matter
                 shape = (stored.get(tensor, shape)[0], shape[1])
             if name == "embeddings.position.weight":
                 shape = (shape[0] + self._spec.embeddings.position_offset, shape[1])
-            start = wanted[tensor][0] if tensor in wanted and self._is_joined(name) else 0
-            self._sources[name] = _Source(store, tensor, start, start + shape[0] if self._is_joined(name) else None)
-            wanted[tensor] = (start + shape[0], *shape[1:])
+            if layer := _layer_of(name):  # parts of one layer may be joined in a tensor; a table is one tensor
+                start = taken.get((tensor, layer), 0)
+                taken[tensor, layer] = start + shape[0]
+                self._sources[name] = _Source(store, tensor, start, start + shape[0])
+                shape = (start + shape[0], *shape[1:])
+            else:
+                self._sources[name] = _Source(store, tensor)
+            wanted[tensor] = shape
         for head in self._spec.heads:
             self._check_labels(head, chosen, shapes, stored)
         _compare(wanted, {name: shape for name, shape in stored.items() if name in wanted or self._names.is_read(name)})
@@ -148,10 +155,6 @@ class ModelWeights:
                 f'2 where it says nothing; a reward model has 1): write "num_labels": {found[0]} into config.json, or '
                 "an id2label of as many names."
             )
-
-    def _is_joined(self, name: str) -> bool:
-        """Whether the tensor of ``name`` may hold several of ours: parts of a layer can, a tied table is one tensor."""
-        return name.startswith("layers.")
 
     def _map_modules(self, modules: Mapping[str, SideModule]) -> None:
         shapes = dict(self._spec.head_weights())
@@ -264,6 +267,12 @@ def with_stored_widths(heads: tuple[HeadSpec, ...], family: Family, folder: Path
         return replace(layer, out_features=stored_shape(f"{layer.name}.weight", family, folder)[0])
 
     return tuple(replace(head, token_layers=tuple(resolved(layer) for layer in head.token_layers)) for head in heads)
+
+
+def _layer_of(name: str) -> str:
+    """The layer that ``name`` belongs to (``layers.3``), empty outside of the layers."""
+    found = re.match(r"layers\.\d+", name)
+    return found[0] if found else ""
 
 
 def _template(module: str) -> str:

@@ -286,7 +286,7 @@ def _verify(
     engine = open_engine(root / ENGINE_DIR, manifest)
     try:
         reference: Reference
-        is_known = checkpoint.family.in_transformers
+        is_known = checkpoint.family.reference_class is not None
         if config.reference == "hf" or (config.reference == "auto" and is_known and hf.is_available()):
             if not is_known:
                 raise ConfigError(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bei.core import Encoding, Float32Array
+from bei.errors import VerificationError
 from bei_build.checkpoint import Checkpoint
 from bei_build.model_weights import ModelWeights
 from bei_build.spec import Activation, ActivationSpec, DenseSpec, HeadLayer, HeadSpec, NormLayerSpec, NormSpec, Pooling
@@ -36,7 +37,6 @@ class HFReference:
         # MiniLM took 15 to 35 s to verify instead of 3. Torch reads this once, when it is first imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         import torch
-        from transformers import AutoModel
         from transformers.utils import logging
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -49,9 +49,7 @@ class HFReference:
         # over padding.
         windows = any(layer.attention.window is not None for layer in checkpoint.spec.layers)
         implementation = "sdpa" if checkpoint.spec.partial_keys and windows else "eager"
-        self._model = AutoModel.from_pretrained(
-            checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
-        ).eval()
+        self._model = _load_model(checkpoint, implementation)
         # Decoders made bidirectional by their authors' own code: transformers would mask what comes later.
         own_mask = bool(getattr(checkpoint.config, "use_bidirectional_attention", False))
         is_decoder = "score" in checkpoint.family.weights
@@ -80,7 +78,10 @@ class HFReference:
             inputs["attention_mask"] = hidden[:, None, None].expand(1, 1, ids.shape[1], -1)
         if encoding.token_type_ids is not None and self._spec.embeddings.type_vocab_size > 1:
             inputs["token_type_ids"] = torch.from_numpy(encoding.token_type_ids.astype(np.int64))[None]
-        return self._model(**inputs).last_hidden_state[0]
+        try:
+            return self._model(**inputs).last_hidden_state[0]
+        except Exception as error:  # whatever the model's code raises
+            raise _unusable(f"transformers' {type(self._model).__name__} failed on a text", error) from error
 
     def _head(self, states: Any, head: HeadSpec) -> Any:
         for layer in head.token_layers:
@@ -135,3 +136,27 @@ class HFReference:
             "gelu_tanh": lambda v: functional.gelu(v, approximate="tanh"),
             "log1p_relu": lambda v: torch.log1p(functional.relu(v)),
         }[activation](states)
+
+
+def _load_model(checkpoint: Checkpoint, implementation: str) -> Any:
+    """The family's reference class with the checkpoint's weights, in FP32. Raises VerificationError."""
+    import torch
+    import transformers
+
+    name = checkpoint.family.reference_class
+    assert name is not None, "the caller asks only for families that have a reference"
+    try:
+        model = getattr(transformers, name).from_pretrained(
+            checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
+        )
+    except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
+        raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error
+    return model.eval()
+
+
+def _unusable(what: str, error: Exception) -> VerificationError:
+    reason = next(iter(str(error).splitlines()), "")  # what follows lists all classes that there are
+    return VerificationError(
+        f"{what} ({type(error).__name__}: {reason}). Build with --reference engine to verify with bei's own FP32 "
+        "engine instead. If transformers has another class for this model, its family must name it as reference_class."
+    )

@@ -11,14 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from bei_build.weight_shapes import (
+    Shape,
+    embedding_weights,
+    layer_weights,
+    linear_weights,
+    norm_weights,
+    shared_attention_weights,
+)
+
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 # What a head gives: one row a sequence, or (the last three) one row a token.
 Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights"]
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -171,17 +178,28 @@ class LayerSpec:
     """Attention then MLP, each with a residual sum.
 
     Where the norms are: ``post``, behind the sum (BERT); ``pre``, in front of attention and MLP (Llama); ``both``, in
-    front of them and behind them, inside the sum (Gemma 2). Without ``attention_norm`` the one in front of the
-    attention is missing (ModernBERT's first layer). ``second_attention_norm``: what comes out of attention, sum and
-    norm is added to the layer's input once more, and normalized (JinaBERT's model for code).
+    front of them and behind them, inside the sum (Gemma 2); ``output``, behind them only, inside the sum (OLMo 2).
+    Without ``attention_norm`` the one in front of the attention is missing (ModernBERT's first layer).
+    ``second_attention_norm``: what comes out of attention, sum and norm is added to the layer's input once more, and
+    normalized (JinaBERT's model for code).
     """
 
     attention: AttentionSpec
     mlp: MLPSpec
     norm: NormSpec
-    placement: Literal["post", "pre", "both"] = "post"
+    placement: Literal["post", "pre", "both", "output"] = "post"
     attention_norm: bool = True
     second_attention_norm: bool = False
+
+    @property
+    def norms_input(self) -> bool:
+        """Whether attention and MLP have norms in front of them."""
+        return self.placement in ("pre", "both")
+
+    @property
+    def norms_output(self) -> bool:
+        """Whether attention and MLP have norms behind them, inside the sum."""
+        return self.placement in ("both", "output")
 
 
 @dataclass(frozen=True)
@@ -246,9 +264,9 @@ class HeadSpec:
         """Name and shape of every weight."""
         for layer in (*self.token_layers, *self.layers):
             if isinstance(layer, DenseSpec):
-                yield from _linear(layer.name, layer.out_features, layer.in_features, layer.bias)
+                yield from linear_weights(layer.name, layer.out_features, layer.in_features, layer.bias)
             elif isinstance(layer, NormLayerSpec):
-                yield from _norm(layer.name, layer.norm, layer.width)
+                yield from norm_weights(layer.name, layer.norm, layer.width)
 
 
 @dataclass(frozen=True)
@@ -258,6 +276,9 @@ class ModelSpec:
     ``final_norm`` is behind the last layer (pre-norm models). ``partial_keys``: sequences may end in tokens that no
     token looks at (ColBERT's query expansion). ``architecture`` and ``family`` are for people. Tokens ``unpooled_id``
     are left out of means; a sequence of nothing else has a mean of zeros.
+
+    ``weights_of``: layers share weights (ALBERT). Layer i reads the weights called ``layers.{weights_of[i]}``. None:
+    each layer has its own.
     """
 
     family: str
@@ -269,6 +290,7 @@ class ModelSpec:
     heads: tuple[HeadSpec, ...] = (HeadSpec("embedding", ("mean",)),)
     unpooled_id: int | None = None
     partial_keys: bool = False
+    weights_of: tuple[int, ...] | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
@@ -286,13 +308,14 @@ class ModelSpec:
 
     def backbone_weights(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every weight of the transformer (position table without its unused rows)."""
-        yield from _embedding_weights(self.embeddings, self.hidden_size)
+        yield from embedding_weights(self.embeddings, self.hidden_size)
         if self.layers:
-            yield from _shared_attention_weights(self.layers[0].attention, self.hidden_size)
-        for index, layer in enumerate(self.layers):
-            yield from _layer_weights(f"layers.{index}", layer, self.hidden_size)
+            yield from shared_attention_weights(self.layers[0].attention, self.hidden_size)
+        # Of layers that share their weights one is enough.
+        for index, layer in dict(zip(self.weights_of or range(len(self.layers)), self.layers, strict=True)).items():
+            yield from layer_weights(f"layers.{index}", layer, self.hidden_size)
         if self.final_norm:
-            yield from _norm("final_norm", self.final_norm, self.hidden_size)
+            yield from norm_weights("final_norm", self.final_norm, self.hidden_size)
 
     def head_weights(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every weight of the heads."""
@@ -300,9 +323,16 @@ class ModelSpec:
             yield from head.weights()
 
     def weights(self) -> Iterator[tuple[str, Shape]]:
-        """Name and shape of every weight."""
+        """Name and shape of every weight, shared ones once."""
         yield from self.backbone_weights()
         yield from self.head_weights()
+
+    def weight_read_as(self, name: str) -> str:
+        """The name in ``weights()`` of what a layer reads as ``name``."""
+        if self.weights_of is None or not name.startswith("layers."):
+            return name
+        _, index, rest = name.split(".", 2)
+        return f"layers.{self.weights_of[int(index)]}.{rest}"
 
 
 def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
@@ -310,85 +340,3 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
         if isinstance(layer, DenseSpec):
             width = layer.out_features
     return width
-
-
-def _embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    width = embeddings.width or hidden
-    yield "embeddings.word.weight", (embeddings.vocab_size, width)
-    if embeddings.max_positions:
-        yield "embeddings.position.weight", (embeddings.max_positions, width)
-    if embeddings.type_vocab_size:
-        yield "embeddings.type.weight", (embeddings.type_vocab_size, width)
-    if embeddings.norm:
-        yield from _norm("embeddings.norm", embeddings.norm, width)
-    if embeddings.width:
-        yield from _linear("embeddings.projection", hidden, width, bias=True)
-
-
-def _shared_attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    """The tables of relative positions, which all layers share."""
-    if attention.relative_bias:
-        yield "relative_bias.weight", (attention.relative_bias.num_buckets, attention.num_heads)
-    if attention.disentangled:
-        yield "relative_positions.weight", (2 * attention.disentangled.span, hidden)
-        if attention.disentangled.norm:
-            yield from _norm("relative_positions_norm", attention.disentangled.norm, hidden)
-
-
-def _layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    yield from _attention_weights(f"{prefix}.attention", layer.attention, hidden)
-    if layer.attention_norm:
-        yield from _norm(f"{prefix}.attention_norm", layer.norm, hidden)
-    if layer.placement == "both":
-        yield from _norm(f"{prefix}.attention_post_norm", layer.norm, hidden)
-    if layer.second_attention_norm:
-        yield from _norm(f"{prefix}.second_attention_norm", layer.norm, hidden)
-    yield from _mlp_weights(f"{prefix}.mlp", layer.mlp, hidden)
-    yield from _norm(f"{prefix}.mlp_norm", layer.norm, hidden)
-    if layer.placement == "both":
-        yield from _norm(f"{prefix}.mlp_post_norm", layer.norm, hidden)
-
-
-def _mlp_weights(prefix: str, mlp: MLPSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    inner = mlp.intermediate_size
-    if mlp.experts:
-        yield from _linear(f"{prefix}.router", mlp.experts.count, hidden, bias=False)
-        yield from _linear(f"{prefix}.experts.up", mlp.experts.count * inner, hidden, bias=False)
-        yield from _linear(f"{prefix}.experts.down", mlp.experts.count * inner, hidden, bias=False)
-        if mlp.down_bias:
-            yield f"{prefix}.experts.bias", (hidden,)
-        return
-    if mlp.gated:
-        yield from _linear(f"{prefix}.gate", inner, hidden, mlp.bias)
-    yield from _linear(f"{prefix}.up", inner, hidden, mlp.bias)
-    yield from _linear(f"{prefix}.down", hidden, inner, mlp.down_bias)
-
-
-def _attention_weights(prefix: str, attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    yield from _linear(f"{prefix}.query", attention.width, hidden, attention.bias)
-    for name in ("key", "value"):
-        yield from _linear(f"{prefix}.{name}", attention.kv_width, hidden, attention.bias)
-    if attention.qk_norm:
-        for name, width in (("query_norm", attention.width), ("key_norm", attention.kv_width)):
-            yield from _norm(
-                f"{prefix}.{name}", attention.qk_norm, width if attention.qk_norm_joint else attention.head_dim
-            )
-    yield from _linear(f"{prefix}.output", hidden, attention.width, attention.output_bias)
-    positions = attention.disentangled
-    if positions and not positions.share_keys:
-        if positions.content_to_position:
-            yield from _linear(f"{prefix}.position_key", attention.width, hidden, bias=True)
-        if positions.position_to_content:
-            yield from _linear(f"{prefix}.position_query", attention.width, hidden, bias=True)
-
-
-def _linear(name: str, out_features: int, in_features: int, bias: bool) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (out_features, in_features)
-    if bias:
-        yield f"{name}.bias", (out_features,)
-
-
-def _norm(name: str, norm: NormSpec, width: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (width,)
-    if norm.kind == "layer" and norm.bias:
-        yield f"{name}.bias", (width,)

@@ -174,6 +174,7 @@ SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
         "offset of norms",
         lambda spec: replace(spec, final_norm=replace(spec.final_norm, offset=0.0) if spec.final_norm else None),
     ),
+    ("AlbertModel", "groups of layers", lambda spec: replace(spec, weights_of=(0, 1, 1))),
     ("ModernBertModel", "final norm", lambda spec: replace(spec, final_norm=None)),
     (
         "BertModel",
@@ -245,6 +246,13 @@ def test_every_case_has_a_row_in_the_document() -> None:
         missing = [case.name for case in cases if row_start(case) not in table]
         assert not missing, f"measure them: python -m tests.model_matrix ({table.splitlines()[0]})"
         assert table.count("\n| ") == len(cases) + 1  # and none of a case that is gone
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: next(iter(family.architectures)))
+def test_every_class_of_a_family_is_in_the_document(family: Family) -> None:
+    document = DOCUMENT.read_text()
+    missing = [name for name in family.architectures if f"`{name}`" not in document]
+    assert not missing, "add a case to tests.zoo for each and measure it: python -m tests.model_matrix --missing"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: next(iter(family.architectures)))

@@ -12,6 +12,7 @@ from typing import Any
 
 from bei.errors import UnsupportedArchitectureError
 from bei_build.families import (
+    albert,
     bert,
     deberta,
     distilbert,
@@ -40,6 +41,7 @@ FAMILIES: tuple[Family, ...] = (
     distilbert.FAMILY,
     mpnet.FAMILY,
     electra.FAMILY,
+    albert.FAMILY,
     deberta.FAMILY,
     modernbert.FAMILY,
     eurobert.FAMILY,

@@ -32,7 +32,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 # From an HF config to the heads of one architecture.
 HeadsOf: TypeAlias = Callable[[Any], tuple[HeadSpec, ...]]
 
-# ``max_position_embeddings`` where nothing in the model limits a text.
+# The longest text of a model without a position limit.
 UNLIMITED = 1_000_000
 
 # ``out_features`` of a layer whose width the config does not say: as many as its stored matrix has rows.
@@ -49,9 +49,16 @@ class Family:
 
     ``weights`` maps our module names to the checkpoint's; ``{i}`` is the layer index; ``.weight`` and ``.bias`` are
     appended on both sides, unless our name ends so already. A tuple lists alternatives, the first one there counts.
-    Several of our names may share one tensor: then they are its rows, in the order of the table. ``prefix`` is what
-    task classes put before the names of their base model. ``unused`` are the beginnings of tensor names (without
-    prefix) that may be left aside. Without a class ``in_transformers`` there is nothing there to verify engines with.
+    Several names of one layer may have the same tensor: then they are its rows, in the order of the table. Several
+    layers may have the same tensor too: each reads all of it. ``prefix`` is what task classes put before the names of
+    their base model. ``unused`` are the beginnings of tensor names (without prefix) that may be left aside.
+
+    ``reference_class`` names the transformers class that engines are verified with: it loads the checkpoint's backbone
+    and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
+    decoder too). None: transformers has no such class, and engines are verified with bei's own FP32 engine.
+    ``position_limit``: the config's ``max_position_embeddings`` (or the position table) says how long a text may be.
+    Without one nothing in the model limits a text.
+
     ``variant`` gives the family that reads a config.json in this one's place, if one does: remote code can have several
     models under one name.
 
@@ -75,7 +82,8 @@ class Family:
     remote_classes: tuple[str, ...] = ()
     attention_keys: tuple[str, ...] = ()
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    in_transformers: bool = True
+    reference_class: str | None = "AutoModel"
+    position_limit: bool = True
     special_tokens: bool = True
     pools_unknown: bool = True
     stored_sizes: bool = False

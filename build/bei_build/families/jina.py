@@ -86,7 +86,7 @@ FAMILY = Family(
     },
     unused=("pooler.", "cls.", "embeddings.position_ids"),
     spec_from_config=_spec_from_config,
-    in_transformers=False,
+    reference_class=None,
     remote_classes=("JinaBert",),
     variant=_variant,
 )

@@ -194,5 +194,5 @@ ORIGINAL_FAMILY = replace(
         "layers.{i}.mlp.experts.bias": "encoder.layers.{i}.mlp.experts.bias",
     },
     spec_from_config=_original_spec,
-    in_transformers=False,
+    reference_class=None,
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.base import UNLIMITED, Family, embedder
+from bei_build.families.base import Family, embedder
 from bei_build.spec import EmbeddingsSpec, ModelSpec
 
 _MODEL2VEC_LENGTH = 512  # what model2vec reads of a text by default
@@ -39,11 +39,7 @@ def _from_model2vec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     normalize = raw.get("normalize") or False  # as model2vec takes null
     if type(normalize) is not bool:
         raise CheckpointError(f"config.json has normalize = {normalize!r}: correct it to true or false.")
-    return {**raw, "max_position_embeddings": UNLIMITED, "usual_length": length, "unit_length": normalize}
-
-
-def _from_sentence_transformers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**raw, "max_position_embeddings": UNLIMITED}
+    return {**raw, "usual_length": length, "unit_length": normalize}
 
 
 MODEL2VEC_FAMILY = Family(
@@ -54,7 +50,8 @@ MODEL2VEC_FAMILY = Family(
     unused=(),
     spec_from_config=_spec_from_config,
     translate=_from_model2vec,
-    in_transformers=False,
+    reference_class=None,
+    position_limit=False,
     special_tokens=False,
     pools_unknown=False,
     stored_sizes=True,
@@ -63,6 +60,6 @@ SENTENCE_TRANSFORMERS_FAMILY = replace(
     MODEL2VEC_FAMILY,
     model_type="static_embedding",  # a name of ours: it has no config.json
     architectures={"StaticEmbedding": embedder},
-    translate=_from_sentence_transformers,
+    translate=None,
     pools_unknown=True,
 )

@@ -47,14 +47,14 @@ def write_graph(
 class _TransformerEmitter:
     def __init__(self, graph: GraphWriter, read: Read, spec: ModelSpec, core: AttentionCore, max_seq_len: int) -> None:
         self._graph = graph
-        self._read = read
+        self._read: Read = lambda name: read(spec.weight_read_as(name))
         self._spec = spec
         self._max_seq_len = max_seq_len
         self._input_ids = graph.input("input_ids", DType.INT32, ["T"])
         if spec.layers:  # else nothing would read the indices that it declares
             self._attention = PaddedAttention(graph, core, spec.layers, max_seq_len, partial_keys=spec.partial_keys)
         # TensorRT wants shapes that do not depend on values.
-        self._experts = ExpertsEmitter(graph, read, on_all_tokens=core is AttentionCore.TRT_ATTENTION)
+        self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=core is AttentionCore.TRT_ATTENTION)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 
@@ -75,13 +75,13 @@ class _TransformerEmitter:
         entering = hidden
         for part in ("attention", "mlp"):
             norm = f"{name}.{part}_norm"
-            before = spec.placement in ("pre", "both") and (part == "mlp" or spec.attention_norm)
+            before = spec.norms_input and (part == "mlp" or spec.attention_norm)
             value = self.norm(hidden, spec.norm, norm) if before else hidden
             if part == "attention":
                 value = self._attend(value, spec.attention, f"{name}.attention")
             else:
                 value = self._mlp(value, spec.mlp, f"{name}.mlp")
-            if spec.placement == "both":
+            if spec.norms_output:
                 value = self.norm(value, spec.norm, f"{name}.{part}_post_norm")
             hidden = self._graph.op("Add", [value, hidden], f"{name}.{part}_residual")
             if spec.placement == "post":

@@ -1,0 +1,98 @@
+"""Names and shapes of the weights that each part of a spec reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+def embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    """The tables in front of the layers."""
+    width = embeddings.width or hidden
+    yield "embeddings.word.weight", (embeddings.vocab_size, width)
+    if embeddings.max_positions:
+        yield "embeddings.position.weight", (embeddings.max_positions, width)
+    if embeddings.type_vocab_size:
+        yield "embeddings.type.weight", (embeddings.type_vocab_size, width)
+    if embeddings.norm:
+        yield from norm_weights("embeddings.norm", embeddings.norm, width)
+    if embeddings.width:
+        yield from linear_weights("embeddings.projection", hidden, width, bias=True)
+
+
+def shared_attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    """The tables of relative positions, which all layers share."""
+    if attention.relative_bias:
+        yield "relative_bias.weight", (attention.relative_bias.num_buckets, attention.num_heads)
+    if attention.disentangled:
+        yield "relative_positions.weight", (2 * attention.disentangled.span, hidden)
+        if attention.disentangled.norm:
+            yield from norm_weights("relative_positions_norm", attention.disentangled.norm, hidden)
+
+
+def layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    """One layer, whose names begin with ``prefix``."""
+    yield from _attention_weights(f"{prefix}.attention", layer.attention, hidden)
+    if layer.attention_norm and layer.placement != "output":
+        yield from norm_weights(f"{prefix}.attention_norm", layer.norm, hidden)
+    if layer.norms_output:
+        yield from norm_weights(f"{prefix}.attention_post_norm", layer.norm, hidden)
+    if layer.second_attention_norm:
+        yield from norm_weights(f"{prefix}.second_attention_norm", layer.norm, hidden)
+    yield from _mlp_weights(f"{prefix}.mlp", layer.mlp, hidden)
+    if layer.placement != "output":
+        yield from norm_weights(f"{prefix}.mlp_norm", layer.norm, hidden)
+    if layer.norms_output:
+        yield from norm_weights(f"{prefix}.mlp_post_norm", layer.norm, hidden)
+
+
+def _mlp_weights(prefix: str, mlp: MLPSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    inner = mlp.intermediate_size
+    if mlp.experts:
+        yield from linear_weights(f"{prefix}.router", mlp.experts.count, hidden, bias=False)
+        yield from linear_weights(f"{prefix}.experts.up", mlp.experts.count * inner, hidden, bias=False)
+        yield from linear_weights(f"{prefix}.experts.down", mlp.experts.count * inner, hidden, bias=False)
+        if mlp.down_bias:
+            yield f"{prefix}.experts.bias", (hidden,)
+        return
+    if mlp.gated:
+        yield from linear_weights(f"{prefix}.gate", inner, hidden, mlp.bias)
+    yield from linear_weights(f"{prefix}.up", inner, hidden, mlp.bias)
+    yield from linear_weights(f"{prefix}.down", hidden, inner, mlp.down_bias)
+
+
+def _attention_weights(prefix: str, attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    yield from linear_weights(f"{prefix}.query", attention.width, hidden, attention.bias)
+    for name in ("key", "value"):
+        yield from linear_weights(f"{prefix}.{name}", attention.kv_width, hidden, attention.bias)
+    if attention.qk_norm:
+        for name, width in (("query_norm", attention.width), ("key_norm", attention.kv_width)):
+            yield from norm_weights(
+                f"{prefix}.{name}", attention.qk_norm, width if attention.qk_norm_joint else attention.head_dim
+            )
+    yield from linear_weights(f"{prefix}.output", hidden, attention.width, attention.output_bias)
+    positions = attention.disentangled
+    if positions and not positions.share_keys:
+        if positions.content_to_position:
+            yield from linear_weights(f"{prefix}.position_key", attention.width, hidden, bias=True)
+        if positions.position_to_content:
+            yield from linear_weights(f"{prefix}.position_query", attention.width, hidden, bias=True)
+
+
+def linear_weights(name: str, out_features: int, in_features: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    """A linear layer."""
+    yield f"{name}.weight", (out_features, in_features)
+    if bias:
+        yield f"{name}.bias", (out_features,)
+
+
+def norm_weights(name: str, norm: NormSpec, width: int) -> Iterator[tuple[str, Shape]]:
+    """A norm of ``width``."""
+    yield f"{name}.weight", (width,)
+    if norm.kind == "layer" and norm.bias:
+        yield f"{name}.bias", (width,)
