@@ -263,6 +263,7 @@ CASES: tuple[Case, ...] = (
         bpe_tokenizer,
         note="partial rotation and window",
     ),
+    *_of("OLMo 2", "Olmo2", {**_NO_HEAD_DIM, "attention_bias": True}, _DECODERS, bpe_tokenizer),
     *_of("Gemma", "Gemma", {**_DECODER, "attention_bias": True}, _DECODERS, bpe_tokenizer),
     *_of("Gemma 2", "Gemma2", _GEMMA2, _DECODERS, bpe_tokenizer),
     Case("Gemma 2", "Gemma2Model", {**_GEMMA2, "attn_logit_softcapping": None}, bpe_tokenizer, note="no soft cap"),

@@ -158,6 +158,7 @@ ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
         with_rope(lambda rope: RopeSpec(rope.inv_freq + rope.inv_freq)),
     ),
     ("Phi3Model-partial_rotation_and_window", "window", lambda attention: replace(attention, window=None)),
+    ("Olmo2Model", "norms of query and key", lambda attention: replace(attention, qk_norm=None)),
     ("Gemma2Model", "soft cap", lambda attention: replace(attention, softcap=None)),
     ("Gemma2Model", "window", lambda attention: replace(attention, window=None)),
     ("Gemma2Model", "score scale", lambda attention: replace(attention, scale=attention.head_dim**-0.5)),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bei_build.families.base import Family, HeadsOf, activation_named
+from bei.errors import CheckpointError
+from bei_build.families.base import Family, HeadsOf, activation_named, require
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import (
     AttentionSpec,
@@ -49,6 +50,7 @@ def decoder_spec(
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: NormSpec | None = None,
+    qk_norm_joint: bool = False,
     causal: bool | None = None,
 ) -> ModelSpec:
     """The spec of a Llama-shaped config. ``bias`` is that of query, key and value; ``causal`` None: see below."""
@@ -69,6 +71,7 @@ def decoder_spec(
             window=window(config, layer_type),
             rope=rope,
             qk_norm=qk_norm,
+            qk_norm_joint=qk_norm_joint,
         )
         activation = activation_named(config.hidden_act)
         mlp = MLPSpec(config.intermediate_size, activation, gated=True, bias=mlp_bias, down_bias=mlp_bias)
@@ -82,6 +85,16 @@ def decoder_spec(
         layers=tuple(layer(layer_type) for layer_type in layer_types),
         final_norm=rms(config),
     )
+
+
+def require_full_attention(config: Any) -> None:
+    """Refuse a window and a partial rotation: ``decoder_spec`` reads them, some classes of transformers ignore them."""
+    require(config, "sliding_window", None)
+    config.standardize_rope_params()
+    if (share := config.rope_parameters.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise CheckpointError(
+            f"config.json has partial_rotary_factor = {share!r}; bei's {config.model_type} family supports only 1.0."
+        )
 
 
 def rms(config: Any, offset: float = 0.0) -> NormSpec:
