@@ -116,6 +116,15 @@ _DECODER = {
 _NO_HEAD_DIM = {key: value for key, value in _DECODER.items() if key != "head_dim"}
 _WINDOWED = {**_DECODER, "sliding_window": WINDOW}
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+_GRANITE = {
+    **_DECODER,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.0,
+}
 _GEMMA2 = {**_WINDOWED, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0, "attention_bias": True}
 _GEMMA3 = {**_WINDOWED, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2}
 
@@ -264,6 +273,7 @@ CASES: tuple[Case, ...] = (
         note="partial rotation and window",
     ),
     *_of("OLMo 2", "Olmo2", {**_NO_HEAD_DIM, "attention_bias": True}, _DECODERS, bpe_tokenizer),
+    *_of("Granite", "Granite", _GRANITE, _DECODERS[:2], bpe_tokenizer),
     *_of("Gemma", "Gemma", {**_DECODER, "attention_bias": True}, _DECODERS, bpe_tokenizer),
     *_of("Gemma 2", "Gemma2", _GEMMA2, _DECODERS, bpe_tokenizer),
     Case("Gemma 2", "Gemma2Model", {**_GEMMA2, "attn_logit_softcapping": None}, bpe_tokenizer, note="no soft cap"),

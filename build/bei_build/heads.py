@@ -173,12 +173,12 @@ def _all_heads(
     """What the user says comes first, then the files, then ``own``, what the class says."""
     if choice.score_tokens:
         _require_token_scores(family, config)
-        return (_token_score(config, _ids_of(choice.score_tokens, tokenizer)),)
+        return (_token_score(family, config, _ids_of(choice.score_tokens, tokenizer)),)
     if choice.pooling or choice.task == "embed" or (files.pooling and choice.task == "auto"):
         return (_embedding(own, files, choice.pooling), *_token_heads(config, files, choice.task))
     if files.score_ids:
         _require_token_scores(family, config)
-        return (_token_score(config, files.score_ids),)
+        return (_token_score(family, config, files.score_ids),)
     if files.per_token:
         return (HeadSpec("token_embedding", token_layers=files.tail),)
     if files.sparse:
@@ -230,17 +230,17 @@ def _require_token_scores(family: Family, config: Any) -> None:
         )
 
 
-def _token_score(config: Any, ids: tuple[int, ...]) -> HeadSpec:
+def _token_score(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec:
     """The score of the last of one or two tokens, at the last position; of two, less that of the first, so that its
     sigmoid is the share of "yes". One row of a matrix, unless a soft cap bends each score before they are compared.
     """
     signs = (1.0, -1.0)[: len(ids)]
-    cap = _score_cap(config)
+    cap, factor = _score_cap(config), family.score_factor(config) if family.score_factor else 1.0
     if cap is None:
-        row = tuple(zip(ids[::-1], signs, strict=True))
+        row = tuple((index, sign * factor) for index, sign in zip(ids[::-1], signs, strict=True))
         layer = DenseSpec("lm_head", config.hidden_size, 1, bias=False, rows=(row,))
         return HeadSpec("logits", ("last",), layers=(layer,))
-    rows = tuple(((index, 1.0 / cap),) for index in ids[::-1])
+    rows = tuple(((index, factor / cap),) for index in ids[::-1])
     factors = tuple(sign * cap for sign in signs)
     capped = DenseSpec("lm_head", config.hidden_size, len(ids), bias=False, activation="tanh", rows=rows)
     compared = DenseSpec("lm_head.compared", len(ids), 1, bias=False, factors=factors)

@@ -181,7 +181,8 @@ class LayerSpec:
     front of them and behind them, inside the sum (Gemma 2); ``output``, behind them only, inside the sum (OLMo 2).
     Without ``attention_norm`` the one in front of the attention is missing (ModernBERT's first layer).
     ``second_attention_norm``: what comes out of attention, sum and norm is added to the layer's input once more, and
-    normalized (JinaBERT's model for code).
+    normalized (JinaBERT's model for code). ``residual_scale`` multiplies what attention and MLP add to the sum
+    (Granite).
     """
 
     attention: AttentionSpec
@@ -190,6 +191,7 @@ class LayerSpec:
     placement: Literal["post", "pre", "both", "output"] = "post"
     attention_norm: bool = True
     second_attention_norm: bool = False
+    residual_scale: float = 1.0
 
     @property
     def norms_input(self) -> bool:

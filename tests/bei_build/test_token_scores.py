@@ -28,7 +28,9 @@ def test_tied_language_models_score_tokens_by_their_embeddings(
     assert_scores_are_those_of_transformers(folder, tokens, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM"])
+@pytest.mark.parametrize(
+    "name", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM", "GraniteForCausalLM"]
+)
 def test_language_models_score_tokens_by_their_last_matrix(name: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "untied", name)
     assert "lm_head.weight" in read_tensors(folder)

@@ -66,6 +66,8 @@ class Family:
     this family does. ``attention_keys``: where config.json has one of them, true or false, it says which tokens see
     each other, and that is all that code under this family's native names is taken to change (``remote_code``).
 
+    ``score_factor``: a language model multiplies its scores of tokens by this number of the config.
+
     Unless ``special_tokens`` nothing is put around texts. Unless ``pools_unknown`` the token of what is in no
     vocabulary is left out of means. ``stored_sizes``: no config says how many rows and columns the table of words has.
     A config may have two keys of ours, from ``translate``: ``usual_length``, the tokens of a text that are read if
@@ -84,6 +86,7 @@ class Family:
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     reference_class: str | None = "AutoModel"
     position_limit: bool = True
+    score_factor: Callable[[Any], float] | None = None
     special_tokens: bool = True
     pools_unknown: bool = True
     stored_sizes: bool = False

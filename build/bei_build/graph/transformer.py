@@ -62,8 +62,7 @@ class _TransformerEmitter:
         graph, spec, name = self._graph, self._spec.embeddings, "embeddings"
         total = graph.lookup(self._table(f"{name}.word"), self._input_ids, f"{name}.words")
         if spec.scale != 1.0:
-            scale = graph.constant(spec.scale, graph.types.compute.numpy)
-            total = graph.op("Mul", [total, scale], f"{name}.scaled")
+            total = self._scaled(total, spec.scale, f"{name}.scaled")
         for index, part in enumerate(self._position_and_type_rows()):
             total = graph.op("Add", [total, part], f"{name}.sum.{index}")
         if spec.norm:
@@ -83,6 +82,8 @@ class _TransformerEmitter:
                 value = self._mlp(value, spec.mlp, f"{name}.mlp")
             if spec.norms_output:
                 value = self.norm(value, spec.norm, f"{name}.{part}_post_norm")
+            if spec.residual_scale != 1.0:
+                value = self._scaled(value, spec.residual_scale, f"{name}.{part}_scaled")
             hidden = self._graph.op("Add", [value, hidden], f"{name}.{part}_residual")
             if spec.placement == "post":
                 hidden = self.norm(hidden, spec.norm, norm)
@@ -194,6 +195,9 @@ class _TransformerEmitter:
         matrix = self._graph.matrix(f"{name}.weight", self._read(f"{name}.weight"))
         offset = self._graph.vector(f"{name}.bias", self._read(f"{name}.bias")) if bias else None
         return self._graph.linear(value, matrix, offset, name)
+
+    def _scaled(self, value: str, factor: float, name: str) -> str:
+        return self._graph.op("Mul", [value, self._graph.constant(factor, self._graph.types.compute.numpy)], name)
 
     def _position_ids(self) -> str:
         return self._graph.input("position_ids", DType.INT32, ["T"])

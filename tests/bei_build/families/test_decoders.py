@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bei.errors import CheckpointError
-from tests.bei_build.reading import refused, saved
+from tests.bei_build.reading import read, refused, saved
 from tests.checkpoints import change_config
 
 
-@pytest.mark.parametrize("name", ["Olmo2Model"])
+@pytest.mark.parametrize("name", ["Olmo2Model", "GraniteModel"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -30,3 +30,16 @@ def test_what_the_class_ignores_or_computes_otherwise_is_refused(
     name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     refused(change_config(saved(tmp_path, name), **changes), CheckpointError, message)
+
+
+@pytest.mark.parametrize("key", ["embedding_multiplier", "attention_multiplier", "residual_multiplier"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_factor_of_granite_must_be_above_zero(key: str, value: float, tmp_path: Path) -> None:
+    folder = change_config(saved(tmp_path, "GraniteModel"), **{key: value})
+    refused(folder, CheckpointError, f"config.json has {key} = {value}: it must be a number above 0")
+
+
+def test_the_divisor_of_token_scores_must_be_above_zero(tmp_path: Path) -> None:
+    folder = change_config(saved(tmp_path, "GraniteForCausalLM"), logits_scaling=0.0)
+    refused(folder, CheckpointError, r"logits_scaling = 0\.0: it must be", score_tokens=("t", "he"))
+    read(folder).weights().close()  # an embedder does not read it
