@@ -11,18 +11,18 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.process import DEADLINE_S, Server, wait_until
 from tests.e2e.wide_server import WIDTH, save_models
 
-SLOWEST_S = 1.0
+LONGEST_S = 1.0
 TEXT = "able " * 200
 
 
@@ -40,13 +40,18 @@ def wide(models: list[Path], env: Mapping[str, str], home: Path) -> Iterator[Ser
 
 
 class Health(threading.Thread):
-    """Asks for /health over and over; ``slowest_s`` of the answers."""
+    """Asks for /health over and over.
+
+    ``longest_s``: the most CPU time that the server spent while an answer was due. Others may take the cores away for
+    longer than any stall lasts: on the clock that would look like one.
+    """
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
         self._url = server.url
+        self._process = psutil.Process(server.pid)
         self._is_over = threading.Event()
-        self.slowest_s = 0.0
+        self.longest_s = 0.0
         self.count = 0
 
     def __enter__(self) -> Health:
@@ -60,11 +65,15 @@ class Health(threading.Thread):
     def run(self) -> None:
         with httpx.Client(base_url=self._url, timeout=DEADLINE_S) as client:
             while not self._is_over.is_set():
-                started = time.monotonic()
+                started_s = self._cpu_s()
                 assert client.get("/health").status_code == 200
-                self.slowest_s = max(self.slowest_s, time.monotonic() - started)
+                self.longest_s = max(self.longest_s, self._cpu_s() - started_s)
                 self.count += 1
                 self._is_over.wait(0.005)
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
 
 
 def rss_mb(server: Server, name: str = "VmRSS") -> float:
@@ -100,14 +109,14 @@ def test_everybody_is_answered_beside_a_monstrous_request(wide: Server, name: st
     assert response.status_code == 200, response.text[:300]
     assert length_of(response.json()) == length
     assert health.count > 5
-    assert health.slowest_s < SLOWEST_S
+    assert health.longest_s < LONGEST_S
 
 
 def test_what_the_limits_refuse_is_refused_at_once(wide: Server) -> None:
     with Health(wide) as health:
         response = httpx.post(f"{wide.url}/embed_all", json={"inputs": [TEXT] * 2048}, timeout=DEADLINE_S)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "answer_too_large")
-    assert health.slowest_s < SLOWEST_S
+    assert health.longest_s < LONGEST_S
 
 
 def test_memory_of_a_large_answer_is_given_back(wide: Server) -> None:

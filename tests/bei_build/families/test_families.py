@@ -51,7 +51,7 @@ def test_a_model_type_of_remote_code_finds_the_native_family(family: Family) -> 
 
 
 def test_an_architecture_belongs_to_its_model_type() -> None:
-    with pytest.raises(UnsupportedArchitectureError, match=r"RobertaModel \(model type 'bert'\) is not supported"):
+    with pytest.raises(UnsupportedArchitectureError, match=r"RobertaModel of model_type 'bert' is not supported"):
         family_of("bert", "RobertaModel", {})
 
 
