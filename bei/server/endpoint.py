@@ -32,6 +32,7 @@ from bei.server.http import (
 from bei.server.memory import MemoryRelease
 from bei.server.models import Models
 from bei.server.openapi import operation
+from bei.server.parsing import too_many_inputs
 from bei.server.rendering import INLINE_BYTES, num_bytes_of, pieces_of, whole
 from bei.server.urgency import Urgency, urgency_of
 from bei.service import InferenceService, ModelInput
@@ -73,10 +74,7 @@ class Call:
         if not inputs:
             raise InvalidRequestError(f"{param} is an empty list: send at least one input.", param)
         if len(inputs) > self._max_inputs:
-            raise InvalidRequestError(
-                f"The request has {len(inputs)} inputs, the limit is {self._max_inputs}: split it.",
-                param,
-            )
+            raise too_many_inputs(len(inputs), self._max_inputs, param)
         if "" in inputs:
             raise InvalidRequestError(f"{param} {inputs.index('')} is an empty text: leave it out.", param)
 
