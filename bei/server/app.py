@@ -18,6 +18,7 @@ from bei.config import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens
+from bei.server.answers import AnswerMemory
 from bei.server.endpoint import Context, Endpoint, Route
 from bei.server.errors import HANDLERS, UNEXPECTED, error_response
 from bei.server.health import health_router
@@ -50,7 +51,7 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         description="Embedding inference server.",
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
-    context = Context(models, config.max_client_batch_size, config.answer_limit)
+    context = Context(models, config.max_client_batch_size, config.answer_limit, AnswerMemory(config.answer_memory))
     endpoints = [Endpoint(route, context, config.payload_limit) for route in inference_routes(config)]
     for endpoint in endpoints:
         endpoint.add_to(app)
