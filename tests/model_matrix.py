@@ -74,8 +74,11 @@ def first_cases() -> list[Case]:
 
 
 def encodings_of(case: Case) -> list[Encoding]:
-    """Random ids of ``LENGTHS``."""
-    return random_encodings(LENGTHS, case.tokenizer().get_vocab_size())
+    """Random ids of ``LENGTHS``, ended as the case says."""
+    encodings = random_encodings(LENGTHS, case.tokenizer().get_vocab_size())
+    for encoding in encodings:
+        encoding.input_ids[encoding.num_tokens - len(case.ends_in) :] = case.ends_in[-encoding.num_tokens :]
+    return encodings
 
 
 def run(

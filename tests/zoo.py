@@ -37,7 +37,8 @@ class Case:
     ``settings`` configure the class, ``changes`` are written into config.json afterwards (keys of remote code).
     ``note`` says what is special, beside what the family is known for. ``stored``: the type of the saved weights.
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
-    gives a text other outputs in a batch with longer ones (LongRoPE), so it is asked one by one.
+    gives a text other outputs in a batch with longer ones (LongRoPE), or takes no batch of such texts (BART's, which
+    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text.
     """
 
     family: str
@@ -49,6 +50,7 @@ class Case:
     stored: torch.dtype = torch.float32
     unmasked: bool = False
     alone: bool = False
+    ends_in: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -91,6 +93,28 @@ _DEBERTA = {
     "type_vocab_size": 0,
     "pooler_hidden_size": 32,
     "pooler_hidden_act": "gelu",
+}
+_T5 = {
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
+_BART = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": MAX_TOKENS,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "scale_embedding": True,
 }
 _MODERN = {
     **_ENCODER,
@@ -210,6 +234,11 @@ CASES: tuple[Case, ...] = (
         {**_DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
         note="position to content only",
     ),
+    *_of("T5 encoder", "T5", _T5, ("EncoderModel",), unigram_tokenizer),
+    Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),
+    Case("mT5 encoder", "MT5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer),
+    *_of("BART", "Bart", _BART, ("Model", "ForSequenceClassification"), bpe_tokenizer, alone=True, ends_in=(2,)),
+    *_of("mBART", "MBart", _BART, ("Model", "ForSequenceClassification"), unigram_tokenizer, alone=True, ends_in=(2, 4)),
     *_of("ModernBERT", "ModernBert", _MODERN, _ALL, wordpiece_tokenizer),
     Case(
         "ModernBERT",
