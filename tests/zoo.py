@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from bei.core import Encoding, Float32Array
 from bei_build.families import family_of
 from bei_build.spec import ModelSpec
+from tests.bei_build.builds import random_encodings
 from tests.checkpoints import bpe_tokenizer, change_config, unigram_tokenizer, wordpiece_tokenizer
 
 MAX_TOKENS = 48
@@ -38,7 +39,8 @@ class Case:
     ``note`` says what is special, beside what the family is known for. ``stored``: the type of the saved weights.
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
     gives a text other outputs in a batch with longer ones (LongRoPE), or takes no batch of such texts (BART's, which
-    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text.
+    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text, in which there is no
+    padding, because the class would count it out.
     """
 
     family: str
@@ -237,8 +239,10 @@ CASES: tuple[Case, ...] = (
     *_of("T5 encoder", "T5", _T5, ("EncoderModel",), unigram_tokenizer),
     Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),
     Case("mT5 encoder", "MT5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer),
-    *_of("BART", "Bart", _BART, ("Model", "ForSequenceClassification"), bpe_tokenizer, alone=True, ends_in=(2,)),
-    *_of("mBART", "MBart", _BART, ("Model", "ForSequenceClassification"), unigram_tokenizer, alone=True, ends_in=(2, 4)),
+    *_of("BART", "Bart", _BART, _NO_LM[:2], bpe_tokenizer, alone=True, ends_in=(2,)),
+    *_of(
+        "mBART", "MBart", _BART, ("Model", "ForSequenceClassification"), unigram_tokenizer, alone=True, ends_in=(2, 4)
+    ),
     *_of("ModernBERT", "ModernBert", _MODERN, _ALL, wordpiece_tokenizer),
     Case(
         "ModernBERT",
@@ -336,16 +340,30 @@ def spec_of(case: Case) -> ModelSpec:
     return family_of(config.model_type, architecture, config.to_dict()).spec_from_config(config, architecture)
 
 
+def encodings_of(case: Case, lengths: Sequence[int], vocab_size: int) -> list[Encoding]:
+    """Random ids of ``lengths``, ended as ``case`` says."""
+    encodings = random_encodings(lengths, vocab_size)
+    if case.ends_in:
+        for encoding in encodings:
+            ids = encoding.input_ids
+            ids[ids == case.settings["pad_token_id"]] += 1
+            start = max(0, len(ids) - len(case.ends_in))
+            ids[start:] = case.ends_in[: len(ids) - start]
+    return encodings
+
+
 def widened(case: Case, width: int, layers: int) -> Case:
     """``case`` with realistic sizes: hidden states of ``width``, heads of 64. The vocabulary stays small."""
     heads = width // 64
     sizes = {
-        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size"), width),
-        **dict.fromkeys(("num_hidden_layers", "n_layers"), layers),
-        **dict.fromkeys(("num_attention_heads", "n_heads"), heads),
-        **dict.fromkeys(("intermediate_size", "hidden_dim"), 3 * width),
+        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size", "d_model"), width),
+        **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), layers),
+        **dict.fromkeys(("num_attention_heads", "n_heads", "num_heads"), heads),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
+        **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff"), 3 * width),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3 * width),
         "num_key_value_heads": max(1, heads // 4),
-        "head_dim": 64,
+        **dict.fromkeys(("head_dim", "d_kv"), 64),
         "embedding_size": width // 2 if case.settings.get("embedding_size", 0) < 32 else width,
         **(_phi3_rope(64) if "short_factor" in case.settings.get("rope_parameters", {}) else {}),
     }

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from bei.errors import CheckpointError
 from bei_build.families.base import Family, HeadsOf, activation_named, embedder
 from bei_build.spec import (
     AttentionSpec,
@@ -25,7 +26,31 @@ _NORM = NormSpec(eps=1e-5)  # torch's default, which transformers leaves
 
 
 def _bart_spec(config: Any, architecture: str) -> ModelSpec:
+    _require_token(config, "decoder_start_token_id")
+    return _spec(config, architecture, "post", config.decoder_start_token_id)
+
+
+def _mbart_spec(config: Any, architecture: str) -> ModelSpec:
+    return _spec(config, architecture, "pre", start_id=None)
+
+
+def _spec(config: Any, architecture: str, placement: Literal["post", "pre"], start_id: int | None) -> ModelSpec:
+    _require_token(config, "eos_token_id")
+    activation = activation_named(config.activation_function)
     attention = _attention(config, config.decoder_attention_heads)
+    encoder_layer = LayerSpec(
+        _attention(config, config.encoder_attention_heads),
+        MLPSpec(config.encoder_ffn_dim, activation),
+        _NORM,
+        placement,
+    )
+    decoder_layer = LayerSpec(
+        replace(attention, causal=True),
+        MLPSpec(config.decoder_ffn_dim, activation),
+        _NORM,
+        placement,
+        cross_attention=attention,
+    )
     embeddings = EmbeddingsSpec(
         config.vocab_size,
         max_positions=config.max_position_embeddings,
@@ -33,38 +58,22 @@ def _bart_spec(config: Any, architecture: str) -> ModelSpec:
         norm=_NORM,
         scale=math.sqrt(config.d_model) if config.scale_embedding else 1.0,
     )
-    activation = activation_named(config.activation_function)
-    encoder_layer = LayerSpec(
-        _attention(config, config.encoder_attention_heads), MLPSpec(config.encoder_ffn_dim, activation), _NORM
-    )
-    decoder_layer = LayerSpec(
-        replace(attention, causal=True), MLPSpec(config.decoder_ffn_dim, activation), _NORM, cross_attention=attention
-    )
+    final_norm = _NORM if placement == "pre" else None
     return ModelSpec(
         family=config.model_type,
         architecture=architecture,
         hidden_size=config.d_model,
         embeddings=embeddings,
         layers=(encoder_layer,) * config.encoder_layers,
-        decoder=DecoderSpec(embeddings, (decoder_layer,) * config.decoder_layers, config.decoder_start_token_id),
+        final_norm=final_norm,
+        decoder=DecoderSpec(embeddings, (decoder_layer,) * config.decoder_layers, start_id, final_norm),
         marked_id=config.eos_token_id,
     )
 
 
-def _mbart_spec(config: Any, architecture: str) -> ModelSpec:
-    spec = _bart_spec(config, architecture)
-    assert spec.decoder is not None
-    return replace(
-        spec,
-        layers=tuple(replace(layer, placement="pre") for layer in spec.layers),
-        final_norm=_NORM,
-        decoder=replace(
-            spec.decoder,
-            layers=tuple(replace(layer, placement="pre") for layer in spec.decoder.layers),
-            start_id=None,
-            final_norm=_NORM,
-        ),
-    )
+def _require_token(config: Any, key: str) -> None:
+    if not isinstance(index := getattr(config, key), int):
+        raise CheckpointError(f"config.json has {key} = {index!r}: it must be the id of one token.")
 
 
 def _attention(config: Any, num_heads: int) -> AttentionSpec:
@@ -76,7 +85,9 @@ def _classifier(config: Any) -> tuple[HeadSpec, ...]:
     """Two linear layers on the state of the last end of a sentence."""
     width = config.d_model
     dense = DenseSpec("classifier.dense", width, width, activation="tanh")
-    return (HeadSpec("logits", ("last_marked",), layers=(dense, DenseSpec("classifier.out", width, config.num_labels))),)
+    return (
+        HeadSpec("logits", ("last_marked",), layers=(dense, DenseSpec("classifier.out", width, config.num_labels))),
+    )
 
 
 _SIDES = {"": "encoder", "decoder.": "decoder"}
