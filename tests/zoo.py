@@ -382,6 +382,10 @@ def save_case(folder: Path, case: Case) -> Path:
         for name, parameter in model.named_parameters():
             # Wide matrices have smaller weights, or sums would grow from layer to layer.
             spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
+            if name.endswith(
+                "SelfAttention.q.weight"
+            ):  # T5 scales no scores: its queries' weights are smaller, trained so
+                spread *= config.d_kv**-0.5
             is_factor = "norm" in name.lower() and name.endswith("weight") and not case.family.startswith("Gemma")
             mean = 1.0 if is_factor else 0.0  # Gemma multiplies by one more than the weight
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
