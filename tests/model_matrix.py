@@ -22,8 +22,8 @@ from bei.artifact import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
 from bei_build import verification
 from bei_build.targets.openvino import cpu_capabilities
-from tests.bei_build.builds import build_artifact, random_encodings, running
-from tests.zoo import CASES, MAX_TOKENS, Case, hf_outputs, save_case, widened
+from tests.bei_build.builds import build_artifact, running
+from tests.zoo import CASES, MAX_TOKENS, Case, encodings_of, hf_outputs, save_case, widened
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
 
@@ -46,6 +46,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | class | why |
 |---|---|
 | `BertForPreTraining`, `AlbertForPreTraining` | read as their base model; what they predict is left aside |
+| `T5ForConditionalGeneration`, `MT5ForConditionalGeneration` | the decoder is left aside; the encoder's rows |
 | `LlamaBidirectionalModel`, `LlamaBidirectionalForSequenceClassification` | remote code; Llama's row "bidirectional" |
 | `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification` | remote code, now transformers' GTE |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
@@ -71,11 +72,6 @@ class Measured:
 def first_cases() -> list[Case]:
     """One of each family."""
     return list({case.family: case for case in reversed(CASES)}.values())[::-1]
-
-
-def encodings_of(case: Case) -> list[Encoding]:
-    """Random ids of ``LENGTHS``."""
-    return random_encodings(LENGTHS, case.tokenizer().get_vocab_size())
 
 
 def run(
@@ -148,7 +144,7 @@ def measure(case: Case) -> Measured:
     """Save, build, run and compare ``case``."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_case(Path(scratch) / "checkpoint", case)
-        encodings = encodings_of(case)
+        encodings = encodings_of(case, LENGTHS, case.tokenizer().get_vocab_size())
         rows = hf_outputs(folder, case, encodings)
         in_batches, alone, bf16 = [], [], None
         for pooling in poolings_of(case):

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from bei.core import Encoding, Float32Array
 from bei_build.families import family_of
 from bei_build.spec import ModelSpec
+from tests.bei_build.builds import random_encodings
 from tests.checkpoints import bpe_tokenizer, change_config, unigram_tokenizer, wordpiece_tokenizer
 
 MAX_TOKENS = 48
@@ -37,7 +38,9 @@ class Case:
     ``settings`` configure the class, ``changes`` are written into config.json afterwards (keys of remote code).
     ``note`` says what is special, beside what the family is known for. ``stored``: the type of the saved weights.
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
-    gives a text other outputs in a batch with longer ones (LongRoPE), so it is asked one by one.
+    gives a text other outputs in a batch with longer ones (LongRoPE), or takes no batch of such texts (BART's, which
+    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text, in which there is no
+    padding, because the class would count it out.
     """
 
     family: str
@@ -49,6 +52,7 @@ class Case:
     stored: torch.dtype = torch.float32
     unmasked: bool = False
     alone: bool = False
+    ends_in: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -91,6 +95,28 @@ _DEBERTA = {
     "type_vocab_size": 0,
     "pooler_hidden_size": 32,
     "pooler_hidden_act": "gelu",
+}
+_T5 = {
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
+_BART = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": MAX_TOKENS,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "scale_embedding": True,
 }
 _MODERN = {
     **_ENCODER,
@@ -210,6 +236,13 @@ CASES: tuple[Case, ...] = (
         {**_DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
         note="position to content only",
     ),
+    *_of("T5 encoder", "T5", _T5, ("EncoderModel",), unigram_tokenizer),
+    Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),
+    Case("mT5 encoder", "MT5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer),
+    *_of("BART", "Bart", _BART, _NO_LM[:2], bpe_tokenizer, alone=True, ends_in=(2,)),
+    *_of(
+        "mBART", "MBart", _BART, ("Model", "ForSequenceClassification"), unigram_tokenizer, alone=True, ends_in=(2, 4)
+    ),
     *_of("ModernBERT", "ModernBert", _MODERN, _ALL, wordpiece_tokenizer),
     Case(
         "ModernBERT",
@@ -307,16 +340,30 @@ def spec_of(case: Case) -> ModelSpec:
     return family_of(config.model_type, architecture, config.to_dict()).spec_from_config(config, architecture)
 
 
+def encodings_of(case: Case, lengths: Sequence[int], vocab_size: int) -> list[Encoding]:
+    """Random ids of ``lengths``, ended as ``case`` says."""
+    encodings = random_encodings(lengths, vocab_size)
+    if case.ends_in:
+        for encoding in encodings:
+            ids = encoding.input_ids
+            ids[ids == case.settings["pad_token_id"]] += 1
+            start = max(0, len(ids) - len(case.ends_in))
+            ids[start:] = case.ends_in[: len(ids) - start]
+    return encodings
+
+
 def widened(case: Case, width: int, layers: int) -> Case:
     """``case`` with realistic sizes: hidden states of ``width``, heads of 64. The vocabulary stays small."""
     heads = width // 64
     sizes = {
-        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size"), width),
-        **dict.fromkeys(("num_hidden_layers", "n_layers"), layers),
-        **dict.fromkeys(("num_attention_heads", "n_heads"), heads),
-        **dict.fromkeys(("intermediate_size", "hidden_dim"), 3 * width),
+        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size", "d_model"), width),
+        **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), layers),
+        **dict.fromkeys(("num_attention_heads", "n_heads", "num_heads"), heads),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
+        **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff"), 3 * width),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3 * width),
         "num_key_value_heads": max(1, heads // 4),
-        "head_dim": 64,
+        **dict.fromkeys(("head_dim", "d_kv"), 64),
         "embedding_size": width // 2 if case.settings.get("embedding_size", 0) < 32 else width,
         **(_phi3_rope(64) if "short_factor" in case.settings.get("rope_parameters", {}) else {}),
     }
@@ -335,6 +382,10 @@ def save_case(folder: Path, case: Case) -> Path:
         for name, parameter in model.named_parameters():
             # Wide matrices have smaller weights, or sums would grow from layer to layer.
             spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
+            if name.endswith(
+                "SelfAttention.q.weight"
+            ):  # T5 scales no scores: its queries' weights are smaller, trained so
+                spread *= config.d_kv**-0.5
             is_factor = "norm" in name.lower() and name.endswith("weight") and not case.family.startswith("Gemma")
             mean = 1.0 if is_factor else 0.0  # Gemma multiplies by one more than the weight
             torch.nn.init.normal_(parameter, mean=mean, std=spread)

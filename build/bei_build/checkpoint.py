@@ -96,8 +96,9 @@ def read_checkpoint(
     if not family.pools_unknown:
         spec = replace(spec, unpooled_id=unknown_id(tokenizer))
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
+    _check_marked(spec, tokenizer)
     files = replace(files, sides=_sides(files, spec, document_length))
-    usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder)
+    usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder) or family.usual_length
     longest = _longest(family, spec, config, files, usual, max_seq_len)
     check_attention(spec, attention, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
@@ -239,6 +240,18 @@ def _refuse_other_than_means(spec: ModelSpec) -> None:
         )
 
 
+def _check_marked(spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    """Raise CheckpointError where the tokenizer does not put the token around texts whose state the model reads."""
+    if not any("last_marked" in head.pooling for head in spec.heads):
+        return
+    for text in (("a",), ("a", "b")):
+        if spec.marked_id not in tokenizer.encode(*text).ids:
+            raise CheckpointError(
+                f"{spec.architecture} reads the state of the last token {spec.marked_id} (eos_token_id), which the "
+                "tokenizer does not put behind a text. Download tokenizer.json again."
+            )
+
+
 def _sides(files: SentenceTransformersFiles, spec: ModelSpec, document_length: int | None) -> Sides:
     """How late interaction reads its two sides; nothing for other models, whatever their files say."""
     sides = dict(files.sides) if [head.output for head in spec.heads] == ["token_embedding"] else {}
@@ -262,7 +275,7 @@ def _longest(
 ) -> int:
     """Relative and rotary positions reach as far as the config says; a table of positions has no more rows.
 
-    ``usual`` is what the config or the tokenizer's files give a text if nothing else is said.
+    ``usual`` is what the config, the tokenizer's files or the family give a text if nothing else is said.
     """
     table = spec.embeddings.max_positions or _position_limit(family, config)
     if asked is not None and asked > table:

@@ -32,7 +32,13 @@ _ADAPTER = ("lora_", "base_layer.", "modules_to_save.", "ia3_l")
 _BUFFERS = ("rotary_emb.inv_freq", "position_ids", "token_type_ids")
 
 # The names of what comes before the heads, among ours.
-_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_")
+_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "decoder.")
+
+# The beginning of a layer's names, among ours, and its number.
+_LAYER = re.compile(r"(?:decoder\.)?layers\.(\d+)")
+
+# Rows of positions that are never used are not read.
+_POSITIONS = ("embeddings.position.weight", "decoder.embeddings.position.weight")
 
 # Checkpoints converted from TensorFlow call a norm's parameters gamma and beta; transformers accepts both.
 _OLD_KINDS = {"weight": "gamma", "bias": "beta"}
@@ -95,8 +101,8 @@ class ModelWeights:
         array = source.store.read(source.name)
         if name in self._rows:
             return np.stack([_combination(array, row) for row in self._rows[name]])
-        if name == "embeddings.position.weight":
-            return array[self._spec.embeddings.position_offset :]
+        if name in _POSITIONS:
+            return array[self._position_offset(name) :]
         return array if source.end is None else array[source.start : source.end]
 
     def close(self) -> None:
@@ -127,8 +133,8 @@ class ModelWeights:
             tensor, shape = chosen[name], shapes[name]
             if name in self._rows:  # of how many rows the table is does not matter
                 shape = (stored.get(tensor, shape)[0], shape[1])
-            if name == "embeddings.position.weight":
-                shape = (shape[0] + self._spec.embeddings.position_offset, shape[1])
+            if name in _POSITIONS:
+                shape = (shape[0] + self._position_offset(name), shape[1])
             if layer := _layer_of(name):  # parts of one layer may be joined in a tensor; a table is one tensor
                 start = taken.get((tensor, layer), 0)
                 taken[tensor, layer] = start + shape[0]
@@ -140,6 +146,11 @@ class ModelWeights:
         for head in self._spec.heads:
             self._check_labels(head, chosen, shapes, stored)
         _compare(wanted, {name: shape for name, shape in stored.items() if name in wanted or self._names.is_read(name)})
+
+    def _position_offset(self, name: str) -> int:
+        decoder = self._spec.decoder
+        of = decoder.embeddings if decoder and name.startswith("decoder.") else self._spec.embeddings
+        return of.position_offset
 
     def _check_labels(
         self, head: HeadSpec, chosen: Mapping[str, str], shapes: Mapping[str, Shape], stored: Shapes
@@ -203,7 +214,7 @@ class StoredNames:
         """The checkpoint's possible names of ``name``, without prefixes."""
         table = self._family.weights
         module, kind = name.rsplit(".", 1)
-        index = re.match(r"layers\.(\d+)\.", module)
+        index = _LAYER.match(module)
 
         def spelled(alternatives: str | tuple[str, ...]) -> list[str]:
             names = (alternatives,) if isinstance(alternatives, str) else alternatives
@@ -271,12 +282,12 @@ def with_stored_widths(heads: tuple[HeadSpec, ...], family: Family, folder: Path
 
 def _layer_of(name: str) -> str:
     """The layer that ``name`` belongs to (``layers.3``), empty outside of the layers."""
-    found = re.match(r"layers\.\d+", name)
+    found = _LAYER.match(name)
     return found[0] if found else ""
 
 
 def _template(module: str) -> str:
-    return re.sub(r"^layers\.\d+", "layers.{i}", module)
+    return _LAYER.sub(lambda found: found[0].replace(found[1], "{i}"), module, count=1)
 
 
 def _compare(wanted: Shapes, stored: Shapes) -> None:

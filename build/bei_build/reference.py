@@ -64,7 +64,7 @@ class HFReference:
             for encoding in encodings:
                 states = self._states(encoding)
                 for head in heads:
-                    rows[head.output].append(self._head(states, head).numpy())
+                    rows[head.output].append(self._head(states, head, encoding).numpy())
         return rows
 
     def _states(self, encoding: Encoding) -> Any:
@@ -83,17 +83,20 @@ class HFReference:
         except Exception as error:  # whatever the model's code raises
             raise _unusable(f"transformers' {type(self._model).__name__} failed on a text", error) from error
 
-    def _head(self, states: Any, head: HeadSpec) -> Any:
+    def _head(self, states: Any, head: HeadSpec, encoding: Encoding) -> Any:
         for layer in head.token_layers:
             states = self._layer(states, layer)
         if head.pooling:
-            states = self._torch.cat([self._pool(states, mode) for mode in head.pooling])
+            states = self._torch.cat([self._pool(states, mode, encoding) for mode in head.pooling])
         for layer in head.layers:
             states = self._layer(states, layer)
         return states
 
-    def _pool(self, states: Any, mode: Pooling) -> Any:
+    def _pool(self, states: Any, mode: Pooling, encoding: Encoding) -> Any:
         torch, count = self._torch, len(states)
+        if mode == "last_marked":
+            marked = np.flatnonzero(encoding.input_ids == self._spec.marked_id)
+            return states[marked[-1] if len(marked) else -1]
         if mode == "weighted_mean":
             weights = torch.arange(1, count + 1, dtype=torch.float32)[:, None]
             return (states * weights).sum(0) / weights.sum()

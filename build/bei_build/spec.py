@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 from bei_build.weight_shapes import (
     Shape,
+    decoder_weights,
     embedding_weights,
     layer_weights,
     linear_weights,
@@ -21,8 +22,9 @@ from bei_build.weight_shapes import (
 )
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
-Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum"]
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked"]
+# What may be asked for; "last_marked" is for models that mark a token (``ModelSpec.marked_id``).
+POOLINGS: tuple[Pooling, ...] = tuple(mode for mode in get_args(Pooling) if mode != "last_marked")
 
 # What a head gives: one row a sequence, or (the last three) one row a token.
 Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights"]
@@ -182,7 +184,8 @@ class LayerSpec:
     Without ``attention_norm`` the one in front of the attention is missing (ModernBERT's first layer).
     ``second_attention_norm``: what comes out of attention, sum and norm is added to the layer's input once more, and
     normalized (JinaBERT's model for code). ``residual_scale`` multiplies what attention and MLP add to the sum
-    (Granite).
+    (Granite). ``cross_attention``: behind the attention, with a sum and norm of its own, tokens look at the encoder's
+    last states of their sequence (a decoder's layer).
     """
 
     attention: AttentionSpec
@@ -192,6 +195,7 @@ class LayerSpec:
     attention_norm: bool = True
     second_attention_norm: bool = False
     residual_scale: float = 1.0
+    cross_attention: AttentionSpec | None = None
 
     @property
     def norms_input(self) -> bool:
@@ -202,6 +206,20 @@ class LayerSpec:
     def norms_output(self) -> bool:
         """Whether attention and MLP have norms behind them, inside the sum."""
         return self.placement in ("both", "output")
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Layers behind an encoder's that read the same text once more, moved by one token (BART, arXiv:1910.13461, 3.2).
+
+    ``embeddings`` has the encoder's table of words, and its own of everything else. In front of the text comes the
+    token ``start_id``, or, where it is None, the text's own last token (mBART); the last token is not read.
+    """
+
+    embeddings: EmbeddingsSpec
+    layers: tuple[LayerSpec, ...]
+    start_id: int | None
+    final_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -281,6 +299,8 @@ class ModelSpec:
 
     ``weights_of``: layers share weights (ALBERT). Layer i reads the weights called ``layers.{weights_of[i]}``. None:
     each layer has its own.
+
+    With a ``decoder`` the token states are its. Pooling "last_marked" takes the last token ``marked_id`` of a sequence.
     """
 
     family: str
@@ -293,10 +313,19 @@ class ModelSpec:
     unpooled_id: int | None = None
     partial_keys: bool = False
     weights_of: tuple[int, ...] | None = None
+    decoder: DecoderSpec | None = None
+    marked_id: int | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
         return next((head for head in self.heads if head.output == output), None)
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Of all layers, the decoder's too."""
+        decoder = self.decoder.layers if self.decoder else ()
+        cross = tuple(layer.cross_attention for layer in decoder if layer.cross_attention)
+        return (*(layer.attention for layer in (*self.layers, *decoder)), *cross)
 
     @property
     def dimensions(self) -> dict[Output, int]:
@@ -318,6 +347,8 @@ class ModelSpec:
             yield from layer_weights(f"layers.{index}", layer, self.hidden_size)
         if self.final_norm:
             yield from norm_weights("final_norm", self.final_norm, self.hidden_size)
+        if self.decoder:
+            yield from decoder_weights(self.decoder, self.hidden_size)
 
     def head_weights(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every weight of the heads."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
+    from bei_build.spec import AttentionSpec, DecoderSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -15,14 +15,27 @@ def embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tuple
     """The tables in front of the layers."""
     width = embeddings.width or hidden
     yield "embeddings.word.weight", (embeddings.vocab_size, width)
-    if embeddings.max_positions:
-        yield "embeddings.position.weight", (embeddings.max_positions, width)
-    if embeddings.type_vocab_size:
-        yield "embeddings.type.weight", (embeddings.type_vocab_size, width)
-    if embeddings.norm:
-        yield from norm_weights("embeddings.norm", embeddings.norm, width)
+    yield from _position_and_type_weights("embeddings", embeddings, width)
     if embeddings.width:
         yield from linear_weights("embeddings.projection", hidden, width, bias=True)
+
+
+def _position_and_type_weights(name: str, embeddings: EmbeddingsSpec, width: int) -> Iterator[tuple[str, Shape]]:
+    if embeddings.max_positions:
+        yield f"{name}.position.weight", (embeddings.max_positions, width)
+    if embeddings.type_vocab_size:
+        yield f"{name}.type.weight", (embeddings.type_vocab_size, width)
+    if embeddings.norm:
+        yield from norm_weights(f"{name}.norm", embeddings.norm, width)
+
+
+def decoder_weights(decoder: DecoderSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    """A decoder's own weights: its words are the encoder's."""
+    yield from _position_and_type_weights("decoder.embeddings", decoder.embeddings, hidden)
+    for index, layer in enumerate(decoder.layers):
+        yield from layer_weights(f"decoder.layers.{index}", layer, hidden)
+    if decoder.final_norm:
+        yield from norm_weights("decoder.final_norm", decoder.final_norm, hidden)
 
 
 def shared_attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
@@ -44,6 +57,9 @@ def layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[
         yield from norm_weights(f"{prefix}.attention_post_norm", layer.norm, hidden)
     if layer.second_attention_norm:
         yield from norm_weights(f"{prefix}.second_attention_norm", layer.norm, hidden)
+    if layer.cross_attention:
+        yield from _attention_weights(f"{prefix}.cross_attention", layer.cross_attention, hidden)
+        yield from norm_weights(f"{prefix}.cross_attention_norm", layer.norm, hidden)
     yield from _mlp_weights(f"{prefix}.mlp", layer.mlp, hidden)
     if layer.placement != "output":
         yield from norm_weights(f"{prefix}.mlp_norm", layer.norm, hidden)

@@ -22,11 +22,11 @@ from bei_build.targets.openvino import OpenVINOCompiler, cpu_capabilities
 from tests.bei_build.builds import embed, open_engine
 from tests.model_matrix import (
     DOCUMENT,
+    LENGTHS,
     build_bf16,
     build_fp32,
     default_pooling,
     difference,
-    encodings_of,
     first_cases,
     least_cosine,
     pooled,
@@ -34,7 +34,7 @@ from tests.model_matrix import (
     row_start,
     run,
 )
-from tests.zoo import CASES, Case, hf_outputs, save_case
+from tests.zoo import CASES, Case, encodings_of, hf_outputs, save_case
 
 TOLERANCE = 2e-4
 BY_NAME = {case.name: case for case in CASES}
@@ -51,7 +51,7 @@ class Saved:
 
 
 def save(case: Case, folder: Path) -> Saved:
-    encodings = encodings_of(case)
+    encodings = encodings_of(case, LENGTHS, case.tokenizer().get_vocab_size())
     save_case(folder, case)
     return Saved(case, folder, encodings, hf_outputs(folder, case, encodings))
 

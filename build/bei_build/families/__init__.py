@@ -13,6 +13,7 @@ from typing import Any
 from bei.errors import UnsupportedArchitectureError
 from bei_build.families import (
     albert,
+    bart,
     bert,
     deberta,
     distilbert,
@@ -31,6 +32,7 @@ from bei_build.families import (
     qwen,
     roberta,
     static,
+    t5,
 )
 from bei_build.families.base import Family
 
@@ -45,6 +47,10 @@ FAMILIES: tuple[Family, ...] = (
     electra.FAMILY,
     albert.FAMILY,
     deberta.FAMILY,
+    t5.FAMILY,
+    t5.MT5_FAMILY,
+    bart.FAMILY,
+    bart.MBART_FAMILY,
     modernbert.FAMILY,
     eurobert.FAMILY,
     nomic.NOMIC_FAMILY,

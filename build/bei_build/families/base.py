@@ -57,7 +57,8 @@ class Family:
     and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
     decoder too). None: transformers has no such class, and engines are verified with bei's own FP32 engine.
     ``position_limit``: the config's ``max_position_embeddings`` (or the position table) says how long a text may be.
-    Without one nothing in the model limits a text.
+    Without one nothing in the model limits a text, and ``usual_length`` is how many tokens of it are read where no file
+    says it.
 
     ``variant`` gives the family that reads a config.json in this one's place, if one does: remote code can have several
     models under one name.
@@ -86,6 +87,7 @@ class Family:
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     reference_class: str | None = "AutoModel"
     position_limit: bool = True
+    usual_length: int | None = None
     score_factor: Callable[[Any], float] | None = None
     special_tokens: bool = True
     pools_unknown: bool = True

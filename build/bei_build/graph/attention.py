@@ -18,7 +18,7 @@ from onnx import FunctionProto, NodeProto, helper
 
 from bei_build.graph.positions import ScoreBiases
 from bei_build.graph.writer import OPSET, DType, GraphWriter
-from bei_build.spec import AttentionSpec, LayerSpec
+from bei_build.spec import AttentionSpec
 
 _TRT_DOMAIN = "trt"
 _HEAD_DIM_STEP = 8  # TensorRT-RTX fails on attention over heads of other widths (rubert-tiny has 26)
@@ -64,7 +64,7 @@ class PaddedAttention:
         self,
         graph: GraphWriter,
         core: AttentionCore,
-        layers: tuple[LayerSpec, ...],
+        attentions: tuple[AttentionSpec, ...],
         max_seq_len: int,
         *,
         partial_keys: bool,
@@ -75,8 +75,10 @@ class PaddedAttention:
         self._biases = ScoreBiases(graph, max_seq_len, partial_keys=partial_keys)
         self._pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
         self._unpad_index = graph.input("unpad_index", DType.INT32, ["T"])
-        fused = [layer.attention for layer in layers if not is_primitive(layer.attention)]
-        self._masked = any(needs_mask(attention) for attention in fused)  # one body for the op: all layers or none
+        fused = [attention for attention in attentions if not is_primitive(attention)]
+        # One body for the op: all layers have masks or none, and what is causal in some only is a mask.
+        some_causal = len({attention.causal for attention in fused}) > 1
+        self._masked = some_causal or any(needs_mask(attention) for attention in fused)
         if core is AttentionCore.TRT_ATTENTION and fused:
             additive = any(attention.alibi or attention.relative_bias for attention in fused)
             mask = ("additive" if additive else "boolean") if self._masked else None

@@ -13,19 +13,26 @@ import numpy as np
 
 from bei_build.graph.activation import emit_activation
 from bei_build.graph.writer import DType, FloatArray, GraphWriter
-from bei_build.spec import ActivationSpec, DenseSpec, HeadLayer, HeadSpec, NormalizeSpec, NormLayerSpec, Pooling
+from bei_build.spec import (
+    ActivationSpec,
+    DenseSpec,
+    HeadLayer,
+    HeadSpec,
+    ModelSpec,
+    NormalizeSpec,
+    NormLayerSpec,
+    Pooling,
+)
 
 
 class HeadEmitter:
-    """Emits heads over ``hidden`` [T, hidden_size]. Tokens ``unpooled_id`` are left out of means."""
+    """Emits heads over ``hidden`` [T, hidden_size]. ``spec`` says which tokens pooling leaves out or looks for."""
 
-    def __init__(
-        self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str, unpooled_id: int | None
-    ) -> None:
+    def __init__(self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str, spec: ModelSpec) -> None:
         self._graph = graph
         self._read = read
         self._hidden = hidden
-        self._unpooled_id = unpooled_id
+        self._spec = spec
         self._pooled: dict[str, _PoolingEmitter] = {}
 
     def emit(self, head: HeadSpec) -> str:
@@ -37,7 +44,7 @@ class HeadEmitter:
                 value, in_fp32 = graph.cast(value, DType.FP32, f"{name}.token_layers.{index}.fp32"), True
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
         if head.pooling:
-            pooling = self._pooled.setdefault(value, _PoolingEmitter(graph, value, self._unpooled_id))
+            pooling = self._pooled.setdefault(value, _PoolingEmitter(graph, value, self._spec))
             parts = [pooling.emit(mode) for mode in head.pooling]
             value = parts[0] if len(parts) == 1 else graph.op("Concat", parts, f"{name}.pooled", axis=1)
         else:
@@ -84,10 +91,11 @@ def _needs_fp32(layer: HeadLayer) -> bool:
 class _PoolingEmitter:
     """Shares the padded view and its token counts between modes."""
 
-    def __init__(self, graph: GraphWriter, hidden: str, unpooled_id: int | None) -> None:
+    def __init__(self, graph: GraphWriter, hidden: str, spec: ModelSpec) -> None:
         self._graph = graph
         self._hidden = hidden
-        self._unpooled_id = unpooled_id
+        self._unpooled_id = spec.unpooled_id
+        self._marked_id = spec.marked_id
         self._prefix = f"pooling.{hidden}"
         self._shared: dict[str, str] = {}
 
@@ -99,13 +107,27 @@ class _PoolingEmitter:
 
     def _emit(self, mode: Pooling, name: str) -> str:
         if mode in ("cls", "last"):
-            return self._token("first_index" if mode == "cls" else "last_index", name)
+            index = self._graph.input("first_index" if mode == "cls" else "last_index", DType.INT32, ["B"])
+            return self._token(index, name)
+        if mode == "last_marked":
+            return self._token(self._last_marked(name), name)
         if mode == "max":
             return self._max(name)
         return self._weighted_sum(mode, name)
 
-    def _token(self, index_name: str, name: str) -> str:
-        index = self._graph.input(index_name, DType.INT32, ["B"])
+    def _last_marked(self, name: str) -> str:
+        """The packed position of each sequence's last token ``marked_id``; of its last token, if there is none."""
+        assert self._marked_id is not None
+        graph = self._graph
+        pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        marked = graph.op("Equal", [self._ids(), graph.constant(self._marked_id, np.int32)], f"{name}.marked")
+        # The position of every marked slot, -1 for others. Slots behind the end repeat the last token's.
+        found = graph.op("Where", [marked, pad_index, graph.constant(-1, np.int32)], f"{name}.found")
+        latest = graph.op("ReduceMax", [found, graph.constant([1])], f"{name}.latest", keepdims=0)
+        is_there = graph.op("GreaterOrEqual", [latest, graph.constant(0, np.int32)], f"{name}.is_there")
+        return graph.op("Where", [is_there, latest, graph.input("last_index", DType.INT32, ["B"])], f"{name}.index")
+
+    def _token(self, index: str, name: str) -> str:
         rows = self._graph.op("Gather", [self._hidden, index], f"{name}.rows", axis=0)
         return self._graph.cast(rows, DType.FP32, name)
 
@@ -158,7 +180,13 @@ class _PoolingEmitter:
     def _all_but(self, token_id: int) -> str:
         """0 where a slot holds ``token_id``, else 1; FP32 [B, S]."""
         graph, name = self._graph, f"{self._prefix}.all_but"
-        indices = [graph.input("input_ids", DType.INT32, ["T"]), graph.input("pad_index", DType.INT32, ["B", "S"])]
-        ids = graph.op("Gather", indices, f"{name}.ids", axis=0)
-        left_out = graph.op("Equal", [ids, graph.constant(token_id, np.int32)], f"{name}.left_out")
+        left_out = graph.op("Equal", [self._ids(), graph.constant(token_id, np.int32)], f"{name}.left_out")
         return graph.cast(graph.op("Not", [left_out], f"{name}.bool"), DType.FP32, name)
+
+    def _ids(self) -> str:
+        """The token ids of the padded view, INT32 [B, S]."""
+        if "ids" not in self._shared:
+            graph = self._graph
+            indices = [graph.input("input_ids", DType.INT32, ["T"]), graph.input("pad_index", DType.INT32, ["B", "S"])]
+            self._shared["ids"] = graph.op("Gather", indices, f"{self._prefix}.ids", axis=0)
+        return self._shared["ids"]

@@ -108,7 +108,7 @@ class ScoreBiases:
         rows = _disentangled_bucket(np.arange(-reach, reach + 1), spec) + spec.span
         table = self._graph.constant(np.clip(rows, 0, 2 * spec.span - 1), np.int32)
         name = "relative.by_key" if by_key else "relative.by_query"
-        return self._by_distance(table, self.distances(negated=not by_key), name)
+        return self._by_distance(table, len(rows), self.distances(negated=not by_key), name)
 
     def _combine(self, slots: str | None, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
         graph, total, name = self._graph, slots, f"mask.{len(self._shared)}"
@@ -161,9 +161,10 @@ class ScoreBiases:
         return self._graph.op("Unsqueeze", [visible, self._graph.constant([0, 1])], f"{visible}.4d")
 
     def _relative(self, table: npt.NDArray[np.float32]) -> str:
-        """[1, heads, S, S] from ``table`` [2 * max_seq_len - 1, heads], one row a distance."""
+        """[1, heads, S, S] from ``table`` [rows, heads], one row a distance."""
         graph = self._graph
-        rows = self._by_distance(graph.vector("relative_bias.table", table), self.distances(), "relative_bias.rows")
+        stored = graph.vector("relative_bias.table", table)
+        rows = self._by_distance(stored, len(table), self.distances(), "relative_bias.rows")
         by_head = graph.op("Transpose", [rows], "relative_bias.by_head", perm=[2, 0, 1])
         return graph.op("Unsqueeze", [by_head, graph.constant([0])], "relative_bias")
 
@@ -174,11 +175,12 @@ class ScoreBiases:
         away = graph.cast(graph.op("Abs", [self.distances()], "alibi.away"), DType.FP32, "alibi.distance")
         return graph.cast(graph.op("Mul", [slopes, away], "alibi.fp32"), graph.types.compute, "alibi")
 
-    def _by_distance(self, table: str, distances: str, name: str) -> str:
-        """Rows of ``table``, whose middle row is distance 0, at ``distances`` [S, S]."""
-        graph, reach = self._graph, self._max_seq_len - 1
+    def _by_distance(self, table: str, num_rows: int, distances: str, name: str) -> str:
+        """Of the ``num_rows`` of ``table`` those at ``distances`` [S, S]; its middle row is distance 0, and its ends
+        are farther ones too."""
+        graph, reach = self._graph, num_rows // 2
         shifted = graph.op("Add", [distances, graph.constant(reach, np.int32)], f"{name}.shifted")
-        least, most = graph.constant(0, np.int32), graph.constant(2 * reach, np.int32)  # S has filler beyond the reach
+        least, most = graph.constant(0, np.int32), graph.constant(num_rows - 1, np.int32)  # S has filler beyond
         clipped = graph.op("Min", [graph.op("Max", [shifted, least], f"{name}.least"), most], f"{name}.clipped")
         return graph.op("Gather", [table, clipped], name, axis=0)
 
@@ -210,12 +212,15 @@ def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
 def relative_bias_table(
     weight: npt.NDArray[np.float32], spec: RelativeBiasSpec, max_seq_len: int
 ) -> npt.NDArray[np.float32]:
-    """One row a distance (key less query) from -(max_seq_len - 1) on, [2 * max_seq_len - 1, heads].
+    """One row a distance (key less query), [2 * reach + 1, heads], from -reach to reach.
+
+    Beyond ``max_distance`` all distances of a side have one bucket: farther rows are left out.
 
     Half of the buckets are for keys before the query, half for keys behind it; of each half, the first half is one
     bucket a distance, the rest logarithmic up to ``max_distance`` (T5's, as transformers' MPNet has it).
     """
-    distances = np.arange(-(max_seq_len - 1), max_seq_len)
+    reach = min(max_seq_len - 1, spec.max_distance)
+    distances = np.arange(-reach, reach + 1)
     half = spec.num_buckets // 2
     exact = half // 2
     away = np.abs(distances)

@@ -5,7 +5,7 @@ Graph inputs are those of ``bei.packing.graph_inputs``; only the ones this model
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from bei_build.graph.experts import ExpertsEmitter
 from bei_build.graph.heads import HeadEmitter
 from bei_build.graph.positions import Rotations, relative_bias_table
 from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter
-from bei_build.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec import AttentionSpec, DecoderSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
 Read = Callable[[str], FloatArray]
 
@@ -32,12 +32,10 @@ def write_graph(
     """
     graph = GraphWriter(folder, types)
     emitter = _TransformerEmitter(graph, read, spec, core, max_seq_len)
-    hidden = emitter.embeddings()
-    for index, layer in enumerate(spec.layers):
-        hidden = emitter.layer(hidden, layer, f"layers.{index}")
-    if spec.final_norm:
-        hidden = emitter.norm(hidden, spec.final_norm, "final_norm")
-    heads = HeadEmitter(graph, read, hidden, spec.unpooled_id)
+    hidden = emitter.encoder()
+    if spec.decoder:
+        hidden = emitter.decoder(spec.decoder, hidden)
+    heads = HeadEmitter(graph, read, hidden, spec)
     for head in spec.heads:
         rows = "B" if head.pooling else "T"
         graph.output(head.output, heads.emit(head), DType.FP32, [rows, spec.dimensions[head.output]])
@@ -51,48 +49,93 @@ class _TransformerEmitter:
         self._spec = spec
         self._max_seq_len = max_seq_len
         self._input_ids = graph.input("input_ids", DType.INT32, ["T"])
-        if spec.layers:  # else nothing would read the indices that it declares
-            self._attention = PaddedAttention(graph, core, spec.layers, max_seq_len, partial_keys=spec.partial_keys)
+        self._words: str | None = None
+        attentions = spec.attentions
+        if attentions:  # else nothing would read the indices that it declares
+            self._attention = PaddedAttention(graph, core, attentions, max_seq_len, partial_keys=spec.partial_keys)
         # TensorRT wants shapes that do not depend on values.
         self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=core is AttentionCore.TRT_ATTENTION)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 
-    def embeddings(self) -> str:
-        graph, spec, name = self._graph, self._spec.embeddings, "embeddings"
-        total = graph.lookup(self._table(f"{name}.word"), self._input_ids, f"{name}.words")
+    def encoder(self) -> str:
+        """The last states of the layers, which all models have."""
+        spec = self._spec
+        hidden = self._embeddings(self._input_ids, spec.embeddings, "embeddings")
+        for index, layer in enumerate(spec.layers):
+            hidden = self._layer(hidden, layer, f"layers.{index}")
+        return self._norm(hidden, spec.final_norm, "final_norm") if spec.final_norm else hidden
+
+    def decoder(self, spec: DecoderSpec, encoded: str) -> str:
+        """The last states of layers that read the text moved by one token, and ``encoded``."""
+        hidden = self._embeddings(self._moved_ids(spec.start_id), spec.embeddings, "decoder.embeddings")
+        for index, layer in enumerate(spec.layers):
+            hidden = self._layer(hidden, layer, f"decoder.layers.{index}", encoded)
+        return self._norm(hidden, spec.final_norm, "decoder.final_norm") if spec.final_norm else hidden
+
+    def _moved_ids(self, start_id: int | None) -> str:
+        """Each token's id is that of the one before it; the first one's is ``start_id``, or the last token's."""
+        graph, name = self._graph, "decoder.moved"
+        bounds = [graph.constant([bound]) for bound in (0, -1, 0)]
+        before = graph.op("Slice", [self._input_ids, *bounds], f"{name}.before")
+        moved = graph.op("Concat", [graph.constant([0], np.int32), before], f"{name}.all", axis=0)
+        is_first = graph.op("Equal", [self._position_ids(), graph.constant(0, np.int32)], f"{name}.is_first")
+        start = self._last_ids() if start_id is None else graph.constant(start_id, np.int32)
+        return graph.op("Where", [is_first, start, moved], name)
+
+    def _last_ids(self) -> str:
+        """Of each token, the id of its sequence's last one, INT32 [T]."""
+        graph, name = self._graph, "decoder.last"
+        pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        last = graph.op("Gather", [self._input_ids, graph.input("last_index", DType.INT32, ["B"])], f"{name}.of_row")
+        column = graph.op("Unsqueeze", [last, graph.constant([1])], f"{name}.column")
+        by_slot = graph.op("Expand", [column, graph.op("Shape", [pad_index], f"{name}.shape")], f"{name}.by_slot")
+        flat = graph.op("Reshape", [by_slot, graph.constant([-1])], f"{name}.flat")
+        return graph.op("Gather", [flat, graph.input("unpad_index", DType.INT32, ["T"])], name)
+
+    def _embeddings(self, input_ids: str, spec: EmbeddingsSpec, name: str) -> str:
+        graph = self._graph
+        if self._words is None:
+            self._words = self._table("embeddings.word")  # the decoder's too
+        total = graph.lookup(self._words, input_ids, f"{name}.words")
         if spec.scale != 1.0:
             total = self._scaled(total, spec.scale, f"{name}.scaled")
-        for index, part in enumerate(self._position_and_type_rows()):
+        for index, part in enumerate(self._position_and_type_rows(spec, name)):
             total = graph.op("Add", [total, part], f"{name}.sum.{index}")
         if spec.norm:
-            total = self.norm(total, spec.norm, f"{name}.norm")
+            total = self._norm(total, spec.norm, f"{name}.norm")
         return self._linear(total, f"{name}.projection") if spec.width else total
 
-    def layer(self, hidden: str, spec: LayerSpec, name: str) -> str:
-        """Attention and MLP, each ``h + f(h)`` with the norms where the spec places them."""
+    def _layer(self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None) -> str:
+        """Attention, in a decoder that to ``encoded``, and MLP, each ``h + f(h)`` with the norms where the spec places
+        them."""
         entering = hidden
-        for part in ("attention", "mlp"):
+        for part in ("attention", "cross_attention", "mlp") if spec.cross_attention else ("attention", "mlp"):
             norm = f"{name}.{part}_norm"
-            before = spec.norms_input and (part == "mlp" or spec.attention_norm)
-            value = self.norm(hidden, spec.norm, norm) if before else hidden
-            if part == "attention":
-                value = self._attend(value, spec.attention, f"{name}.attention")
-            else:
-                value = self._mlp(value, spec.mlp, f"{name}.mlp")
+            before = spec.norms_input and (part != "attention" or spec.attention_norm)
+            value = self._norm(hidden, spec.norm, norm) if before else hidden
+            value = self._part(part, value, spec, name, encoded)
             if spec.norms_output:
-                value = self.norm(value, spec.norm, f"{name}.{part}_post_norm")
+                value = self._norm(value, spec.norm, f"{name}.{part}_post_norm")
             if spec.residual_scale != 1.0:
                 value = self._scaled(value, spec.residual_scale, f"{name}.{part}_scaled")
             hidden = self._graph.op("Add", [value, hidden], f"{name}.{part}_residual")
             if spec.placement == "post":
-                hidden = self.norm(hidden, spec.norm, norm)
+                hidden = self._norm(hidden, spec.norm, norm)
             if part == "attention" and spec.second_attention_norm:
                 again = self._graph.op("Add", [hidden, entering], f"{name}.second_attention_residual")
-                hidden = self.norm(again, spec.norm, f"{name}.second_attention_norm")
+                hidden = self._norm(again, spec.norm, f"{name}.second_attention_norm")
         return hidden
 
-    def norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0) -> str:
+    def _part(self, part: str, value: str, spec: LayerSpec, name: str, encoded: str | None) -> str:
+        if part == "mlp":
+            return self._mlp(value, spec.mlp, f"{name}.mlp")
+        if part == "attention":
+            return self._attend(value, None, spec.attention, f"{name}.attention")
+        assert spec.cross_attention is not None
+        return self._attend(value, encoded, spec.cross_attention, f"{name}.cross_attention")
+
+    def _norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0) -> str:
         """The norm of the last axis of ``value``, times ``scale``."""
         graph, factor = self._graph, np.float32(scale)
         weight = graph.vector(f"{name}.weight", (self._read(f"{name}.weight") + np.float32(spec.offset)) * factor)
@@ -101,8 +144,8 @@ class _TransformerEmitter:
         bias = [graph.vector(f"{name}.bias", self._read(f"{name}.bias") * factor)] if spec.bias else []
         return graph.op("LayerNormalization", [value, weight, *bias], name, axis=-1, epsilon=spec.eps)
 
-    def _position_and_type_rows(self) -> list[str]:
-        graph, spec, name = self._graph, self._spec.embeddings, "embeddings"
+    def _position_and_type_rows(self, spec: EmbeddingsSpec, name: str) -> list[str]:
+        graph = self._graph
         parts = []
         if spec.max_positions:
             parts.append(graph.lookup(self._table(f"{name}.position"), self._position_ids(), f"{name}.positions"))
@@ -113,8 +156,13 @@ class _TransformerEmitter:
             parts.append(graph.lookup(self._table(f"{name}.type"), token_type_ids, f"{name}.types"))
         return parts
 
-    def _attend(self, hidden: str, spec: AttentionSpec, name: str) -> str:
-        query, key, value = self._query_key_value(hidden, spec, name)
+    def _attend(self, hidden: str, encoded: str | None, spec: AttentionSpec, name: str) -> str:
+        """Tokens look at each other, or at the states ``encoded``."""
+        if encoded is None:
+            query, key, value = self._projected(hidden, ("query", "key", "value"), spec, name)
+        else:
+            (query,) = self._projected(hidden, ("query",), spec, name)
+            key, value = self._projected(encoded, ("key", "value"), spec, name)
         if spec.qk_norm or spec.rope:
             # The score scale is in the query's weights; a norm would take it out again, so there it goes behind.
             query = self._turned(query, spec, spec.num_heads, f"{name}.query", spec.scale if spec.qk_norm else 1.0)
@@ -122,28 +170,29 @@ class _TransformerEmitter:
         context = self._attention.emit(query, key, value, spec, self._position_tables(spec, name), name)
         return self._linear(context, f"{name}.output", spec.output_bias)
 
-    def _query_key_value(self, hidden: str, spec: AttentionSpec, name: str) -> list[str]:
-        """One matrix for the three projections; the query's rows carry the score scale."""
-        scales = {"query": 1.0 if spec.qk_norm else spec.scale, "key": 1.0, "value": 1.0}
-        graph = self._graph
+    def _projected(self, hidden: str, roles: Sequence[str], spec: AttentionSpec, name: str) -> list[str]:
+        """``hidden`` through one matrix for all ``roles``; the query's rows carry the score scale."""
+        graph, joined = self._graph, f"{name}.{''.join(role[0] for role in roles)}"
+        scales = {"query": 1.0 if spec.qk_norm else spec.scale}
+        sizes = [spec.width if role == "query" else spec.kv_width for role in roles]
 
         def stacked(kind: str) -> FloatArray:
-            parts = [self._read(f"{name}.{role}.{kind}") * np.float32(scale) for role, scale in scales.items()]
+            parts = [self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0)) for role in roles]
             return np.concatenate(parts)
 
-        matrix = graph.matrix(f"{name}.qkv.weight", stacked("weight"))
-        bias = graph.vector(f"{name}.qkv.bias", stacked("bias")) if spec.bias else None
-        sizes = [spec.width, spec.kv_width, spec.kv_width]
-        return graph.split(graph.linear(hidden, matrix, bias, f"{name}.qkv"), sizes, f"{name}.split", axis=1)
+        matrix = graph.matrix(f"{joined}.weight", stacked("weight"))
+        bias = graph.vector(f"{joined}.bias", stacked("bias")) if spec.bias else None
+        product = graph.linear(hidden, matrix, bias, joined)
+        return graph.split(product, sizes, f"{joined}.split", axis=1) if len(roles) > 1 else [product]
 
     def _turned(self, value: str, spec: AttentionSpec, num_heads: int, name: str, scale: float) -> str:
         """``value`` [T, heads * head_dim] normalized, scaled and rotated."""
         graph = self._graph
         if spec.qk_norm and spec.qk_norm_joint:
-            value = self.norm(value, spec.qk_norm, f"{name}_norm", scale)
+            value = self._norm(value, spec.qk_norm, f"{name}_norm", scale)
         heads = graph.op("Reshape", [value, graph.constant([0, num_heads, spec.head_dim])], f"{name}.heads")
         if spec.qk_norm and not spec.qk_norm_joint:
-            heads = self.norm(heads, spec.qk_norm, f"{name}_norm", scale)
+            heads = self._norm(heads, spec.qk_norm, f"{name}_norm", scale)
         if spec.rope:
             if self._rotations is None:
                 self._rotations = Rotations(graph, self._position_ids(), self._max_seq_len)

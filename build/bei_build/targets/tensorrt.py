@@ -126,7 +126,7 @@ def current_gpu() -> tuple[str, str]:
 
 def num_attentions(spec: ModelSpec) -> int:
     """How many layers of ``spec`` use TensorRT's attention op; the others are written out."""
-    return sum(not is_primitive(layer.attention) for layer in spec.layers)
+    return sum(not is_primitive(attention) for attention in spec.attentions)
 
 
 def plan_from_onnx(trt: Any, path: Path, limits: Limits, num_layers: int) -> bytes:

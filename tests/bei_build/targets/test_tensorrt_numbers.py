@@ -36,7 +36,7 @@ from tests.bei_build.targets.tiny import (
     with_experts,
     with_heads_on_tokens,
 )
-from tests.zoo import CASES, MAX_TOKENS, Case, hf_outputs
+from tests.zoo import CASES, MAX_TOKENS, Case, encodings_of, hf_outputs
 
 TOLERANCE = 2e-4
 LONGEST = MAX_TOKENS - 3  # no bucket: there are slots beyond the model's last position
@@ -102,7 +102,7 @@ def rows_of(checkpoint: Checkpoint, path: Path, case: Case, encodings: list[Enco
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_trt_graph_computes_what_the_hf_model_computes(tmp_path: Path, case: Case) -> None:
     checkpoint = read_case(case, tmp_path, pooling="mean", max_seq_len=LONGEST)
-    encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
+    encodings = encodings_of(case, LENGTHS, checkpoint.spec.embeddings.vocab_size)
     actual = rows_of(checkpoint, graph_of_checkpoint(checkpoint, tmp_path, DType.FP32), case, encodings)
     expected = hf_outputs(checkpoint.folder, case, encodings)
     if case.output == "embedding":
