@@ -95,6 +95,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     normalize: bool
     similarity: str | None
     matryoshka_dimensions: list[int] | None
+    pools_prompt: bool = True
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -136,6 +136,7 @@ BUILD_SETTINGS = frozenset(
         "task",
         "pooling",
         "normalize",
+        "include_prompt",
         "score_tokens",
         "attention",
         "token_embeddings",

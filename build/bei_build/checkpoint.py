@@ -93,6 +93,7 @@ def read_checkpoint(
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
     if not family.has_layers:
         _refuse_other_than_means(spec)
+    spec = replace(spec, pools_prompt=_pools_prompt(spec, files, choice or HeadChoice()))
     if not family.pools_unknown:
         spec = replace(spec, unpooled_id=unknown_id(tokenizer))
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
@@ -238,6 +239,20 @@ def _refuse_other_than_means(spec: ModelSpec) -> None:
             f"{spec.architecture} gives means of its table's rows, and nothing else: leave pooling and "
             "token_embeddings out."
         )
+
+
+def _pools_prompt(spec: ModelSpec, files: SentenceTransformersFiles, choice: HeadChoice) -> bool:
+    """Whether a prompt's tokens count in the mean, as the user or the files say. Raises CheckpointError."""
+    asked = files.include_prompt if choice.include_prompt is None else choice.include_prompt
+    head = spec.head("embedding")
+    if head is None or asked is not False:
+        return True
+    if head.pooling != ("mean",):
+        raise CheckpointError(
+            f"include_prompt is false, and the pooling is {'+'.join(head.pooling)}: bei leaves prompts out of means "
+            "only."
+        )
+    return False
 
 
 def _check_marked(spec: ModelSpec, tokenizer: Tokenizer) -> None:

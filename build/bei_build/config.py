@@ -33,6 +33,9 @@ class BuildConfig:
     task: str = _option("auto", "auto: what the checkpoint's class and files say", TASKS)
     pooling: str | None = _option(None, "pooling, against what the checkpoint says", POOLINGS)
     normalize: bool | None = _option(None, "whether answers have unit length, against what the checkpoint says")
+    include_prompt: bool | None = _option(
+        None, "whether a prompt's tokens count in the mean, against what the checkpoint says"
+    )
     score_tokens: tuple[str, ...] = _option(
         (), "token of a language model whose score counts, or two to compare: no,yes"
     )

@@ -53,13 +53,15 @@ class HeadChoice:
     """What the user asks for.
 
     ``score_tokens``: a language model's token whose score counts, (yes,), or two to compare, (no, yes).
-    ``token_states``: beside an embedding also every token's state.
+    ``token_states``: beside an embedding also every token's state. ``include_prompt``: whether a prompt's tokens count
+    in the mean.
     """
 
     task: str = "auto"
     pooling: Pooling | None = None
     score_tokens: tuple[str, ...] = ()
     token_states: bool = False
+    include_prompt: bool | None = None
 
 
 @dataclass(frozen=True)

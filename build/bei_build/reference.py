@@ -87,6 +87,7 @@ class HFReference:
         for layer in head.token_layers:
             states = self._layer(states, layer)
         if head.pooling:
+            states = states[encoding.num_unpooled :]
             states = self._torch.cat([self._pool(states, mode, encoding) for mode in head.pooling])
         for layer in head.layers:
             states = self._layer(states, layer)

@@ -70,7 +70,8 @@ class SparsePooling:
 class SentenceTransformersFiles:
     """What the files say; defaults are those of a checkpoint without them.
 
-    ``normalize`` is None where there is no ``modules.json``. ``tail`` are the layers behind the pooling, on each token
+    ``normalize`` is None where there is no ``modules.json``. ``include_prompt``: whether a prompt's tokens count in the
+    mean. ``tail`` are the layers behind the pooling, on each token
     where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
     ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the token
     (yes,) whose score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the
@@ -83,6 +84,7 @@ class SentenceTransformersFiles:
     transformer_folder: Path
     folders: tuple[Path, ...]
     pooling: tuple[Pooling, ...] | None = None
+    include_prompt: bool | None = None
     tail: tuple[HeadLayer, ...] = ()
     tail_folders: dict[str, Path] = field(default_factory=dict)
     per_token: bool = False
@@ -154,7 +156,10 @@ def _form(kinds: list[str], task: str | None) -> str:
 
 
 def _pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
-    return {"pooling": _pooling(modules[0][1]), **_tail(modules[1:], "sentence_embedding")}
+    folder = modules[0][1]
+    include_prompt = setting(folder / "config.json", read_object(folder / "config.json"), "include_prompt", bool)
+    tail = _tail(modules[1:], "sentence_embedding")
+    return {"pooling": _pooling(folder), "include_prompt": include_prompt, **tail}
 
 
 def _static(modules: list[tuple[str, Path]]) -> dict[str, Any]:
@@ -256,8 +261,6 @@ def _pooling(folder: Path) -> tuple[Pooling, ...]:
     unknown = [mode for mode in modes if not isinstance(mode, str) or mode not in _POOLING_NAMES]
     if unknown:
         raise CheckpointError(f"{folder.name} asks for pooling {unknown[0]!r}. Supported: {', '.join(_POOLING_NAMES)}.")
-    if config.get("include_prompt") is False:
-        raise CheckpointError(f"{folder.name} leaves prompts out of the pooling (include_prompt): not supported.")
     return tuple(_POOLING_NAMES[mode] for mode in modes)
 
 

@@ -295,7 +295,8 @@ class ModelSpec:
 
     ``final_norm`` is behind the last layer (pre-norm models). ``partial_keys``: sequences may end in tokens that no
     token looks at (ColBERT's query expansion). ``architecture`` and ``family`` are for people. Tokens ``unpooled_id``
-    are left out of means; a sequence of nothing else has a mean of zeros.
+    are left out of means; a sequence of nothing else has a mean of zeros. Unless ``pools_prompt`` so are the first
+    tokens of a sequence, as many as its encoding says.
 
     ``weights_of``: layers share weights (ALBERT). Layer i reads the weights called ``layers.{weights_of[i]}``. None:
     each layer has its own.
@@ -311,6 +312,7 @@ class ModelSpec:
     final_norm: NormSpec | None = None
     heads: tuple[HeadSpec, ...] = (HeadSpec("embedding", ("mean",)),)
     unpooled_id: int | None = None
+    pools_prompt: bool = True
     partial_keys: bool = False
     weights_of: tuple[int, ...] | None = None
     decoder: DecoderSpec | None = None

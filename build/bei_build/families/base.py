@@ -69,6 +69,8 @@ class Family:
 
     ``score_factor``: a language model multiplies its scores of tokens by this number of the config.
 
+    ``asks_about_prompts``: some of these models leave a prompt out of the mean, and their files do not say so.
+
     Unless ``special_tokens`` nothing is put around texts. Unless ``pools_unknown`` the token of what is in no
     vocabulary is left out of means. ``stored_sizes``: no config says how many rows and columns the table of words has.
     A config may have two keys of ours, from ``translate``: ``usual_length``, the tokens of a text that are read if
@@ -89,6 +91,7 @@ class Family:
     position_limit: bool = True
     usual_length: int | None = None
     score_factor: Callable[[Any], float] | None = None
+    asks_about_prompts: bool = False
     special_tokens: bool = True
     pools_unknown: bool = True
     stored_sizes: bool = False

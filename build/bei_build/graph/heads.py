@@ -95,6 +95,7 @@ class _PoolingEmitter:
         self._graph = graph
         self._hidden = hidden
         self._unpooled_id = spec.unpooled_id
+        self._mask = "slot_mask" if spec.pools_prompt else "pool_mask"
         self._marked_id = spec.marked_id
         self._prefix = f"pooling.{hidden}"
         self._shared: dict[str, str] = {}
@@ -170,7 +171,7 @@ class _PoolingEmitter:
     def _mask_3d(self) -> str:
         if "mask" not in self._shared:
             graph = self._graph
-            slot_mask = graph.input("slot_mask", DType.FP32, ["B", "S"])
+            slot_mask = graph.input(self._mask, DType.FP32, ["B", "S"])
             if self._unpooled_id is not None:
                 slot_mask = graph.op("Mul", [slot_mask, self._all_but(self._unpooled_id)], f"{self._prefix}.pooled")
             mask = graph.op("Unsqueeze", [slot_mask, graph.constant([2])], f"{self._prefix}.mask")
