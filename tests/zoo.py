@@ -208,6 +208,7 @@ CASES: tuple[Case, ...] = (
     Case("BERT", "BertForMaskedLM", {**_ENCODER, "tie_word_embeddings": False}, note="untied decoder"),
     *_of("RoBERTa", "Roberta", _ROBERTA, _ALL, bpe_tokenizer),
     *_of("XLM-RoBERTa", "XLMRoberta", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("Jina v3", "JinaEmbeddingsV3", {**_ROBERTA, **_rope("default")}, _ALL, unigram_tokenizer),
     *_of("CamemBERT", "Camembert", _ROBERTA, _ALL, unigram_tokenizer),
     *_of("DistilBERT", "DistilBert", _DISTILBERT, _ALL, wordpiece_tokenizer),
     *_of("MPNet", "MPNet", _MPNET, _ALL, bpe_tokenizer),
@@ -238,7 +239,9 @@ CASES: tuple[Case, ...] = (
     Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),
     Case("mT5 encoder", "MT5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer),
     *_of("BART", "Bart", _BART, ("Model", "ForSequenceClassification"), bpe_tokenizer, alone=True, ends_in=(2,)),
-    *_of("mBART", "MBart", _BART, ("Model", "ForSequenceClassification"), unigram_tokenizer, alone=True, ends_in=(2, 4)),
+    *_of(
+        "mBART", "MBart", _BART, ("Model", "ForSequenceClassification"), unigram_tokenizer, alone=True, ends_in=(2, 4)
+    ),
     *_of("ModernBERT", "ModernBert", _MODERN, _ALL, wordpiece_tokenizer),
     Case(
         "ModernBERT",

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bei.errors import WeightsError
+from bei_build.adapters import AdaptedStore, Adapter
 from bei_build.families.base import AS_STORED, Family
 from bei_build.graph.writer import FloatArray
 from bei_build.spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec
@@ -70,12 +71,19 @@ class _Source:
 class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
-    ``tied``: a language model's last matrix may be that of its embeddings. Raises WeightsError naming the tensors that
-    are missing, misshapen or left over.
+    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged.
+    Raises WeightsError naming the tensors that are missing, misshapen or left over.
     """
 
     def __init__(
-        self, spec: ModelSpec, family: Family, folder: Path, modules: Mapping[str, SideModule], *, tied: bool = True
+        self,
+        spec: ModelSpec,
+        family: Family,
+        folder: Path,
+        modules: Mapping[str, SideModule],
+        *,
+        tied: bool = True,
+        adapter: Adapter | None = None,
     ) -> None:
         self._spec = spec
         self._names = StoredNames(family, tied)
@@ -87,7 +95,8 @@ class ModelWeights:
         self._sources: dict[str, _Source] = {}
         self._stack = ExitStack()
         try:
-            self._map_checkpoint(self._opened(open_weights(folder)), modules)
+            store = self._opened(open_weights(folder))
+            self._map_checkpoint(AdaptedStore(store, adapter) if adapter else store, modules)
             self._map_modules(modules)
         except BaseException:  # an interrupt too must unmap the files
             self.close()

@@ -23,6 +23,7 @@ from bei_build.families import (
     granite,
     gte,
     jina,
+    jina_v3,
     llama,
     modernbert,
     mpnet,
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     jina.FAMILY,
     roberta.FAMILY,
     roberta.XLM_FAMILY,
+    jina_v3.FAMILY,
     roberta.CAMEMBERT_FAMILY,
     distilbert.FAMILY,
     mpnet.FAMILY,
@@ -76,8 +78,10 @@ def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> 
     Raises UnsupportedArchitectureError, which names what there is of the same type, or a type with the same stem.
     """
     for family in FAMILIES:
-        if model_type in (family.model_type, *family.aliases) and architecture in family.architectures:
-            return (family.variant and family.variant(config)) or family
+        if model_type in (family.model_type, *family.aliases):
+            read = (family.variant and family.variant(config)) or family
+            if architecture in read.architectures:
+                return read
     own = [name for family in FAMILIES if family.model_type == model_type for name in family.architectures]
     if own:
         raise UnsupportedArchitectureError(

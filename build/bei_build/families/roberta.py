@@ -5,9 +5,10 @@ BERT, but positions are counted from ``pad_token_id + 1`` (transformers: create_
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from bei_build.families import bert
+from bei_build.families import bert, jina_v3
 from bei_build.families.base import Family, HeadsOf, classifier, embedder, masked_lm, token_classifier
 from bei_build.spec import ModelSpec
 
@@ -42,5 +43,5 @@ def _family(model_type: str, class_prefix: str) -> Family:
 
 
 FAMILY = _family("roberta", "Roberta")
-XLM_FAMILY = _family("xlm-roberta", "XLMRoberta")
+XLM_FAMILY = replace(_family("xlm-roberta", "XLMRoberta"), variant=jina_v3.flash_variant)
 CAMEMBERT_FAMILY = _family("camembert", "Camembert")
