@@ -27,7 +27,10 @@ Settings: TypeAlias = dict[str, Any]
 TokenizerOf: TypeAlias = Callable[[], Tokenizer]
 
 # These classes count positions over ids that are not padding; random ids may be, so positions are said.
-_COUNTED_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+_COUNTED_POSITIONS = (
+    *("roberta", "xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"),
+    "mpnet",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Case:
     ``note`` says what is special, beside what the family is known for. ``stored``: the type of the saved weights.
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
     gives a text other outputs in a batch with longer ones (LongRoPE), or takes no batch of such texts (BART's, which
-    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text.
+    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text. ``vector``: the class
+    pools itself; its output of that name, and how.
     """
 
     family: str
@@ -51,6 +55,7 @@ class Case:
     unmasked: bool = False
     alone: bool = False
     ends_in: tuple[int, ...] = ()
+    vector: tuple[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -80,6 +85,9 @@ _ROBERTA = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2, "pad_token_id
 _DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": MAX_TOKENS}
 _MPNET = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2}
 _ELECTRA = {**_ENCODER, "embedding_size": 16}
+_REMBERT = {**_ENCODER, "input_embedding_size": 16, "output_embedding_size": 40}
+# Of block_sparse attention, texts that are short enough for it to be the full one.
+_BIG_BIRD = {**_ENCODER, "attention_type": "block_sparse", "rescale_embeddings": True}
 # Of three layers two share their weights.
 _ALBERT = {**_ELECTRA, "num_hidden_groups": 2}
 _DEBERTA = {
@@ -210,6 +218,23 @@ CASES: tuple[Case, ...] = (
     *_of("XLM-RoBERTa", "XLMRoberta", _ROBERTA, _ALL, unigram_tokenizer),
     *_of("Jina v3", "JinaEmbeddingsV3", {**_ROBERTA, **_rope("default")}, _ALL, unigram_tokenizer),
     *_of("CamemBERT", "Camembert", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("data2vec", "Data2VecText", _ROBERTA, _ALL, bpe_tokenizer),
+    *_of("XLM-RoBERTa XL", "XLMRobertaXL", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("RoBERTa-PreLayerNorm", "RobertaPreLayerNorm", _ROBERTA, _ALL, bpe_tokenizer),
+    *_of("ERNIE", "Ernie", {**_ENCODER, "use_task_id": True, "task_type_vocab_size": 3}, _ALL, wordpiece_tokenizer),
+    Case("ERNIE", "ErnieModel", {**_ENCODER, "use_task_id": False}, note="no kinds of tasks"),
+    *_of("Megatron-BERT", "MegatronBert", _ENCODER, _ALL, wordpiece_tokenizer),
+    *_of("RemBERT", "RemBert", _REMBERT, _ALL, unigram_tokenizer),
+    *_of("BigBird", "BigBird", _BIG_BIRD, _ALL, unigram_tokenizer),
+    Case(
+        "BigBird",
+        "BigBirdModel",
+        {**_BIG_BIRD, "attention_type": "original_full", "use_bias": False, "rescale_embeddings": False},
+        unigram_tokenizer,
+        note="full attention, no biases",
+    ),
+    Case("DPR", "DPRQuestionEncoder", {**_ENCODER, "projection_dim": 0}, vector=("pooler_output", "cls")),
+    Case("DPR", "DPRContextEncoder", {**_ENCODER, "projection_dim": 24}, vector=("pooler_output", "cls")),
     *_of("DistilBERT", "DistilBert", _DISTILBERT, _ALL, wordpiece_tokenizer),
     *_of("MPNet", "MPNet", _MPNET, _ALL, bpe_tokenizer),
     *_of("ELECTRA", "Electra", _ELECTRA, _NO_LM, wordpiece_tokenizer),
@@ -365,10 +390,15 @@ def save_case(folder: Path, case: Case) -> Path:
         torch.manual_seed(20)
         model = model_class(config)
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # sines
+                continue
             # Wide matrices have smaller weights, or sums would grow from layer to layer.
             spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
-            is_factor = "norm" in name.lower() and name.endswith("weight") and not case.family.startswith("Gemma")
-            mean = 1.0 if is_factor else 0.0  # Gemma multiplies by one more than the weight
+            module = name.split(".")[-2].lower()
+            is_norm = ("norm" in module or module == "ln") and name.endswith("weight")
+            mean = (
+                1.0 if is_norm and not case.family.startswith("Gemma") else 0.0
+            )  # Gemma multiplies by one more than the weight
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
     model.to(case.stored).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -401,6 +431,8 @@ def _outputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> list[torc
     inputs = _inputs(model, case, encodings)
     lengths = [encoding.num_tokens for encoding in encodings]
     is_decoder_head = case.architecture.endswith("ForCausalLM") or hasattr(model, "score")
+    if case.vector:
+        return list(model(**inputs)[case.vector[0]])
     if case.output == "embedding" or is_decoder_head:
         states = (model.model if is_decoder_head else model)(**inputs).last_hidden_state
         if case.output == "logits":

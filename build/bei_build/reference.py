@@ -7,6 +7,7 @@ imports torch and transformers' model classes.
 from __future__ import annotations
 
 import importlib.util
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -146,15 +147,15 @@ def _load_model(checkpoint: Checkpoint, implementation: str) -> Any:
     import torch
     import transformers
 
-    name = checkpoint.family.reference_class
-    assert name is not None, "the caller asks only for families that have a reference"
+    assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
+    name, *modules = checkpoint.family.reference_class.split(".")
     try:
         model = getattr(transformers, name).from_pretrained(
             checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
         )
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error
-    return model.eval()
+    return operator.attrgetter(".".join(modules))(model.eval()) if modules else model.eval()
 
 
 def _unusable(what: str, error: Exception) -> VerificationError:

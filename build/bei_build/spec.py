@@ -51,13 +51,15 @@ class EmbeddingsSpec:
     ``max_positions`` is 0 where positions have no table (rotary or relative ones). ``position_offset`` rows of the
     checkpoint's table are never used (RoBERTa counts positions from ``pad_token_id + 1``) and are cut off at build
     time, so that positions start at 0 for every engine. ``type_vocab_size`` is 0 where token types have no table.
-    ``scale`` multiplies the rows. A ``width`` other than the model's is projected behind the norm (ELECTRA).
+    ``task_vocab_size``: of a table of so many kinds of tasks the first row is added everywhere (ERNIE; 0: no table).
+    ``scale`` multiplies the rows of words. A ``width`` other than the model's is projected behind the norm (ELECTRA).
     """
 
     vocab_size: int
     max_positions: int = 0
     position_offset: int = 0
     type_vocab_size: int = 0
+    task_vocab_size: int = 0
     norm: NormSpec | None = None
     scale: float = 1.0
     width: int | None = None
@@ -301,6 +303,7 @@ class ModelSpec:
     each layer has its own.
 
     With a ``decoder`` the token states are its. Pooling "last_marked" takes the last token ``marked_id`` of a sequence.
+    ``longest``: texts of more tokens are read in another way, which the spec does not describe.
     """
 
     family: str
@@ -315,6 +318,7 @@ class ModelSpec:
     weights_of: tuple[int, ...] | None = None
     decoder: DecoderSpec | None = None
     marked_id: int | None = None
+    longest: int | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""

@@ -25,6 +25,8 @@ def _position_and_type_weights(name: str, embeddings: EmbeddingsSpec, width: int
         yield f"{name}.position.weight", (embeddings.max_positions, width)
     if embeddings.type_vocab_size:
         yield f"{name}.type.weight", (embeddings.type_vocab_size, width)
+    if embeddings.task_vocab_size:
+        yield f"{name}.task.weight", (embeddings.task_vocab_size, width)
     if embeddings.norm:
         yield from norm_weights(f"{name}.norm", embeddings.norm, width)
 

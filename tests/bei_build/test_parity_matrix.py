@@ -182,6 +182,12 @@ SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
         "scale of residual sums",
         lambda spec: replace(spec, layers=tuple(replace(layer, residual_scale=1.0) for layer in spec.layers)),
     ),
+    ("BigBirdModel", "scale of embeddings", lambda spec: replace(spec, embeddings=replace(spec.embeddings, scale=1.0))),
+    (
+        "ErnieModel",
+        "row of the task",
+        lambda spec: replace(spec, embeddings=replace(spec.embeddings, task_vocab_size=0)),
+    ),
     ("AlbertModel", "groups of layers", lambda spec: replace(spec, weights_of=(0, 1, 1))),
     ("ModernBertModel", "final norm", lambda spec: replace(spec, final_norm=None)),
     (

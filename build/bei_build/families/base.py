@@ -55,7 +55,8 @@ class Family:
 
     ``reference_class`` names the transformers class that engines are verified with: it loads the checkpoint's backbone
     and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
-    decoder too). None: transformers has no such class, and engines are verified with bei's own FP32 engine.
+    decoder too). Behind a dot is the module in it that gives them. None: transformers has no such class, and engines
+    are verified with bei's own FP32 engine.
     ``position_limit``: the config's ``max_position_embeddings`` (or the position table) says how long a text may be.
     Without one nothing in the model limits a text.
 

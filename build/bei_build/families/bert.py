@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bei_build.families.base import (
@@ -57,6 +58,15 @@ def bert_like_spec(config: Any, architecture: str, position_offset: int = 0) -> 
         ),
         layers=(layer,) * config.num_hidden_layers,
     )
+
+
+def pre_norm(spec: ModelSpec, *, embeddings_norm: bool = True) -> ModelSpec:
+    """``spec`` with the norms of its layers in front, and one behind the last layer; ``embeddings_norm``: that of the
+    embeddings stays.
+    """
+    layer = replace(spec.layers[0], placement="pre")
+    embeddings = spec.embeddings if embeddings_norm else replace(spec.embeddings, norm=None)
+    return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers), final_norm=layer.norm)
 
 
 FAMILY = Family(

@@ -154,6 +154,8 @@ class _TransformerEmitter:
         elif spec.type_vocab_size > 1:
             token_type_ids = graph.input("token_type_ids", DType.INT32, ["T"])
             parts.append(graph.lookup(self._table(f"{name}.type"), token_type_ids, f"{name}.types"))
+        if spec.task_vocab_size:
+            parts.append(graph.vector(f"{name}.task.weight", self._read(f"{name}.task.weight")[:1]))
         return parts
 
     def _attend(self, hidden: str, encoded: str | None, spec: AttentionSpec, name: str) -> str:

@@ -1,0 +1,49 @@
+"""Models of BERT's form under other names: what is refused of them, and what one of them adds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bei.errors import CheckpointError
+from tests.bei_build.builds import build_artifact
+from tests.bei_build.reading import read, refused, saved
+from tests.checkpoints import change_config
+from tests.zoo import CASES, save_case
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("BigBirdModel", {"attention_type": "sparse"}, "attention_type = 'sparse'.*'original_full' or 'block_sparse'"),
+        ("BigBirdModel", {"is_decoder": True}, "is_decoder = True"),
+        ("ErnieModel", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
+        ("MegatronBertModel", {"is_decoder": True}, "is_decoder = True"),
+        ("XLMRobertaXLModel", {"hidden_act": "mish"}, "Activation 'mish'"),
+        ("DPRQuestionEncoder", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ],
+)
+def test_other_forms_are_refused(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    refused(change_config(saved(tmp_path, name), **changes), CheckpointError, message)
+
+
+def test_big_birds_texts_are_as_long_as_its_blocks_leave_them_whole(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == "BigBirdModel")
+    settings = {**case.settings, "block_size": 2, "num_random_blocks": 3}
+    folder = save_case(tmp_path, replace(case, settings=settings))
+    assert read(folder).max_seq_len == 22  # (5 + 2 * 3) * 2: transformers' bound
+    with pytest.raises(CheckpointError, match="max_seq_len 23 is beyond the 22 positions"):
+        read(folder, max_seq_len=23)
+    assert read(change_config(folder, attention_type="original_full")).max_seq_len == 48
+
+
+@pytest.mark.parametrize("settings", [{}, {"task": "embed"}, {"pooling": "cls"}])
+def test_dprs_projection_stays_whatever_is_asked(settings: dict[str, Any], tmp_path: Path) -> None:
+    folder = saved(tmp_path / "dpr", "DPRContextEncoder")
+    manifest = build_artifact(folder, tmp_path / "artifact", **settings).manifest
+    assert manifest.dimension("embedding") == 24
+    assert manifest.embedding is not None
+    assert manifest.embedding.pooling == "cls"
