@@ -48,7 +48,9 @@ class that a family reads is not named here. Classes without rows of their own:
 | `BertForPreTraining`, `AlbertForPreTraining` | read as their base model; what they predict is left aside |
 | `ErnieForPreTraining`, `MegatronBertForPreTraining`, `BigBirdForPreTraining` | the same |
 | `LlamaBidirectionalModel`, `LlamaBidirectionalForSequenceClassification` | remote code; Llama's row "bidirectional" |
-| `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification` | remote code, now transformers' GTE |
+| `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification`, `NewForMaskedLM` | remote code, now GTE |
+| `NomicBertForPreTraining` | remote code, read as NomicBERT's base model |
+| `ElectraForPreTraining` | read as its base model |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
 | `StaticModel`, `StaticEmbedding` | static embeddings |

@@ -29,7 +29,7 @@ TokenizerOf: TypeAlias = Callable[[], Tokenizer]
 # These classes count positions over ids that are not padding; random ids may be, so positions are said.
 _COUNTED_POSITIONS = (
     *("roberta", "xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"),
-    "mpnet",
+    *("mpnet", "esm"),
 )
 
 
@@ -85,6 +85,15 @@ _ROBERTA = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2, "pad_token_id
 _DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": MAX_TOKENS}
 _MPNET = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2}
 _ELECTRA = {**_ENCODER, "embedding_size": 16}
+# Random ids of texts have mask tokens among them.
+_ESM = {
+    **_ENCODER,
+    "max_position_embeddings": MAX_TOKENS + 2,
+    "pad_token_id": 1,
+    "mask_token_id": 4,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+}
 _REMBERT = {**_ENCODER, "input_embedding_size": 16, "output_embedding_size": 40}
 # Of block_sparse attention, texts that are short enough for it to be the full one.
 _BIG_BIRD = {**_ENCODER, "attention_type": "block_sparse", "rescale_embeddings": True}
@@ -225,6 +234,15 @@ CASES: tuple[Case, ...] = (
     Case("ERNIE", "ErnieModel", {**_ENCODER, "use_task_id": False}, note="no kinds of tasks"),
     *_of("Megatron-BERT", "MegatronBert", _ENCODER, _ALL, wordpiece_tokenizer),
     *_of("RemBERT", "RemBert", _REMBERT, _ALL, unigram_tokenizer),
+    *_of("RoFormer", "RoFormer", {**_ELECTRA, "type_vocab_size": 2}, _ALL, wordpiece_tokenizer),
+    *_of("ESM", "Esm", _ESM, _ALL, bpe_tokenizer),
+    Case(
+        "ESM",
+        "EsmModel",
+        {**_ESM, "position_embedding_type": "absolute", "emb_layer_norm_before": True, "token_dropout": False},
+        bpe_tokenizer,
+        note="learned positions",
+    ),
     *_of("BigBird", "BigBird", _BIG_BIRD, _ALL, unigram_tokenizer),
     Case(
         "BigBird",
@@ -237,7 +255,7 @@ CASES: tuple[Case, ...] = (
     Case("DPR", "DPRContextEncoder", {**_ENCODER, "projection_dim": 24}, vector=("pooler_output", "cls")),
     *_of("DistilBERT", "DistilBert", _DISTILBERT, _ALL, wordpiece_tokenizer),
     *_of("MPNet", "MPNet", _MPNET, _ALL, bpe_tokenizer),
-    *_of("ELECTRA", "Electra", _ELECTRA, _NO_LM, wordpiece_tokenizer),
+    *_of("ELECTRA", "Electra", _ELECTRA, _ALL, wordpiece_tokenizer),
     Case("ELECTRA", "ElectraModel", {**_ELECTRA, "embedding_size": 32}, note="embeddings as wide as the layers"),
     *_of("ALBERT", "Albert", _ALBERT, _ALL, wordpiece_tokenizer),
     *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _NO_LM, wordpiece_tokenizer),
@@ -274,7 +292,7 @@ CASES: tuple[Case, ...] = (
         {**_MODERN, **_MODERN_BIASES, "num_labels": 1, "classifier_pooling": "mean"},
         note="mean pooling and biases",
     ),
-    *_of("EuroBERT", "EuroBert", _DECODER, _NO_LM, bpe_tokenizer),
+    *_of("EuroBERT", "EuroBert", _DECODER, _ALL, bpe_tokenizer),
     Case(
         "EuroBERT",
         "EuroBertForSequenceClassification",
@@ -282,8 +300,8 @@ CASES: tuple[Case, ...] = (
         bpe_tokenizer,
         note="mean pooling before the classifier",
     ),
-    *_of("NomicBERT", "NomicBert", _NOMIC, _NO_LM, wordpiece_tokenizer),
-    *_of("GTE", "Gte", _GTE, _NO_LM, unigram_tokenizer),
+    *_of("NomicBERT", "NomicBert", _NOMIC, _ALL, wordpiece_tokenizer),
+    *_of("GTE", "Gte", _GTE, _ALL, unigram_tokenizer),
     Case("GTE", "GteModel", {**_GTE, "type_vocab_size": 0}, unigram_tokenizer, note="no token types"),
     *_of("Llama", "Llama", _DECODER, _DECODERS, bpe_tokenizer),
     Case(

@@ -45,6 +45,16 @@ class NormSpec:
 
 
 @dataclass(frozen=True)
+class MaskDropoutSpec:
+    """The rows of tokens ``token_id`` are zeros; all are multiplied by 1 - ``share``, and divided by the share of the
+    sequence's tokens that are others (ESM, whose training dropped ``share`` of the tokens).
+    """
+
+    token_id: int
+    share: float
+
+
+@dataclass(frozen=True)
 class EmbeddingsSpec:
     """Sum of word, learned position and token type rows, then a norm.
 
@@ -63,6 +73,7 @@ class EmbeddingsSpec:
     norm: NormSpec | None = None
     scale: float = 1.0
     width: int | None = None
+    mask_dropout: MaskDropoutSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -70,13 +81,16 @@ class RopeSpec:
     """Rotary positions (arXiv:2104.09864): halves of a head's first 2 * len(inv_freq) components turn by
     position * inv_freq; cosine and sine are multiplied by ``factor`` (YaRN, arXiv:2309.00071).
 
-    A sequence of more than ``long_from`` tokens turns by ``long_inv_freq`` instead (LongRoPE, arXiv:2402.13753).
+    ``interleaved``: not halves turn together, but neighbours (the rows of the query's and key's weights are put in
+    order for it). A sequence of more than ``long_from`` tokens turns by ``long_inv_freq`` instead (LongRoPE,
+    arXiv:2402.13753).
     """
 
     inv_freq: tuple[float, ...]
     factor: float = 1.0
     long_inv_freq: tuple[float, ...] | None = None
     long_from: int = 0
+    interleaved: bool = False
 
     @property
     def rotary_dim(self) -> int:

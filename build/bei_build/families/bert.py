@@ -15,7 +15,7 @@ from bei_build.families.base import (
     require,
     token_classifier,
 )
-from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec import Activation, AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
 WEIGHTS = {
     "embeddings.word": "embeddings.word_embeddings",
@@ -37,12 +37,19 @@ WEIGHTS = {
 def bert_like_spec(config: Any, architecture: str, position_offset: int = 0) -> ModelSpec:
     """The spec of a BERT-shaped config whose positions start at ``position_offset`` in its table."""
     require(config, "position_embedding_type", "absolute")
+    return absolute_spec(config, architecture, position_offset)
+
+
+def absolute_spec(
+    config: Any, architecture: str, position_offset: int, activation: Activation | None = None
+) -> ModelSpec:
+    """The same, whatever kind of positions the config asks for, and whatever activation, where one is given."""
     require(config, "is_decoder", False)
     norm = NormSpec(config.layer_norm_eps)
     num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     layer = LayerSpec(
         attention=AttentionSpec(num_heads, head_dim, num_kv_heads=num_heads, scale=head_dim**-0.5),
-        mlp=MLPSpec(config.intermediate_size, activation_named(config.hidden_act)),
+        mlp=MLPSpec(config.intermediate_size, activation or activation_named(config.hidden_act)),
         norm=norm,
     )
     return ModelSpec(

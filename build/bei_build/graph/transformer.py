@@ -15,9 +15,18 @@ from bei_build.graph.activation import emit_activation
 from bei_build.graph.attention import AttentionCore, PaddedAttention, PositionTables
 from bei_build.graph.experts import ExpertsEmitter
 from bei_build.graph.heads import HeadEmitter
-from bei_build.graph.positions import Rotations, relative_bias_table
+from bei_build.graph.positions import Rotations, halved, relative_bias_table
 from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter
-from bei_build.spec import AttentionSpec, DecoderSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    EmbeddingsSpec,
+    LayerSpec,
+    MaskDropoutSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+)
 
 Read = Callable[[str], FloatArray]
 
@@ -89,9 +98,32 @@ class _TransformerEmitter:
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
         last = graph.op("Gather", [self._input_ids, graph.input("last_index", DType.INT32, ["B"])], f"{name}.of_row")
         column = graph.op("Unsqueeze", [last, graph.constant([1])], f"{name}.column")
+        return self._of_tokens(column, pad_index, name)
+
+    def _of_tokens(self, column: str, pad_index: str, name: str) -> str:
+        """Values of sequences, [B, 1], as those of their tokens, [T]."""
+        graph = self._graph
         by_slot = graph.op("Expand", [column, graph.op("Shape", [pad_index], f"{name}.shape")], f"{name}.by_slot")
         flat = graph.op("Reshape", [by_slot, graph.constant([-1])], f"{name}.flat")
         return graph.op("Gather", [flat, graph.input("unpad_index", DType.INT32, ["T"])], name)
+
+    def _without_masked(self, rows: str, input_ids: str, spec: MaskDropoutSpec, name: str) -> str:
+        """``rows`` [T, width] times the tokens' factors, which are counted in FP32."""
+        graph = self._graph
+        pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        slot_mask = graph.input("slot_mask", DType.FP32, ["B", "S"])
+        is_masked = graph.op("Equal", [input_ids, graph.constant(spec.token_id, np.int32)], f"{name}.is_masked")
+        others = graph.cast(graph.op("Not", [is_masked], f"{name}.is_other"), DType.FP32, f"{name}.others")
+        in_slots = graph.op(
+            "Mul", [graph.op("Gather", [others, pad_index], f"{name}.padded"), slot_mask], f"{name}.slots"
+        )
+        axis = graph.constant([1])
+        counts = [graph.op("ReduceSum", [part, axis], f"{part}.count", keepdims=1) for part in (slot_mask, in_slots)]
+        ratio = graph.op("Div", counts, f"{name}.ratio")
+        factor = graph.op("Mul", [ratio, graph.constant(1.0 - spec.share, np.float32)], f"{name}.factor")
+        factors = graph.op("Mul", [others, self._of_tokens(factor, pad_index, f"{name}.factors")], f"{name}.of_tokens")
+        column = graph.op("Unsqueeze", [factors, axis], f"{name}.column")
+        return graph.op("Mul", [rows, graph.cast(column, graph.types.compute, f"{name}.cast")], name)
 
     def _embeddings(self, input_ids: str, spec: EmbeddingsSpec, name: str) -> str:
         graph = self._graph
@@ -100,6 +132,8 @@ class _TransformerEmitter:
         total = graph.lookup(self._words, input_ids, f"{name}.words")
         if spec.scale != 1.0:
             total = self._scaled(total, spec.scale, f"{name}.scaled")
+        if spec.mask_dropout:
+            total = self._without_masked(total, input_ids, spec.mask_dropout, f"{name}.unmasked")
         for index, part in enumerate(self._position_and_type_rows(spec, name)):
             total = graph.op("Add", [total, part], f"{name}.sum.{index}")
         if spec.norm:
@@ -180,6 +214,10 @@ class _TransformerEmitter:
 
         def stacked(kind: str) -> FloatArray:
             parts = [self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0)) for role in roles]
+            if spec.rope and spec.rope.interleaved:
+                parts = [
+                    part if role == "value" else halved(part, spec) for role, part in zip(roles, parts, strict=True)
+                ]
             return np.concatenate(parts)
 
         matrix = graph.matrix(f"{joined}.weight", stacked("weight"))

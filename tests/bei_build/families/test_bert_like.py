@@ -23,6 +23,8 @@ from tests.zoo import CASES, save_case
         ("ErnieModel", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
         ("MegatronBertModel", {"is_decoder": True}, "is_decoder = True"),
         ("XLMRobertaXLModel", {"hidden_act": "mish"}, "Activation 'mish'"),
+        ("RoFormerModel", {"rotary_value": True}, "rotary_value = True"),
+        ("EsmModel", {"position_embedding_type": "relative_key"}, "'absolute' or 'rotary'"),
         ("DPRQuestionEncoder", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ],
 )

@@ -18,9 +18,11 @@ REMOTE_CODE = (
     "JinaBertModel",
     "LlamaBidirectionalForSequenceClassification",
     "LlamaBidirectionalModel",
+    "NewForMaskedLM",
     "NewForSequenceClassification",
     "NewForTokenClassification",
     "NewModel",
+    "NomicBertForPreTraining",
     "StaticEmbedding",
     "StaticModel",
 )
