@@ -111,6 +111,13 @@ _DEBERTA = {
     "pooler_hidden_size": 32,
     "pooler_hidden_act": "gelu",
 }
+_DEBERTA_V1 = {
+    **_ENCODER,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 _T5 = {
     "d_model": 32,
     "d_kv": 12,
@@ -258,7 +265,7 @@ CASES: tuple[Case, ...] = (
     *_of("ELECTRA", "Electra", _ELECTRA, _ALL, wordpiece_tokenizer),
     Case("ELECTRA", "ElectraModel", {**_ELECTRA, "embedding_size": 32}, note="embeddings as wide as the layers"),
     *_of("ALBERT", "Albert", _ALBERT, _ALL, wordpiece_tokenizer),
-    *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _NO_LM, wordpiece_tokenizer),
+    *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _ALL, wordpiece_tokenizer),
     Case(
         "DeBERTa-v2/v3",
         "DebertaV2Model",
@@ -277,6 +284,21 @@ CASES: tuple[Case, ...] = (
         "DebertaV2Model",
         {**_DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
         note="position to content only",
+    ),
+    Case(
+        "DeBERTa-v2/v3",
+        "DebertaV2Model",
+        {**_DEBERTA, "conv_kernel_size": 5, "conv_act": "gelu"},
+        note="convolution",
+    ),
+    Case("DeBERTa-v2/v3", "DebertaV2ForMaskedLM", {**_DEBERTA, "legacy": False}, note="not legacy"),
+    *_of("DeBERTa", "Deberta", _DEBERTA_V1, _ALL, bpe_tokenizer),
+    Case(
+        "DeBERTa",
+        "DebertaModel",
+        {**_DEBERTA_V1, "pos_att_type": ["c2p"], "max_relative_positions": 12, "position_biased_input": True},
+        bpe_tokenizer,
+        note="content to position only, short distances",
     ),
     *_of("T5 encoder", "T5", _T5, ("EncoderModel",), unigram_tokenizer),
     Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),

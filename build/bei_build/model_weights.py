@@ -33,10 +33,13 @@ _ADAPTER = ("lora_", "base_layer.", "modules_to_save.", "ia3_l")
 _BUFFERS = ("rotary_emb.inv_freq", "rotary_embeddings.inv_freq", "position_ids", "token_type_ids")
 
 # The names of what comes before the heads, among ours.
-_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "decoder.")
+_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "convolution", "decoder.")
 
 # The beginning of a layer's names, among ours, and its number.
 _LAYER = re.compile(r"(?:decoder\.)?layers\.(\d+)")
+
+# What may be joined by head, in this order.
+_JOINED = (".query.weight", ".key.weight", ".value.weight")
 
 # Rows of positions that are never used are not read.
 _POSITIONS = ("embeddings.position.weight", "decoder.embeddings.position.weight")
@@ -87,6 +90,7 @@ class ModelWeights:
     ) -> None:
         self._spec = spec
         self._names = StoredNames(family, tied)
+        self._joined_by_head = family.joined_by_head
         dense = [
             layer for head in spec.heads for layer in (*head.token_layers, *head.layers) if isinstance(layer, DenseSpec)
         ]
@@ -112,7 +116,12 @@ class ModelWeights:
             return np.stack([_combination(array, row) for row in self._rows[name]])
         if name in _POSITIONS:
             return array[self._position_offset(name) :]
-        return array if source.end is None else array[source.start : source.end]
+        if source.end is None:
+            return array
+        if self._joined_by_head and name.endswith(_JOINED):
+            heads = array.reshape(-1, len(_JOINED), self._spec.layers[0].attention.head_dim, array.shape[1])
+            return heads[:, source.start // (source.end - source.start)].reshape(-1, array.shape[1])
+        return array[source.start : source.end]
 
     def close(self) -> None:
         """Unmap the files."""

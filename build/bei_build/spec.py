@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 from bei_build.weight_shapes import (
     Shape,
+    convolution_weights,
     decoder_weights,
     embedding_weights,
     layer_weights,
@@ -112,6 +113,7 @@ class DisentangledSpec:
 
     Distances fall into 2 * ``span`` rows of a table that all layers share, beyond ``span / 2`` in logarithmic buckets
     up to ``max_distance`` where ``buckets`` is set. ``share_keys``: the table goes through the content's projections.
+    ``key_bias``: that of the table's own projection to keys.
     """
 
     span: int
@@ -121,17 +123,18 @@ class DisentangledSpec:
     position_to_content: bool
     share_keys: bool
     norm: NormSpec | None
+    key_bias: bool = True
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
     """Multi-head attention, bidirectional unless ``causal``.
 
-    ``scale`` multiplies the scores. With fewer ``num_kv_heads`` neighbouring query heads share keys and values
-    (arXiv:2305.13245). A token sees keys at most ``window`` positions away. ``qk_norm`` is over each head of query and
-    key, before the rotation; over all heads together if ``qk_norm_joint``. ``softcap`` c turns scores s into
-    c * tanh(s / c) (Gemma 2, arXiv:2408.00118). ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409,
-    symmetric).
+    ``scale`` multiplies the scores. Without ``key_bias`` only query and value have one where ``bias`` is set. With
+    fewer ``num_kv_heads`` neighbouring query heads share keys and values (arXiv:2305.13245). A token sees keys at most
+    ``window`` positions away. ``qk_norm`` is over each head of query and key, before the rotation; over all heads
+    together if ``qk_norm_joint``. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
+    ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric).
     """
 
     num_heads: int
@@ -139,6 +142,7 @@ class AttentionSpec:
     num_kv_heads: int
     scale: float
     bias: bool = True
+    key_bias: bool = True
     output_bias: bool = True
     causal: bool = False
     window: int | None = None
@@ -222,6 +226,17 @@ class LayerSpec:
     def norms_output(self) -> bool:
         """Whether attention and MLP have norms behind them, inside the sum."""
         return self.placement in ("both", "output")
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """Behind the first layer: its states h become norm(h + activation(c)), where c is a convolution over the tokens'
+    embeddings, of ``kernel_size`` neighbours, zeros beyond a sequence's ends (DeBERTa v2).
+    """
+
+    kernel_size: int
+    activation: Activation
+    norm: NormSpec
 
 
 @dataclass(frozen=True)
@@ -333,6 +348,7 @@ class ModelSpec:
     decoder: DecoderSpec | None = None
     marked_id: int | None = None
     longest: int | None = None
+    convolution: ConvolutionSpec | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
@@ -363,6 +379,8 @@ class ModelSpec:
         # Of layers that share their weights one is enough.
         for index, layer in dict(zip(self.weights_of or range(len(self.layers)), self.layers, strict=True)).items():
             yield from layer_weights(f"layers.{index}", layer, self.hidden_size)
+        if self.convolution:
+            yield from convolution_weights(self.convolution, self.hidden_size)
         if self.final_norm:
             yield from norm_weights("final_norm", self.final_norm, self.hidden_size)
         if self.decoder:

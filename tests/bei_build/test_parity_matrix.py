@@ -196,6 +196,7 @@ SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
         "row of the task",
         lambda spec: replace(spec, embeddings=replace(spec.embeddings, task_vocab_size=0)),
     ),
+    ("DebertaV2Model-convolution", "convolution", lambda spec: replace(spec, convolution=None)),
     ("AlbertModel", "groups of layers", lambda spec: replace(spec, weights_of=(0, 1, 1))),
     ("ModernBertModel", "final norm", lambda spec: replace(spec, final_norm=None)),
     (

@@ -66,6 +66,7 @@ FAMILIES: tuple[Family, ...] = (
     mpnet.FAMILY,
     electra.FAMILY,
     albert.FAMILY,
+    deberta.FIRST_FAMILY,
     deberta.FAMILY,
     t5.FAMILY,
     t5.MT5_FAMILY,

@@ -50,8 +50,10 @@ class Family:
     ``weights`` maps our module names to the checkpoint's; ``{i}`` is the layer index; ``.weight`` and ``.bias`` are
     appended on both sides, unless our name ends so already. A tuple lists alternatives, the first one there counts.
     Several names of one layer may have the same tensor: then they are its rows, in the order of the table. Several
-    layers may have the same tensor too: each reads all of it. ``prefix`` is what task classes put before the names of
-    their base model. ``unused`` are the beginnings of tensor names (without prefix) that may be left aside.
+    layers may have the same tensor too: each reads all of it. ``joined_by_head``: the rows of a tensor that query, key
+    and value have together are those of the first head's three, then those of the second head's, and so on. ``prefix``
+    is what task classes put before the names of their base model. ``unused`` are the beginnings of tensor names
+    (without prefix) that may be left aside.
 
     ``reference_class`` names the transformers class that engines are verified with: it loads the checkpoint's backbone
     and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
@@ -91,6 +93,7 @@ class Family:
     special_tokens: bool = True
     pools_unknown: bool = True
     stored_sizes: bool = False
+    joined_by_head: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 
     @property

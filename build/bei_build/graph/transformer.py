@@ -19,6 +19,7 @@ from bei_build.graph.positions import Rotations, halved, relative_bias_table
 from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter
 from bei_build.spec import (
     AttentionSpec,
+    ConvolutionSpec,
     DecoderSpec,
     EmbeddingsSpec,
     LayerSpec,
@@ -71,8 +72,11 @@ class _TransformerEmitter:
         """The last states of the layers, which all models have."""
         spec = self._spec
         hidden = self._embeddings(self._input_ids, spec.embeddings, "embeddings")
+        embedded = hidden
         for index, layer in enumerate(spec.layers):
             hidden = self._layer(hidden, layer, f"layers.{index}")
+            if index == 0 and spec.convolution:
+                hidden = self._convolved(hidden, embedded, spec.convolution)
         return self._norm(hidden, spec.final_norm, "final_norm") if spec.final_norm else hidden
 
     def decoder(self, spec: DecoderSpec, encoded: str) -> str:
@@ -160,6 +164,36 @@ class _TransformerEmitter:
                 hidden = self._norm(again, spec.norm, f"{name}.second_attention_norm")
         return hidden
 
+    def _convolved(self, hidden: str, embedded: str, spec: ConvolutionSpec) -> str:
+        """A product with the neighbours of each token side by side, as all sequences lie end to end."""
+        graph, name, reach = self._graph, "convolution", spec.kernel_size // 2
+        offsets = range(-reach, reach + 1)
+        parts = [self._neighbour(embedded, offset, f"{name}.neighbour.{offset + reach}") for offset in offsets]
+        beside = graph.op("Concat", parts, f"{name}.beside", axis=1)
+        weight = self._read(f"{name}.weight")  # [out, in, neighbour]
+        matrix = graph.matrix(f"{name}.weight", weight.transpose(0, 2, 1).reshape(weight.shape[0], -1))
+        product = graph.linear(beside, matrix, graph.vector(f"{name}.bias", self._read(f"{name}.bias")), name)
+        activated = emit_activation(graph, product, spec.activation, f"{name}.act")
+        return self._norm(graph.op("Add", [hidden, activated], f"{name}.residual"), spec.norm, f"{name}.norm")
+
+    def _neighbour(self, rows: str, offset: int, name: str) -> str:
+        """Of each token the row of the one ``offset`` behind it, zeros where its sequence has none."""
+        if offset == 0:
+            return rows
+        graph, count = self._graph, abs(offset)
+        ahead = offset > 0
+        filler = graph.constant([0, 0, count, 0] if ahead else [count, 0, 0, 0])
+        bounds = [graph.constant([bound]) for bound in ((count, 2**31 - 1, 0) if ahead else (0, -count, 0))]
+        moved = graph.op("Slice", [graph.op("Pad", [rows, filler], f"{name}.filled"), *bounds], f"{name}.moved")
+        position = graph.op("Add", [self._position_ids(), graph.constant(offset, np.int32)], f"{name}.position")
+        if ahead:
+            lengths = graph.input("token_seq_lens", DType.INT32, ["T"])
+            is_there = graph.op("Less", [position, lengths], f"{name}.is_there")
+        else:
+            is_there = graph.op("GreaterOrEqual", [position, graph.constant(0, np.int32)], f"{name}.is_there")
+        column = graph.op("Unsqueeze", [is_there, graph.constant([1])], f"{name}.column")
+        return graph.op("Where", [column, moved, graph.constant(0.0, graph.types.compute.numpy)], name)
+
     def _part(self, part: str, value: str, spec: LayerSpec, name: str, encoded: str | None) -> str:
         if part == "mlp":
             return self._mlp(value, spec.mlp, f"{name}.mlp")
@@ -213,7 +247,12 @@ class _TransformerEmitter:
         sizes = [spec.width if role == "query" else spec.kv_width for role in roles]
 
         def stacked(kind: str) -> FloatArray:
-            parts = [self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0)) for role in roles]
+            parts = [
+                np.zeros(spec.kv_width, np.float32)
+                if kind == "bias" and role == "key" and not spec.key_bias
+                else self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0))
+                for role in roles
+            ]
             if spec.rope and spec.rope.interleaved:
                 parts = [
                     part if role == "value" else halved(part, spec) for role, part in zip(roles, parts, strict=True)
@@ -276,7 +315,9 @@ class _TransformerEmitter:
             centred = rows - rows.mean(axis=1, keepdims=True)
             deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + np.float32(spec.disentangled.norm.eps))
             rows = centred / deviation * weight + bias
-        projected = rows @ self._read(f"{name}.{role}.weight").T + self._read(f"{name}.{role}.bias")
+        projected = rows @ self._read(f"{name}.{role}.weight").T
+        if role != "position_key" or spec.disentangled.key_bias:
+            projected = projected + self._read(f"{name}.{role}.bias")
         by_head = (projected * np.float32(scale)).reshape(-1, spec.num_heads, spec.head_dim).transpose(1, 2, 0)
         return self._graph.vector(f"{name}.{role}.positions", by_head)
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bei.errors import CheckpointError
-from tests.bei_build.builds import build_artifact
+from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.reading import read, refused, saved
 from tests.checkpoints import change_config
 from tests.zoo import CASES, save_case
@@ -25,6 +26,11 @@ from tests.zoo import CASES, save_case
         ("XLMRobertaXLModel", {"hidden_act": "mish"}, "Activation 'mish'"),
         ("RoFormerModel", {"rotary_value": True}, "rotary_value = True"),
         ("EsmModel", {"position_embedding_type": "relative_key"}, "'absolute' or 'rotary'"),
+        ("DebertaModel", {"relative_attention": False}, "relative_attention = False"),
+        ("DebertaModel", {"talking_head": True}, "talking_head = True"),
+        ("DebertaModel", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type"),
+        ("DebertaV2Model-convolution", {"conv_kernel_size": 4}, "conv_kernel_size = 4: it must be odd"),
+        ("DebertaV2Model-convolution", {"conv_groups": 2}, "conv_groups = 2"),
         ("DPRQuestionEncoder", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ],
 )
@@ -49,3 +55,13 @@ def test_dprs_projection_stays_whatever_is_asked(settings: dict[str, Any], tmp_p
     assert manifest.dimension("embedding") == 24
     assert manifest.embedding is not None
     assert manifest.embedding.pooling == "cls"
+
+
+def test_a_convolution_does_not_reach_over_the_ends_of_texts(tmp_path: Path) -> None:
+    """Texts shorter than its reach, one behind the other, give what each gives alone."""
+    artifact = build_artifact(saved(tmp_path / "deberta", "DebertaV2Model-convolution"), tmp_path / "artifact")
+    texts = random_encodings((1, 2, 1, 7, 3, 1), artifact.manifest.spec.vocab_size)
+    with running(artifact) as engine:
+        together = embed(engine, texts)
+        alone = np.concatenate([embed(engine, [text]) for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
