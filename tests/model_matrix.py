@@ -51,6 +51,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification`, `NewForMaskedLM` | remote code, now GTE |
 | `NomicBertForPreTraining` | remote code, read as NomicBERT's base model |
 | `ElectraForPreTraining` | read as its base model |
+| `CLIPModel` | read as its text tower |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
 | `StaticModel`, `StaticEmbedding` | static embeddings |

@@ -118,6 +118,7 @@ _DEBERTA_V1 = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+_CLIP = {**_ENCODER, "projection_dim": 24, "hidden_act": "quick_gelu", "eos_token_id": 9}
 _T5 = {
     "d_model": 32,
     "d_kv": 12,
@@ -299,6 +300,23 @@ CASES: tuple[Case, ...] = (
         {**_DEBERTA_V1, "pos_att_type": ["c2p"], "max_relative_positions": 12, "position_biased_input": True},
         bpe_tokenizer,
         note="content to position only, short distances",
+    ),
+    Case(
+        "CLIP text",
+        "CLIPTextModelWithProjection",
+        _CLIP,
+        bpe_tokenizer,
+        ends_in=(9,),
+        vector=("text_embeds", "first_marked"),
+    ),
+    Case("CLIP text", "CLIPTextModel", _CLIP, bpe_tokenizer, ends_in=(9,), vector=("pooler_output", "first_marked")),
+    Case(
+        "CLIP text",
+        "CLIPTextModelWithProjection",
+        {**_CLIP, "eos_token_id": 2, "hidden_act": "gelu"},
+        bpe_tokenizer,
+        note="end of text by the largest id",
+        vector=("text_embeds", "largest_id"),
     ),
     *_of("T5 encoder", "T5", _T5, ("EncoderModel",), unigram_tokenizer),
     Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),

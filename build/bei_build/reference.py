@@ -98,6 +98,9 @@ class HFReference:
         if mode == "last_marked":
             marked = np.flatnonzero(encoding.input_ids == self._spec.marked_id)
             return states[marked[-1] if len(marked) else -1]
+        if mode in ("first_marked", "largest_id"):
+            ids = encoding.input_ids
+            return states[int(np.argmax(ids if mode == "largest_id" else ids == self._spec.marked_id))]
         if mode == "weighted_mean":
             weights = torch.arange(1, count + 1, dtype=torch.float32)[:, None]
             return (states * weights).sum(0) / weights.sum()
@@ -136,6 +139,7 @@ class HFReference:
             "relu": functional.relu,
             "gelu": functional.gelu,
             "silu": functional.silu,
+            "quick_gelu": lambda v: v * torch.sigmoid(1.702 * v),
             "sigmoid": torch.sigmoid,
             "gelu_tanh": lambda v: functional.gelu(v, approximate="tanh"),
             "log1p_relu": lambda v: torch.log1p(functional.relu(v)),

@@ -22,10 +22,12 @@ from bei_build.weight_shapes import (
     shared_attention_weights,
 )
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
-Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked"]
-# What may be asked for; "last_marked" is for models that mark a token (``ModelSpec.marked_id``).
-POOLINGS: tuple[Pooling, ...] = tuple(mode for mode in get_args(Pooling) if mode != "last_marked")
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
+Pooling = Literal[
+    "cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked", "first_marked", "largest_id"
+]
+# What may be asked for: the last three are for models that mark a token (``ModelSpec``).
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)[:-3]
 
 # What a head gives: one row a sequence, or (the last three) one row a token.
 Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights"]
@@ -331,7 +333,8 @@ class ModelSpec:
     ``weights_of``: layers share weights (ALBERT). Layer i reads the weights called ``layers.{weights_of[i]}``. None:
     each layer has its own.
 
-    With a ``decoder`` the token states are its. Pooling "last_marked" takes the last token ``marked_id`` of a sequence.
+    With a ``decoder`` the token states are its. Poolings "last_marked" and "first_marked" take the last and the
+    first token ``marked_id`` of a sequence, "largest_id" the first of those with the largest id.
     ``longest``: texts of more tokens are read in another way, which the spec does not describe.
     """
 
