@@ -45,7 +45,7 @@ def test_a_whole_checkpoint_gives_its_text_features(tmp_path: Path) -> None:
     assert artifact.certificate.reference.startswith("transformers, FP32")
     with running(artifact) as engine:
         actual = embed(engine, texts)
-    model = transformers.CLIPTextModelWithProjection.from_pretrained(folder).eval()
+    model = transformers.CLIPTextModelWithProjection.from_pretrained(folder)
     for row, text in zip(actual, texts, strict=True):
         with torch.no_grad():
             expected = model(torch.from_numpy(text.input_ids.astype(np.int64))[None]).text_embeds[0]
@@ -60,7 +60,7 @@ def test_the_first_end_of_text_counts(ids: list[int], place: int, tmp_path: Path
     with running(artifact) as engine:
         alone = embed(engine, texts[:1])[0]
         pooled = embed(engine, texts)[0]
-    model = transformers.CLIPTextModel.from_pretrained(folder, dtype=torch.float32).eval()
+    model = transformers.CLIPTextModel.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         states = model(torch.tensor([ids])).last_hidden_state[0]
     np.testing.assert_allclose(pooled, states[place].numpy(), atol=1e-5)
