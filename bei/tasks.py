@@ -130,7 +130,8 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     for name in (input_type, *names):
         if name in prompts:
             return prompts[name]
-    if prompts and input_type not in SIDES["document"]:
+    # An adapter is of one kind of text: a query's vector is no document's.
+    if prompts and (input_type not in SIDES["document"] or manifest.spec.adapter):
         raise InvalidRequestError(_no_prompt(manifest, input_type), "input_type")
     return ""
 

@@ -47,8 +47,12 @@ class that a family reads is not named here. Classes without rows of their own:
 |---|---|
 | `BertForPreTraining`, `AlbertForPreTraining` | read as their base model; what they predict is left aside |
 | `T5ForConditionalGeneration`, `MT5ForConditionalGeneration` | the decoder is left aside; the encoder's rows |
+| `ErnieForPreTraining`, `MegatronBertForPreTraining`, `BigBirdForPreTraining` | the same |
 | `LlamaBidirectionalModel`, `LlamaBidirectionalForSequenceClassification` | remote code; Llama's row "bidirectional" |
-| `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification` | remote code, now transformers' GTE |
+| `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification`, `NewForMaskedLM` | remote code, now GTE |
+| `NomicBertForPreTraining` | remote code, read as NomicBERT's base model |
+| `ElectraForPreTraining` | read as its base model |
+| `CLIPModel` | read as its text tower |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
@@ -89,13 +93,15 @@ def run(
 
 def poolings_of(case: Case) -> tuple[str | None, ...]:
     """What an embedder is built with: as its class says, and another way. None: as the class says."""
-    if case.output != "embedding":
+    if case.output != "embedding" or case.vector:
         return (None,)
     return (None, "cls" if default_pooling(case) == "mean" else "mean")
 
 
 def default_pooling(case: Case) -> str:
     """How an embedder is pooled whose files do not say it: decoders give the last token's state."""
+    if case.vector:
+        return case.vector[1]
     # Classes that are embedders only: EmbeddingGemma's and, by another name, Nemotron's.
     embeds_only = case.architecture == "Gemma3TextModel" or "architectures" in case.changes
     return "last" if _is_decoder(case) and not embeds_only else "mean"
@@ -110,7 +116,7 @@ def _is_decoder(case: Case) -> bool:
 
 def pooled(case: Case, rows: Sequence[Float32Array], pooling: str | None) -> list[Float32Array]:
     """Rows of ``hf_outputs``, token states pooled by ``pooling``; other outputs as they are."""
-    if case.output != "embedding":
+    if case.output != "embedding" or case.vector:
         return list(rows)
     pool = {"mean": lambda states: states.mean(0), "cls": lambda states: states[0], "last": lambda states: states[-1]}
     return [pool[pooling or default_pooling(case)](states) for states in rows]

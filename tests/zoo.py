@@ -28,7 +28,10 @@ Settings: TypeAlias = dict[str, Any]
 TokenizerOf: TypeAlias = Callable[[], Tokenizer]
 
 # These classes count positions over ids that are not padding; random ids may be, so positions are said.
-_COUNTED_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+_COUNTED_POSITIONS = (
+    *("roberta", "xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"),
+    *("mpnet", "esm"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Case:
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
     gives a text other outputs in a batch with longer ones (LongRoPE), or takes no batch of such texts (BART's, which
     counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text, in which there is no
-    padding, because the class would count it out.
+    padding, because the class would count it out. ``vector``: the class pools itself; its output of that name, and how.
     """
 
     family: str
@@ -53,6 +56,7 @@ class Case:
     unmasked: bool = False
     alone: bool = False
     ends_in: tuple[int, ...] = ()
+    vector: tuple[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -82,6 +86,18 @@ _ROBERTA = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2, "pad_token_id
 _DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": MAX_TOKENS}
 _MPNET = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2}
 _ELECTRA = {**_ENCODER, "embedding_size": 16}
+# Random ids of texts have mask tokens among them.
+_ESM = {
+    **_ENCODER,
+    "max_position_embeddings": MAX_TOKENS + 2,
+    "pad_token_id": 1,
+    "mask_token_id": 4,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+}
+_REMBERT = {**_ENCODER, "input_embedding_size": 16, "output_embedding_size": 40}
+# Of block_sparse attention, texts that are short enough for it to be the full one.
+_BIG_BIRD = {**_ENCODER, "attention_type": "block_sparse", "rescale_embeddings": True}
 # Of three layers two share their weights.
 _ALBERT = {**_ELECTRA, "num_hidden_groups": 2}
 _DEBERTA = {
@@ -96,6 +112,14 @@ _DEBERTA = {
     "pooler_hidden_size": 32,
     "pooler_hidden_act": "gelu",
 }
+_DEBERTA_V1 = {
+    **_ENCODER,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+_CLIP = {**_ENCODER, "projection_dim": 24, "hidden_act": "quick_gelu", "eos_token_id": 9}
 _T5 = {
     "d_model": 32,
     "d_kv": 12,
@@ -210,13 +234,40 @@ CASES: tuple[Case, ...] = (
     Case("BERT", "BertForMaskedLM", {**_ENCODER, "tie_word_embeddings": False}, note="untied decoder"),
     *_of("RoBERTa", "Roberta", _ROBERTA, _ALL, bpe_tokenizer),
     *_of("XLM-RoBERTa", "XLMRoberta", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("Jina v3", "JinaEmbeddingsV3", {**_ROBERTA, **_rope("default")}, _ALL, unigram_tokenizer),
     *_of("CamemBERT", "Camembert", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("data2vec", "Data2VecText", _ROBERTA, _ALL, bpe_tokenizer),
+    *_of("XLM-RoBERTa XL", "XLMRobertaXL", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("RoBERTa-PreLayerNorm", "RobertaPreLayerNorm", _ROBERTA, _ALL, bpe_tokenizer),
+    *_of("ERNIE", "Ernie", {**_ENCODER, "use_task_id": True, "task_type_vocab_size": 3}, _ALL, wordpiece_tokenizer),
+    Case("ERNIE", "ErnieModel", {**_ENCODER, "use_task_id": False}, note="no kinds of tasks"),
+    *_of("Megatron-BERT", "MegatronBert", _ENCODER, _ALL, wordpiece_tokenizer),
+    *_of("RemBERT", "RemBert", _REMBERT, _ALL, unigram_tokenizer),
+    *_of("RoFormer", "RoFormer", {**_ELECTRA, "type_vocab_size": 2}, _ALL, wordpiece_tokenizer),
+    *_of("ESM", "Esm", _ESM, _ALL, bpe_tokenizer),
+    Case(
+        "ESM",
+        "EsmModel",
+        {**_ESM, "position_embedding_type": "absolute", "emb_layer_norm_before": True, "token_dropout": False},
+        bpe_tokenizer,
+        note="learned positions",
+    ),
+    *_of("BigBird", "BigBird", _BIG_BIRD, _ALL, unigram_tokenizer),
+    Case(
+        "BigBird",
+        "BigBirdModel",
+        {**_BIG_BIRD, "attention_type": "original_full", "use_bias": False, "rescale_embeddings": False},
+        unigram_tokenizer,
+        note="full attention, no biases",
+    ),
+    Case("DPR", "DPRQuestionEncoder", {**_ENCODER, "projection_dim": 0}, vector=("pooler_output", "cls")),
+    Case("DPR", "DPRContextEncoder", {**_ENCODER, "projection_dim": 24}, vector=("pooler_output", "cls")),
     *_of("DistilBERT", "DistilBert", _DISTILBERT, _ALL, wordpiece_tokenizer),
     *_of("MPNet", "MPNet", _MPNET, _ALL, bpe_tokenizer),
-    *_of("ELECTRA", "Electra", _ELECTRA, _NO_LM, wordpiece_tokenizer),
+    *_of("ELECTRA", "Electra", _ELECTRA, _ALL, wordpiece_tokenizer),
     Case("ELECTRA", "ElectraModel", {**_ELECTRA, "embedding_size": 32}, note="embeddings as wide as the layers"),
     *_of("ALBERT", "Albert", _ALBERT, _ALL, wordpiece_tokenizer),
-    *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _NO_LM, wordpiece_tokenizer),
+    *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _ALL, wordpiece_tokenizer),
     Case(
         "DeBERTa-v2/v3",
         "DebertaV2Model",
@@ -236,6 +287,38 @@ CASES: tuple[Case, ...] = (
         {**_DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
         note="position to content only",
     ),
+    Case(
+        "DeBERTa-v2/v3",
+        "DebertaV2Model",
+        {**_DEBERTA, "conv_kernel_size": 5, "conv_act": "gelu"},
+        note="convolution",
+    ),
+    Case("DeBERTa-v2/v3", "DebertaV2ForMaskedLM", {**_DEBERTA, "legacy": False}, note="not legacy"),
+    *_of("DeBERTa", "Deberta", _DEBERTA_V1, _ALL, bpe_tokenizer),
+    Case(
+        "DeBERTa",
+        "DebertaModel",
+        {**_DEBERTA_V1, "pos_att_type": ["c2p"], "max_relative_positions": 12, "position_biased_input": True},
+        bpe_tokenizer,
+        note="content to position only, short distances",
+    ),
+    Case(
+        "CLIP text",
+        "CLIPTextModelWithProjection",
+        _CLIP,
+        bpe_tokenizer,
+        ends_in=(9,),
+        vector=("text_embeds", "first_marked"),
+    ),
+    Case("CLIP text", "CLIPTextModel", _CLIP, bpe_tokenizer, ends_in=(9,), vector=("pooler_output", "first_marked")),
+    Case(
+        "CLIP text",
+        "CLIPTextModelWithProjection",
+        {**_CLIP, "eos_token_id": 2, "hidden_act": "gelu"},
+        bpe_tokenizer,
+        note="end of text by the largest id",
+        vector=("text_embeds", "largest_id"),
+    ),
     *_of("T5 encoder", "T5", _T5, ("EncoderModel",), unigram_tokenizer),
     Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),
     Case("mT5 encoder", "MT5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer),
@@ -250,7 +333,7 @@ CASES: tuple[Case, ...] = (
         {**_MODERN, **_MODERN_BIASES, "num_labels": 1, "classifier_pooling": "mean"},
         note="mean pooling and biases",
     ),
-    *_of("EuroBERT", "EuroBert", _DECODER, _NO_LM, bpe_tokenizer),
+    *_of("EuroBERT", "EuroBert", _DECODER, _ALL, bpe_tokenizer),
     Case(
         "EuroBERT",
         "EuroBertForSequenceClassification",
@@ -258,8 +341,8 @@ CASES: tuple[Case, ...] = (
         bpe_tokenizer,
         note="mean pooling before the classifier",
     ),
-    *_of("NomicBERT", "NomicBert", _NOMIC, _NO_LM, wordpiece_tokenizer),
-    *_of("GTE", "Gte", _GTE, _NO_LM, unigram_tokenizer),
+    *_of("NomicBERT", "NomicBert", _NOMIC, _ALL, wordpiece_tokenizer),
+    *_of("GTE", "Gte", _GTE, _ALL, unigram_tokenizer),
     Case("GTE", "GteModel", {**_GTE, "type_vocab_size": 0}, unigram_tokenizer, note="no token types"),
     *_of("Llama", "Llama", _DECODER, _DECODERS, bpe_tokenizer),
     Case(
@@ -380,14 +463,16 @@ def save_case(folder: Path, case: Case) -> Path:
         torch.manual_seed(20)
         model = model_class(config)
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # sines
+                continue
             # Wide matrices have smaller weights, or sums would grow from layer to layer.
             spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
-            if name.endswith(
-                "SelfAttention.q.weight"
-            ):  # T5 scales no scores: its queries' weights are smaller, trained so
+            if name.endswith("SelfAttention.q.weight"):  # T5 scales no scores: trained weights of queries are smaller
                 spread *= config.d_kv**-0.5
-            is_factor = "norm" in name.lower() and name.endswith("weight") and not case.family.startswith("Gemma")
-            mean = 1.0 if is_factor else 0.0  # Gemma multiplies by one more than the weight
+            module = name.split(".")[-2].lower()
+            is_norm = ("norm" in module or module == "ln") and name.endswith("weight")
+            # Gemma multiplies by one more than the weight.
+            mean = 1.0 if is_norm and not case.family.startswith("Gemma") else 0.0
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
     model.to(case.stored).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -420,6 +505,8 @@ def _outputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> list[torc
     inputs = _inputs(model, case, encodings)
     lengths = [encoding.num_tokens for encoding in encodings]
     is_decoder_head = case.architecture.endswith("ForCausalLM") or hasattr(model, "score")
+    if case.vector:
+        return list(model(**inputs)[case.vector[0]])
     if case.output == "embedding" or is_decoder_head:
         states = (model.model if is_decoder_head else model)(**inputs).last_hidden_state
         if case.output == "logits":

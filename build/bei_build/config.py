@@ -42,6 +42,9 @@ class BuildConfig:
     attention: str | None = _option(
         None, "which tokens see each other, where the checkpoint brings code of its own", ATTENTIONS
     )
+    adapter: str | None = _option(
+        None, "adapter to merge, where the checkpoint has one for each of its tasks; none: the weights without any"
+    )
     token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")
     rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")

@@ -189,9 +189,11 @@ def _all_heads(
 
 
 def _embedding(own: tuple[HeadSpec, ...], files: SentenceTransformersFiles, pooling: Pooling | None) -> HeadSpec:
-    default = own[0].pooling if own[0].output == "embedding" else ("mean",)
+    is_own = own[0].output == "embedding"
+    default = own[0].pooling if is_own else ("mean",)
     chosen = (pooling,) if pooling else files.pooling or default
-    return HeadSpec("embedding", chosen, layers=() if files.per_token else files.tail)
+    layers = own[0].layers if is_own and files.pooling is None else files.tail
+    return HeadSpec("embedding", chosen, layers=() if files.per_token else layers)
 
 
 def _token_states(heads: tuple[HeadSpec, ...]) -> HeadSpec:

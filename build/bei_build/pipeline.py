@@ -74,6 +74,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.max_seq_len,
             config.document_length,
             config.attention,  # type: ignore[arg-type]
+            config.adapter,
         )
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     longest = max(compiler.longest_by_default, config.document_length or 0)
@@ -217,6 +218,7 @@ def _manifest(
             num_parameters=spec.num_parameters,
             attention=attention_of(spec) if spec.layers else None,
             attention_asked=config.attention is not None,
+            adapter=checkpoint.adapter.name if checkpoint.adapter else None,
         ),
         outputs=[
             OutputInfo(

@@ -7,6 +7,7 @@ imports torch and transformers' model classes.
 from __future__ import annotations
 
 import importlib.util
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -98,6 +99,9 @@ class HFReference:
         if mode == "last_marked":
             marked = np.flatnonzero(encoding.input_ids == self._spec.marked_id)
             return states[marked[-1] if len(marked) else -1]
+        if mode in ("first_marked", "largest_id"):
+            ids = encoding.input_ids
+            return states[int(np.argmax(ids if mode == "largest_id" else ids == self._spec.marked_id))]
         if mode == "weighted_mean":
             weights = torch.arange(1, count + 1, dtype=torch.float32)[:, None]
             return (states * weights).sum(0) / weights.sum()
@@ -136,6 +140,7 @@ class HFReference:
             "relu": functional.relu,
             "gelu": functional.gelu,
             "silu": functional.silu,
+            "quick_gelu": lambda v: v * torch.sigmoid(1.702 * v),
             "sigmoid": torch.sigmoid,
             "gelu_tanh": lambda v: functional.gelu(v, approximate="tanh"),
             "log1p_relu": lambda v: torch.log1p(functional.relu(v)),
@@ -147,15 +152,15 @@ def _load_model(checkpoint: Checkpoint, implementation: str) -> Any:
     import torch
     import transformers
 
-    name = checkpoint.family.reference_class
-    assert name is not None, "the caller asks only for families that have a reference"
+    assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
+    name, *modules = checkpoint.family.reference_class.split(".")
     try:
         model = getattr(transformers, name).from_pretrained(
             checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
         )
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error
-    return model.eval()
+    return operator.attrgetter(".".join(modules))(model.eval()) if modules else model.eval()
 
 
 def _unusable(what: str, error: Exception) -> VerificationError:

@@ -68,9 +68,15 @@ def check_attention(spec: ModelSpec, asked: Attention | None, max_seq_len: int) 
         )
 
 
-def check_module_types(types: list[str]) -> None:
-    """Refuse modules of modules.json that are no library's. Raises CheckpointError."""
-    own = [kind for kind in types if "." in kind and kind.split(".", 1)[0] not in ("sentence_transformers", "pylate")]
+def check_module_types(types: list[str], config: Mapping[str, Any]) -> None:
+    """Refuse modules of modules.json that are no library's. Raises CheckpointError.
+
+    jina-embeddings-v3 has a Transformer of its own, which chooses one of the adapters that ``config`` lists: the build
+    does that.
+    """
+    claimed = ("custom_st.Transformer",) if config.get("lora_adaptations") else ()
+    libraries = ("sentence_transformers", "pylate")
+    own = [kind for kind in types if "." in kind and kind.split(".", 1)[0] not in libraries and kind not in claimed]
     if own:
         raise CheckpointError(
             f"modules.json asks for {own[0]}, which is code of the repository's own, not of sentence-transformers or "

@@ -110,7 +110,8 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     if not (folder / "modules.json").is_file():
         settings = _with_colbert_settings(settings, folder)
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
-    check_module_types([entry["type"] for entry in _modules(folder)])
+    raw = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    check_module_types([entry["type"] for entry in _modules(folder)], raw)
     entries = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 from bei_build.weight_shapes import (
     Shape,
+    convolution_weights,
     decoder_weights,
     embedding_weights,
     layer_weights,
@@ -21,10 +22,12 @@ from bei_build.weight_shapes import (
     shared_attention_weights,
 )
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
-Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked"]
-# What may be asked for; "last_marked" is for models that mark a token (``ModelSpec.marked_id``).
-POOLINGS: tuple[Pooling, ...] = tuple(mode for mode in get_args(Pooling) if mode != "last_marked")
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
+Pooling = Literal[
+    "cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked", "first_marked", "largest_id"
+]
+# What may be asked for: the last three are for models that mark a token (``ModelSpec``).
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)[:-3]
 
 # What a head gives: one row a sequence, or (the last three) one row a token.
 Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights"]
@@ -45,22 +48,35 @@ class NormSpec:
 
 
 @dataclass(frozen=True)
+class MaskDropoutSpec:
+    """The rows of tokens ``token_id`` are zeros; all are multiplied by 1 - ``share``, and divided by the share of the
+    sequence's tokens that are others (ESM, whose training dropped ``share`` of the tokens).
+    """
+
+    token_id: int
+    share: float
+
+
+@dataclass(frozen=True)
 class EmbeddingsSpec:
     """Sum of word, learned position and token type rows, then a norm.
 
     ``max_positions`` is 0 where positions have no table (rotary or relative ones). ``position_offset`` rows of the
     checkpoint's table are never used (RoBERTa counts positions from ``pad_token_id + 1``) and are cut off at build
     time, so that positions start at 0 for every engine. ``type_vocab_size`` is 0 where token types have no table.
-    ``scale`` multiplies the rows. A ``width`` other than the model's is projected behind the norm (ELECTRA).
+    ``task_vocab_size``: of a table of so many kinds of tasks the first row is added everywhere (ERNIE; 0: no table).
+    ``scale`` multiplies the rows of words. A ``width`` other than the model's is projected behind the norm (ELECTRA).
     """
 
     vocab_size: int
     max_positions: int = 0
     position_offset: int = 0
     type_vocab_size: int = 0
+    task_vocab_size: int = 0
     norm: NormSpec | None = None
     scale: float = 1.0
     width: int | None = None
+    mask_dropout: MaskDropoutSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -68,13 +84,16 @@ class RopeSpec:
     """Rotary positions (arXiv:2104.09864): halves of a head's first 2 * len(inv_freq) components turn by
     position * inv_freq; cosine and sine are multiplied by ``factor`` (YaRN, arXiv:2309.00071).
 
-    A sequence of more than ``long_from`` tokens turns by ``long_inv_freq`` instead (LongRoPE, arXiv:2402.13753).
+    ``interleaved``: not halves turn together, but neighbours (the rows of the query's and key's weights are put in
+    order for it). A sequence of more than ``long_from`` tokens turns by ``long_inv_freq`` instead (LongRoPE,
+    arXiv:2402.13753).
     """
 
     inv_freq: tuple[float, ...]
     factor: float = 1.0
     long_inv_freq: tuple[float, ...] | None = None
     long_from: int = 0
+    interleaved: bool = False
 
     @property
     def rotary_dim(self) -> int:
@@ -96,6 +115,7 @@ class DisentangledSpec:
 
     Distances fall into 2 * ``span`` rows of a table that all layers share, beyond ``span / 2`` in logarithmic buckets
     up to ``max_distance`` where ``buckets`` is set. ``share_keys``: the table goes through the content's projections.
+    ``key_bias``: that of the table's own projection to keys.
     """
 
     span: int
@@ -105,17 +125,18 @@ class DisentangledSpec:
     position_to_content: bool
     share_keys: bool
     norm: NormSpec | None
+    key_bias: bool = True
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
     """Multi-head attention, bidirectional unless ``causal``.
 
-    ``scale`` multiplies the scores. With fewer ``num_kv_heads`` neighbouring query heads share keys and values
-    (arXiv:2305.13245). A token sees keys at most ``window`` positions away. ``qk_norm`` is over each head of query and
-    key, before the rotation; over all heads together if ``qk_norm_joint``. ``softcap`` c turns scores s into
-    c * tanh(s / c) (Gemma 2, arXiv:2408.00118). ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409,
-    symmetric).
+    ``scale`` multiplies the scores. Without ``key_bias`` only query and value have one where ``bias`` is set. With
+    fewer ``num_kv_heads`` neighbouring query heads share keys and values (arXiv:2305.13245). A token sees keys at most
+    ``window`` positions away. ``qk_norm`` is over each head of query and key, before the rotation; over all heads
+    together if ``qk_norm_joint``. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
+    ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric).
     """
 
     num_heads: int
@@ -123,6 +144,7 @@ class AttentionSpec:
     num_kv_heads: int
     scale: float
     bias: bool = True
+    key_bias: bool = True
     output_bias: bool = True
     causal: bool = False
     window: int | None = None
@@ -206,6 +228,17 @@ class LayerSpec:
     def norms_output(self) -> bool:
         """Whether attention and MLP have norms behind them, inside the sum."""
         return self.placement in ("both", "output")
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """Behind the first layer: its states h become norm(h + activation(c)), where c is a convolution over the tokens'
+    embeddings, of ``kernel_size`` neighbours, zeros beyond a sequence's ends (DeBERTa v2).
+    """
+
+    kernel_size: int
+    activation: Activation
+    norm: NormSpec
 
 
 @dataclass(frozen=True)
@@ -301,7 +334,9 @@ class ModelSpec:
     ``weights_of``: layers share weights (ALBERT). Layer i reads the weights called ``layers.{weights_of[i]}``. None:
     each layer has its own.
 
-    With a ``decoder`` the token states are its. Pooling "last_marked" takes the last token ``marked_id`` of a sequence.
+    With a ``decoder`` the token states are its. Poolings "last_marked" and "first_marked" take the last and the
+    first token ``marked_id`` of a sequence, "largest_id" the first of those with the largest id.
+    ``longest``: texts of more tokens are read in another way, which the spec does not describe.
     """
 
     family: str
@@ -317,6 +352,8 @@ class ModelSpec:
     weights_of: tuple[int, ...] | None = None
     decoder: DecoderSpec | None = None
     marked_id: int | None = None
+    longest: int | None = None
+    convolution: ConvolutionSpec | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
@@ -347,6 +384,8 @@ class ModelSpec:
         # Of layers that share their weights one is enough.
         for index, layer in dict(zip(self.weights_of or range(len(self.layers)), self.layers, strict=True)).items():
             yield from layer_weights(f"layers.{index}", layer, self.hidden_size)
+        if self.convolution:
+            yield from convolution_weights(self.convolution, self.hidden_size)
         if self.final_norm:
             yield from norm_weights("final_norm", self.final_norm, self.hidden_size)
         if self.decoder:

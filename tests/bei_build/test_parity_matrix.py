@@ -135,6 +135,9 @@ ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
     ("ModernBertModel", "rotation", lambda attention: replace(attention, rope=None)),
     ("NomicBertModel", "rotation", lambda attention: replace(attention, rope=None)),
     ("GteModel", "rotation", lambda attention: replace(attention, rope=None)),
+    ("RoFormerModel", "neighbours", with_rope(lambda rope: replace(rope, interleaved=False))),
+    ("EsmModel", "rotation", lambda attention: replace(attention, rope=None)),
+    ("JinaEmbeddingsV3Model", "rotation", lambda attention: replace(attention, rope=None)),
     ("MPNetModel", "relative bias", lambda attention: replace(attention, relative_bias=None)),
     ("DebertaV2Model", "disentangled scores", lambda attention: replace(attention, disentangled=None)),
     ("DebertaV2Model", "content to position", without_term("content_to_position")),
@@ -182,6 +185,18 @@ SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
         "scale of residual sums",
         lambda spec: replace(spec, layers=tuple(replace(layer, residual_scale=1.0) for layer in spec.layers)),
     ),
+    (
+        "EsmModel",
+        "dropped mask tokens",
+        lambda spec: replace(spec, embeddings=replace(spec.embeddings, mask_dropout=None)),
+    ),
+    ("BigBirdModel", "scale of embeddings", lambda spec: replace(spec, embeddings=replace(spec.embeddings, scale=1.0))),
+    (
+        "ErnieModel",
+        "row of the task",
+        lambda spec: replace(spec, embeddings=replace(spec.embeddings, task_vocab_size=0)),
+    ),
+    ("DebertaV2Model-convolution", "convolution", lambda spec: replace(spec, convolution=None)),
     ("AlbertModel", "groups of layers", lambda spec: replace(spec, weights_of=(0, 1, 1))),
     ("ModernBertModel", "final norm", lambda spec: replace(spec, final_norm=None)),
     (

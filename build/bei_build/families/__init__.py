@@ -15,22 +15,31 @@ from bei_build.families import (
     albert,
     bart,
     bert,
+    big_bird,
+    clip,
     deberta,
     distilbert,
+    dpr,
     electra,
+    ernie,
+    esm,
     eurobert,
     gemma,
     granite,
     gte,
     jina,
+    jina_v3,
     llama,
+    megatron_bert,
     modernbert,
     mpnet,
     nomic,
     olmo2,
     phi3,
     qwen,
+    rembert,
     roberta,
+    roformer,
     static,
     t5,
 )
@@ -41,12 +50,26 @@ FAMILIES: tuple[Family, ...] = (
     jina.FAMILY,
     roberta.FAMILY,
     roberta.XLM_FAMILY,
+    jina_v3.FAMILY,
     roberta.CAMEMBERT_FAMILY,
+    roberta.DATA2VEC_FAMILY,
+    roberta.XLM_XL_FAMILY,
+    roberta.PRE_NORM_FAMILY,
+    ernie.FAMILY,
+    megatron_bert.FAMILY,
+    rembert.FAMILY,
+    roformer.FAMILY,
+    esm.FAMILY,
+    big_bird.FAMILY,
+    dpr.QUESTION_FAMILY,
+    dpr.CONTEXT_FAMILY,
     distilbert.FAMILY,
     mpnet.FAMILY,
     electra.FAMILY,
     albert.FAMILY,
+    deberta.FIRST_FAMILY,
     deberta.FAMILY,
+    clip.FAMILY,
     t5.FAMILY,
     t5.MT5_FAMILY,
     bart.FAMILY,
@@ -76,8 +99,10 @@ def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> 
     Raises UnsupportedArchitectureError, which names what there is of the same type, or a type with the same stem.
     """
     for family in FAMILIES:
-        if model_type in (family.model_type, *family.aliases) and architecture in family.architectures:
-            return (family.variant and family.variant(config)) or family
+        if model_type in (family.model_type, *family.aliases):
+            read = (family.variant and family.variant(config)) or family
+            if architecture in read.architectures:
+                return read
     own = [name for family in FAMILIES if family.model_type == model_type for name in family.architectures]
     if own:
         raise UnsupportedArchitectureError(

@@ -23,6 +23,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
@@ -50,12 +51,15 @@ class Family:
     ``weights`` maps our module names to the checkpoint's; ``{i}`` is the layer index; ``.weight`` and ``.bias`` are
     appended on both sides, unless our name ends so already. A tuple lists alternatives, the first one there counts.
     Several names of one layer may have the same tensor: then they are its rows, in the order of the table. Several
-    layers may have the same tensor too: each reads all of it. ``prefix`` is what task classes put before the names of
-    their base model. ``unused`` are the beginnings of tensor names (without prefix) that may be left aside.
+    layers may have the same tensor too: each reads all of it. ``joined_by_head``: the rows of a tensor that query, key
+    and value have together are those of the first head's three, then those of the second head's, and so on. ``prefix``
+    is what task classes put before the names of their base model. ``unused`` are the beginnings of tensor names
+    (without prefix) that may be left aside.
 
     ``reference_class`` names the transformers class that engines are verified with: it loads the checkpoint's backbone
     and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
-    decoder too). None: transformers has no such class, and engines are verified with bei's own FP32 engine.
+    decoder too). Behind a dot is the module in it that gives them. None: transformers has no such class, and engines
+    are verified with bei's own FP32 engine.
     ``position_limit``: the config's ``max_position_embeddings`` (or the position table) says how long a text may be.
     Without one nothing in the model limits a text, and ``usual_length`` is how many tokens of it are read where no file
     says it.
@@ -95,6 +99,7 @@ class Family:
     special_tokens: bool = True
     pools_unknown: bool = True
     stored_sizes: bool = False
+    joined_by_head: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 
     @property

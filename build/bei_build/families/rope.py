@@ -40,6 +40,12 @@ def rope_from_config(config: Any, head_dim: int, layer_type: str | None = None) 
     )
 
 
+def plain_rope(theta: float, head_dim: int) -> RopeSpec:
+    """The rotation of a model that knows no scaling."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return RopeSpec(_tuple((1.0 / np.float32(theta) ** exponents).astype(np.float32)))
+
+
 def longest_rope_position(config: Any) -> int:
     """Most tokens of a sequence for which ``rope_from_config`` holds.
 
