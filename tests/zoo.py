@@ -238,7 +238,9 @@ CASES: tuple[Case, ...] = (
     Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),
     Case("mT5 encoder", "MT5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer),
     *_of("BART", "Bart", _BART, ("Model", "ForSequenceClassification"), bpe_tokenizer, alone=True, ends_in=(2,)),
-    *_of("mBART", "MBart", _BART, ("Model", "ForSequenceClassification"), unigram_tokenizer, alone=True, ends_in=(2, 4)),
+    *_of(
+        "mBART", "MBart", _BART, ("Model", "ForSequenceClassification"), unigram_tokenizer, alone=True, ends_in=(2, 4)
+    ),
     *_of("ModernBERT", "ModernBert", _MODERN, _ALL, wordpiece_tokenizer),
     Case(
         "ModernBERT",

@@ -106,7 +106,7 @@ def read_checkpoint(
         raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
-    modules, labels = side_modules(spec, files), labels_of(spec, config, files.activation)
+    modules, labels = side_modules(spec, files), labels_of(spec, config, files)
     return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles)
 
 

@@ -76,7 +76,9 @@ def _classifier(config: Any) -> tuple[HeadSpec, ...]:
     """Two linear layers on the state of the last end of a sentence."""
     width = config.d_model
     dense = DenseSpec("classifier.dense", width, width, activation="tanh")
-    return (HeadSpec("logits", ("last_marked",), layers=(dense, DenseSpec("classifier.out", width, config.num_labels))),)
+    return (
+        HeadSpec("logits", ("last_marked",), layers=(dense, DenseSpec("classifier.out", width, config.num_labels))),
+    )
 
 
 _SIDES = {"": "encoder", "decoder.": "decoder"}

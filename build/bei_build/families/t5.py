@@ -29,9 +29,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
         scale=1.0,
         bias=False,
         output_bias=False,
-        relative_bias=RelativeBiasSpec(
-            config.relative_attention_num_buckets, config.relative_attention_max_distance
-        ),
+        relative_bias=RelativeBiasSpec(config.relative_attention_num_buckets, config.relative_attention_max_distance),
     )
     activation = activation_named(config.dense_act_fn)
     mlp = MLPSpec(config.d_ff, activation, gated=config.is_gated_act, bias=False, down_bias=False)

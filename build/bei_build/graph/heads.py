@@ -13,7 +13,16 @@ import numpy as np
 
 from bei_build.graph.activation import emit_activation
 from bei_build.graph.writer import DType, FloatArray, GraphWriter
-from bei_build.spec import ActivationSpec, DenseSpec, HeadLayer, HeadSpec, ModelSpec, NormalizeSpec, NormLayerSpec, Pooling
+from bei_build.spec import (
+    ActivationSpec,
+    DenseSpec,
+    HeadLayer,
+    HeadSpec,
+    ModelSpec,
+    NormalizeSpec,
+    NormLayerSpec,
+    Pooling,
+)
 
 
 class HeadEmitter:
@@ -110,6 +119,7 @@ class _PoolingEmitter:
         """The packed position of each sequence's last token ``marked_id``; of its last token, if there is none."""
         graph = self._graph
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        assert self._marked_id is not None
         marked = graph.op("Equal", [self._ids(), graph.constant(self._marked_id, np.int32)], f"{name}.marked")
         # The position of every marked slot, -1 for others. Slots behind the end repeat the last token's.
         found = graph.op("Where", [marked, pad_index, graph.constant(-1, np.int32)], f"{name}.found")

@@ -107,7 +107,7 @@ class _TransformerEmitter:
         return self._linear(total, f"{name}.projection") if spec.width else total
 
     def _layer(self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None) -> str:
-        """Attention, that to ``encoded`` if there is one, and MLP, each ``h + f(h)`` with norms where the spec has them."""
+        """Attention, that to ``encoded`` if there is one, and MLP, each ``h + f(h)``, with the norms of the spec."""
         entering = hidden
         for part in ("attention", "cross_attention", "mlp") if spec.cross_attention else ("attention", "mlp"):
             norm = f"{name}.{part}_norm"
@@ -131,7 +131,8 @@ class _TransformerEmitter:
             return self._mlp(value, spec.mlp, f"{name}.mlp")
         if part == "attention":
             return self._attend(value, None, spec.attention, f"{name}.attention")
-        assert spec.cross_attention is not None and encoded is not None
+        assert spec.cross_attention is not None
+        assert encoded is not None
         return self._attend(value, encoded, spec.cross_attention, f"{name}.cross_attention")
 
     def _norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0) -> str:
