@@ -99,7 +99,7 @@ def read_checkpoint(
     files = replace(files, sides=_sides(files, spec, document_length))
     usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder)
     longest = _longest(family, spec, config, files, usual, max_seq_len)
-    check_attention(spec, attention, longest)
+    check_attention(spec, attention, config, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
     if document_length is not None and document_length > longest:

@@ -133,6 +133,7 @@ class HFReference:
             "identity": lambda v: v,
             "tanh": torch.tanh,
             "relu": functional.relu,
+            "relu2": lambda v: functional.relu(v).square(),
             "gelu": functional.gelu,
             "silu": functional.silu,
             "sigmoid": torch.sigmoid,

@@ -21,7 +21,7 @@ from bei_build.weight_shapes import (
     shared_attention_weights,
 )
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked"]
 # What may be asked for; "last_marked" is for models that mark a token (``ModelSpec.marked_id``).
 POOLINGS: tuple[Pooling, ...] = tuple(mode for mode in get_args(Pooling) if mode != "last_marked")
@@ -35,13 +35,15 @@ class NormSpec:
     """A norm over the last axis.
 
     ``layer`` is LayerNorm (arXiv:1607.06450), with or without bias; ``rms`` is RMSNorm (arXiv:1910.07467), without.
-    ``offset`` is added to the stored weight: Gemma stores w where it multiplies by 1 + w.
+    ``offset`` is added to the stored weight: Gemma stores w where it multiplies by 1 + w. Without ``weight`` there is
+    none, and nothing is multiplied (OLMo).
     """
 
     eps: float
     kind: Literal["layer", "rms"] = "layer"
     bias: bool = True
     offset: float = 0.0
+    weight: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class RopeSpec:
     """Rotary positions (arXiv:2104.09864): halves of a head's first 2 * len(inv_freq) components turn by
     position * inv_freq; cosine and sine are multiplied by ``factor`` (YaRN, arXiv:2309.00071).
 
+    ``interleaved``: components 2i and 2i + 1 turn together, not i and i + half (GPT-J).
+
     A sequence of more than ``long_from`` tokens turns by ``long_inv_freq`` instead (LongRoPE, arXiv:2402.13753).
     """
 
@@ -75,6 +79,7 @@ class RopeSpec:
     factor: float = 1.0
     long_inv_freq: tuple[float, ...] | None = None
     long_from: int = 0
+    interleaved: bool = False
 
     @property
     def rotary_dim(self) -> int:
@@ -115,7 +120,7 @@ class AttentionSpec:
     (arXiv:2305.13245). A token sees keys at most ``window`` positions away. ``qk_norm`` is over each head of query and
     key, before the rotation; over all heads together if ``qk_norm_joint``. ``softcap`` c turns scores s into
     c * tanh(s / c) (Gemma 2, arXiv:2408.00118). ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409,
-    symmetric).
+    symmetric). ``clip`` bounds what the projections give (OLMo, arXiv:2402.00838).
     """
 
     num_heads: int
@@ -133,6 +138,7 @@ class AttentionSpec:
     alibi: bool = False
     relative_bias: RelativeBiasSpec | None = None
     disentangled: DisentangledSpec | None = None
+    clip: float | None = None
 
     @property
     def width(self) -> int:
@@ -182,6 +188,8 @@ class LayerSpec:
     Where the norms are: ``post``, behind the sum (BERT); ``pre``, in front of attention and MLP (Llama); ``both``, in
     front of them and behind them, inside the sum (Gemma 2); ``output``, behind them only, inside the sum (OLMo 2).
     Without ``attention_norm`` the one in front of the attention is missing (ModernBERT's first layer).
+    ``parallel``: the MLP reads the layer's input, like the attention, not what the attention adds to it; without
+    ``mlp_norm`` both read the output of one norm (GPT-J).
     ``second_attention_norm``: what comes out of attention, sum and norm is added to the layer's input once more, and
     normalized (JinaBERT's model for code). ``residual_scale`` multiplies what attention and MLP add to the sum
     (Granite). ``cross_attention``: behind the attention, with a sum and norm of its own, tokens look at the encoder's
@@ -196,6 +204,8 @@ class LayerSpec:
     second_attention_norm: bool = False
     residual_scale: float = 1.0
     cross_attention: AttentionSpec | None = None
+    parallel: bool = False
+    mlp_norm: bool = True
 
     @property
     def norms_input(self) -> bool:

@@ -6,8 +6,8 @@ its linear ``score``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, HeadsOf, activation_named, require
@@ -21,7 +21,14 @@ from bei_build.spec import (
     MLPSpec,
     ModelSpec,
     NormSpec,
+    RopeSpec,
 )
+
+# Which layers of transformers' class have a window: none, all that the config gives one, or those of the type.
+Windows = Literal["none", "all", "by_type"]
+
+# From a config, the width of a head and the type of a layer to the layer's rotation.
+Rope: TypeAlias = Callable[[Any, int, str], RopeSpec | None]
 
 WEIGHTS: dict[str, str | tuple[str, ...]] = {
     "embeddings.word": "embed_tokens",
@@ -49,17 +56,26 @@ def decoder_spec(
     bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
+    gated: bool = True,
+    norm: NormSpec | None = None,
     qk_norm: NormSpec | None = None,
     qk_norm_joint: bool = False,
     causal: bool | None = None,
+    windows: Windows = "none",
+    rope: Rope | None = None,
 ) -> ModelSpec:
-    """The spec of a Llama-shaped config. ``bias`` is that of query, key and value; ``causal`` None: see below."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope = rope_from_config(config, head_dim)
-    causal = is_causal(config, architecture) if causal is None else causal
-    layer_types = getattr(config, "layer_types", None) or (None,) * config.num_hidden_layers
+    """The spec of a Llama-shaped config. ``bias`` is that of query, key and value; ``causal`` None: see below.
 
-    def layer(layer_type: str | None) -> LayerSpec:
+    ``windows`` and ``rope`` say what transformers' class reads of the config; ``norm`` None: its RMSNorm.
+    """
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    causal = is_causal(config, architecture) if causal is None else causal
+    layer_types = _layer_types(config, windows)
+    rope = rope or rope_of_all()
+    ropes = {layer_type: rope(config, head_dim, layer_type) for layer_type in dict.fromkeys(layer_types)}
+    norm = norm or rms(config)
+
+    def layer(layer_type: str) -> LayerSpec:
         attention = AttentionSpec(
             config.num_attention_heads,
             head_dim,
@@ -69,13 +85,13 @@ def decoder_spec(
             output_bias=output_bias,
             causal=causal,
             window=window(config, layer_type),
-            rope=rope,
+            rope=ropes[layer_type],
             qk_norm=qk_norm,
             qk_norm_joint=qk_norm_joint,
         )
         activation = activation_named(config.hidden_act)
-        mlp = MLPSpec(config.intermediate_size, activation, gated=True, bias=mlp_bias, down_bias=mlp_bias)
-        return LayerSpec(attention, mlp, rms(config), "pre")
+        mlp = MLPSpec(config.intermediate_size, activation, gated=gated, bias=mlp_bias, down_bias=mlp_bias)
+        return LayerSpec(attention, mlp, norm, "pre")
 
     return ModelSpec(
         family=config.model_type,
@@ -83,18 +99,27 @@ def decoder_spec(
         hidden_size=config.hidden_size,
         embeddings=EmbeddingsSpec(config.vocab_size),
         layers=tuple(layer(layer_type) for layer_type in layer_types),
-        final_norm=rms(config),
+        final_norm=norm,
     )
 
 
-def require_full_attention(config: Any) -> None:
-    """Refuse a window and a partial rotation: ``decoder_spec`` reads them, some classes of transformers ignore them."""
-    require(config, "sliding_window", None)
-    config.standardize_rope_params()
-    if (share := config.rope_parameters.get("partial_rotary_factor", 1.0)) != 1.0:
+def _layer_types(config: Any, windows: Windows) -> tuple[str, ...]:
+    """The type of each layer, "full_attention" or "sliding_attention". Raises CheckpointError.
+
+    What transformers' class ignores is refused: other engines of the same model obey it.
+    """
+    if windows == "none":
+        require(config, "sliding_window", None)
+    uniform = "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
+    said = tuple(getattr(config, "layer_types", None) or ())
+    if windows == "by_type" and said:
+        return said
+    if set(said) - {uniform}:
         raise CheckpointError(
-            f"config.json has partial_rotary_factor = {share!r}; bei's {config.model_type} family supports only 1.0."
+            f"config.json has layer_types, not all of them {uniform}; bei's {config.model_type} family supports only "
+            "layers of one type."
         )
+    return (uniform,) * int(config.num_hidden_layers)
 
 
 def rms(config: Any, offset: float = 0.0) -> NormSpec:
@@ -113,12 +138,24 @@ def is_causal(config: Any, architecture: str) -> bool:
     return "Bidirectional" not in architecture
 
 
-def window(config: Any, layer_type: str | None) -> int | None:
+def window(config: Any, layer_type: str) -> int | None:
     """How far a token of such a layer sees; transformers counts the token itself in ``sliding_window``."""
     width = getattr(config, "sliding_window", None)
-    if width is None or layer_type == "full_attention":
+    if layer_type == "full_attention":
         return None
+    if layer_type != "sliding_attention" or width is None:
+        raise CheckpointError(
+            f"config.json has a layer of type {layer_type!r} and sliding_window = {width!r}; supported: "
+            "full_attention, and sliding_attention with a sliding_window."
+        )
     return int(width) - 1
+
+
+def rope_of_all(*, partial: bool = False, interleaved: bool = False) -> Rope:
+    """One rotation for all layers."""
+    return lambda config, head_dim, layer_type: rope_from_config(
+        config, head_dim, partial=partial, interleaved=interleaved
+    )
 
 
 def last_token_embedder(config: Any) -> tuple[HeadSpec, ...]:

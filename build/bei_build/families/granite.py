@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.decoder import decoder_family, decoder_spec, require_full_attention
+from bei_build.families.decoder import decoder_family, decoder_spec
 from bei_build.spec import LayerSpec, ModelSpec
 
 
@@ -18,7 +18,6 @@ def _factor(config: Any, key: str) -> float:
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
-    require_full_attention(config)
     bias = config.attention_bias
     spec = decoder_spec(config, architecture, bias=bias, output_bias=bias, mlp_bias=config.mlp_bias)
     scale, residual_scale = _factor(config, "attention_multiplier"), _factor(config, "residual_multiplier")

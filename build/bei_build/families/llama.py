@@ -18,6 +18,11 @@ def _llama_spec(config: Any, architecture: str) -> ModelSpec:
     return decoder_spec(config, architecture, bias=bias, output_bias=bias, mlp_bias=config.mlp_bias)
 
 
+def _mistral_spec(config: Any, architecture: str) -> ModelSpec:
+    """A Mistral with layers of several types is read by transformers' AutoConfig as a Ministral, which has them."""
+    return decoder_spec(config, architecture, windows="by_type" if config.model_type == "ministral" else "all")
+
+
 def _pooling(config: Any) -> Pooling:
     """The bidirectional classes' own setting; their code's default is the mean."""
     name = getattr(config, "pooling", "avg")
@@ -55,4 +60,4 @@ FAMILY = replace(
         "LlamaBidirectionalForSequenceClassification": _bidirectional_score,
     },
 )
-MISTRAL_FAMILY = decoder_family("mistral", "Mistral", decoder_spec)
+MISTRAL_FAMILY = decoder_family("mistral", "Mistral", _mistral_spec)

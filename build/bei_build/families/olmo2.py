@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, require_full_attention, rms
+from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, rms
 from bei_build.spec import ModelSpec
 
 _WEIGHTS = {
@@ -16,7 +16,6 @@ _WEIGHTS = {
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
-    require_full_attention(config)
     bias = config.attention_bias
     spec = decoder_spec(config, architecture, bias=bias, output_bias=bias, qk_norm=rms(config), qk_norm_joint=True)
     return replace(spec, layers=tuple(replace(layer, placement="output") for layer in spec.layers))

@@ -9,12 +9,12 @@ from bei_build.spec import ModelSpec
 
 
 def _qwen2_spec(config: Any, architecture: str) -> ModelSpec:
-    return decoder_spec(config, architecture, bias=True)
+    return decoder_spec(config, architecture, bias=True, windows="by_type")
 
 
 def _qwen3_spec(config: Any, architecture: str) -> ModelSpec:
     bias = config.attention_bias
-    return decoder_spec(config, architecture, bias=bias, output_bias=bias, qk_norm=rms(config))
+    return decoder_spec(config, architecture, bias=bias, output_bias=bias, qk_norm=rms(config), windows="by_type")
 
 
 QWEN2_FAMILY = decoder_family("qwen2", "Qwen2", _qwen2_spec)

@@ -18,6 +18,9 @@ def emit_activation(graph: GraphWriter, value: str, activation: Activation, name
         return graph.op("Gelu", [value], name, approximate="none" if activation == "gelu" else "tanh")
     if activation == "silu":
         return graph.op("Mul", [value, graph.op("Sigmoid", [value], f"{name}.gate")], name)
+    if activation == "relu2":
+        positive = graph.op("Relu", [value], f"{name}.relu")
+        return graph.op("Mul", [positive, positive], name)
     if activation == "log1p_relu":
         positive = graph.op("Relu", [value], f"{name}.relu")
         return graph.op("Log", [graph.op("Add", [positive, graph.constant(1.0, np.float32)], f"{name}.plus_1")], name)

@@ -198,6 +198,17 @@ class ScoreBiases:
         return self._shared[key]
 
 
+def halves_first(spec: AttentionSpec, num_rows: int) -> npt.NDArray[np.int64]:
+    """The order of a projection's ``num_rows`` in which neighbours that turn together are those of two halves."""
+    assert spec.rope is not None
+    order = np.arange(num_rows).reshape(-1, spec.head_dim)
+    if spec.rope.interleaved:
+        assert spec.qk_norm is None, "its weights are in the stored order"
+        turning = order[:, : spec.rope.rotary_dim]
+        order[:, : spec.rope.rotary_dim] = np.concatenate([turning[:, 0::2], turning[:, 1::2]], axis=1)
+    return order.reshape(-1)
+
+
 def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
     """Slopes of the heads, [num_heads]: 2^(-8 i / n) for n a power of two; else those of the next lower power, then
     every other one of the next higher (the paper's code, ofirpress/attention_with_linear_biases)."""
