@@ -116,6 +116,14 @@ def require(config: Any, key: str, *expected: object) -> None:
         )
 
 
+def positive(config: Any, key: str) -> float:
+    """The number above 0 that the config has as ``key``. Raises CheckpointError."""
+    value = getattr(config, key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise CheckpointError(f"config.json has {key} = {value!r}: it must be a number above 0.")
+    return float(value)
+
+
 def embedder(config: Any) -> tuple[HeadSpec, ...]:
     """Base models: an embedding. Its pooling is what the sentence-transformers files or the user say."""
     return (HeadSpec("embedding", ("mean",)),)

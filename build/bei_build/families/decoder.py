@@ -1,4 +1,6 @@
-"""What the decoder families share: pre-norm RMSNorm layers with rotary, grouped-query, causal attention, gated MLP.
+"""What the decoder families share: pre-norm layers with rotary, grouped-query, causal attention.
+
+Unless a family says otherwise they have RMSNorm, and gated MLPs.
 
 As embedders they give the last token's state unless the checkpoint says otherwise; as classifiers and reward models
 its linear ``score``.
@@ -6,11 +8,12 @@ its linear ``score``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from bei.errors import CheckpointError
-from bei_build.families.base import Family, HeadsOf, activation_named, require
+from bei_build.families.base import Family, HeadsOf, activation_named, require, token_classifier
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import (
     AttentionSpec,
@@ -122,6 +125,21 @@ def _layer_types(config: Any, windows: Windows) -> tuple[str, ...]:
     return (uniform,) * int(config.num_hidden_layers)
 
 
+def with_layers(spec: ModelSpec, change: Callable[[int, LayerSpec], LayerSpec]) -> ModelSpec:
+    """``spec`` with each layer, by its index, changed."""
+    return replace(spec, layers=tuple(change(index, layer) for index, layer in enumerate(spec.layers)))
+
+
+def output_norms(spec: ModelSpec) -> ModelSpec:
+    """``spec`` with norms on what attention and MLP give, and none in front of them."""
+    return with_layers(spec, lambda _, layer: replace(layer, placement="output"))
+
+
+def without_rope(layer: LayerSpec) -> LayerSpec:
+    """``layer`` with an attention that knows no positions."""
+    return replace(layer, attention=replace(layer.attention, rope=None))
+
+
 def rms(config: Any, offset: float = 0.0) -> NormSpec:
     """The config's RMSNorm."""
     return NormSpec(config.rms_norm_eps, kind="rms", bias=False, offset=offset)
@@ -143,7 +161,7 @@ def window(config: Any, layer_type: str) -> int | None:
     width = getattr(config, "sliding_window", None)
     if layer_type == "full_attention":
         return None
-    if layer_type != "sliding_attention" or width is None:
+    if layer_type != "sliding_attention" or width is None or width < 1:
         raise CheckpointError(
             f"config.json has a layer of type {layer_type!r} and sliding_window = {width!r}; supported: "
             "full_attention, and sliding_attention with a sliding_window."
@@ -168,19 +186,39 @@ def score(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec("logits", ("last",), layers=(DenseSpec("score", config.hidden_size, config.num_labels, False),)),)
 
 
-def architectures(class_prefix: str) -> dict[str, HeadsOf]:
-    """The classes of a decoder family."""
-    heads = {"Model": last_token_embedder, "ForCausalLM": last_token_embedder, "ForSequenceClassification": score}
-    return {f"{class_prefix}{suffix}": head for suffix, head in heads.items()}
+def token_score(config: Any) -> tuple[HeadSpec, ...]:
+    """``ForTokenClassification``: a linear layer on every token's state, with a bias unless the config says not."""
+    return token_classifier("score", bias=getattr(config, "token_classification_bias", True))(config)
+
+
+# The classes that a decoder family may have, by the ends of their names.
+_HEADS: dict[str, HeadsOf] = {
+    "Model": last_token_embedder,
+    "ForCausalLM": last_token_embedder,
+    "ForSequenceClassification": score,
+    "ForTokenClassification": token_score,
+}
+ALL_TASKS = tuple(_HEADS)
+NO_TOKEN_LABELS = ALL_TASKS[:3]
+NO_LABELS = ALL_TASKS[:2]
+
+
+def architectures(class_prefix: str, tasks: Sequence[str] = ALL_TASKS) -> dict[str, HeadsOf]:
+    """The classes of a decoder family: those of its ``tasks`` that transformers has."""
+    return {f"{class_prefix}{task}": _HEADS[task] for task in tasks}
 
 
 def decoder_family(
-    model_type: str, class_prefix: str, spec_from_config: Any, weights: Mapping[str, str | tuple[str, ...]] = WEIGHTS
+    model_type: str,
+    class_prefix: str,
+    spec_from_config: Callable[[Any, str], ModelSpec],
+    weights: Mapping[str, str | tuple[str, ...]] = WEIGHTS,
+    tasks: Sequence[str] = ALL_TASKS,
 ) -> Family:
     """A family whose tensors are called as Llama's."""
     return Family(
         model_type=model_type,
-        architectures=architectures(class_prefix),
+        architectures=architectures(class_prefix, tasks),
         prefix="model.",
         weights=weights,
         unused=("lm_head.", "rotary_emb.", "score."),

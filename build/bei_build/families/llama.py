@@ -1,4 +1,5 @@
-"""Llama (Touvron et al. 2023, arXiv:2302.13971) and Mistral (Jiang et al. 2023, arXiv:2310.06825: a window)."""
+"""Llama (Touvron et al. 2023, arXiv:2302.13971), Mistral (Jiang et al. 2023, arXiv:2310.06825: a window) and Ministral
+(Mistral 2024: windows by type of layer)."""
 
 from __future__ import annotations
 
@@ -61,3 +62,4 @@ FAMILY = replace(
     },
 )
 MISTRAL_FAMILY = decoder_family("mistral", "Mistral", _mistral_spec)
+MINISTRAL_FAMILY = decoder_family("ministral", "Ministral", _mistral_spec)
