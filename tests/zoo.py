@@ -158,6 +158,34 @@ _GEMMA2 = {**_WINDOWED, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5
 _GEMMA3 = {**_WINDOWED, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2}
 
 
+_GPT_NEO = {
+    "hidden_size": 32,
+    "num_layers": 3,
+    "num_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": MAX_TOKENS,
+    "window_size": WINDOW,
+    "attention_types": [[["global", "local", "global"], 1]],
+    "pad_token_id": 1,
+}
+_GPTJ = {
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_inner": 48,
+    "n_positions": MAX_TOKENS,
+    "rotary_dim": 4,
+    "pad_token_id": 1,
+}
+_OPT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "ffn_dim": 48,
+    "max_position_embeddings": MAX_TOKENS,
+}
+
+
 def _rope(kind: str, **parameters: Any) -> Settings:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **parameters}}
 
@@ -408,6 +436,10 @@ CASES: tuple[Case, ...] = (
         note="parallel",
     ),
     *_of("Nemotron", "Nemotron", {**_DECODER, **_HALF_ROPE, **_BIASED}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("GPT-Neo", "GPTNeo", _GPT_NEO, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("GPT-J", "GPTJ", _GPTJ, _DECODERS, bpe_tokenizer),
+    *_of("OPT", "OPT", _OPT, _DECODERS, bpe_tokenizer),
+    Case("OPT", "OPTModel", {**_OPT, "do_layer_norm_before": False}, bpe_tokenizer, note="norms behind"),
 )
 
 
@@ -431,11 +463,20 @@ def widened(case: Case, width: int, layers: int) -> Case:
     """``case`` with realistic sizes: hidden states of ``width``, heads of 64. The vocabulary stays small."""
     heads = width // 64
     sizes = {
-        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size"), width),
-        **dict.fromkeys(("num_hidden_layers", "n_layers"), layers),
-        **dict.fromkeys(("num_attention_heads", "n_heads"), heads),
-        **dict.fromkeys(("intermediate_size", "hidden_dim"), 3 * width),
+        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size", "n_embd"), width),
+        **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers", "n_layer"), layers),
+        **dict.fromkeys(("num_attention_heads", "n_heads", "num_heads", "n_head"), heads),
+        **dict.fromkeys(("intermediate_size", "hidden_dim", "ffn_dim", "n_inner"), 3 * width),
+        "layer_types": (["sliding_attention", "full_attention"] * layers)[:layers],
+        "attention_types": [[["global", "local"], layers // 2]],
         "num_key_value_heads": max(1, heads // 4),
+        # T5's and BART's
+        "d_model": width,
+        "d_kv": 64,
+        "d_ff": 3 * width,
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), layers),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3 * width),
         "head_dim": 64,
         "embedding_size": width // 2 if case.settings.get("embedding_size", 0) < 32 else width,
         **(_phi3_rope(64) if "short_factor" in case.settings.get("rope_parameters", {}) else {}),

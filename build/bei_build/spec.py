@@ -188,8 +188,7 @@ class LayerSpec:
     Where the norms are: ``post``, behind the sum (BERT); ``pre``, in front of attention and MLP (Llama); ``both``, in
     front of them and behind them, inside the sum (Gemma 2); ``output``, behind them only, inside the sum (OLMo 2).
     Without ``attention_norm`` the one in front of the attention is missing (ModernBERT's first layer).
-    ``parallel``: the MLP reads the layer's input, like the attention, not what the attention adds to it; without
-    ``mlp_norm`` both read the output of one norm (GPT-J).
+    ``parallel``: attention and MLP read the output of one norm side by side, and both are added to its input (GPT-J).
     ``second_attention_norm``: what comes out of attention, sum and norm is added to the layer's input once more, and
     normalized (JinaBERT's model for code). ``residual_scale`` multiplies what attention and MLP add to the sum
     (Granite). ``cross_attention``: behind the attention, with a sum and norm of its own, tokens look at the encoder's
@@ -205,7 +204,6 @@ class LayerSpec:
     residual_scale: float = 1.0
     cross_attention: AttentionSpec | None = None
     parallel: bool = False
-    mlp_norm: bool = True
 
     @property
     def norms_input(self) -> bool:

@@ -61,7 +61,7 @@ def layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[
         yield from _attention_weights(f"{prefix}.cross_attention", layer.cross_attention, hidden)
         yield from norm_weights(f"{prefix}.cross_attention_norm", layer.norm, hidden)
     yield from _mlp_weights(f"{prefix}.mlp", layer.mlp, hidden)
-    if layer.mlp_norm and layer.placement != "output":
+    if not layer.parallel and layer.placement != "output":
         yield from norm_weights(f"{prefix}.mlp_norm", layer.norm, hidden)
     if layer.norms_output:
         yield from norm_weights(f"{prefix}.mlp_post_norm", layer.norm, hidden)

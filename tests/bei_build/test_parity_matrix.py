@@ -174,6 +174,9 @@ ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
     ("SmolLM3Model", "layers without positions", with_positions),
     ("Exaone4Model", "layers without positions", with_positions),
     ("GlmModel", "partial rotation", with_rope(lambda rope: RopeSpec(rope.inv_freq * 2, interleaved=True))),
+    ("GPTNeoModel", "window", lambda attention: replace(attention, window=None)),
+    ("GPTNeoModel", "unscaled scores", lambda attention: replace(attention, scale=attention.head_dim**-0.5)),
+    ("GPTJModel", "neighbours that turn", with_rope(lambda rope: replace(rope, interleaved=False))),
     ("GraniteModel", "score scale", lambda attention: replace(attention, scale=attention.head_dim**-0.5)),
     ("Gemma2Model", "soft cap", lambda attention: replace(attention, softcap=None)),
     ("Gemma2Model", "window", lambda attention: replace(attention, window=None)),
@@ -183,10 +186,6 @@ ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
     ("Gemma3TextModel-bidirectional", "no causal mask", lambda attention: replace(attention, causal=True)),
     ("Gemma3TextModel-scaled_global_rope", "scaled rotation", plain(100.0)),
 ]
-
-
-def one_by_one(layer: LayerSpec) -> LayerSpec:
-    return replace(layer, parallel=False)
 
 
 def with_relu(layer: LayerSpec) -> LayerSpec:
@@ -206,7 +205,6 @@ SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
         "scale of residual sums",
         lambda spec: replace(spec, layers=tuple(replace(layer, residual_scale=1.0) for layer in spec.layers)),
     ),
-    ("CohereModel", "side by side", lambda spec: replace(spec, layers=tuple(one_by_one(each) for each in spec.layers))),
     (
         "NemotronModel",
         "squared ReLU",

@@ -25,7 +25,7 @@ from bei_build.spec import ModelSpec, NormSpec, RopeSpec
 def _spec(config: Any, architecture: str, windows: Windows, rope: Rope) -> ModelSpec:
     bias, norm = config.attention_bias, NormSpec(config.layer_norm_eps, bias=False)
     spec = decoder_spec(config, architecture, bias=bias, output_bias=bias, norm=norm, windows=windows, rope=rope)
-    return with_layers(spec, lambda _, layer: replace(layer, parallel=True, mlp_norm=False))
+    return with_layers(spec, lambda _, layer: replace(layer, parallel=True))
 
 
 def _rope_of_windows(config: Any, head_dim: int, layer_type: str) -> RopeSpec | None:

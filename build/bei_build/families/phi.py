@@ -36,7 +36,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
         qk_norm=norm if config.qk_layernorm else None,
         rope=rope_of_all(partial=True),
     )
-    return with_layers(spec, lambda _, layer: replace(layer, parallel=True, mlp_norm=False))
+    return with_layers(spec, lambda _, layer: replace(layer, parallel=True))
 
 
 FAMILY = decoder_family("phi", "Phi", _spec_from_config, _WEIGHTS)

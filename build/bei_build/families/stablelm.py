@@ -19,7 +19,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = decoder_spec(config, architecture, bias=config.use_qkv_bias, norm=norm, rope=rope_of_all(partial=True))
     if not config.use_parallel_residual:
         return spec
-    return with_layers(spec, lambda _, layer: replace(layer, parallel=True, mlp_norm=False))
+    return with_layers(spec, lambda _, layer: replace(layer, parallel=True))
 
 
 FAMILY = decoder_family("stablelm", "StableLm", _spec_from_config)

@@ -111,11 +111,11 @@ class _TransformerEmitter:
         entering, shared = hidden, ""
         for part in ("attention", "cross_attention", "mlp") if spec.cross_attention else ("attention", "mlp"):
             norm = f"{name}.{part}_norm"
-            value = entering if spec.parallel else hidden
-            if part == "mlp" and not spec.mlp_norm:
+            value = hidden
+            if part == "mlp" and spec.parallel:
                 value = shared
             elif spec.norms_input and (part != "attention" or spec.attention_norm):
-                value = shared = self._norm(value, spec.norm, norm)
+                value = shared = self._norm(hidden, spec.norm, norm)
             value = self._part(part, value, spec, name, encoded)
             if spec.norms_output:
                 value = self._norm(value, spec.norm, f"{name}.{part}_post_norm")

@@ -1,19 +1,24 @@
-"""Decoders whose class in transformers ignores what others read from config.json: it is refused, not applied."""
+"""Decoders: what their classes in transformers ignore, or compute otherwise, is refused; heads of remote code."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModel
 
-from bei.errors import CheckpointError, ConfigError
+from bei.core import PackedBatch
+from bei.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, WeightsError
 from bei_build.checkpoint import read_checkpoint
 from bei_build.location import locate
 from bei_build.remote_code import ATTENTIONS
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read, refused, saved
-from tests.checkpoints import change_config
+from bei_build.spec import DenseSpec
+from tests.bei_build.builds import build_artifact, random_encodings, running
+from tests.bei_build.reading import read, refused, saved, without
+from tests.checkpoints import change_config, read_tensors, write_tensors
 
 PLAIN = {"rope_type": "default", "rope_theta": 100.0}
 PARTIAL = {**PLAIN, "partial_rotary_factor": 0.5}
@@ -122,3 +127,96 @@ def test_the_divisor_of_token_scores_must_be_above_zero(tmp_path: Path) -> None:
     folder = change_config(saved(tmp_path, "GraniteForCausalLM"), logits_scaling=0.0)
     refused(folder, CheckpointError, r"logits_scaling = 0\.0: it must be", score_tokens=("t", "he"))
     read(folder).weights().close()  # an embedder does not read it
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("CohereModel", {"use_qk_norm": True}, "use_qk_norm = True; bei's cohere family supports only False"),
+        ("StableLmModel", {"qk_layernorm": True}, "qk_layernorm = True; bei's stablelm family supports only False"),
+        ("OlmoModel", {"clip_qkv": 0.0}, r"clip_qkv = 0\.0: it must be a number above 0"),
+        (
+            "SmolLM3Model-windows",
+            {"use_sliding_window": False},
+            "layers of type sliding_attention and use_sliding_window = False",
+        ),
+        (
+            "ModernBertDecoderModel",
+            {"local_attention": None, "sliding_window": -1},
+            "and sliding_window = -1; supported",
+        ),
+        ("HeliumModel", {"rope_parameters": PARTIAL}, "partial_rotary_factor = 0.5"),
+        ("Olmo3Model", {"rope_parameters": {"full_attention": PARTIAL}}, "partial_rotary_factor = 0.5"),
+        ("GPTNeoModel", {"is_causal": False}, "is_causal = False; bei's gpt_neo family supports only True or None"),
+        ("OPTModel", {"word_embed_proj_dim": 16}, "word_embed_proj_dim = 16; bei's opt family supports only 32"),
+        ("GlmModel", {"sliding_window": 8}, "sliding_window = 8; bei's glm family supports only None"),
+        ("Starcoder2Model", {"layer_types": ["full_attention"] * 3}, "layer_types, not all of them sliding_attention"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused_by_its_key(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    refused(change_config(saved(tmp_path, name), **changes), CheckpointError, message)
+
+
+@pytest.mark.parametrize(("name", "family"), [("PhiForCausalLM", "phi"), ("GPTJForCausalLM", "gptj")])
+def test_scores_of_tokens_with_biases_are_refused(name: str, family: str, tmp_path: Path) -> None:
+    refused(saved(tmp_path, name), ConfigError, f"{family} has no scores of tokens", score_tokens=("t", "he"))
+
+
+@pytest.mark.parametrize("name", ["GPTNeoModel", "GPTJModel"])
+def test_the_masks_that_older_versions_stored_are_left_aside(name: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path, name)
+    tensors = read_tensors(folder)
+    attention = next(tensor for tensor in tensors if tensor.endswith("q_proj.weight")).removesuffix("q_proj.weight")
+    masks = {f"{attention}bias": torch.ones(1, 1, 48, 48), f"{attention}masked_bias": torch.tensor(-1e9)}
+    read(write_tensors(folder, {**tensors, **masks})).weights().close()
+    write_tensors(folder, {**tensors, f"{attention}q_proj.bias": torch.ones(32)})
+    refused(folder, WeightsError, "q_proj.bias is not part of this architecture")
+
+
+def test_the_factor_of_coheres_token_scores_must_be_above_zero(tmp_path: Path) -> None:
+    folder = change_config(saved(tmp_path, "CohereForCausalLM"), logit_scale=0.0)
+    refused(folder, CheckpointError, r"logit_scale = 0\.0: it must be", score_tokens=("t", "he"))
+
+
+def reward_model(folder: Path, **changes: Any) -> Path:
+    """As Qwen2.5-Math-RM-72B: remote code, whose head lies beside the model's tensors."""
+    saved(folder, "Qwen2Model")
+    generator = torch.Generator().manual_seed(5)
+    tensors = {f"model.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    for name, shape in {"0.weight": (32, 32), "0.bias": (32,), "2.weight": (1, 32), "2.bias": (1,)}.items():
+        tensors[f"score.{name}"] = torch.randn(shape, generator=generator)
+    tensors["lm_head.weight"] = torch.ones(tensors["model.embed_tokens.weight"].shape)
+    write_tensors(folder, tensors)
+    auto_map = {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}
+    return change_config(folder, **{"architectures": ["Qwen2ForRewardModel"], "auto_map": auto_map, **changes})
+
+
+def test_the_reward_model_of_qwen_scores_the_last_token(tmp_path: Path) -> None:
+    folder = reward_model(tmp_path / "reward")
+    artifact = build_artifact(folder, tmp_path / "artifact")
+    assert artifact.manifest.tasks == ["rerank", "classify"]
+    texts = random_encodings((5, 17, 2, 30), artifact.manifest.spec.vocab_size)
+    model: Any = AutoModel.from_pretrained(saved(tmp_path / "native", "Qwen2Model"), attn_implementation="eager").eval()
+    first, bias, second, offset = (read_tensors(folder)[f"score.{name}"] for name in
+                                   ("0.weight", "0.bias", "2.weight", "2.bias"))  # fmt: skip
+    with torch.no_grad():
+        states = [model(torch.from_numpy(text.input_ids).long()[None]).last_hidden_state[0, -1] for text in texts]
+    expected = [torch.relu(state @ first.T + bias) @ second.T + offset for state in states]
+    with running(artifact) as engine:
+        actual = engine.run(PackedBatch.from_encodings(texts))["logits"]
+    np.testing.assert_allclose(actual, torch.stack(expected).numpy(), atol=1e-4)
+
+
+def test_the_process_reward_model_of_qwen_is_refused(tmp_path: Path) -> None:
+    """It scores the steps of an answer, each at a token of its own."""
+    folder = reward_model(tmp_path, architectures=["Qwen2ForProcessRewardModel"])
+    refused(folder, UnsupportedArchitectureError, "Qwen2ForProcessRewardModel of model_type 'qwen2' is not supported")
+
+
+def test_a_token_classifier_may_have_no_bias(tmp_path: Path) -> None:
+    folder = without(saved(tmp_path, "LlamaForTokenClassification"), "score.bias")
+    refused(folder, WeightsError, r"Tensor score\.bias is missing")
+    (head,) = read(change_config(folder, token_classification_bias=False)).spec.heads
+    assert head.token_layers == (DenseSpec("score", 32, 5, bias=False),)
