@@ -194,13 +194,15 @@ def _all_heads(
 
 
 def _embedding(own: tuple[HeadSpec, ...], files: SentenceTransformersFiles, pooling: Pooling | None) -> HeadSpec:
-    default = own[0].pooling if own[0].output == "embedding" else ("mean",)
+    embeds = own[0].output == "embedding"
+    default = own[0].pooling if embeds else ("mean",)
     chosen = (pooling,) if pooling else files.pooling or default
-    return HeadSpec("embedding", chosen, layers=() if files.per_token or files.gives_scores else files.tail)
+    tail = () if files.per_token or files.gives_scores else files.tail
+    return HeadSpec("embedding", chosen, own[0].token_layers if embeds else (), tail)
 
 
 def _token_states(heads: tuple[HeadSpec, ...]) -> HeadSpec:
-    if [head.output for head in heads] != ["embedding"]:
+    if [(head.output, head.token_layers) for head in heads] != [("embedding", ())]:
         raise ConfigError("token_embeddings adds the tokens' states to a dense embedding: leave it out for this model.")
     return HeadSpec("token_embedding")
 

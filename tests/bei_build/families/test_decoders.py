@@ -11,14 +11,14 @@ import torch
 from transformers import AutoModel
 
 from bei.core import PackedBatch
-from bei.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, WeightsError
+from bei.errors import BeiError, CheckpointError, ConfigError, UnsupportedArchitectureError, WeightsError
 from bei_build.checkpoint import read_checkpoint
 from bei_build.location import locate
 from bei_build.remote_code import ATTENTIONS
 from bei_build.spec import DenseSpec
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.bei_build.reading import read, refused, saved, without
-from tests.checkpoints import change_config, read_tensors, write_tensors
+from tests.checkpoints import Normalize, add_modules, change_config, read_tensors, write_tensors
 
 PLAIN = {"rope_type": "default", "rope_theta": 100.0}
 PARTIAL = {**PLAIN, "partial_rotary_factor": 0.5}
@@ -220,3 +220,54 @@ def test_a_token_classifier_may_have_no_bias(tmp_path: Path) -> None:
     refused(folder, WeightsError, r"Tensor score\.bias is missing")
     (head,) = read(change_config(folder, token_classification_bias=False)).spec.heads
     assert head.token_layers == (DenseSpec("score", 32, 5, bias=False),)
+
+
+def voyage(folder: Path, **changes: Any) -> Path:
+    """As voyage-4-nano: config.json names the native class, ``auto_map`` one with another mask and a projection."""
+    saved(folder, "Qwen3ForCausalLM")
+    projection = torch.randn((20, 32), generator=torch.Generator().manual_seed(6))
+    write_tensors(folder, {**read_tensors(folder), "linear.weight": projection})
+    add_modules(folder, ("mean",), [Normalize()])
+    own = {"auto_map": {"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"}, "num_labels": 20}
+    return change_config(folder, **{**own, "use_bidirectional_attention": True, **changes})
+
+
+def test_voyage_projects_every_token_of_a_bidirectional_qwen3(tmp_path: Path) -> None:
+    folder = voyage(tmp_path / "voyage")
+    artifact = build_artifact(folder, tmp_path / "artifact")
+    assert artifact.manifest.spec.attention == "bidirectional"
+    assert artifact.manifest.embedding is not None
+    assert artifact.manifest.embedding.normalize
+    assert artifact.certificate.reference.startswith("transformers, FP32")
+    texts = random_encodings((5, 17, 2, 30), artifact.manifest.spec.vocab_size)
+    native = saved(tmp_path / "native", "Qwen3ForCausalLM")
+    model: Any = AutoModel.from_pretrained(native, attn_implementation="eager").eval()
+    expected = []
+    for text in texts:
+        ids = torch.from_numpy(text.input_ids).long()[None]
+        everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
+        with torch.no_grad():
+            states = model(ids, attention_mask=everything).last_hidden_state[0]
+        expected.append((states @ read_tensors(folder)["linear.weight"].T).mean(0))
+    with running(artifact) as engine:
+        actual = engine.run(PackedBatch.from_encodings(texts))["embedding"]
+    np.testing.assert_allclose(actual, torch.stack(expected).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"use_bidirectional_attention": None}, CheckpointError, "lacks use_bidirectional_attention = true"),
+        ({"use_sliding_window": True, "sliding_window": 8}, CheckpointError, "sliding_window = 8"),
+        ({"num_labels": 24}, WeightsError, r"linear.weight has shape \[20, 32\], but config.json implies \[24, 32\]"),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, WeightsError, "linear.weight is not part of this architecture"),
+    ],
+)
+def test_what_is_not_quite_voyage_is_refused(
+    changes: dict[str, Any], error: type[BeiError], message: str, tmp_path: Path
+) -> None:
+    refused(voyage(tmp_path, **changes), error, message)
+
+
+def test_states_beside_projected_embeddings_are_refused(tmp_path: Path) -> None:
+    refused(voyage(tmp_path), ConfigError, "token_embeddings adds the tokens' states", token_states=True)
