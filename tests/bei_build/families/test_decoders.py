@@ -271,3 +271,23 @@ def test_what_is_not_quite_voyage_is_refused(
 
 def test_states_beside_projected_embeddings_are_refused(tmp_path: Path) -> None:
     refused(voyage(tmp_path), ConfigError, "token_embeddings adds the tokens' states", token_states=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("nvembed", "NVEmbedModel"),
+        ("bidirectional_pplx_qwen3", "PPLXQwen3Model"),
+        ("internlm2", "InternLM2ForRewardModel"),
+        ("gpt2", "GPT2Model"),
+        ("gpt_neox", "GPTNeoXModel"),
+    ],
+)
+def test_decoders_that_stay_refused_are_named(model_type: str, architecture: str, tmp_path: Path) -> None:
+    """See docs/decisions.md."""
+    folder = change_config(saved(tmp_path, "Qwen3Model"), model_type=model_type, architectures=[architecture])
+    refused(
+        folder,
+        UnsupportedArchitectureError,
+        rf"no family for model_type '{model_type}' \(architecture {architecture}\)",
+    )
