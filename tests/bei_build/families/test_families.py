@@ -21,6 +21,7 @@ REMOTE_CODE = (
     "NewForSequenceClassification",
     "NewForTokenClassification",
     "NewModel",
+    "Qwen2ForRewardModel",
     "StaticEmbedding",
     "StaticModel",
 )
