@@ -55,6 +55,8 @@ class that a family reads is not named here. Classes without rows of their own:
 | `CLIPModel` | read as its text tower |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
+| `Qwen2ForRewardModel` | remote code: Qwen2 and two linear layers on the last token's state |
+| `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 
 transformers has no class of JinaBERT v2, of static embeddings (model2vec's StaticModel, sentence-transformers'

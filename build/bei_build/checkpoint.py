@@ -107,14 +107,14 @@ def read_checkpoint(
     files = replace(files, sides=_sides(files, spec, document_length))
     usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder) or family.usual_length
     longest = _longest(family, spec, config, files, usual, max_seq_len)
-    check_attention(spec, attention, longest)
+    check_attention(spec, attention, config, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
     if document_length is not None and document_length > longest:
         raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
-    modules, labels = side_modules(spec, files), labels_of(spec, config, files.activation)
+    modules, labels = side_modules(spec, files), labels_of(spec, config, files)
     return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles, chosen)
 
 

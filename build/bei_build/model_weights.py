@@ -30,7 +30,10 @@ _QUANTIZED = (
 _ADAPTER = ("lora_", "base_layer.", "modules_to_save.", "ia3_l")
 
 # Buffers: transformers computes them from the config, older versions stored them.
-_BUFFERS = ("rotary_emb.inv_freq", "rotary_embeddings.inv_freq", "position_ids", "token_type_ids")
+_BUFFERS = (
+    *("rotary_emb.inv_freq", "rotary_embeddings.inv_freq", "position_ids", "token_type_ids"),
+    *(".attn.bias", ".attn.masked_bias", ".attn.attention.bias", ".attn.attention.masked_bias"),  # GPT's causal masks
+)
 
 # The names of what comes before the heads, among ours.
 _BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "convolution", "decoder.")

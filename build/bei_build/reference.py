@@ -51,8 +51,10 @@ class HFReference:
         windows = any(layer.attention.window is not None for layer in checkpoint.spec.layers)
         implementation = "sdpa" if checkpoint.spec.partial_keys and windows else "eager"
         self._model = _load_model(checkpoint, implementation)
-        # Decoders made bidirectional by their authors' own code: transformers would mask what comes later.
-        own_mask = bool(getattr(checkpoint.config, "use_bidirectional_attention", False))
+        # Decoders made bidirectional by their authors' own code: transformers would mask what comes later, but for
+        # classes that know the key by which config.json says it.
+        known = hasattr(type(checkpoint.config), "use_bidirectional_attention")
+        own_mask = known and bool(checkpoint.config.use_bidirectional_attention)
         is_decoder = "score" in checkpoint.family.weights
         self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
@@ -138,6 +140,7 @@ class HFReference:
             "identity": lambda v: v,
             "tanh": torch.tanh,
             "relu": functional.relu,
+            "relu2": lambda v: functional.relu(v).square(),
             "gelu": functional.gelu,
             "silu": functional.silu,
             "quick_gelu": lambda v: v * torch.sigmoid(1.702 * v),

@@ -22,7 +22,9 @@ from bei_build.weight_shapes import (
     shared_attention_weights,
 )
 
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
+Activation = Literal[
+    "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "tanh", "sigmoid", "log1p_relu", "identity"
+]
 Pooling = Literal[
     "cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked", "first_marked", "largest_id"
 ]
@@ -38,13 +40,15 @@ class NormSpec:
     """A norm over the last axis.
 
     ``layer`` is LayerNorm (arXiv:1607.06450), with or without bias; ``rms`` is RMSNorm (arXiv:1910.07467), without.
-    ``offset`` is added to the stored weight: Gemma stores w where it multiplies by 1 + w.
+    ``offset`` is added to the stored weight: Gemma stores w where it multiplies by 1 + w. Without ``weight`` there is
+    none, and nothing is multiplied (OLMo).
     """
 
     eps: float
     kind: Literal["layer", "rms"] = "layer"
     bias: bool = True
     offset: float = 0.0
+    weight: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ class AttentionSpec:
     ``window`` positions away. ``qk_norm`` is over each head of query and key, before the rotation; over all heads
     together if ``qk_norm_joint``. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
     ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric).
+    ``clip`` bounds what the projections give (OLMo, arXiv:2402.00838).
     """
 
     num_heads: int
@@ -155,6 +160,7 @@ class AttentionSpec:
     alibi: bool = False
     relative_bias: RelativeBiasSpec | None = None
     disentangled: DisentangledSpec | None = None
+    clip: float | None = None
 
     @property
     def width(self) -> int:
@@ -204,6 +210,7 @@ class LayerSpec:
     Where the norms are: ``post``, behind the sum (BERT); ``pre``, in front of attention and MLP (Llama); ``both``, in
     front of them and behind them, inside the sum (Gemma 2); ``output``, behind them only, inside the sum (OLMo 2).
     Without ``attention_norm`` the one in front of the attention is missing (ModernBERT's first layer).
+    ``parallel``: attention and MLP read the output of one norm side by side, and both are added to its input (GPT-J).
     ``second_attention_norm``: what comes out of attention, sum and norm is added to the layer's input once more, and
     normalized (JinaBERT's model for code). ``residual_scale`` multiplies what attention and MLP add to the sum
     (Granite). ``cross_attention``: behind the attention, with a sum and norm of its own, tokens look at the encoder's
@@ -218,6 +225,7 @@ class LayerSpec:
     second_attention_norm: bool = False
     residual_scale: float = 1.0
     cross_attention: AttentionSpec | None = None
+    parallel: bool = False
 
     @property
     def norms_input(self) -> bool:

@@ -70,7 +70,7 @@ def layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[
         yield from _attention_weights(f"{prefix}.cross_attention", layer.cross_attention, hidden)
         yield from norm_weights(f"{prefix}.cross_attention_norm", layer.norm, hidden)
     yield from _mlp_weights(f"{prefix}.mlp", layer.mlp, hidden)
-    if layer.placement != "output":
+    if not layer.parallel and layer.placement != "output":
         yield from norm_weights(f"{prefix}.mlp_norm", layer.norm, hidden)
     if layer.norms_output:
         yield from norm_weights(f"{prefix}.mlp_post_norm", layer.norm, hidden)
@@ -118,6 +118,8 @@ def linear_weights(name: str, out_features: int, in_features: int, bias: bool) -
 
 def norm_weights(name: str, norm: NormSpec, width: int) -> Iterator[tuple[str, Shape]]:
     """A norm of ``width``."""
+    if not norm.weight:
+        return
     yield f"{name}.weight", (width,)
     if norm.kind == "layer" and norm.bias:
         yield f"{name}.bias", (width,)

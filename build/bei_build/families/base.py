@@ -25,6 +25,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
     "tanh": "tanh",
@@ -123,6 +124,14 @@ def require(config: Any, key: str, *expected: object) -> None:
             f"config.json has {key} = {value!r}; bei's {config.model_type} family supports only "
             f"{' or '.join(map(repr, expected))}."
         )
+
+
+def positive(config: Any, key: str) -> float:
+    """The number above 0 that the config has as ``key``. Raises CheckpointError."""
+    value = getattr(config, key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise CheckpointError(f"config.json has {key} = {value!r}: it must be a number above 0.")
+    return float(value)
 
 
 def embedder(config: Any) -> tuple[HeadSpec, ...]:

@@ -124,6 +124,7 @@ class _PoolingEmitter:
         graph = self._graph
         assert self._marked_id is not None
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        assert self._marked_id is not None
         marked = graph.op("Equal", [self._ids(), graph.constant(self._marked_id, np.int32)], f"{name}.marked")
         # The position of every marked slot, -1 for others. Slots behind the end repeat the last token's.
         found = graph.op("Where", [marked, pad_index, graph.constant(-1, np.int32)], f"{name}.found")

@@ -147,11 +147,14 @@ class _TransformerEmitter:
     def _layer(self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None) -> str:
         """Attention, in a decoder that to ``encoded``, and MLP, each ``h + f(h)`` with the norms where the spec places
         them."""
-        entering = hidden
+        entering, shared = hidden, ""
         for part in ("attention", "cross_attention", "mlp") if spec.cross_attention else ("attention", "mlp"):
             norm = f"{name}.{part}_norm"
-            before = spec.norms_input and (part != "attention" or spec.attention_norm)
-            value = self._norm(hidden, spec.norm, norm) if before else hidden
+            value = hidden
+            if part == "mlp" and spec.parallel:
+                value = shared
+            elif spec.norms_input and (part != "attention" or spec.attention_norm):
+                value = shared = self._norm(hidden, spec.norm, norm)
             value = self._part(part, value, spec, name, encoded)
             if spec.norms_output:
                 value = self._norm(value, spec.norm, f"{name}.{part}_post_norm")
@@ -207,7 +210,8 @@ class _TransformerEmitter:
     def _norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0) -> str:
         """The norm of the last axis of ``value``, times ``scale``."""
         graph, factor = self._graph, np.float32(scale)
-        weight = graph.vector(f"{name}.weight", (self._read(f"{name}.weight") + np.float32(spec.offset)) * factor)
+        stored = self._read(f"{name}.weight") if spec.weight else np.ones(self._spec.hidden_size, np.float32)
+        weight = graph.vector(f"{name}.weight", (stored + np.float32(spec.offset)) * factor)
         if spec.kind == "rms":
             return graph.op("RMSNormalization", [value, weight], name, axis=-1, epsilon=spec.eps)
         bias = [graph.vector(f"{name}.bias", self._read(f"{name}.bias") * factor)] if spec.bias else []
@@ -247,23 +251,28 @@ class _TransformerEmitter:
         scales = {"query": 1.0 if spec.qk_norm else spec.scale}
         sizes = [spec.width if role == "query" else spec.kv_width for role in roles]
 
+        def part(role: str, kind: str) -> FloatArray:
+            if kind == "bias" and role == "key" and not spec.key_bias:
+                return np.zeros(spec.kv_width, np.float32)
+            rows = self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0))
+            return halved(rows, spec) if spec.rope and spec.rope.interleaved and role != "value" else rows
+
         def stacked(kind: str) -> FloatArray:
-            parts = [
-                np.zeros(spec.kv_width, np.float32)
-                if kind == "bias" and role == "key" and not spec.key_bias
-                else self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0))
-                for role in roles
-            ]
-            if spec.rope and spec.rope.interleaved:
-                parts = [
-                    part if role == "value" else halved(part, spec) for role, part in zip(roles, parts, strict=True)
-                ]
-            return np.concatenate(parts)
+            return np.concatenate([part(role, kind) for role in roles])
 
         matrix = graph.matrix(f"{joined}.weight", stacked("weight"))
         bias = graph.vector(f"{joined}.bias", stacked("bias")) if spec.bias else None
         product = graph.linear(hidden, matrix, bias, joined)
-        return graph.split(product, sizes, f"{joined}.split", axis=1) if len(roles) > 1 else [product]
+        parts = graph.split(product, sizes, f"{joined}.split", axis=1) if len(roles) > 1 else [product]
+        if spec.clip is None:
+            return parts
+        bounds = [spec.clip * scales.get(role, 1.0) for role in roles]
+        return [self._clipped(value, bound) for value, bound in zip(parts, bounds, strict=True)]
+
+    def _clipped(self, value: str, bound: float) -> str:
+        compute = self._graph.types.compute.numpy
+        bounds = [self._graph.constant(limit, compute) for limit in (-bound, bound)]
+        return self._graph.op("Clip", [value, *bounds], f"{value}.clipped")
 
     def _turned(self, value: str, spec: AttentionSpec, num_heads: int, name: str, scale: float) -> str:
         """``value`` [T, heads * head_dim] normalized, scaled and rotated."""

@@ -23,6 +23,7 @@ REMOTE_CODE = (
     "NewForTokenClassification",
     "NewModel",
     "NomicBertForPreTraining",
+    "Qwen2ForRewardModel",
     "StaticEmbedding",
     "StaticModel",
 )
