@@ -41,7 +41,7 @@ def test_a_classifier_reads_the_last_end_of_a_sentence(name: str, tmp_path: Path
             {"eos_token_id": [2, 3]},
             r"eos_token_id = \[2, 3\]: it must be the id",
         ),
-        ("MBartModel", {"activation_function": "quick_gelu"}, "Activation 'quick_gelu' is not supported"),
+        ("MBartModel", {"activation_function": "gelu_fast"}, "Activation 'gelu_fast' is not supported"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
