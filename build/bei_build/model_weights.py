@@ -70,8 +70,8 @@ class _Source:
 class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
-    ``tied``: a language model's last matrix may be that of its embeddings. Raises WeightsError naming the tensors that
-    are missing, misshapen or left over.
+    ``tied``: a language model's last matrix may be that of its embeddings. ``stored_types``: the element types of the
+    tensors in ``folder``. Raises WeightsError naming the tensors that are missing, misshapen or left over.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class ModelWeights:
         self._sources: dict[str, _Source] = {}
         self._stack = ExitStack()
         try:
-            self._map_checkpoint(self._opened(open_weights(folder)), modules)
+            checkpoint = self._opened(open_weights(folder))
+            self.stored_types = checkpoint.types
+            self._map_checkpoint(checkpoint, modules)
             self._map_modules(modules)
         except BaseException:  # an interrupt too must unmap the files
             self.close()
