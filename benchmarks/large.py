@@ -35,7 +35,6 @@ _SAMPLES_A_SECOND = 50
 _FIELDS = {"VmRSS": "rss_mb", "RssAnon": "anonymous_mb", "RssFile": "files_mb"}
 _LONGEST = 512
 _SHARD_BYTES = 2 << 30
-_REQUESTS = 64  # texts of mixed lengths, one a request
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1b"])
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
-    parser.add_argument("--only-before", action="store_true", help="leave this checkout out")
+    parser.add_argument("--only-before", action="store_true", help="leave this checkout out, where it was measured")
     parser.add_argument("--scratch", type=Path, help="folder with room for three times the checkpoint")
+    parser.add_argument("--texts", type=int, default=64, help="of mixed lengths, to ask the server one by one")
     parser.add_argument("--label", default="", help="what stands behind the shape's name in the results")
     parser.add_argument("flags", nargs="*", help="of bei build, behind --")
     options = parser.parse_args()
@@ -111,7 +111,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
             checkpoint = save_checkpoint(SHAPES[shape], Path(scratch) / shape)
             for label, checkout in checkouts.items():
-                found = measured(checkpoint, checkout, Path(scratch), options.flags)
+                found = measured(checkpoint, checkout, Path(scratch), options.flags, options.texts)
                 _keep(f"{shape} {label}".strip(), found)
 
 
@@ -154,7 +154,7 @@ def _write_shard(path: Path, tensors: list[tuple[str, tuple[int, ...]]], rng: np
             file.write(values.astype(ml_dtypes.bfloat16).tobytes())
 
 
-def measured(checkpoint: Path, checkout: Path, scratch: Path, flags: list[str]) -> dict[str, Any]:
+def measured(checkpoint: Path, checkout: Path, scratch: Path, flags: list[str], num_texts: int) -> dict[str, Any]:
     """Build and serve with the bei of ``checkout``: seconds and peak memory of each phase."""
     sizes: dict[str, Any] = {"revision": revision(checkout), "flags of build": flags, "checkpoint_mb": _mb(checkpoint)}
     artifact = scratch / "artifact"
@@ -168,7 +168,7 @@ def measured(checkpoint: Path, checkout: Path, scratch: Path, flags: list[str]) 
         name: certificate.get(name) for name in ("kind", "reference", "num_texts", "num_held_out_texts", "passed")
     }
     sizes["cosines"] = {row["output"]: [row["cosine_mean"], row["cosine_min"]] for row in certificate["outputs"]}
-    sizes["serve"] = _serve(artifact, checkout)
+    sizes["serve"] = _serve(artifact, checkout, num_texts)
     return sizes
 
 
@@ -199,12 +199,12 @@ def _build(checkpoint: Path, out: Path, checkout: Path, flags: list[str]) -> dic
     }
 
 
-def _serve(artifact: Path, checkout: Path) -> dict[str, Any]:
+def _serve(artifact: Path, checkout: Path, num_texts: int) -> dict[str, Any]:
     """``bei serve``: until it is ready, until its first answer, and over texts of mixed lengths."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(artifact / "tokenizer.json"))
-    texts = random_texts(tokenizer, mixed_lengths(_REQUESTS, _LONGEST))
+    texts = random_texts(tokenizer, mixed_lengths(num_texts, _LONGEST))
     with serving(artifact, "--tune", "off", checkout=checkout, wait=False) as (port, process):
         with sampling_memory(process.pid) as memory:
             wait_ready(port, process)
@@ -213,7 +213,7 @@ def _serve(artifact: Path, checkout: Path) -> dict[str, Any]:
             memory.end_phase("first answer")
             for text in texts:
                 ask(port, text)
-            memory.end_phase(f"{_REQUESTS} texts of mixed lengths")
+            memory.end_phase(f"{num_texts} texts of mixed lengths")
             time.sleep(3.0)
             memory.end_phase("idle")
         return {"peak": memory.peak(), "phases": memory.phases}
