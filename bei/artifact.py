@@ -25,7 +25,7 @@ from bei.errors import (
     ArtifactSchemaNewerError,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -138,8 +138,12 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     skip_ids: list[int]
 
 
+# What an engine was compared with at build time.
+Verification = Literal["reference", "self-consistency", "none"]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the runtime knows about a model."""
+    """Everything the runtime knows about a model. ``verification`` is the certificate's kind."""
 
     schema_version: int
     bei_version: str
@@ -160,6 +164,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_num_tokens: int
     max_batch_size: int
     max_seq_len: int
+    verification: Verification
     files: list[FileInfo]
     digest: str = ""
 
@@ -208,23 +213,33 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The compiled engine against the reference on held-out texts (docs/architecture.md, a build's life).
 
     ``kind`` is "self-consistency" where the reference is bei's own FP32 engine, which shares the graph: what is wrong
-    in both does not show. ``canary_row`` is what the engine gives as its first output for ``canary_text`` (vectors at
-    unit length; of a token output the first token's): readiness recomputes it.
+    in both does not show. It is "none" where the build was told not to verify: nothing was compared, and nothing has
+    passed. ``num_texts`` of the ``num_held_out_texts`` were compared; a time budget may leave some out.
+
+    ``canary_row`` is what the engine itself gave at build time as ``canary_output`` for ``canary_text`` (vectors at
+    unit length; of a token output the first token's): readiness recomputes it. It shows that a server computes what
+    the build did, not that this is right.
     """
 
-    kind: Literal["reference", "self-consistency"]
+    kind: Verification
     reference: str
     num_texts: int
-    thresholds: Thresholds
+    num_held_out_texts: int
+    thresholds: Thresholds | None
     outputs: list[Agreement]
     passed: bool
     canary_text: str
+    canary_output: str
     canary_row: list[float]
 
     @property
-    def output(self) -> str:
-        """The first output, which the canary's row is of."""
-        return self.outputs[0].output
+    def verdict(self) -> str:
+        """One line for people: ``passed on 101 texts``."""
+        if self.kind == "none":
+            return "NOT VERIFIED: built with --no-verify"
+        some = f"{self.num_texts} of {self.num_held_out_texts}"
+        texts = f"{some if self.num_texts < self.num_held_out_texts else self.num_texts} texts"
+        return f"{'passed' if self.passed else 'BELOW THRESHOLD'} on {texts}"
 
 
 class Artifact(msgspec.Struct, frozen=True):
@@ -269,7 +284,7 @@ def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
         for file in sorted(path.rglob("*"))
         if file.is_file() and file.name != MANIFEST
     ]
-    manifest = msgspec.structs.replace(manifest, files=files)
+    manifest = msgspec.structs.replace(manifest, files=files, verification=certificate.kind)
     manifest = msgspec.structs.replace(manifest, digest=_digest(manifest))
     temporary = path / (MANIFEST + ".partial")
     temporary.write_bytes(_encode(manifest))

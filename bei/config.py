@@ -153,6 +153,8 @@ BUILD_SETTINGS = frozenset(
         "min_cosine",
         "allow_below_threshold",
         "reference",
+        "verify",
+        "verify_budget",
     )
 )
 _ALL_SETTINGS = BUILD_SETTINGS | {f.name for f in dataclasses.fields(ServeConfig)}

@@ -230,7 +230,7 @@ class InferenceService:
             raise EngineError(f"A thread of {self.name} has died: restart the server.")
         if self._canary_matched and (stats.is_busy or time.monotonic() - stats.last_step_s < _FRESH_S):
             return
-        output = self.certificate.output
+        output = self.certificate.canary_output
         with self._admission.admit_anyway() as ticket:
             self._idle.clear()
             work = self.infer([self.certificate.canary_text], ticket=ticket, outputs={output})

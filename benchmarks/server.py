@@ -46,21 +46,23 @@ def serving(
     checkout: Path = ROOT,
     home: Path | None = None,
     env: Mapping[str, str] | None = None,
+    wait: bool = True,
 ) -> Iterator[Server]:
     """A server that is ready; stopped by SIGTERM at the end.
 
     ``checkout``: the folder whose ``bei`` runs. ``home``: HOME of the process, where it keeps what it measures at its
     first start: give the same one to all servers of a run. BEI_* variables of this process are not passed on; ``env``
-    is.
+    is. ``wait`` False: the caller waits until it is ready (``wait_ready``).
     """
     paths = [artifacts] if isinstance(artifacts, Path) else list(artifacts)
     port = free_port()
     command = [sys.executable, "-m", "bei", "serve", *map(str, paths), "--port", str(port), *flags]
     with tempfile.TemporaryFile() as log:
         # "-m" looks into the working directory first, and into the installed packages last.
-        process = subprocess.Popen(command, stderr=log, cwd=checkout, env=_environment(checkout, home, env or {}))
+        process = subprocess.Popen(command, stderr=log, cwd=checkout, env=environment(checkout, home, env or {}))
         try:
-            _wait_ready(port, process)
+            if wait:
+                wait_ready(port, process)
         except TimeoutError as error:
             process.kill()
             process.wait()
@@ -86,7 +88,7 @@ def built_by(checkout: Path, folder: Path, artifact: Path, scratch: Path) -> Pat
     flags = [f"--{name}={value}" for name, value in options.items()]
     command = [sys.executable, "-m", "bei", "build", str(folder), f"--out={out}", "--reference=engine", *flags]
     command.append("--allow-below-threshold")
-    subprocess.run(command, cwd=checkout, env=_environment(checkout, None, {}), check=True, capture_output=True)
+    subprocess.run(command, cwd=checkout, env=environment(checkout, None, {}), check=True, capture_output=True)
     return out
 
 
@@ -143,14 +145,16 @@ def sampling(pid: int, every_s: float = 0.5) -> Iterator[Samples]:
         thread.join()
 
 
-def _environment(checkout: Path, home: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
+def environment(checkout: Path, home: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that runs ``checkout``: without BEI_* variables, with ``extra``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BEI_")}
     if home is not None:
         kept["HOME"] = str(home)
     return {**kept, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'build'}", **extra}
 
 
-def _wait_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Return when the server is ready. Raises TimeoutError."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and process.poll() is None:
         try:

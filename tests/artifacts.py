@@ -107,12 +107,14 @@ def save_artifact(
         max_num_tokens=LIMITS.max_num_tokens,
         max_batch_size=LIMITS.max_batch_size,
         max_seq_len=LIMITS.max_seq_len,
+        verification="reference",
         files=[],
     )
     certificate = artifacts.Certificate(
         kind="reference",
         reference="nothing",
         num_texts=1,
+        num_held_out_texts=1,
         thresholds=artifacts.Thresholds(mean=0.99, p1=0.9, min=0.5),
         outputs=[
             artifacts.Agreement(
@@ -128,6 +130,7 @@ def save_artifact(
         ],
         passed=True,
         canary_text=CANARY_TEXT,
+        canary_output=output,
         canary_row=list(canary if canary is not None else expected_vectors([token_ids(CANARY_TEXT)])[0].tolist()),
     )
     return artifacts.save(path, msgspec.structs.replace(manifest, **manifest_fields), certificate)

@@ -31,6 +31,7 @@ LEAVES = {
     "tokenization": {"bei.core", "bei.errors", "bei.layout", "bei.long_texts", "bei.word_cache"},
     "long_texts": {"bei.core"},
     "layout": {"bei.core"},
+    "mapped": set(),
     "word_cache": set(),
 }
 CONTRACT = {"bei", "bei.artifact", "bei.canary", "bei.core", "bei.errors"}

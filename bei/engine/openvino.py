@@ -15,6 +15,7 @@ from bei.artifact import OPENVINO_MODEL, Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.cores import usable_cores
 from bei.errors import ArtifactWrongDeviceError, EngineError, MissingDependencyError
+from bei.mapped import release_pages, releasing_pages
 from bei.packing import graph_inputs
 
 # OpenVINO keeps a compiled kernel for every shape it has met, 5,000 by default, and grows with traffic. Inputs come in
@@ -22,6 +23,11 @@ from bei.packing import graph_inputs
 _KERNEL_CACHE_CAPACITY = 1024
 
 _WARMUP_TOKENS = 1024
+
+# OpenVINO's own mark on a Convert that must not be folded into its constant (docs/decisions.md, "Memory of large
+# models"). Without it a BF16 matrix lies in memory as FP32 beside the BF16 copy that the kernel reads.
+_KEEP_NARROW = "decompression_0"
+_NARROW_TYPES = ("bf16", "f16")
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,11 @@ class OpenVINOEngine:
             "CPU_RUNTIME_CACHE_CAPACITY": str(_KERNEL_CACHE_CAPACITY),
             "ENABLE_CPU_PINNING": "NO",  # pinned threads wait behind the tokenizer's when cores are shared
         }
+        self._weights = (folder / OPENVINO_MODEL).with_suffix(".bin")
         try:
-            self._model = core.compile_model(core.read_model(folder / OPENVINO_MODEL), "CPU", properties)
+            model = core.read_model(folder / OPENVINO_MODEL)
+            _keep_matrices_narrow(model)
+            self._model = core.compile_model(model, "CPU", properties)
         except RuntimeError as error:
             raise EngineError(f"OpenVINO could not compile {folder / OPENVINO_MODEL}: {error}") from error
         self._input_names = [port.get_any_name() for port in self._model.inputs]
@@ -80,6 +89,7 @@ class OpenVINOEngine:
             per_token=frozenset(output.name for output in manifest.outputs if output.per_token),
             num_streams=num_streams,
         )
+        self._pack()
 
     @property
     def info(self) -> EngineInfo:
@@ -106,6 +116,12 @@ class OpenVINOEngine:
     def _num_rows(self, output: str, batch: PackedBatch) -> int:
         return batch.num_tokens if output in self._info.per_token else batch.batch_size
 
+    def _pack(self) -> None:
+        """Let the first inference pack the matrices for the kernels now; the file they come from is not kept."""
+        with releasing_pages(self._weights):
+            for _ in range(self._info.num_streams):
+                self.run(PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32)))
+
     def warmup(self) -> None:
         """Run one batch on every stream, full if it is of usual size: a text of 8,192 tokens may take seconds."""
         limits = self._info.limits
@@ -114,9 +130,20 @@ class OpenVINOEngine:
         cu_seqlens = np.arange(count + 1, dtype=np.int32) * np.int32(length)
         for _ in range(self._info.num_streams):
             self.run(PackedBatch(np.zeros(count * length, np.int32), cu_seqlens))
+        release_pages(self._weights)  # kernels for other shapes may have packed matrices anew
 
     def close(self) -> None:
         """Free the requests and the compiled model."""
         while not self._requests.empty():
             self._requests.get()
         del self._model
+
+
+def _keep_matrices_narrow(model: Any) -> None:
+    """Mark the casts of 16-bit constants, so that compiling does not widen the constants to FP32."""
+    for node in model.get_ops():
+        if node.get_type_name() != "Convert":
+            continue
+        source = node.input_value(0).get_node()
+        if source.get_type_name() == "Constant" and source.get_element_type().get_type_name() in _NARROW_TYPES:
+            node.get_rt_info()[_KEEP_NARROW] = ""

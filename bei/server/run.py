@@ -92,7 +92,10 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
     except OSError as error:
         raise ConfigError(f"Cannot listen on {host} port {port} ({error}): choose another --port.") from error
     for service in models:
-        log.info("serving %s (%s, %s)", service.name, service.manifest.target, service.manifest.precision)
+        manifest, certificate = service.manifest, service.certificate
+        level = logging.INFO if certificate.passed else logging.WARNING
+        how = f"{manifest.target}, {manifest.precision}"
+        log.log(level, "serving %s (%s); verification: %s", service.name, how, certificate.verdict)
     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
     await server.serve(sockets=[listener])
     await asyncio.get_running_loop().run_in_executor(None, models.close)

@@ -96,6 +96,11 @@ class AdaptedStore(TensorStore):
         merged = {name: stored[original] for name, original in self._modules.items()}
         return {**{name: shape for name, shape in stored.items() if name in self._kept}, **merged}
 
+    @property
+    def types(self) -> frozenset[str]:
+        """The element types of what is stored."""
+        return self._store.types
+
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
         if name not in self._modules:

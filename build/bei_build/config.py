@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +13,8 @@ from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
 
 PRECISIONS = ("auto", "bf16", "fp16", "fp32", "int8")
+
+_OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_budget")
 
 
 def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -63,6 +66,10 @@ class BuildConfig:
     )
     allow_below_threshold: bool = _option(False, "keep an engine that failed its verification; it is marked so")
     reference: str = _option("auto", "verify against the HF model or the FP32 engine", ("auto", "hf", "engine"))
+    verify: bool = _option(True, "compare the engine with a reference; without, the certificate says so")
+    verify_budget: float | None = _option(
+        None, "seconds for verifying; held-out texts beyond them are left out, and the certificate counts them"
+    )
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -76,10 +83,20 @@ class BuildConfig:
         self._check_rerank_template()
         if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
             raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")
+        self._check_verification()
         for name in ("max_seq_len", "max_num_tokens", "max_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")
+
+    def _check_verification(self) -> None:
+        if self.verify_budget is not None and not 0 < self.verify_budget < math.inf:
+            raise ConfigError(f"verify_budget must be a positive number of seconds, not {self.verify_budget}.")
+        if self.verify:
+            return
+        for option in fields(self):
+            if option.name in _OF_VERIFYING and getattr(self, option.name) != option.default:
+                raise ConfigError(f"{option.name} has no meaning without verification: leave it out, or verify.")
 
     def _check_rerank_template(self) -> None:
         missing = [name for name in ("{query}", "{document}") if name not in self.rerank_body]

@@ -77,8 +77,9 @@ class _Source:
 class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
-    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged.
-    Raises WeightsError naming the tensors that are missing, misshapen or left over.
+    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``stored_types``: the
+    element types of the tensors in ``folder``. Raises WeightsError naming the tensors that are missing, misshapen or
+    left over.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class ModelWeights:
         self._stack = ExitStack()
         try:
             store = self._opened(open_weights(folder))
+            self.stored_types = store.types
             self._map_checkpoint(AdaptedStore(store, adapter) if adapter else store, modules)
             self._map_modules(modules)
         except BaseException:  # an interrupt too must unmap the files

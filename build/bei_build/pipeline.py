@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from bei.artifact import (
 )
 from bei.core import Engine, Limits
 from bei.errors import BuildError, CheckpointError, ConfigError, VerificationError
+from bei_build import memory
 from bei_build import reference as hf
 from bei_build.chat_template import derive_template
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
@@ -42,7 +44,19 @@ from bei_build.progress import Progress, in_bytes
 from bei_build.remote_code import attention_of
 from bei_build.spec import ModelSpec
 from bei_build.targets import Compiler, compiler_for
-from bei_build.verification import MIN_COSINES, EngineReference, Reference, certify
+from bei_build.verification import (
+    MIN_COSINES,
+    Budget,
+    EngineAnswers,
+    EngineReference,
+    HeldOut,
+    Reference,
+    ask_canary,
+    ask_engine,
+    certify,
+    held_out,
+    uncertified,
+)
 
 # Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.
 OpenEngine = Callable[[Path, Manifest], Engine]
@@ -103,10 +117,22 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             # 5. Manifest, without the files.
             with progress.step("Hash checkpoint"):
                 manifest = _manifest(config, checkpoint, template, precision, limits, requirements)
-            # 6. Is the engine what it should be?
-            with progress.step("Verify") as details:
-                certificate = _verify(config, compiler, checkpoint, weights, manifest, scratch, open_engine)
-                details += _figures(certificate)
+            # 6. Is the engine what it should be? It is closed before the reference is opened: each may fill the memory.
+            questions, budget = _held_out(checkpoint), Budget(config.verify_budget)
+            with progress.step("Run engine") as details:
+                answers = _answers(config, checkpoint, manifest, scratch, open_engine, questions, budget)
+                details.append(f"{answers.num_texts} texts" if config.verify else "canary only")
+            if config.verify:
+                with (
+                    progress.step("Verify") as details,
+                    _reference(config, compiler, checkpoint, weights, manifest, scratch, open_engine) as reference,
+                ):
+                    threshold = MIN_COSINES[precision] if config.min_cosine is None else config.min_cosine
+                    certificate = certify(answers, reference, questions, threshold, budget)
+                    details += _figures(certificate)
+            else:
+                certificate = uncertified(answers, questions)
+                progress.note("not verified, as --no-verify asked; the certificate says so")
         _check_certificate(config, certificate, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as details:
@@ -241,6 +267,7 @@ def _manifest(
         max_num_tokens=limits.max_num_tokens,
         max_batch_size=limits.max_batch_size,
         max_seq_len=limits.max_seq_len,
+        verification="none",  # and the files: sealing the artifact says them
         files=[],
     )
 
@@ -288,7 +315,29 @@ def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTempl
     return derive_template(checkpoint.folder, checkpoint.config.model_type, files.chat, default, checkpoint.tokenizer)
 
 
-def _verify(
+def _held_out(checkpoint: Checkpoint) -> HeldOut:
+    expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
+    return held_out(checkpoint.tokenizer, checkpoint.spec, checkpoint.max_seq_len, expansion)
+
+
+def _answers(
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    root: Path,
+    open_engine: OpenEngine,
+    questions: HeldOut,
+    budget: Budget,
+) -> EngineAnswers:
+    """What the engine answers; it is closed again."""
+    with closing(open_engine(root / ENGINE_DIR, manifest)) as engine:
+        if not config.verify:
+            return ask_canary(engine, questions, checkpoint.spec)
+        return ask_engine(engine, questions, checkpoint.spec, budget)
+
+
+@contextmanager
+def _reference(
     config: BuildConfig,
     compiler: Compiler,
     checkpoint: Checkpoint,
@@ -296,33 +345,24 @@ def _verify(
     manifest: Manifest,
     root: Path,
     open_engine: OpenEngine,
-) -> Certificate:
-    threshold = config.min_cosine if config.min_cosine is not None else MIN_COSINES[manifest.precision]
-    expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
-    engine = open_engine(root / ENGINE_DIR, manifest)
-    try:
-        reference: Reference
-        is_known = checkpoint.family.reference_class is not None
-        if config.reference == "hf" or (config.reference == "auto" and is_known and hf.is_available()):
-            if not is_known:
-                raise ConfigError(
-                    f"--reference hf: transformers has no {checkpoint.spec.architecture}. Use --reference engine."
-                )
-            if not hf.is_available():
-                raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
-            reference = hf.HFReference(checkpoint, weights)
-            return certify(engine, reference, checkpoint.tokenizer, checkpoint.spec, threshold, expansion)
-        with tempfile.TemporaryDirectory(dir=root) as fp32_root:
-            _compile(compiler, checkpoint.spec, weights, "fp32", manifest.limits, Path(fp32_root))
-            fp32_manifest = msgspec.structs.replace(manifest, precision="fp32")
-            fp32_engine = open_engine(Path(fp32_root) / ENGINE_DIR, fp32_manifest)
-            try:
-                reference = EngineReference(fp32_engine, f"{manifest.engine.compiler} engine, FP32, one text at a time")
-                return certify(engine, reference, checkpoint.tokenizer, checkpoint.spec, threshold, expansion)
-            finally:
-                fp32_engine.close()
-    finally:
-        engine.close()
+) -> Iterator[Reference]:
+    """The HF model, or bei's own FP32 engine, compiled for the occasion."""
+    is_known = checkpoint.family.reference_class is not None
+    if config.reference == "hf" or (config.reference == "auto" and is_known and hf.is_available()):
+        if not is_known:
+            raise ConfigError(
+                f"--reference hf: transformers has no {checkpoint.spec.architecture}. Use --reference engine."
+            )
+        if not hf.is_available():
+            raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
+        yield hf.HFReference(checkpoint, weights)
+        return
+    memory.require(4 * checkpoint.spec.num_parameters, "The FP32 engine to verify with")
+    with tempfile.TemporaryDirectory(dir=root) as fp32_root:
+        _compile(compiler, checkpoint.spec, weights, "fp32", manifest.limits, Path(fp32_root))
+        fp32_manifest = msgspec.structs.replace(manifest, precision="fp32")
+        with closing(open_engine(Path(fp32_root) / ENGINE_DIR, fp32_manifest)) as engine:
+            yield EngineReference(engine, f"{manifest.engine.compiler} engine, FP32, one text at a time")
 
 
 def _figures(certificate: Certificate) -> list[str]:
@@ -331,11 +371,12 @@ def _figures(certificate: Certificate) -> list[str]:
     figures = (
         f"{one.output}: mean cosine {one.cosine_mean:.6f}, lowest {one.cosine_min:.6f}" for one in certificate.outputs
     )
-    return [f"{what}{'; '.join(figures)}, against {certificate.reference}"]
+    count = f"{certificate.num_texts} of {certificate.num_held_out_texts} texts"
+    return [f"{what}{'; '.join(figures)}, against {certificate.reference}, {count}"]
 
 
 def _check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
-    if certificate.passed:
+    if certificate.passed or not config.verify:
         return
     missed = next(agreement for agreement in certificate.outputs if agreement.failures)
     message = (

@@ -16,9 +16,16 @@ import numpy as np
 
 from bei.core import Encoding, Float32Array
 from bei.errors import VerificationError
+from bei_build import memory
 from bei_build.checkpoint import Checkpoint
 from bei_build.model_weights import ModelWeights
 from bei_build.spec import Activation, ActivationSpec, DenseSpec, HeadLayer, HeadSpec, NormLayerSpec, NormSpec, Pooling
+
+# Models of this many bytes of FP32 weights are widened module by module, if they are stored in one 16-bit type. The
+# numbers are the same, and no more of the weights lies in memory as FP32 than one module's; a text takes longer by
+# the time of widening (docs/decisions.md, "Memory of large models").
+WIDEN_FROM_BYTES = 2 << 30
+_NARROW_TYPES = {"BF16": "bfloat16", "F16": "float16", "torch.bfloat16": "bfloat16", "torch.float16": "float16"}
 
 
 def is_available() -> bool:
@@ -50,7 +57,6 @@ class HFReference:
         # over padding.
         windows = any(layer.attention.window is not None for layer in checkpoint.spec.layers)
         implementation = "sdpa" if checkpoint.spec.partial_keys and windows else "eager"
-        self._model = _load_model(checkpoint, implementation)
         # Decoders made bidirectional by their authors' own code: transformers would mask what comes later, but for
         # classes that know the key by which config.json says it.
         known = hasattr(type(checkpoint.config), "use_bidirectional_attention")
@@ -58,6 +64,27 @@ class HFReference:
         is_decoder = "score" in checkpoint.family.weights
         self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
+        self._model = self._widened(checkpoint, implementation, weights.stored_types)
+        if self._model is None:
+            if weights.stored_types - {"F32", "torch.float32"}:  # else the model's weights are the file's own pages
+                memory.require(4 * checkpoint.spec.num_parameters, "The reference, a copy of the model in FP32,")
+            self._model = _load_model(checkpoint, implementation, torch.float32)
+
+    def _widened(self, checkpoint: Checkpoint, implementation: str, stored: frozenset[str]) -> Any:
+        """The model with weights as stored and FP32 arithmetic; None where it is small, or where this is not exact."""
+        torch, narrow = self._torch, [_NARROW_TYPES.get(name) for name in stored]
+        if 4 * checkpoint.spec.num_parameters < WIDEN_FROM_BYTES or len(narrow) != 1 or narrow[0] is None:
+            return None
+        self._model = model = _load_model(checkpoint, implementation, getattr(torch, narrow[0]))
+        if any(buffer.is_floating_point() and buffer.dtype != torch.float32 for buffer in model.buffers()):
+            return None  # constants that transformers has rounded to the stored type (Gemma's scale of embeddings)
+        widen_modules(model)
+        try:
+            with torch.inference_mode():
+                states = self._states(Encoding(np.zeros(2, np.int32)))
+        except VerificationError:  # the model's code reads a module's weights, or their type, from outside
+            return None
+        return model if states.dtype == torch.float32 else None
 
     def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Mapping[str, list[Float32Array]]:
         """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
@@ -150,16 +177,64 @@ class HFReference:
         }[activation](states)
 
 
-def _load_model(checkpoint: Checkpoint, implementation: str) -> Any:
-    """The family's reference class with the checkpoint's weights, in FP32. Raises VerificationError."""
+def widen_modules(model: Any) -> None:
+    """Give each module of ``model`` FP32 copies of its own parameters while it runs.
+
+    A module raises TypeError for a 16-bit input: other code has rounded it.
+    """
     import torch
+
+    widening = _Widening()
+    for module in model.modules():
+        if type(module) is torch.nn.Embedding:  # widen the rows that were looked up, not the table
+            module.register_forward_hook(lambda _module, _args, rows: rows.float())
+        elif module._parameters:
+            module.register_forward_pre_hook(widening.widen, with_kwargs=True)
+            module.register_forward_hook(widening.narrow, always_call=True)
+
+
+class _Widening:
+    """Hooks around a module. Matrices of linear layers are widened into memory that was used before: most of the time
+    of widening went into fresh pages. Other modules might hand out their parameters, so theirs are new each time.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[Any, list[Any]] = {}
+
+    def widen(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the module runs."""
+        import torch
+
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float32:
+                raise TypeError(f"{type(module).__name__} gets {value.dtype}")
+        module.stored_parameters = dict(module._parameters)
+        for name, parameter in module.stored_parameters.items():
+            if parameter is not None:
+                free = self._free.get(parameter.shape) if type(module) is torch.nn.Linear else None
+                wide = free.pop() if free else torch.empty(parameter.shape, dtype=torch.float32)
+                module._parameters[name] = wide.copy_(parameter)
+
+    def narrow(self, module: Any, *_: Any) -> None:
+        """After it has run, or failed."""
+        import torch
+
+        stored = module.__dict__.pop("stored_parameters", {})
+        for name, parameter in stored.items():
+            if parameter is not None and type(module) is torch.nn.Linear:
+                self._free.setdefault(parameter.shape, []).append(module._parameters[name])
+        module._parameters.update(stored)
+
+
+def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any) -> Any:
+    """The family's reference class with the checkpoint's weights as ``dtype``. Raises VerificationError."""
     import transformers
 
     assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
     name, *modules = checkpoint.family.reference_class.split(".")
     try:
         model = getattr(transformers, name).from_pretrained(
-            checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
+            checkpoint.folder, config=checkpoint.config, dtype=dtype, attn_implementation=implementation
         )
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error

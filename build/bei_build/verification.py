@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact import Agreement, Certificate, Thresholds
 from bei.canary import BY_COLUMN, canary_row
-from bei.core import Encoding, Engine, Expansion, Float32Array, PackedBatch, expanded, rows_of_sequences
+from bei.core import Encoding, Engine, Expansion, Float32Array, Limits, PackedBatch, expanded, rows_of_sequences
 from bei.errors import VerificationError
 from bei_build.heads import tasks_of
 from bei_build.spec import ModelSpec
@@ -27,10 +28,56 @@ CANARY_TEXT = "The quick brown fox jumps over the lazy dog."
 _P1_FACTOR = 10
 _MIN_FACTOR = 50
 _UNPOOLED = 5  # tokens of a prompt, where the model leaves it out
+# A time budget leaves at least so many texts. The first percentile and the minimum of fewer would be the same text's,
+# and each should have nearest neighbours to keep.
+_MIN_TEXTS = 10
+# Of a budget, for the engine: in packed batches it takes a fraction of the reference's time for a text.
+_ENGINE_SHARE = 0.5
 _NUM_NEIGHBOURS = 10
 _NUM_WORST = 3
 _MOST_NEIGHBOURS = 1000
 _SIMILARITY_DIGITS = 5
+
+
+class Budget:
+    """The time for verifying; ``seconds`` None: as long as it takes. Begins when it is made."""
+
+    def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._started = clock()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it can be used up at all."""
+        return self._seconds is not None
+
+    def is_used(self, share: float = 1.0) -> bool:
+        """Whether ``share`` of the time is over."""
+        return self._seconds is not None and self._clock() - self._started >= self._seconds * share
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The texts to compare on, in a fixed order, tokenized as the server will; and the canary."""
+
+    texts: list[str]
+    encodings: list[Encoding]
+    canary: Encoding
+
+
+@dataclass(frozen=True)
+class EngineAnswers:
+    """The engine's rows for the first of the held-out texts, by output, and its row for the canary."""
+
+    rows: Mapping[str, list[Float32Array]]
+    canary_output: str
+    canary: Float32Array
+
+    @property
+    def num_texts(self) -> int:
+        """How many texts it answered."""
+        return len(next(iter(self.rows.values()), []))
 
 
 class Reference(Protocol):
@@ -83,50 +130,107 @@ def encode(
     return encodings
 
 
-def certify(
-    engine: Engine,
-    reference: Reference,
-    tokenizer: Tokenizer,
-    spec: ModelSpec,
-    min_cosine: float,
-    expansion: Expansion | None = None,
-) -> Certificate:
-    """Run engine (packed batches of mixed lengths) and reference over the held-out texts and compare all outputs.
-
-    A scorer of pairs is compared on pairs; every other text gets the ``expansion`` of a query, or is pooled without its
-    first tokens where the model leaves prompts out. Raises VerificationError
-    only where the reference cannot be compared with; the caller judges ``passed``.
-    """
-    names = [head.output for head in spec.heads]
+def held_out(tokenizer: Tokenizer, spec: ModelSpec, max_seq_len: int, expansion: Expansion | None = None) -> HeldOut:
+    """A scorer of pairs gets pairs; every other text gets the ``expansion`` of a query, or is pooled without its first
+    tokens where the model leaves prompts out."""
     texts = [text for text in held_out_texts() if tokenizer.encode(text).ids]  # without special ones there may be none
-    longest = engine.info.limits.max_seq_len
     pairs = "rerank" in tasks_of(spec.heads[0], spec.hidden_size)
-    encodings = encode(tokenizer, texts, spec, longest, pairs=pairs and longest > 8)
+    encodings = encode(tokenizer, texts, spec, max_seq_len, pairs=pairs and max_seq_len > 8)
     if expansion is not None:
         encodings[::2] = [expanded(encoding, expansion) for encoding in encodings[::2]]
     if not spec.pools_prompt:
         encodings[::2] = [
             replace(encoding, num_unpooled=min(_UNPOOLED, encoding.num_tokens - 1)) for encoding in encodings[::2]
         ]
-    expected = reference.run(encodings, names)
+    return HeldOut(texts, encodings, encode(tokenizer, [CANARY_TEXT], spec, max_seq_len)[0])
+
+
+def ask_engine(engine: Engine, questions: HeldOut, spec: ModelSpec, budget: Budget) -> EngineAnswers:
+    """All outputs for the held-out texts, in packed batches of mixed lengths, as far as half the budget goes."""
+    names = [head.output for head in spec.heads]
+    canary = ask_canary(engine, questions, spec).canary
+    parts, num_done = [], 0
+    for batch in _batches(questions.encodings, engine.info.limits):
+        parts.append(_run(engine, batch, names))
+        num_done += len(batch)
+        if num_done >= _MIN_TEXTS and budget.is_used(_ENGINE_SHARE):
+            break
+    return EngineAnswers(_joined(parts), names[0], canary)
+
+
+def ask_canary(engine: Engine, questions: HeldOut, spec: ModelSpec) -> EngineAnswers:
+    """The canary's row alone."""
+    name = spec.heads[0].output
+    return EngineAnswers({}, name, _run(engine, [questions.canary], [name])[name][0])
+
+
+def certify(
+    answers: EngineAnswers, reference: Reference, questions: HeldOut, min_cosine: float, budget: Budget | None = None
+) -> Certificate:
+    """Run the reference over the texts that the engine answered, as far as the budget goes, and compare all outputs.
+
+    Raises VerificationError only where the reference cannot be compared with; the caller judges ``passed``.
+    """
+    names = list(answers.rows)
+    expected = _ask_reference(reference, questions.encodings[: answers.num_texts], names, budget or Budget())
     if not all(np.isfinite(rows).all() for name in names for rows in expected[name]):
         raise VerificationError(
             f"The reference ({reference.name}) itself gives NaN or Inf: the checkpoint's weights are damaged. "
             "Download the checkpoint again."
         )
-    actual, thresholds = _run_in_batches(engine, encodings, names), thresholds_of(min_cosine)
-    outputs = [_agreement(name, actual[name], expected[name], texts, thresholds) for name in names]
-    canary = _run(engine, encode(tokenizer, [CANARY_TEXT], spec, longest), names[:1])[names[0]][0]
+    thresholds, texts = thresholds_of(min_cosine), questions.texts[: len(expected[names[0]])]
+    outputs = [_agreement(name, answers.rows[name][: len(texts)], expected[name], texts, thresholds) for name in names]
     return Certificate(
         kind="self-consistency" if reference.is_own else "reference",
         reference=reference.name,
         num_texts=len(texts),
+        num_held_out_texts=len(questions.texts),
         thresholds=thresholds,
         outputs=outputs,
         passed=not any(agreement.failures for agreement in outputs),
         canary_text=CANARY_TEXT,
-        canary_row=[round(float(value), 5) for value in canary_row(canary, names[0])],
+        canary_output=answers.canary_output,
+        canary_row=_canary_row(answers),
     )
+
+
+def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:
+    """The certificate of an engine that was compared with nothing. Raises VerificationError for NaN or Inf."""
+    if not np.isfinite(answers.canary).all():
+        raise VerificationError(
+            "The engine gives NaN or Inf for a short text: the checkpoint's weights are damaged, or the precision is "
+            "too low for them. Build with verification to see which, or with --precision fp32."
+        )
+    return Certificate(
+        kind="none",
+        reference="none",
+        num_texts=0,
+        num_held_out_texts=len(questions.texts),
+        thresholds=None,
+        outputs=[],
+        passed=False,
+        canary_text=CANARY_TEXT,
+        canary_output=answers.canary_output,
+        canary_row=_canary_row(answers),
+    )
+
+
+def _canary_row(answers: EngineAnswers) -> list[float]:
+    return [round(float(value), 5) for value in canary_row(answers.canary, answers.canary_output)]
+
+
+def _ask_reference(
+    reference: Reference, encodings: Sequence[Encoding], outputs: Sequence[str], budget: Budget
+) -> Mapping[str, list[Float32Array]]:
+    """The reference's rows for the first of ``encodings``: for all of them unless the budget ends before."""
+    if not budget.is_limited:
+        return reference.run(encodings, outputs)
+    parts: list[Mapping[str, list[Float32Array]]] = []
+    for encoding in encodings:
+        if len(parts) >= _MIN_TEXTS and budget.is_used():
+            break
+        parts.append(reference.run([encoding], outputs))
+    return _joined(parts)
 
 
 def _agreement(
@@ -243,18 +347,16 @@ def _joined(parts: Sequence[Mapping[str, list[Float32Array]]]) -> Mapping[str, l
     return {name: [row for part in parts for row in part[name]] for name in parts[0]}
 
 
-def _run_in_batches(
-    engine: Engine, encodings: Sequence[Encoding], outputs: Sequence[str]
-) -> Mapping[str, list[Float32Array]]:
+def _batches(encodings: Sequence[Encoding], limits: Limits) -> Iterator[list[Encoding]]:
     """In the given order, so that short and long texts share batches."""
-    limits, parts, batch = engine.info.limits, [], list[Encoding]()
+    batch: list[Encoding] = []
     for encoding in encodings:
         tokens = sum(member.num_tokens for member in batch)
         if batch and (tokens + encoding.num_tokens > limits.max_num_tokens or len(batch) == limits.max_batch_size):
-            parts.append(_run(engine, batch, outputs))
+            yield batch
             batch = []
         batch.append(encoding)
-    return _joined([*parts, _run(engine, batch, outputs)])
+    yield batch
 
 
 def _neighbour_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
@@ -276,6 +378,7 @@ def _top_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float
 
 
 def _overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64], among: int) -> float:
-    best = [np.argsort(-scores, axis=1, kind="stable")[:, :_NUM_NEIGHBOURS] for scores in (actual, expected)]
+    count = min(_NUM_NEIGHBOURS, among)
+    best = [np.argsort(-scores, axis=1, kind="stable")[:, :count] for scores in (actual, expected)]
     shared = [len(set(a) & set(b)) for a, b in zip(*best, strict=True)]
-    return float(np.mean(shared)) / min(_NUM_NEIGHBOURS, among)
+    return float(np.mean(shared)) / count

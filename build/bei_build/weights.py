@@ -10,7 +10,6 @@ import json
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from bei_build.foreign import foreign_kind
 _SAFETENSORS = "model.safetensors"
 _PYTORCH = "pytorch_model.bin"
 _SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16")
+# Pages of a mapped file that was read stay in memory until it is unmapped.
+_MOST_MAPPED = 256 << 20
 
 
 class TensorStore(ABC):
@@ -32,6 +33,11 @@ class TensorStore(ABC):
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor by name."""
+
+    @property
+    @abstractmethod
+    def types(self) -> frozenset[str]:
+        """The element types of the tensors, in the file format's own words."""
 
     @abstractmethod
     def read(self, name: str) -> npt.NDArray[np.float32]:
@@ -43,41 +49,69 @@ class TensorStore(ABC):
 
 
 class SafetensorsStore(TensorStore):
-    """One or more safetensors files, memory-mapped."""
+    """One or more safetensors files, memory-mapped; mapped anew before much of them is in memory."""
 
     def __init__(self, files: list[Path]) -> None:
         # bfloat16 arrives as the numpy dtype that ml_dtypes registers.
         import ml_dtypes  # noqa: F401
-        from safetensors import SafetensorError, safe_open
 
-        self._stack = ExitStack()
-        self._owner: dict[str, Any] = {}
+        self._handles: dict[Path, Any] = {}
+        self._files: dict[str, Path] = {}
+        self._num_read = 0
         for file in files:
             try:
-                handle = self._stack.enter_context(safe_open(file, framework="numpy"))
-            except (SafetensorError, OSError) as error:
-                self._stack.close()
-                raise WeightsError(
-                    f"{file} is not a readable safetensors file ({error}). Download the checkpoint again."
-                ) from error
-            self._owner.update(dict.fromkeys(handle.keys(), handle))
+                self._handles[file] = _mapped(file)
+            except WeightsError:
+                self.close()
+                raise
+            self._files.update(dict.fromkeys(self._handles[file].keys(), file))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor by name."""
-        return {name: tuple(handle.get_slice(name).get_shape()) for name, handle in self._owner.items()}
+        return {name: tuple(self._slice(name).get_shape()) for name in self._files}
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The element types of the tensors: F32, BF16, ..."""
+        return frozenset(self._slice(name).get_dtype() for name in self._files)
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
-        stored = self._owner[name].get_slice(name).get_dtype()
+        stored = self._slice(name).get_dtype()
         if stored not in _SAFETENSORS_TYPES:
             raise _quantized(name, stored)
-        tensor = self._owner[name].get_tensor(name)
+        tensor = self._handles[self._files[name]].get_tensor(name)
+        self._num_read += tensor.nbytes
+        if self._num_read > _MOST_MAPPED:
+            self._map_anew()
         return np.ascontiguousarray(tensor, dtype=np.float32)
 
     def close(self) -> None:
         """Unmap the files."""
-        self._stack.close()
+        for handle in self._handles.values():
+            handle.__exit__(None, None, None)
+        self._handles.clear()
+
+    def _slice(self, name: str) -> Any:
+        return self._handles[self._files[name]].get_slice(name)
+
+    def _map_anew(self) -> None:
+        """Unmap what was read. Tensors that were given out are copies."""
+        self.close()
+        self._handles = {file: _mapped(file) for file in dict.fromkeys(self._files.values())}
+        self._num_read = 0
+
+
+def _mapped(file: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, framework="numpy").__enter__()  # type: ignore[no-untyped-call]
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"{file} is not a readable safetensors file ({error}). Download the checkpoint again."
+        ) from error
 
 
 class TorchStore(TensorStore):
@@ -106,6 +140,11 @@ class TorchStore(TensorStore):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor by name."""
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The element types of the tensors: torch.float32, torch.bfloat16, ..."""
+        return frozenset(str(tensor.dtype) for tensor in self._tensors.values())
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""

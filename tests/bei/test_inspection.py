@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bei import artifact as artifacts
@@ -48,7 +49,7 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
     assert rows["needs"] == "cpu: nothing special"
     assert rows["max_seq_len"] == "16"
     assert rows["files"].startswith("3, ")
-    assert rows["certificate"] == "reference, passed"
+    assert rows["certificate"] == "reference, passed on 1 texts"
     assert rows["needed cosines"] == "mean 0.99, p1 0.9, min 0.5"
     assert rows["worst text"] == "'the worst text'"
 
@@ -71,3 +72,21 @@ def test_a_damaged_artifact_is_not_shown(artifact: artifacts.Artifact, show: obj
     (artifact.engine_dir / "fake.bin").write_bytes(b"something else")
     with pytest.raises(ArtifactHashMismatchError):
         show(artifact.path)  # type: ignore[operator]
+
+
+def test_an_artifact_that_was_not_verified_says_so(artifact: artifacts.Artifact) -> None:
+    certificate = msgspec.structs.replace(
+        artifact.certificate,
+        kind="none",
+        reference="none",
+        num_texts=0,
+        thresholds=None,
+        outputs=[],
+        passed=False,
+    )
+    again = artifacts.save(artifact.path, artifact.manifest, certificate)
+    assert again.manifest.verification == "none"
+    table = as_table(artifact.path)
+    assert "NOT VERIFIED: built with --no-verify" in table
+    assert "needed cosines" not in table
+    assert json.loads(as_json(artifact.path))["certificate"]["kind"] == "none"

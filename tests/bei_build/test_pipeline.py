@@ -17,10 +17,11 @@ from tokenizers import Tokenizer
 from bei.artifact import TOKENIZER, Artifact, Manifest, is_artifact, load
 from bei.core import Engine, EngineInfo, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactSchemaNewerError, CheckpointError, ConfigError, VerificationError, WeightsError
-from bei_build import reference
+from bei_build import memory, reference
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
+from bei_build.verification import thresholds_of
 from tests.bei_build.builds import build_artifact, embed, open_engine, random_encodings, running, silent
 from tests.checkpoints import (
     MAX_TOKENS,
@@ -175,7 +176,7 @@ def test_a_broken_engine_is_kept_and_marked_when_asked(checkpoint: Path, out: Pa
     artifact = build_artifact(checkpoint, out, open_broken_engine, allow_below_threshold=True)
     assert artifact.certificate.passed is False
     assert artifact.certificate.outputs[0].cosine_mean < 0.999
-    assert artifact.certificate.thresholds.mean == 0.99999
+    assert artifact.certificate.thresholds == thresholds_of(0.99999)
 
 
 def test_min_cosine_moves_the_threshold(checkpoint: Path, out: Path) -> None:
@@ -231,6 +232,68 @@ def test_engines_are_closed(is_broken: bool, checkpoint: Path, out: Path) -> Non
     except VerificationError:
         assert is_broken
     assert [engine.is_closed for engine in opened] == [True, True]
+
+
+def test_without_verification_nothing_is_compared_and_the_artifact_says_so(checkpoint: Path, out: Path) -> None:
+    opened: list[RotatedRows] = []
+
+    def open_and_remember(folder: Path, manifest: Manifest) -> Engine:
+        opened.append(RotatedRows(open_engine(folder, manifest)))
+        return opened[-1]
+
+    text = io.StringIO()
+    config = BuildConfig(model=str(checkpoint), out=str(out), precision="fp32", verify=False)
+    artifact = build(config, open_and_remember, Progress(Console(file=text)))
+    assert artifact == load(out)
+    assert (artifact.certificate.kind, artifact.manifest.verification) == ("none", "none")
+    assert artifact.certificate.passed is False
+    assert [engine.is_closed for engine in opened] == [True]
+    assert "not verified, as --no-verify asked" in text.getvalue()
+    verified = build_artifact(checkpoint, out)
+    assert (verified.manifest.verification, verified.certificate.canary_row) == (
+        "reference",
+        artifact.certificate.canary_row,
+    )
+
+
+def test_engine_and_reference_are_never_open_together(
+    checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[RotatedRows] = []
+
+    def open_alone(folder: Path, manifest: Manifest) -> Engine:
+        assert all(engine.is_closed for engine in opened)
+        opened.append(RotatedRows(open_engine(folder, manifest)))
+        return opened[-1]
+
+    load_model = reference._load_model
+
+    def load_alone(*arguments: Any) -> Any:
+        assert [engine.is_closed for engine in opened] == [True]
+        return load_model(*arguments)
+
+    monkeypatch.setattr(reference, "_load_model", load_alone)
+    build_artifact(checkpoint, out, open_alone, min_cosine=-1.0)
+    opened.clear()
+    build_artifact(checkpoint, out, open_alone, min_cosine=-1.0, reference="engine")
+    assert len(opened) == 2
+
+
+def test_a_budget_of_no_time_verifies_the_first_texts(checkpoint: Path, out: Path) -> None:
+    certificate = build_artifact(checkpoint, out, verify_budget=1e-6, max_batch_size=4).certificate
+    assert (certificate.num_texts, certificate.passed) == (10, True)
+    assert certificate.verdict == "passed on 10 of 101 texts"
+
+
+def test_a_reference_that_does_not_fit_is_refused_before_it_is_made(
+    checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    message = r"The FP32 engine to verify with takes .* GB of memory, and 0\.0 GB are available.*--no-verify"
+    with pytest.raises(VerificationError, match=message):
+        build_artifact(checkpoint, out, reference="engine")
+    assert files_under(out.parent) == []
+    assert build_artifact(checkpoint, out).certificate.passed  # FP32 weights are the checkpoint's own pages
 
 
 # What is there already.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bei.errors import VerificationError
+from bei_build import memory, reference
 from bei_build.checkpoint import read_checkpoint
 from bei_build.location import locate
 from bei_build.reference import HFReference
 from tests.bei_build.builds import random_encodings
 from tests.bei_build.oracle import hf_embed
 from tests.checkpoints import FAMILIES, MAX_TOKENS, POOLINGS, Dense, Normalize, add_modules, save_checkpoint
+from tests.zoo import CASES, save_case
 
 LENGTHS = [1, MAX_TOKENS, 7, 20]
 
@@ -51,3 +56,63 @@ def test_reference_computes_in_fp32_whatever_the_checkpoint_stores(tmp_path: Pat
     with checkpoint.weights() as weights:
         actual = np.stack(HFReference(checkpoint, weights).run(encodings, ["embedding"])["embedding"])
     assert np.abs(actual - hf_embed(folder, encodings)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_widened_module_by_module_give_the_same_bits(
+    family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    checkpoint = read_checkpoint(locate(str(save_checkpoint(tmp_path, family, dtype=getattr(torch, dtype)))))
+    encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
+    with checkpoint.weights() as weights:
+        whole = HFReference(checkpoint, weights).run(encodings, ["embedding"])["embedding"]
+        monkeypatch.setattr(reference, "WIDEN_FROM_BYTES", 0)
+        loaded = count_loads(monkeypatch)
+        widened = HFReference(checkpoint, weights)
+        rows = widened.run(encodings, ["embedding"])["embedding"]
+    assert loaded == [getattr(torch, dtype)]
+    assert {parameter.dtype for parameter in widened._model.parameters()} == {getattr(torch, dtype)}
+    np.testing.assert_array_equal(np.stack(rows), np.stack(whole))
+
+
+def test_what_would_be_rounded_is_loaded_as_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma's code keeps a scale in the type of its weights."""
+    import torch
+
+    case = next(case for case in CASES if case.architecture == "Gemma3TextModel")
+    folder = save_case(tmp_path, replace(case, stored=torch.bfloat16))
+    checkpoint = read_checkpoint(locate(str(folder)))
+    monkeypatch.setattr(reference, "WIDEN_FROM_BYTES", 0)
+    loaded = count_loads(monkeypatch)
+    with checkpoint.weights() as weights:
+        HFReference(checkpoint, weights)
+        assert loaded == [torch.bfloat16, torch.float32]
+        monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+        with pytest.raises(VerificationError, match=r"a copy of the model in FP32, takes .* GB of memory"):
+            HFReference(checkpoint, weights)
+
+
+def test_a_module_that_gets_a_rounded_input_says_so() -> None:
+    import torch
+
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to(torch.bfloat16)
+    reference.widen_modules(layers)
+    assert layers(torch.ones(1, 2)).dtype == torch.float32
+    with pytest.raises(TypeError, match=r"Linear gets torch\.bfloat16"):
+        layers(torch.ones(1, 2, dtype=torch.bfloat16))
+    assert {parameter.dtype for parameter in layers.parameters()} == {torch.bfloat16}
+
+
+def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The types in which models are loaded from now on."""
+    load_model, loaded = reference._load_model, list[Any]()
+
+    def load(checkpoint: Any, implementation: str, dtype: Any) -> Any:
+        loaded.append(dtype)
+        return load_model(checkpoint, implementation, dtype)
+
+    monkeypatch.setattr(reference, "_load_model", load)
+    return loaded

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER, Artifact, Certificate, Thresholds
-from bei.core import Encoding, EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
+from bei.core import Encoding, Engine, EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.errors import VerificationError
 from bei.tokenization import TextEncoder
 from bei_build.checkpoint import read_checkpoint
@@ -21,13 +21,19 @@ from bei_build.spec import DenseSpec, HeadSpec, ModelSpec, Output
 from bei_build.verification import (
     CANARY_TEXT,
     MIN_COSINES,
+    Budget,
     EngineReference,
-    certify,
+    Reference,
+    ask_canary,
+    ask_engine,
     encode,
+    held_out,
     held_out_texts,
     normalized,
     thresholds_of,
+    uncertified,
 )
+from bei_build.verification import certify as certify_answers
 from tests.checkpoints import HIDDEN, save_checkpoint, wordpiece_tokenizer
 
 LIMITS = Limits(max_num_tokens=128, max_batch_size=8, max_seq_len=32)
@@ -101,6 +107,20 @@ def tokenizer() -> Tokenizer:
     return wordpiece_tokenizer()
 
 
+def certify(
+    engine: Engine,
+    reference: Reference,
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    min_cosine: float,
+    budget: Budget | None = None,
+) -> Certificate:
+    """Both sides of the verification, as a build runs them."""
+    budget = budget or Budget()
+    questions = held_out(tokenizer, spec, engine.info.limits.max_seq_len)
+    return certify_answers(ask_engine(engine, questions, spec, budget), reference, questions, min_cosine, budget)
+
+
 def certificate_of(fault: Fault, tokenizer: Tokenizer, spec: ModelSpec, threshold: float = 0.999) -> Certificate:
     return certify(StubEngine(fault), StubReference(), tokenizer, spec, threshold)
 
@@ -114,8 +134,8 @@ def test_an_exact_engine_has_perfect_figures(tokenizer: Tokenizer, spec: ModelSp
         certificate.outputs[0].cosine_min,
     ) == (1.0, 1.0, 1.0)
     assert (certificate.outputs[0].max_abs_difference, certificate.outputs[0].ranking_overlap) == (0.0, 1.0)
-    assert (certificate.reference, certificate.thresholds.mean) == ("stub", 0.999)
-    assert certificate.num_texts == len(held_out_texts())
+    assert (certificate.reference, certificate.thresholds) == ("stub", thresholds_of(0.999))
+    assert certificate.num_texts == certificate.num_held_out_texts == len(held_out_texts())
 
 
 def test_length_of_vectors_is_not_what_is_verified(tokenizer: Tokenizer, spec: ModelSpec) -> None:
@@ -228,7 +248,7 @@ def test_an_output_other_than_the_first_that_is_broken_fails_by_name(tokenizer: 
     spec = replace(spec, heads=(*spec.heads, HeadSpec("token_embedding")))
     own = EngineReference(TwoOutputs(), "own")
     perfect = certify(TwoOutputs(), own, tokenizer, spec, 0.99999)
-    assert (perfect.passed, perfect.kind, perfect.output) == (True, "self-consistency", "embedding")
+    assert (perfect.passed, perfect.kind, perfect.canary_output) == (True, "self-consistency", "embedding")
     assert [row.output for row in perfect.outputs] == ["embedding", "token_embedding"]
     shifted = TwoOutputs(token_embedding=lambda rows: np.roll(rows, 1, axis=0))
     broken = certify(shifted, own, tokenizer, spec, 0.9)
@@ -262,7 +282,7 @@ def test_logits_are_compared_label_by_label(tokenizer: Tokenizer, spec: ModelSpe
     spec, shared = with_head(spec, "logits"), np.float32(1000.0)
     reference = StubReference(lambda rows: rows + shared, "logits")
     exact = certify(StubEngine(lambda rows: rows + shared, "logits"), reference, tokenizer, spec, 0.999)
-    assert (exact.output, exact.passed, exact.outputs[0].ranking_overlap) == ("logits", True, 1.0)
+    assert (exact.canary_output, exact.passed, exact.outputs[0].ranking_overlap) == ("logits", True, 1.0)
     rotated = StubEngine(lambda rows: np.roll(rows, 1, axis=0) + shared, "logits")
     wrong = certify(rotated, reference, tokenizer, spec, 0.999)
     assert not wrong.passed
@@ -281,7 +301,7 @@ def test_a_scorer_is_compared_on_pairs(tokenizer: Tokenizer, spec: ModelSpec) ->
     engine = StubEngine(lambda rows: rows[:, :1], "logits")
     reference = StubReference(lambda rows: rows[:, :1], "logits")
     assert certify(engine, reference, tokenizer, with_head(spec, "logits", 1), 0.999).passed
-    *of_pairs, canary = engine.batches
+    canary, *of_pairs = engine.batches
     for batch in of_pairs:
         assert batch.token_type_ids is not None
         assert all(types.any() for types in np.split(batch.token_type_ids, batch.cu_seqlens[1:-1]))
@@ -376,3 +396,107 @@ def test_tokenizing_leaves_the_tokenizer_as_it_was(tokenizer: Tokenizer, spec: M
     before = tokenizer.to_str()
     encode(tokenizer, ["hello world"], spec, 2)
     assert tokenizer.to_str() == before
+
+
+class Clock:
+    """Time that passes only when a stub computes a text."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class SlowEngine(StubEngine):
+    def __init__(self, clock: Clock, text_s: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._text_s = text_s
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        self._clock.now_s += self._text_s * batch.batch_size
+        return super().run(batch, outputs)
+
+
+class SlowReference(StubReference):
+    def __init__(self, clock: Clock, text_s: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._text_s = text_s
+
+    def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> dict[str, list[Float32Array]]:
+        self._clock.now_s += self._text_s * len(encodings)
+        return super().run(encodings, outputs)
+
+
+def budgeted(
+    tokenizer: Tokenizer, spec: ModelSpec, budget_s: float, engine_s: float, reference_s: float
+) -> Certificate:
+    clock = Clock()
+    engine, reference = SlowEngine(clock, engine_s), SlowReference(clock, reference_s)
+    return certify(engine, reference, tokenizer, spec, 0.999, Budget(budget_s, clock))
+
+
+def test_a_budget_ends_the_reference_and_the_certificate_counts(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    certificate = budgeted(tokenizer, spec, 40.0, 0.0, 1.0)
+    assert (certificate.num_texts, certificate.num_held_out_texts) == (40, len(held_out_texts()))
+    assert certificate.passed
+    assert certificate.verdict == f"passed on 40 of {len(held_out_texts())} texts"
+
+
+def test_a_budget_ends_the_engine_halfway(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    """The reference has the texts that the engine has answered, and as much time."""
+    certificate = budgeted(tokenizer, spec, 60.0, 1.0, 0.1)
+    assert 30 <= certificate.num_texts < 30 + LIMITS.max_batch_size
+
+
+@pytest.mark.parametrize(("engine_s", "reference_s"), [(0.0, 100.0), (100.0, 0.0), (100.0, 100.0)])
+def test_a_budget_leaves_ten_texts(engine_s: float, reference_s: float, tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    certificate = budgeted(tokenizer, spec, 1.0, engine_s, reference_s)
+    assert 10 <= certificate.num_texts < 10 + LIMITS.max_batch_size
+    assert certificate.outputs[0].ranking_overlap == 1.0
+
+
+def test_a_budget_takes_the_first_texts(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    """The worst text of all of them is the twentieth; a budget of fifteen does not meet it, one of thirty does."""
+    clock = Clock()
+    fault = broken_at(20, tokenizer, spec)
+    for budget_s, passed in ((15.0, True), (30.0, False)):
+        reference = SlowReference(clock, 1.0)
+        certificate = certify(StubEngine(fault), reference, tokenizer, spec, 0.999, Budget(budget_s, clock))
+        assert (certificate.num_texts, certificate.passed) == (budget_s, passed)
+
+
+def test_a_budget_that_is_not_used_up_changes_nothing(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    everything = certify(StubEngine(), StubReference(), tokenizer, spec, 0.999)
+    assert budgeted(tokenizer, spec, 1000.0, 1.0, 1.0) == everything
+    assert everything.verdict == f"passed on {len(held_out_texts())} texts"
+
+
+def test_without_verification_the_certificate_has_the_canary_and_nothing_else(
+    tokenizer: Tokenizer, spec: ModelSpec
+) -> None:
+    engine = StubEngine()
+    questions = held_out(tokenizer, spec, LIMITS.max_seq_len)
+    certificate = uncertified(ask_canary(engine, questions, spec), questions)
+    assert [batch.batch_size for batch in engine.batches] == [1]
+    assert (certificate.kind, certificate.passed, certificate.outputs, certificate.thresholds) == (
+        "none",
+        False,
+        [],
+        None,
+    )
+    assert (certificate.num_texts, certificate.num_held_out_texts) == (0, len(held_out_texts()))
+    assert certificate.verdict == "NOT VERIFIED: built with --no-verify"
+    verified = certify(StubEngine(), StubReference(), tokenizer, spec, 0.999)
+    assert certificate.canary_row == verified.canary_row
+    assert certificate.canary_output == verified.canary_output == "embedding"
+    assert msgspec.json.decode(msgspec.json.encode(certificate), type=Certificate) == certificate
+
+
+def test_an_engine_that_gives_nan_is_refused_without_verification_too(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    questions = held_out(tokenizer, spec, LIMITS.max_seq_len)
+    engine = StubEngine(lambda rows: rows * np.float32(np.nan))
+    with pytest.raises(VerificationError, match="gives NaN or Inf for a short text"):
+        uncertified(ask_canary(engine, questions, spec), questions)

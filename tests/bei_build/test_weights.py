@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from bei.errors import MissingDependencyError, WeightsError
+from bei_build import weights
 from bei_build.weights import open_weights, weight_files
 
 TENSORS = {"a.weight": torch.linspace(-3, 3, 12).reshape(3, 4), "a.bias": torch.tensor([0.1, -2.5, 1e-3])}
@@ -54,6 +55,22 @@ def test_stored_types_widen_exactly(file: str, dtype: torch.dtype, tmp_path: Pat
     tensors = {name: tensor.to(dtype) for name, tensor in TENSORS.items()}
     save(tmp_path, file, tensors)
     assert_holds(tmp_path, tensors)
+
+
+def test_files_are_mapped_anew_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_MOST_MAPPED", 1)
+    save_shards(tmp_path, "model.safetensors")
+    store = open_weights(tmp_path)
+    read = {name: store.read(name) for name in TENSORS}
+    for name, tensor in TENSORS.items():  # what was given out before is still there
+        np.testing.assert_array_equal(read[name], tensor.float().numpy())
+    assert_holds(tmp_path, TENSORS)
+
+
+def test_stored_types_are_known(tmp_path: Path) -> None:
+    for file, expected in (("pytorch_model.bin", "torch.bfloat16"), ("model.safetensors", "BF16")):
+        save(tmp_path, file, {name: tensor.to(torch.bfloat16) for name, tensor in TENSORS.items()})
+        assert open_weights(tmp_path).types == {expected}
 
 
 @pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])

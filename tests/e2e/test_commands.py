@@ -9,10 +9,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bei import __version__
 from bei.artifact import Artifact
+from tests.bei_build.builds import build_artifact
 from tests.e2e import process
 from tests.e2e.conftest import StartServer
 from tests.e2e.process import DEADLINE_S, Server, serve
@@ -87,3 +89,17 @@ def test_without_a_model_the_embedded_default_is_served(
         response = server.embed("hello", model="all-MiniLM-L6-v2")
         assert len(response.json()["data"][0]["embedding"]) == minilm.manifest.dimension("embedding")
         assert server.get_status("/ready") == 200
+
+
+def test_an_artifact_that_was_not_verified_says_so_wherever_it_is_shown(
+    checkpoint: Path, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    artifact = build_artifact(checkpoint, tmp_path / "artifact", verify=False)
+    assert "NOT VERIFIED" in process.run(["inspect", artifact.path], env, tmp_path).stdout
+    with serve([artifact.path], env, tmp_path) as server:
+        assert server.get_status("/ready") == 200
+        certificate = httpx.get(f"{server.url}/info", timeout=DEADLINE_S).json()["certificate"]
+        assert (certificate["kind"], certificate["passed"]) == ("none", False)
+        (line,) = (line for line in server.log if "verification:" in line)
+        assert "WARNING" in line
+        assert "NOT VERIFIED: built with --no-verify" in line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from bei.artifact import Artifact
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
 from bei.engine import load_engine
+from bei_build.targets.openvino import cpu_capabilities
 from tests.bei_build.builds import build_artifact, random_encodings
 from tests.checkpoints import save_checkpoint
 
@@ -82,3 +85,38 @@ def test_a_closed_engine_can_be_loaded_again(artifact: Artifact, tmp_path: Path)
         engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_threads": 1})
         assert embed(engine, encodings_of(0)).shape[0] == 6
         engine.close()
+
+
+LOAD_AND_MEASURE = """
+import sys
+from pathlib import Path
+from bei.artifact import load
+from bei.engine import load_engine
+
+def held():
+    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return [int(rows[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")]
+
+artifact = load(Path(sys.argv[1]))
+size = sum(file.size for file in artifact.manifest.files)
+import openvino
+before = held()
+engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_threads": 1})
+print(size, *(after - early for early, after in zip(before, held())))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_weights_are_in_memory_once(precision: str, tmp_path: Path) -> None:
+    """As packed for the kernels, and as wide as they are stored; not as FP32, nor as the file's pages."""
+    if precision == "bf16" and "BF16" not in cpu_capabilities():
+        pytest.skip("this CPU does not compute in bf16")
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", hidden_size=512, intermediate_size=16_384)
+    artifact = build_artifact(checkpoint, tmp_path / "artifact", precision=precision, verify=False)
+    command = [sys.executable, "-c", LOAD_AND_MEASURE, str(artifact.path)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    size, anonymous, files = map(int, output.split())
+    # Beside the weights: OpenVINO's plugin, its libraries, compiled kernels and activations.
+    assert 0.9 * size < anonymous < size + 50e6
+    assert files < 60e6
