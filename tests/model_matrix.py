@@ -49,13 +49,14 @@ class that a family reads is not named here. Classes without rows of their own:
 | `T5ForConditionalGeneration`, `MT5ForConditionalGeneration` | the decoder is left aside; the encoder's rows |
 | `LlamaBidirectionalModel`, `LlamaBidirectionalForSequenceClassification` | remote code; Llama's row "bidirectional" |
 | `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification` | remote code, now transformers' GTE |
+| `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 
 transformers has no class of JinaBERT v2, of static embeddings (model2vec's StaticModel, sentence-transformers'
 StaticEmbedding), and of NomicBERT with biases or experts: `tests/bei_build/families` holds them to implementations in
-torch and numpy.
+torch and numpy. [coverage.md](coverage.md) lists repositories of the hub: what is built of each, or why it is refused.
 """
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")
 
