@@ -135,7 +135,7 @@ ENTAILMENT = (
             pairs=True,
         ),
         "fewer layers in the decoder",
-        ("valhalla/distilbart-mnli-12-3", "sshleifer/distilbart-mnli-12-6"),
+        ("valhalla/distilbart-mnli-12-3", "valhalla/distilbart-mnli-12-6"),
     ),
     Entry(
         "MoritzLaurer/DeBERTa-v3-base-mnli-fever-anli",
@@ -292,7 +292,6 @@ NAMED_ENTITIES = (
         "KRLabsOrg/lettucedect-base-modernbert-en-v1",
         tagger("ModernBertForTokenClassification", shapes.MODERN, 2, tokenizer=bpe_tokenizer),
         "ModernBERT",
-        ("llm-semantic-router/mmbert-pii-detector-merged",),
     ),
     Entry(
         "lakshyakh93/deberta_finetuned_pii",

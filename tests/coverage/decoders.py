@@ -248,6 +248,7 @@ REMOTE = (
             tail=UNIT,
         ),
         "transformers' own class, without adapters",
+        unsure="the repository's name",
     ),
     Entry(
         "voyageai/voyage-4-nano",

@@ -129,7 +129,7 @@ def jina_embedder(code: str = jina.PAPERS, tokenizer: Callable[[], Tokenizer] = 
 _TYPES_FROM_CLASS = {"tokenizer_config.json": {"tokenizer_class": "XLMRobertaTokenizer"}}
 _REPRESENT = {"query": "Represent this sentence for searching relevant passages: "}
 _SEARCH = {"query": "search_query: ", "passage": "search_document: "}
-_WITHOUT_EXPERTS = {
+_WITHOUT_EXPERTS: dict[str, Any] = {
     "num_experts": 0,
     "activation_function": "swiglu",
     **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
@@ -187,7 +187,6 @@ BERT = (
             "BAAI/bge-base-zh-v1.5",
             "BAAI/bge-large-zh-v1.5",
             "BAAI/llm-embedder",
-            "sergeyzh/rubert-tiny-turbo",
         ),
     ),
     Entry(
@@ -268,6 +267,7 @@ BERT = (
             "cambridgeltl/SapBERT-from-PubMedBERT-fulltext",
             "allenai/specter2_base",
         ),
+        unsure="which files the others of this structure have",
     ),
     Entry(
         "google-bert/bert-base-uncased",
@@ -343,7 +343,6 @@ ROBERTA = (
         "BAAI/bge-m3",
         xlm("cls", linear_files=True, prepare=(stored.pickled,)),
         "dense, words' weights and tokens' vectors; pytorch_model.bin only",
-        ("deepvk/USER-bge-m3", "BAAI/bge-m3-retromae"),
     ),
     Entry(
         "Snowflake/snowflake-arctic-embed-l-v2.0",
@@ -564,7 +563,7 @@ ENCODER_DECODERS = (
             max_tokens=512,
         ),
         "a gated MLP, an untied head; the decoder is left aside",
-        ("google/t5-v1_1-base", "Salesforce/codet5p-220m"),
+        ("google/t5-v1_1-base",),
     ),
     Entry(
         "google/mt5-small",

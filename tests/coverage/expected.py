@@ -69,15 +69,15 @@ class _Oracle:
     def answers(self) -> list[tuple[str, list[torch.Tensor]]]:
         """Rows by task."""
         task = self._structure.task
-        rows = {
+        answers: Mapping[str, Callable[[], list[torch.Tensor]]] = {
             "embed": self._embeddings,
             "embed_sparse": self._sparse,
             "embed_tokens": self._token_embeddings,
             "rerank": self._scores,
             "classify": self._scores,
             "classify_tokens": lambda: [self._logits(tokens) for tokens in self._read(TEXTS)],
-        }[task]()
-        return [(task, rows), *(self._linear_answers() if self._structure.linear_files else [])]
+        }
+        return [(task, answers[task]()), *(self._linear_answers() if self._structure.linear_files else [])]
 
     def _read(self, inputs: Sequence[Any]) -> list[Tokens]:
         """Tokens of texts or pairs, cut as transformers cuts them."""
@@ -108,7 +108,8 @@ class _Oracle:
         inputs = self._inputs(tokens)
         if base.config.is_encoder_decoder and type(base).__name__.startswith(("T5", "MT5", "UMT5")):
             base = base.encoder
-        states: torch.Tensor = base(**inputs).last_hidden_state[0]
+        outputs = base(**inputs)
+        states: torch.Tensor = outputs[0][0] if isinstance(outputs, tuple) else outputs.last_hidden_state[0]
         return states
 
     def _logits(self, tokens: Tokens) -> torch.Tensor:
@@ -127,14 +128,15 @@ class _Oracle:
 
     def _pooled(self, states: torch.Tensor) -> torch.Tensor:
         weights = torch.arange(1, len(states) + 1, dtype=torch.float32)[:, None]
-        return {
+        poolings: Mapping[str, Callable[[], torch.Tensor]] = {
             "mean": lambda: states.mean(0),
             "cls": lambda: states[0],
             "last": lambda: states[-1],
             "max": lambda: states.max(0).values,
             "mean_sqrt_len": lambda: states.sum(0) / len(states) ** 0.5,
             "weighted_mean": lambda: (states * weights).sum(0) / weights.sum(),
-        }[self._structure.pooling]()
+        }
+        return poolings[self._structure.pooling]()
 
     def _tail(self, vector: torch.Tensor) -> torch.Tensor:
         for index, layer in enumerate(self._structure.tail, start=2):
@@ -214,7 +216,7 @@ class _Oracle:
         assert late is not None
         length = min(late.query_length if query else late.document_length, self._structure.max_tokens)
         vocabulary = self._tokenizer.get_vocab()
-        marker_id = vocabulary.get(marker, vocabulary.get(marker.strip()))
+        marker_id = vocabulary[marker if marker in vocabulary else marker.strip()]
         self._tokenizer.enable_truncation(length - 1)
         rows = []
         for text in TEXTS:

@@ -15,6 +15,13 @@ def encoder(hf_class: str, settings: dict[str, Any] | None = None, **more: Any) 
     return bare(hf_class, settings or shapes.ENCODER, **more)
 
 
+def named(model_type: str, architecture: str, **more: Any) -> Structure:
+    """A repository of which only config.json is told."""
+    return Structure(
+        "embed", files={"config.json": {"model_type": model_type, "architectures": [architecture], **more}}
+    )
+
+
 _XL = {**shapes.ROBERTA}
 _LUKE = {**shapes.ROBERTA, "entity_vocab_size": 8, "entity_emb_size": 16}
 _XLNET = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}
@@ -48,7 +55,7 @@ ENCODERS = (
         "nghuyong/ernie-3.0-base-zh",
         encoder("ErnieModel", {**shapes.ENCODER, "use_task_id": True, "task_type_vocab_size": 3}),
         "BERT with task ids",
-        ("shibing624/text2vec-base-multilingual", "nghuyong/ernie-3.0-nano-zh"),
+        ("shibing624/text2vec-base-chinese-paraphrase", "nghuyong/ernie-3.0-nano-zh"),
         unsure="whether all of these have task ids",
     ),
     Entry("microsoft/deberta-base", encoder("DebertaModel", shapes.DEBERTA_V1, tokenizer=bpe_tokenizer), "DeBERTa v1"),
@@ -127,7 +134,7 @@ ENCODERS = (
     ),
     Entry(
         "uw-madison/nystromformer-512",
-        encoder("NystromformerModel", {**shapes.ENCODER, "segment_means_seq_len": 48, "num_landmarks": 8}),
+        named("nystromformer", "NystromformerModel"),
         "approximated attention",
     ),
     Entry(
@@ -149,7 +156,7 @@ ENCODERS = (
     Entry("studio-ousia/luke-base", encoder("LukeModel", _LUKE, tokenizer=bpe_tokenizer), "words and entities"),
     Entry(
         "google/canine-s",
-        encoder("CanineModel", {**shapes.ENCODER, "num_hash_buckets": 64, "local_transformer_stride": 16}),
+        named("canine", "CanineModel"),
         "characters",
     ),
     Entry(
@@ -174,16 +181,12 @@ ENCODERS = (
     ),
     Entry(
         "Helsinki-NLP/opus-mt-en-de",
-        encoder(
-            "MarianMTModel",
-            {**shapes.BART, "decoder_start_token_id": 1, "forced_eos_token_id": 2},
-            tokenizer=tokenizers.t5,
-        ),
+        named("marian", "MarianMTModel"),
         "a translator",
     ),
     Entry(
         "google/pegasus-xsum",
-        encoder("PegasusModel", {**shapes.BART, "decoder_start_token_id": 0}, tokenizer=tokenizers.t5),
+        named("pegasus", "PegasusForConditionalGeneration"),
         "a summarizer",
     ),
     Entry(
@@ -214,13 +217,6 @@ ENCODERS = (
         "Gemma 2 as an encoder and a decoder",
     ),
 )
-
-
-def named(model_type: str, architecture: str, **more: Any) -> Structure:
-    """A repository of which only config.json is told."""
-    return Structure(
-        "embed", files={"config.json": {"model_type": model_type, "architectures": [architecture], **more}}
-    )
 
 
 def _transformer_of(kind: str) -> Structure:

@@ -349,6 +349,7 @@ RERANKERS = (
         "cross-encoder/ettin-reranker-150m-v1",
         Structure("rerank", "ModernBertModel", shapes.MODERN, bpe_tokenizer, prepare=(_ettin_modules,)),
         "Pooling and Dense layers that end in a score",
+        unsure="the repository's exact name",
     ),
     Entry(
         "castorini/monot5-base-msmarco",
@@ -521,10 +522,7 @@ SPARSE_AND_LATE = (
         "antoinelouis/colbert-xm",
         Structure(
             "embed_tokens",
-            "XmodModel",
-            {**shapes.ROBERTA, "languages": ["en_XX", "fr_XX"], "default_language": "en_XX"},
-            unigram_tokenizer,
-            changes={"architectures": ["HF_ColBERT_XMOD"]},
+            files={"config.json": {"model_type": "xmod", "architectures": ["HF_ColBERT_XMOD"]}},
         ),
         "adapters by language",
         unsure="the name in architectures",

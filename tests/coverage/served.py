@@ -10,7 +10,7 @@ import numpy as np
 from bei import tasks
 from bei.artifact import TOKENIZER, Artifact
 from bei.config import ServeConfig
-from bei.core import Float32Array
+from bei.core import Float32Array, Int32Array
 from bei.costs import CostModel
 from bei.metrics import Metrics
 from bei.service import InferenceService, local_port
@@ -70,7 +70,7 @@ async def _score(service: InferenceService, query: str, document: str, *, raw: b
         return np.asarray(row)
 
 
-def _dense(service: InferenceService, indices: np.ndarray, weights: Float32Array) -> Float32Array:  # type: ignore[type-arg]
+def _dense(service: InferenceService, indices: Int32Array, weights: Float32Array) -> Float32Array:
     width = service.manifest.dimension("sparse") or service.manifest.spec.vocab_size
     row = np.zeros(width, np.float32)
     row[indices] = weights
