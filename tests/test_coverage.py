@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +39,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@functools.cache
 def listed() -> dict[str, str]:
     """The rows of the document by repository."""
     rows = [line for line in DOCUMENT.read_text().split("\n") if line.startswith("| ") and "/" in line.split("|")[1]]

@@ -19,6 +19,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
+from tests.coverage.stored import write_keys_of_transformers_4
 from tests.coverage.structures import LayerNorm, Structure
 
 _NORM = re.compile(r"norm|(^|\.)ln_|\.ln\.", re.IGNORECASE)
@@ -32,6 +33,8 @@ def save(structure: Structure, folder: Path) -> Any:
         tokenizer = structure.tokenizer()
         model = _random_model(structure, tokenizer.get_vocab_size())
         copy.deepcopy(model).to(structure.stored).save_pretrained(folder)
+        # Most repositories were saved before transformers 5.
+        write_keys_of_transformers_4(folder, layer_types="layer_types" in structure.settings)
         tokenizer.save(str(folder / "tokenizer.json"))
     if structure.modules:
         _add_modules(structure, folder)

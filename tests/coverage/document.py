@@ -14,11 +14,11 @@ DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "coverage.md"
 
 _TITLE = """# Repositories
 
-What `bei build --precision fp32` makes of {num_names} repositories of the hub. Their weights are not downloaded: each
-structure (class, settings of config.json, files beside the weights, names of tensors) is rebuilt small with random
-weights, built, and served. What it answers to texts or pairs is compared with transformers' own class, followed in
-torch by the pooling, layers and activation that the repository's files ask for; remote code without a class in
-transformers is compared with an implementation in `tests/bei_build/families`.
+What `bei build --precision fp32` makes of {num_names} repositories of the hub. Nothing is downloaded: each structure
+(class, settings of config.json, files beside the weights, names of tensors) is written from what is known of the
+repository, made small with random weights, built, and served. What it answers to texts or pairs is compared with
+transformers' own class, followed in torch by the pooling, layers and activation that the repository's files ask for;
+remote code without a class in transformers is compared with an implementation in `tests/bei_build/families`.
 
 | verdict | repositories | |
 |---|---|---|
@@ -62,8 +62,9 @@ def repository_rows(entry: Entry, verdict: Verdict) -> list[tuple[str, str]]:
     """A row for each repository, cut in front of its verdict; those of the same structure refer to the first."""
     mark = " ?" if entry.unsure else ""
     architecture = f"`{entry.structure.architecture}`" if entry.structure.architecture else "none"
-    first = f"| {entry.repository}{mark} | {architecture} | {entry.structure.task} | {_special(entry)} | "
-    others = [(f"| {name} | | | as {entry.repository} | ", verdict.kind) for name in entry.same_as]
+    kind = f"{architecture} | {entry.structure.task}"
+    first = f"| {entry.repository}{mark} | {kind} | {_special(entry)} | "
+    others = [(f"| {name} | {kind} | as {entry.repository} | ", verdict.kind) for name in entry.same_as]
     return [(first, _cell(str(verdict))), *others]
 
 

@@ -142,3 +142,25 @@ def _renamed(folder: Path, names: dict[str, str], joined: dict[str, tuple[str, .
             name = name.replace(old, new)
         renamed[name] = tensor
     write_tensors(folder, renamed)
+
+
+def write_keys_of_transformers_4(folder: Path, *, layer_types: bool) -> None:
+    """Rotations as config.json had them before ``rope_parameters``; ``layer_types``: the list of kinds stays."""
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.get("rope_parameters")
+    if not rope:
+        return
+    if "full_attention" in rope:
+        local, full = rope["sliding_attention"]["rope_theta"], rope["full_attention"]["rope_theta"]
+        names = ("local_rope_theta", "global_rope_theta")
+        if config["model_type"].startswith("gemma"):
+            names = ("rope_local_base_freq", "rope_theta")
+        config.update(zip(names, (local, full), strict=True))
+    else:
+        config["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        config["rope_scaling"] = None if rope == {"rope_type": "default"} else rope
+    for key in ("rope_parameters", *(() if layer_types else ("layer_types",))):
+        config.pop(key, None)
+    write_json(folder / "config.json", config)
