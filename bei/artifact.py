@@ -58,6 +58,7 @@ class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The model in figures, for people. ``attention``: which tokens see each other, None where there are no layers;
     ``attention_asked``: the build was told so, by somebody who knows the code that the checkpoint brings along.
+    ``adapter``: the one of several that was merged into the weights ("none": none was); None where there are none.
     """
 
     family: str
@@ -69,6 +70,7 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_parameters: int
     attention: Literal["causal", "bidirectional"] | None
     attention_asked: bool
+    adapter: str | None = None
 
 
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +97,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     normalize: bool
     similarity: str | None
     matryoshka_dimensions: list[int] | None
+    pools_prompt: bool = True
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

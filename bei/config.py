@@ -72,6 +72,7 @@ class ServeConfig:
     hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never")
     cache_megabytes: int = _option(0, "memory for a cache of answers, per model; 0: none")
     answer_limit: int = _option(256_000_000, "largest answer in bytes, as estimated before it is computed")
+    answer_memory: int = _option(1_000_000_000, "bytes of all answers under way together, as estimated; beyond it 429")
     payload_limit: int = _option(8_000_000, "largest request body in bytes, also after decompression")
     body_memory: int = _option(256_000_000, "bytes of all unfinished request bodies together; beyond it 429")
     max_connections: int = _option(16384, "most open connections; beyond it the one idle for longest is closed")
@@ -111,6 +112,11 @@ class ServeConfig:
                 f"body_memory {self.body_memory} could never hold a body of payload_limit {self.payload_limit} bytes: "
                 "raise the first or lower the second."
             )
+        if self.answer_memory < self.answer_limit:
+            raise ConfigError(
+                f"answer_memory {self.answer_memory} could never hold an answer of answer_limit {self.answer_limit} "
+                "bytes: raise the first or lower the second."
+            )
         if self.engine_threads and self.engine_threads < self.engine_streams:
             raise ConfigError(
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
@@ -130,6 +136,7 @@ BUILD_SETTINGS = frozenset(
         "task",
         "pooling",
         "normalize",
+        "include_prompt",
         "score_tokens",
         "attention",
         "token_embeddings",

@@ -68,7 +68,8 @@ class Expansion:
 class Encoding:
     """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for.
 
-    ``num_keys``: only so many tokens, the first, are looked at by tokens; None: all are.
+    ``num_keys``: only so many tokens, the first, are looked at by tokens; None: all are. ``num_unpooled``: so many
+    tokens, the first, are left out of the mean, by engines that know it (a prompt's).
     """
 
     input_ids: Int32Array
@@ -76,6 +77,7 @@ class Encoding:
     truncated: bool = False
     spans: TokenSpans | None = None
     num_keys: int | None = None
+    num_unpooled: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -104,13 +106,15 @@ class PackedBatch:
 
     ``input_ids`` is int32 [T]; ``cu_seqlens`` int32 [B+1], starts at 0, strictly increasing, ends at T.
     ``token_type_ids`` is int32 [T], or None where every token is of type 0. ``key_lens`` is int32 [B], how many tokens
-    of each sequence, the first, are looked at; None where all are.
+    of each sequence, the first, are looked at; None where all are. ``unpooled_lens`` is int32 [B], how many of each,
+    the first, are left out of means; None where none are.
     """
 
     input_ids: Int32Array
     cu_seqlens: Int32Array
     token_type_ids: Int32Array | None = None
     key_lens: Int32Array | None = None
+    unpooled_lens: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -131,13 +135,16 @@ class PackedBatch:
         key_lens = None
         if any(encoding.num_keys is not None for encoding in encodings):
             key_lens = np.array([e.num_tokens if e.num_keys is None else e.num_keys for e in encodings], np.int32)
+        unpooled_lens = None
+        if any(encoding.num_unpooled for encoding in encodings):
+            unpooled_lens = np.array([encoding.num_unpooled for encoding in encodings], np.int32)
         if all(encoding.token_type_ids is None for encoding in encodings):
-            return cls(input_ids, cu_seqlens, key_lens=key_lens)
+            return cls(input_ids, cu_seqlens, None, key_lens, unpooled_lens)
         token_type_ids = np.zeros(len(input_ids), np.int32)
         for encoding, start, end in zip(encodings, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
             if encoding.token_type_ids is not None:
                 token_type_ids[start:end] = encoding.token_type_ids
-        return cls(input_ids, cu_seqlens, token_type_ids, key_lens)
+        return cls(input_ids, cu_seqlens, token_type_ids, key_lens, unpooled_lens)
 
 
 def rows_of_sequences(rows: Float32Array, batch: PackedBatch, *, per_token: bool) -> list[Float32Array]:

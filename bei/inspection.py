@@ -48,6 +48,7 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("architecture", f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden_size}"),
         ("parameters", f"{spec.num_parameters:,}"),
         *([("attention", spec.attention + " (as --attention said)" * spec.attention_asked)] if spec.attention else []),
+        *([("adapter", spec.adapter)] if spec.adapter else []),
         ("tasks", ", ".join(manifest.tasks)),
         ("outputs", ", ".join(f"{output.name} [{output.dimension}]" for output in manifest.outputs)),
     ]

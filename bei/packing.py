@@ -37,7 +37,8 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
     - ``seq_lens`` [B']: tokens of each sequence.
     - ``pad_index`` [B', S']: for each slot of the padded view, the packed token to put there. Slots behind a
       sequence's end repeat its last token; whoever reads the padded view masks them by ``seq_lens``.
-    - ``slot_mask`` float32 [B', S']: 1 where a slot holds a token of its sequence, else 0.
+    - ``slot_mask`` float32 [B', S']: 1 where a slot holds a token of its sequence, else 0. ``pool_mask``: the same, but
+      0 where the token is left out of means.
     - ``unpad_index`` [T']: for each packed token, its slot in the padded view flattened to [B' * S'].
     - ``first_index``, ``last_index`` [B']: the packed position of each sequence's first and last token.
 
@@ -88,6 +89,12 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
         tensors["key_lens"] = key_lens
         tensors["key_mask"] = (slots < key_lens[:, None]).astype(np.float32)
         tensors["token_key_lens"] = _per_token(key_lens[:batch_size], seq_lens, len(input_ids))
+    if "pool_mask" in names:
+        tensors["pool_mask"] = slot_mask
+        if batch.unpooled_lens is not None:
+            unpooled_lens = np.zeros(num_rows, np.int32)
+            unpooled_lens[:batch_size] = batch.unpooled_lens
+            tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
     return {name: tensors[name] for name in names}
 
 

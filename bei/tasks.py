@@ -130,7 +130,8 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     for name in (input_type, *names):
         if name in prompts:
             return prompts[name]
-    if prompts and input_type not in SIDES["document"]:
+    # An adapter is of one kind of text: a query's vector is no document's.
+    if prompts and (input_type not in SIDES["document"] or manifest.spec.adapter):
         raise InvalidRequestError(_no_prompt(manifest, input_type), "input_type")
     return ""
 
@@ -185,6 +186,8 @@ async def embed_inputs(
     normalize = manifest.embedding.normalize if normalize is None else normalize
     is_cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
+    if prompt and not manifest.embedding.pools_prompt:
+        options = replace(options, unpooled_prompt=_sides_of(prompt)[0])
     answer = await service.infer(_prompted_texts(prompt, inputs), ticket=ticket, outputs={output}, options=options)
     vectors = await _computed(answer.rows, output, lambda rows: _cut(rows, dimensions, normalize) if is_cut else rows)
     return Embeddings(vectors, answer.num_tokens, answer.truncated)

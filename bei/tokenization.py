@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
@@ -62,6 +62,7 @@ class EncodingOptions:
     ``direction`` is the side that is cut off. ``framed``: inputs stand between the tokens of the model's frame, and
     only they are cut. ``with_spans``: encodings say where in the text their tokens lie. ``whole``: tokens beyond the
     model's limit are kept; for counting, not for an engine. ``expansion``: short inputs are filled up with its tokens.
+    ``unpooled_prompt``: what stands in front of every text and is left out of its mean.
     """
 
     truncate: bool | None = None
@@ -72,6 +73,7 @@ class EncodingOptions:
     with_spans: bool = False
     whole: bool = False
     expansion: Expansion | None = None
+    unpooled_prompt: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -140,6 +142,8 @@ class TextEncoder:
             encodings = [expanded(encoding, options.expansion) for encoding in encodings]
         for encoding in encodings:
             self._check(encoding, truncate, options)
+        if options.unpooled_prompt:
+            encodings = self._without_prompt(encodings, options)
         return encodings
 
     def decode(self, ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
@@ -150,6 +154,19 @@ class TextEncoder:
     def token(self, token_id: int) -> str:
         """The token called ``token_id``."""
         return self._tokenizer.id_to_token(token_id) or ""
+
+    def _without_prompt(self, encodings: list[Encoding], options: EncodingOptions) -> list[Encoding]:
+        """Leave the prompt's tokens out of means: as many as it has by itself, with what stands in front of it (as
+        sentence-transformers counts). Raises InvalidRequestError where the prompt was cut."""
+        if options.direction == "left" and any(encoding.truncated for encoding in encodings):
+            raise InvalidRequestError(
+                "An input is too long, and cutting it on the left would cut its prompt, which this model leaves out of "
+                "the mean: cut it on the right, or send a shorter text.",
+                param="input",
+            )
+        prompt = self._tokenizer.encode(options.unpooled_prompt, add_special_tokens=options.add_special_tokens)
+        count = len(prompt.ids) - (prompt.ids[-1:] != [] and prompt.ids[-1] in self.special_ids)
+        return [replace(one, num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:

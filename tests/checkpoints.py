@@ -253,10 +253,14 @@ def write_json(path: Path, content: object) -> Path:
 
 def change_config(folder: Path, **settings: object) -> Path:
     """Set keys of config.json; None removes one. Returns ``folder``."""
-    config = json.loads((folder / "config.json").read_text())
-    config.update(settings)
-    write_json(folder / "config.json", {key: value for key, value in config.items() if value is not None})
+    change_json(folder / "config.json", **settings)
     return folder
+
+
+def change_json(path: Path, **settings: object) -> None:
+    """Set keys of the object in ``path``; None removes one."""
+    content = {**json.loads(path.read_text()), **settings}
+    write_json(path, {key: value for key, value in content.items() if value is not None})
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

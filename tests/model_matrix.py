@@ -47,16 +47,24 @@ class that a family reads is not named here. Classes without rows of their own:
 |---|---|
 | `BertForPreTraining`, `AlbertForPreTraining` | read as their base model; what they predict is left aside |
 | `T5ForConditionalGeneration`, `MT5ForConditionalGeneration` | the decoder is left aside; the encoder's rows |
+| `ErnieForPreTraining`, `MegatronBertForPreTraining`, `BigBirdForPreTraining` | the same |
 | `LlamaBidirectionalModel`, `LlamaBidirectionalForSequenceClassification` | remote code; Llama's row "bidirectional" |
-| `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification` | remote code, now transformers' GTE |
+| `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification`, `NewForMaskedLM` | remote code, now GTE |
+| `NomicBertForPreTraining` | remote code, read as NomicBERT's base model |
+| `ElectraForPreTraining` | read as its base model |
+| `CLIPModel` | read as its text tower |
 | `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
+| `Qwen2ForRewardModel` | remote code: Qwen2 and two linear layers on the last token's state |
+| `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 
 transformers has no class of JinaBERT v2, of static embeddings (model2vec's StaticModel, sentence-transformers'
 StaticEmbedding), and of NomicBERT with biases or experts: `tests/bei_build/families` holds them to implementations in
-torch and numpy. [coverage.md](coverage.md) lists repositories of the hub: what is built of each, or why it is refused.
+torch and numpy.
+
+[coverage.md](coverage.md) lists repositories of the hub: what is built of each, or why it is refused.
 """
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")
 
@@ -90,13 +98,15 @@ def run(
 
 def poolings_of(case: Case) -> tuple[str | None, ...]:
     """What an embedder is built with: as its class says, and another way. None: as the class says."""
-    if case.output != "embedding":
+    if case.output != "embedding" or case.vector:
         return (None,)
     return (None, "cls" if default_pooling(case) == "mean" else "mean")
 
 
 def default_pooling(case: Case) -> str:
     """How an embedder is pooled whose files do not say it: decoders give the last token's state."""
+    if case.vector:
+        return case.vector[1]
     # Classes that are embedders only: EmbeddingGemma's and, by another name, Nemotron's.
     embeds_only = case.architecture == "Gemma3TextModel" or "architectures" in case.changes
     return "last" if _is_decoder(case) and not embeds_only else "mean"
@@ -111,7 +121,7 @@ def _is_decoder(case: Case) -> bool:
 
 def pooled(case: Case, rows: Sequence[Float32Array], pooling: str | None) -> list[Float32Array]:
     """Rows of ``hf_outputs``, token states pooled by ``pooling``; other outputs as they are."""
-    if case.output != "embedding":
+    if case.output != "embedding" or case.vector:
         return list(rows)
     pool = {"mean": lambda states: states.mean(0), "cls": lambda states: states[0], "last": lambda states: states[-1]}
     return [pool[pooling or default_pooling(case)](states) for states in rows]

@@ -27,8 +27,14 @@ WINDOW = 8
 Settings: TypeAlias = dict[str, Any]
 TokenizerOf: TypeAlias = Callable[[], Tokenizer]
 
+# These multiply by one more than the weight of a norm.
+_ONE_MORE = ("Gemma", "Nemotron")
+
 # These classes count positions over ids that are not padding; random ids may be, so positions are said.
-_COUNTED_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+_COUNTED_POSITIONS = (
+    *("roberta", "xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"),
+    *("mpnet", "esm"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Case:
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
     gives a text other outputs in a batch with longer ones (LongRoPE), or takes no batch of such texts (BART's, which
     counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text, in which there is no
-    padding, because the class would count it out.
+    padding, because the class would count it out. ``vector``: the class pools itself; its output of that name, and how.
     """
 
     family: str
@@ -53,6 +59,7 @@ class Case:
     unmasked: bool = False
     alone: bool = False
     ends_in: tuple[int, ...] = ()
+    vector: tuple[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -82,6 +89,18 @@ _ROBERTA = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2, "pad_token_id
 _DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": MAX_TOKENS}
 _MPNET = {**_ENCODER, "max_position_embeddings": MAX_TOKENS + 2}
 _ELECTRA = {**_ENCODER, "embedding_size": 16}
+# Random ids of texts have mask tokens among them.
+_ESM = {
+    **_ENCODER,
+    "max_position_embeddings": MAX_TOKENS + 2,
+    "pad_token_id": 1,
+    "mask_token_id": 4,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+}
+_REMBERT = {**_ENCODER, "input_embedding_size": 16, "output_embedding_size": 40}
+# Of block_sparse attention, texts that are short enough for it to be the full one.
+_BIG_BIRD = {**_ENCODER, "attention_type": "block_sparse", "rescale_embeddings": True}
 # Of three layers two share their weights.
 _ALBERT = {**_ELECTRA, "num_hidden_groups": 2}
 _DEBERTA = {
@@ -96,6 +115,14 @@ _DEBERTA = {
     "pooler_hidden_size": 32,
     "pooler_hidden_act": "gelu",
 }
+_DEBERTA_V1 = {
+    **_ENCODER,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+_CLIP = {**_ENCODER, "projection_dim": 24, "hidden_act": "quick_gelu", "eos_token_id": 9}
 _T5 = {
     "d_model": 32,
     "d_kv": 12,
@@ -151,8 +178,38 @@ _GRANITE = {
     "residual_multiplier": 0.6,
     "logits_scaling": 2.0,
 }
+_LAYER_TYPES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_BIASED = {"attention_bias": True, "mlp_bias": True}
 _GEMMA2 = {**_WINDOWED, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0, "attention_bias": True}
 _GEMMA3 = {**_WINDOWED, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2}
+
+
+_GPT_NEO = {
+    "hidden_size": 32,
+    "num_layers": 3,
+    "num_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": MAX_TOKENS,
+    "window_size": WINDOW,
+    "attention_types": [[["global", "local", "global"], 1]],
+    "pad_token_id": 1,
+}
+_GPTJ = {
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_inner": 48,
+    "n_positions": MAX_TOKENS,
+    "rotary_dim": 4,
+    "pad_token_id": 1,
+}
+_OPT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "ffn_dim": 48,
+    "max_position_embeddings": MAX_TOKENS,
+}
 
 
 def _rope(kind: str, **parameters: Any) -> Settings:
@@ -169,6 +226,17 @@ _GEMMA3_ROPE = {
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+    }
+}
+
+
+_HALF_ROPE = _rope("default", partial_rotary_factor=0.5)
+
+# As OLMo 3: the layers with windows turn unscaled.
+_OLMO3_ROPE = {
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": _YARN["rope_parameters"],
     }
 }
 
@@ -203,6 +271,7 @@ def _of(
 _ALL = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
 _NO_LM = _ALL[:3]
 _DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
+_DECODERS_AND_TOKENS = (*_DECODERS, "ForTokenClassification")
 
 CASES: tuple[Case, ...] = (
     *_of("BERT", "Bert", _ENCODER, _ALL, wordpiece_tokenizer),
@@ -210,13 +279,40 @@ CASES: tuple[Case, ...] = (
     Case("BERT", "BertForMaskedLM", {**_ENCODER, "tie_word_embeddings": False}, note="untied decoder"),
     *_of("RoBERTa", "Roberta", _ROBERTA, _ALL, bpe_tokenizer),
     *_of("XLM-RoBERTa", "XLMRoberta", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("Jina v3", "JinaEmbeddingsV3", {**_ROBERTA, **_rope("default")}, _ALL, unigram_tokenizer),
     *_of("CamemBERT", "Camembert", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("data2vec", "Data2VecText", _ROBERTA, _ALL, bpe_tokenizer),
+    *_of("XLM-RoBERTa XL", "XLMRobertaXL", _ROBERTA, _ALL, unigram_tokenizer),
+    *_of("RoBERTa-PreLayerNorm", "RobertaPreLayerNorm", _ROBERTA, _ALL, bpe_tokenizer),
+    *_of("ERNIE", "Ernie", {**_ENCODER, "use_task_id": True, "task_type_vocab_size": 3}, _ALL, wordpiece_tokenizer),
+    Case("ERNIE", "ErnieModel", {**_ENCODER, "use_task_id": False}, note="no kinds of tasks"),
+    *_of("Megatron-BERT", "MegatronBert", _ENCODER, _ALL, wordpiece_tokenizer),
+    *_of("RemBERT", "RemBert", _REMBERT, _ALL, unigram_tokenizer),
+    *_of("RoFormer", "RoFormer", {**_ELECTRA, "type_vocab_size": 2}, _ALL, wordpiece_tokenizer),
+    *_of("ESM", "Esm", _ESM, _ALL, bpe_tokenizer),
+    Case(
+        "ESM",
+        "EsmModel",
+        {**_ESM, "position_embedding_type": "absolute", "emb_layer_norm_before": True, "token_dropout": False},
+        bpe_tokenizer,
+        note="learned positions",
+    ),
+    *_of("BigBird", "BigBird", _BIG_BIRD, _ALL, unigram_tokenizer),
+    Case(
+        "BigBird",
+        "BigBirdModel",
+        {**_BIG_BIRD, "attention_type": "original_full", "use_bias": False, "rescale_embeddings": False},
+        unigram_tokenizer,
+        note="full attention, no biases",
+    ),
+    Case("DPR", "DPRQuestionEncoder", {**_ENCODER, "projection_dim": 0}, vector=("pooler_output", "cls")),
+    Case("DPR", "DPRContextEncoder", {**_ENCODER, "projection_dim": 24}, vector=("pooler_output", "cls")),
     *_of("DistilBERT", "DistilBert", _DISTILBERT, _ALL, wordpiece_tokenizer),
     *_of("MPNet", "MPNet", _MPNET, _ALL, bpe_tokenizer),
-    *_of("ELECTRA", "Electra", _ELECTRA, _NO_LM, wordpiece_tokenizer),
+    *_of("ELECTRA", "Electra", _ELECTRA, _ALL, wordpiece_tokenizer),
     Case("ELECTRA", "ElectraModel", {**_ELECTRA, "embedding_size": 32}, note="embeddings as wide as the layers"),
     *_of("ALBERT", "Albert", _ALBERT, _ALL, wordpiece_tokenizer),
-    *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _NO_LM, wordpiece_tokenizer),
+    *_of("DeBERTa-v2/v3", "DebertaV2", _DEBERTA, _ALL, wordpiece_tokenizer),
     Case(
         "DeBERTa-v2/v3",
         "DebertaV2Model",
@@ -236,6 +332,38 @@ CASES: tuple[Case, ...] = (
         {**_DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
         note="position to content only",
     ),
+    Case(
+        "DeBERTa-v2/v3",
+        "DebertaV2Model",
+        {**_DEBERTA, "conv_kernel_size": 5, "conv_act": "gelu"},
+        note="convolution",
+    ),
+    Case("DeBERTa-v2/v3", "DebertaV2ForMaskedLM", {**_DEBERTA, "legacy": False}, note="not legacy"),
+    *_of("DeBERTa", "Deberta", _DEBERTA_V1, _ALL, bpe_tokenizer),
+    Case(
+        "DeBERTa",
+        "DebertaModel",
+        {**_DEBERTA_V1, "pos_att_type": ["c2p"], "max_relative_positions": 12, "position_biased_input": True},
+        bpe_tokenizer,
+        note="content to position only, short distances",
+    ),
+    Case(
+        "CLIP text",
+        "CLIPTextModelWithProjection",
+        _CLIP,
+        bpe_tokenizer,
+        ends_in=(9,),
+        vector=("text_embeds", "first_marked"),
+    ),
+    Case("CLIP text", "CLIPTextModel", _CLIP, bpe_tokenizer, ends_in=(9,), vector=("pooler_output", "first_marked")),
+    Case(
+        "CLIP text",
+        "CLIPTextModelWithProjection",
+        {**_CLIP, "eos_token_id": 2, "hidden_act": "gelu"},
+        bpe_tokenizer,
+        note="end of text by the largest id",
+        vector=("text_embeds", "largest_id"),
+    ),
     *_of("T5 encoder", "T5", _T5, ("EncoderModel",), unigram_tokenizer),
     Case("T5 encoder", "T5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer, note="gated"),
     Case("mT5 encoder", "MT5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}, unigram_tokenizer),
@@ -250,7 +378,14 @@ CASES: tuple[Case, ...] = (
         {**_MODERN, **_MODERN_BIASES, "num_labels": 1, "classifier_pooling": "mean"},
         note="mean pooling and biases",
     ),
-    *_of("EuroBERT", "EuroBert", _DECODER, _NO_LM, bpe_tokenizer),
+    *_of("ModernBERT decoder", "ModernBertDecoder", _MODERN, _DECODERS, wordpiece_tokenizer),
+    Case(
+        "ModernBERT decoder",
+        "ModernBertDecoderForSequenceClassification",
+        {**_MODERN, **_MODERN_BIASES, "classifier_bias": True, "num_labels": 1},
+        note="biases",
+    ),
+    *_of("EuroBERT", "EuroBert", _DECODER, _ALL, bpe_tokenizer),
     Case(
         "EuroBERT",
         "EuroBertForSequenceClassification",
@@ -258,10 +393,10 @@ CASES: tuple[Case, ...] = (
         bpe_tokenizer,
         note="mean pooling before the classifier",
     ),
-    *_of("NomicBERT", "NomicBert", _NOMIC, _NO_LM, wordpiece_tokenizer),
-    *_of("GTE", "Gte", _GTE, _NO_LM, unigram_tokenizer),
+    *_of("NomicBERT", "NomicBert", _NOMIC, _ALL, wordpiece_tokenizer),
+    *_of("GTE", "Gte", _GTE, _ALL, unigram_tokenizer),
     Case("GTE", "GteModel", {**_GTE, "type_vocab_size": 0}, unigram_tokenizer, note="no token types"),
-    *_of("Llama", "Llama", _DECODER, _DECODERS, bpe_tokenizer),
+    *_of("Llama", "Llama", _DECODER, _DECODERS_AND_TOKENS, bpe_tokenizer),
     Case(
         "Llama",
         "LlamaModel",
@@ -283,8 +418,9 @@ CASES: tuple[Case, ...] = (
     ),
     Case("Llama", "LlamaModel", _DECODER, bpe_tokenizer, note="stored in float16", stored=torch.float16),
     Case("Llama", "LlamaModel", _DECODER, bpe_tokenizer, note="stored in bfloat16", stored=torch.bfloat16),
-    *_of("Mistral", "Mistral", _WINDOWED, _DECODERS, bpe_tokenizer),
-    *_of("Qwen2", "Qwen2", {**_NO_HEAD_DIM, **_QWEN_WINDOW}, _DECODERS, bpe_tokenizer),
+    *_of("Mistral", "Mistral", _WINDOWED, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("Ministral", "Ministral", {**_WINDOWED, **_LAYER_TYPES}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("Qwen2", "Qwen2", {**_NO_HEAD_DIM, **_QWEN_WINDOW}, _DECODERS_AND_TOKENS, bpe_tokenizer),
     Case(
         "Qwen2",
         "Qwen2ForCausalLM",
@@ -294,10 +430,12 @@ CASES: tuple[Case, ...] = (
         note="bidirectional",
         unmasked=True,
     ),
-    *_of("Qwen3", "Qwen3", {**_DECODER, "tie_word_embeddings": True}, _DECODERS, bpe_tokenizer),
+    *_of("Qwen3", "Qwen3", {**_DECODER, "tie_word_embeddings": True}, _DECODERS_AND_TOKENS, bpe_tokenizer),
     Case("Qwen3", "Qwen3Model", {**_DECODER, "attention_bias": True}, bpe_tokenizer, note="biases"),
     Case("Qwen3", "Qwen3ForSequenceClassification", {**_DECODER, "num_labels": 1}, bpe_tokenizer, note="one label"),
-    *_of("Phi-3", "Phi3", {**_NO_HEAD_DIM, **_phi3_rope(8)}, _DECODERS, bpe_tokenizer, alone=True),
+    *_of("Phi", "Phi", {**_NO_HEAD_DIM, **_HALF_ROPE}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    Case("Phi", "PhiModel", {**_NO_HEAD_DIM, **_HALF_ROPE, "qk_layernorm": True}, bpe_tokenizer, note="norms of heads"),
+    *_of("Phi-3", "Phi3", {**_NO_HEAD_DIM, **_phi3_rope(8)}, _DECODERS_AND_TOKENS, bpe_tokenizer, alone=True),
     Case(
         "Phi-3",
         "Phi3Model",
@@ -305,10 +443,18 @@ CASES: tuple[Case, ...] = (
         bpe_tokenizer,
         note="partial rotation and window",
     ),
+    *_of("OLMo", "Olmo", {**_NO_HEAD_DIM, "attention_bias": True, "clip_qkv": 0.5}, _DECODERS, bpe_tokenizer),
     *_of("OLMo 2", "Olmo2", {**_NO_HEAD_DIM, "attention_bias": True}, _DECODERS, bpe_tokenizer),
+    *_of(
+        "OLMo 3",
+        "Olmo3",
+        {**_NO_HEAD_DIM, "sliding_window": WINDOW, **_LAYER_TYPES, **_OLMO3_ROPE},
+        _DECODERS,
+        bpe_tokenizer,
+    ),
     *_of("Granite", "Granite", _GRANITE, _DECODERS[:2], bpe_tokenizer),
-    *_of("Gemma", "Gemma", {**_DECODER, "attention_bias": True}, _DECODERS, bpe_tokenizer),
-    *_of("Gemma 2", "Gemma2", _GEMMA2, _DECODERS, bpe_tokenizer),
+    *_of("Gemma", "Gemma", {**_DECODER, "attention_bias": True}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("Gemma 2", "Gemma2", _GEMMA2, _DECODERS_AND_TOKENS, bpe_tokenizer),
     Case("Gemma 2", "Gemma2Model", {**_GEMMA2, "attn_logit_softcapping": None}, bpe_tokenizer, note="no soft cap"),
     *_of("Gemma 3 text", "Gemma3", _GEMMA3, ("ForCausalLM",), bpe_tokenizer),
     Case("Gemma 3 text", "Gemma3TextModel", _GEMMA3, bpe_tokenizer),
@@ -320,7 +466,65 @@ CASES: tuple[Case, ...] = (
         note="bidirectional",
     ),
     Case("Gemma 3 text", "Gemma3TextModel", {**_GEMMA3, **_GEMMA3_ROPE}, bpe_tokenizer, note="scaled global rope"),
+    Case(
+        "Gemma 3 text",
+        "Gemma3TextModel",
+        {**_GEMMA3, **_GEMMA3_ROPE, "use_bidirectional_attention": True},
+        bpe_tokenizer,
+        note="bidirectional with a scaled global rope",
+    ),
     Case("Gemma 3 text", "Gemma3TextForSequenceClassification", {**_GEMMA3, "num_labels": 2}, bpe_tokenizer),
+    *_of(
+        "Cohere", "Cohere", {**_NO_HEAD_DIM, "attention_bias": True, "logit_scale": 0.5}, _DECODERS[:2], bpe_tokenizer
+    ),
+    *_of(
+        "Cohere2",
+        "Cohere2",
+        {**_NO_HEAD_DIM, "sliding_window": WINDOW, **_LAYER_TYPES, "attention_bias": True},
+        _DECODERS[:2],
+        bpe_tokenizer,
+    ),
+    *_of(
+        "SmolLM3", "SmolLM3", {**_DECODER, **_BIASED, "no_rope_layer_interval": 2}, _DECODERS_AND_TOKENS, bpe_tokenizer
+    ),
+    Case(
+        "SmolLM3",
+        "SmolLM3Model",
+        {**_WINDOWED, "use_sliding_window": True, "no_rope_layer_interval": 2},
+        bpe_tokenizer,
+        note="windows",
+    ),
+    *_of("StarCoder2", "Starcoder2", {**_NO_HEAD_DIM, "sliding_window": WINDOW}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("GLM", "Glm", {**_DECODER, **_HALF_ROPE, "head_dim": 16}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("GLM-4", "Glm4", {**_DECODER, **_HALF_ROPE, "head_dim": 16}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("EXAONE 4", "Exaone4", {**_WINDOWED, "sliding_window_pattern": 2}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    Case(
+        "EXAONE 4",
+        "Exaone4Model",
+        {**_DECODER, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+        bpe_tokenizer,
+        note="no windows",
+    ),
+    *_of("Helium", "Helium", {**_NO_HEAD_DIM, **_BIASED, "head_dim": 8}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of(
+        "StableLM",
+        "StableLm",
+        {**_NO_HEAD_DIM, **_HALF_ROPE, "use_qkv_bias": True},
+        _DECODERS_AND_TOKENS,
+        bpe_tokenizer,
+    ),
+    Case(
+        "StableLM",
+        "StableLmModel",
+        {**_NO_HEAD_DIM, **_HALF_ROPE, "use_parallel_residual": True},
+        bpe_tokenizer,
+        note="parallel",
+    ),
+    *_of("Nemotron", "Nemotron", {**_DECODER, **_HALF_ROPE, **_BIASED}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("GPT-Neo", "GPTNeo", _GPT_NEO, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("GPT-J", "GPTJ", _GPTJ, _DECODERS, bpe_tokenizer),
+    *_of("OPT", "OPT", _OPT, _DECODERS, bpe_tokenizer),
+    Case("OPT", "OPTModel", {**_OPT, "do_layer_norm_before": False}, bpe_tokenizer, note="norms behind"),
 )
 
 
@@ -356,12 +560,15 @@ def widened(case: Case, width: int, layers: int) -> Case:
     """``case`` with realistic sizes: hidden states of ``width``, heads of 64. The vocabulary stays small."""
     heads = width // 64
     sizes = {
-        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size", "d_model"), width),
-        **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), layers),
-        **dict.fromkeys(("num_attention_heads", "n_heads", "num_heads"), heads),
+        **dict.fromkeys(("hidden_size", "dim", "pooler_hidden_size", "d_model", "n_embd"), width),
+        **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers", "n_layer"), layers),
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), layers),
+        **dict.fromkeys(("num_attention_heads", "n_heads", "num_heads", "n_head"), heads),
         **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
-        **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff"), 3 * width),
+        **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff", "ffn_dim", "n_inner"), 3 * width),
         **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3 * width),
+        "layer_types": (["sliding_attention", "full_attention"] * layers)[:layers],
+        "attention_types": [[["global", "local"], layers // 2]],
         "num_key_value_heads": max(1, heads // 4),
         **dict.fromkeys(("head_dim", "d_kv"), 64),
         "embedding_size": width // 2 if case.settings.get("embedding_size", 0) < 32 else width,
@@ -380,10 +587,15 @@ def save_case(folder: Path, case: Case) -> Path:
         torch.manual_seed(20)
         model = model_class(config)
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # sines
+                continue
             # Wide matrices have smaller weights, or sums would grow from layer to layer.
             spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
-            is_factor = "norm" in name.lower() and name.endswith("weight") and not case.family.startswith("Gemma")
-            mean = 1.0 if is_factor else 0.0  # Gemma multiplies by one more than the weight
+            if name.endswith("SelfAttention.q.weight"):  # T5 scales no scores: trained weights of queries are smaller
+                spread *= config.d_kv**-0.5
+            module = name.split(".")[-2].lower()
+            is_norm = ("norm" in module or module == "ln") and name.endswith("weight")
+            mean = 1.0 if is_norm and not case.family.startswith(_ONE_MORE) else 0.0
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
     model.to(case.stored).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -415,18 +627,28 @@ def _load(folder: Path, case: Case) -> Any:
 def _outputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> list[torch.Tensor]:
     inputs = _inputs(model, case, encodings)
     lengths = [encoding.num_tokens for encoding in encodings]
-    is_decoder_head = case.architecture.endswith("ForCausalLM") or hasattr(model, "score")
-    if case.output == "embedding" or is_decoder_head:
-        states = (model.model if is_decoder_head else model)(**inputs).last_hidden_state
-        if case.output == "logits":
+    if case.vector:
+        return list(model(**inputs)[case.vector[0]])
+    score = _score(model)
+    if case.output == "embedding" or (case.output == "logits" and score):
+        has_head = score or case.architecture.endswith("ForCausalLM")
+        states = (model.base_model if has_head else model)(**inputs).last_hidden_state
+        if case.output == "logits" and score:
             # HF finds the last token by the padding id, which random ids may be.
-            return [model.score(row[length - 1]) for row, length in zip(states, lengths, strict=True)]
+            return [score(row[length - 1]) for row, length in zip(states, lengths, strict=True)]
         return [row[:length] for row, length in zip(states, lengths, strict=True)]
     logits = model(**inputs).logits
     if case.output == "logits":
         return list(logits)
     rows = [row[:length] for row, length in zip(logits, lengths, strict=True)]
     return [torch.log1p(torch.relu(row)).max(0).values for row in rows] if case.output == "sparse" else rows
+
+
+def _score(model: Any) -> Any:
+    """What a decoder's class makes of the last token's state; None for encoders."""
+    if model.config.model_type == "modernbert-decoder" and hasattr(model, "classifier"):
+        return lambda state: model.classifier(model.head(state))
+    return getattr(model, "score", None)
 
 
 def _inputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> dict[str, torch.Tensor]:

@@ -51,5 +51,5 @@ class RowCache:
 
 
 def _size(identity: Identity, row: Row) -> int:
-    ids, types, _ = identity
+    ids, types, *_ = identity
     return _OVERHEAD_BYTES + len(ids) + len(types or b"") + sum(values.nbytes for values in row.values())

@@ -345,7 +345,10 @@ class BatchManager:
                 except Exception:  # a border: one front's bug must not cost others their answers
                     log.exception("answers could not be handed over")
             if isinstance(done, _Done) and done.step is not None:
-                self._account(done, *done.step)
+                try:
+                    self._account(done, *done.step)
+                except Exception:  # a border: without this thread nobody would get an answer any more
+                    log.exception("a step could not be counted")
 
     def _settled(self, done: _Done) -> list[Answer]:
         """The answers to everybody who waits for the entries of ``done``, which are forgotten."""
@@ -354,8 +357,8 @@ class BatchManager:
             for entry, answer in zip(done.entries, done.answers, strict=True):
                 if self._running.get(entry.identity) is entry:
                     del self._running[entry.identity]
-                if self._cache is not None and not isinstance(answer, BeiError):
-                    self._cache.put(entry.identity, answer)
+                if not isinstance(answer, BeiError):
+                    self._keep(entry.identity, answer)
                 for waiter in entry.waiters:
                     settled.append(Answer(waiter.request_id, waiter.place, _part_of(answer, waiter.outputs)))
                     others = self._entries_of.get(waiter.request_id)
@@ -365,6 +368,13 @@ class BatchManager:
                             del self._entries_of[waiter.request_id]
                 entry.waiters = []
         return settled
+
+    def _keep(self, identity: Identity, row: Row) -> None:
+        if self._cache is not None:
+            try:
+                self._cache.put(identity, row)
+            except Exception:  # a border: a cache that fails must not cost anybody an answer
+                log.exception("an answer could not be cached")
 
     def _account(self, done: _Done, step: _Step, seconds: float) -> None:
         """Correct the costs by a step that has run, and count it: while the engine runs the next one."""

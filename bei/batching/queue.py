@@ -13,7 +13,7 @@ from bei.core import Encoding
 from bei.port import LANES, Lane, LaneStats
 
 # Token ids, token types, and how many tokens serve as attention keys.
-Identity: TypeAlias = "tuple[bytes, bytes | None, int | None]"
+Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int]"
 
 # Work without a deadline counts as due so long after its arrival, so that a stream of work with deadlines cannot
 # starve it: whatever has waited longer than this goes before a deadline that is still ahead.
@@ -59,6 +59,7 @@ class Entry:
             encoding.input_ids.tobytes(),
             None if types is None else types.tobytes(),
             encoding.num_keys,
+            encoding.num_unpooled,
         )
         self.waiters = [waiter]
         self.lane = lane

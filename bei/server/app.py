@@ -18,6 +18,7 @@ from bei.config import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens
+from bei.server.answers import AnswerMemory
 from bei.server.endpoint import Context, Endpoint, Route
 from bei.server.errors import HANDLERS, UNEXPECTED, error_response
 from bei.server.health import health_router
@@ -28,14 +29,18 @@ log = logging.getLogger(__name__)
 
 Answer = Callable[[Request], Awaitable[Response]]
 
-ROUTES: tuple[Route[Any], ...] = (
-    embeddings.ROUTE,
-    *embed.ROUTES,
-    *rerank.ROUTES,
-    *classify.ROUTES,
-    tokens.ROUTE,
-    tokenize.ROUTE,
-)
+
+def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
+    """All routes that ask a model."""
+    max_inputs = config.max_client_batch_size
+    return (
+        embeddings.route(max_inputs, accepts_ids=config.openai_token_ids == "accept"),
+        *embed.routes(max_inputs),
+        *rerank.ROUTES,
+        *classify.ROUTES,
+        tokens.ROUTE,
+        tokenize.ROUTE,
+    )
 
 
 def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp:
@@ -46,10 +51,8 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         description="Embedding inference server.",
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
-    context = Context(models, config.max_client_batch_size, config.answer_limit)
-    own = embeddings.route(accepts_ids=config.openai_token_ids == "accept")
-    routes = [own if route.path == own.path else route for route in ROUTES]
-    endpoints = [Endpoint(route, context, config.payload_limit) for route in routes]
+    context = Context(models, config.max_client_batch_size, config.answer_limit, AnswerMemory(config.answer_memory))
+    endpoints = [Endpoint(route, context, config.payload_limit) for route in inference_routes(config)]
     for endpoint in endpoints:
         endpoint.add_to(app)
     app.include_router(models_router(models))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import Meta
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser
+from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.service import ModelInput
 from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens
@@ -70,12 +71,14 @@ class SimilarityRequest(PromptControls, kw_only=True):
 _decode_request = parser(EmbedRequest)
 
 
-def parse_request(content: bytes) -> EmbedRequest:
-    """Long lists of token ids in pieces. Raises InvalidRequestError."""
-    found = long_id_lists(content, "inputs")
+def parse_request(content: bytes, max_inputs: int) -> EmbedRequest:
+    """Long lists of token ids in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` of them."""
+    found = long_id_lists(content, "inputs", max_inputs)
     if found is not None:
         body = _decode_request(found.rest)
         if body.inputs == PLACEHOLDER_TEXT:
+            if len(found.lists) > max_inputs:
+                raise too_many_inputs(len(found.lists), max_inputs, "inputs")
             body.inputs = [*found.lists]
             return body
     return _decode_request(content)
@@ -183,16 +186,19 @@ async def similarity(body: SimilarityRequest, call: Call) -> Reply:
     return Reply(answer.vectors[:-1] @ answer.vectors[-1], answer.truncated)
 
 
-ROUTES: tuple[Route[Any], ...] = (
-    Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parse_request, embed),
-    Route("/embed_all", "Embed tokens (TEI)", TextsRequest, list[list[Vector]], parser(TextsRequest), embed_all),
-    Route(
-        "/embed_sparse",
-        "Embed sparsely (TEI)",
-        SparseRequest,
-        list[list[Weight]],
-        parser(SparseRequest),
-        embed_vocabulary,
-    ),
-    Route("/similarity", "Compare texts (TEI)", SimilarityRequest, Vector, parser(SimilarityRequest), similarity),
-)
+def routes(max_inputs: int) -> tuple[Route[Any], ...]:
+    """The routes of a server whose requests have at most ``max_inputs`` inputs."""
+    parse = partial(parse_request, max_inputs=max_inputs)
+    return (
+        Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parse, embed),
+        Route("/embed_all", "Embed tokens (TEI)", TextsRequest, list[list[Vector]], parser(TextsRequest), embed_all),
+        Route(
+            "/embed_sparse",
+            "Embed sparsely (TEI)",
+            SparseRequest,
+            list[list[Weight]],
+            parser(SparseRequest),
+            embed_vocabulary,
+        ),
+        Route("/similarity", "Compare texts (TEI)", SimilarityRequest, Vector, parser(SimilarityRequest), similarity),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec import Meta
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser
+from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import FLOAT_BYTES, Items
 from bei.server.unsupported import EmbeddingControls
 from bei.service import InferenceService, ModelInput
@@ -103,12 +104,14 @@ class ParsedRequest(NamedTuple):
     token_ids: list[list[int]] | None
 
 
-def parse(content: bytes) -> ParsedRequest:
-    """A body and its inputs. Raises InvalidRequestError."""
-    found = long_id_lists(content, "input")
+def parse(content: bytes, max_inputs: int) -> ParsedRequest:
+    """A body and its inputs. Raises InvalidRequestError, also for more than ``max_inputs`` lists of token ids."""
+    found = long_id_lists(content, "input", max_inputs)
     if found is not None:
         body = parse_request(found.rest)
         if bytes(body.input) == PLACEHOLDER:
+            if len(found.lists) > max_inputs:
+                raise too_many_inputs(len(found.lists), max_inputs, "input")
             return ParsedRequest(body, None, found.lists)
     body = parse_request(content)
     texts, token_ids = parse_input(bytes(body.input))
@@ -192,14 +195,12 @@ def usage(num_tokens: int) -> Usage:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-def route(*, accepts_ids: bool) -> Route[ParsedRequest]:
+def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
     """The route of a server that accepts token ids, or refuses them."""
 
     async def handle(request: ParsedRequest, call: Call) -> Reply:
         return await create_embeddings(request, call, accepts_ids=accepts_ids)
 
     handle.__doc__ = create_embeddings.__doc__
-    return Route("/v1/embeddings", "Create embeddings (OpenAI)", EmbeddingRequest, EmbeddingResponse, parse, handle)
-
-
-ROUTE = route(accepts_ids=False)
+    read = partial(parse, max_inputs=max_inputs)
+    return Route("/v1/embeddings", "Create embeddings (OpenAI)", EmbeddingRequest, EmbeddingResponse, read, handle)

@@ -18,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bei.admission import Ticket
-from bei.errors import AnswerTooLargeError, InvalidRequestError
+from bei.errors import AnswerTooLargeError, InvalidRequestError, OverloadedError
 from bei.offload import off_loop
+from bei.server.answers import AnswerMemory
 from bei.server.errors import JSON
 from bei.server.http import (
     TRUNCATED_HEADER,
@@ -32,6 +33,7 @@ from bei.server.http import (
 from bei.server.memory import MemoryRelease
 from bei.server.models import Models
 from bei.server.openapi import operation
+from bei.server.parsing import too_many_inputs
 from bei.server.rendering import INLINE_BYTES, num_bytes_of, pieces_of, whole
 from bei.server.urgency import Urgency, urgency_of
 from bei.service import InferenceService, ModelInput
@@ -52,6 +54,7 @@ class Context:
     models: Models
     max_client_batch_size: int
     answer_limit: int
+    answers: AnswerMemory
     memory: MemoryRelease = field(default_factory=MemoryRelease)
 
 
@@ -65,6 +68,8 @@ class Call:
         self.models = context.models
         self._max_inputs = context.max_client_batch_size
         self._answer_limit = context.answer_limit
+        self._answers = context.answers
+        self._answer_bytes = 0  # counted there
         self._urgency = urgency
         self._tickets: list[Ticket] = []
 
@@ -73,20 +78,27 @@ class Call:
         if not inputs:
             raise InvalidRequestError(f"{param} is an empty list: send at least one input.", param)
         if len(inputs) > self._max_inputs:
-            raise InvalidRequestError(
-                f"The request has {len(inputs)} inputs, the limit is {self._max_inputs}: split it.",
-                param,
-            )
+            raise too_many_inputs(len(inputs), self._max_inputs, param)
         if "" in inputs:
             raise InvalidRequestError(f"{param} {inputs.index('')} is an empty text: leave it out.", param)
 
     def check_answer(self, num_bytes: int) -> None:
-        """Reject an answer of about ``num_bytes``, as early as they are known. Raises AnswerTooLargeError."""
+        """Reject an answer of about ``num_bytes``, as early as they are known.
+
+        Raises AnswerTooLargeError, and OverloadedError where large answers take all memory that they may; of an
+        accepted request only the first.
+        """
         if num_bytes > self._answer_limit:
             raise AnswerTooLargeError(
                 f"The answer would have about {num_bytes} bytes, the limit is {self._answer_limit}: send fewer or "
                 "shorter inputs at a time, or start the server with a larger --answer-limit."
             )
+        self._hold(num_bytes)
+
+    def _hold(self, num_bytes: int) -> None:
+        if num_bytes > max(INLINE_BYTES, self._answer_bytes):
+            self._answers.take(num_bytes - self._answer_bytes, may_exceed=bool(self._tickets))
+            self._answer_bytes = num_bytes
 
     def admit(self, service: InferenceService, inputs: Seq[ModelInput], *, bytes_per_token: int = 0) -> Ticket:
         """Accept the request with all of its inputs. Raises what ``InferenceService.admit`` raises.
@@ -95,6 +107,11 @@ class Call:
         """
         ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
         if bytes_per_token:
+            try:
+                self._hold(min(ticket.admitted.num_tokens * bytes_per_token, self._answer_limit))
+            except OverloadedError:
+                ticket.close()
+                raise
             ticket.check_tokens = lambda num_tokens: self.check_answer(num_tokens * bytes_per_token)
         self._tickets.append(ticket)
         return ticket
@@ -103,6 +120,8 @@ class Call:
         """Give back what was admitted."""
         for ticket in self._tickets:
             ticket.close()
+        self._answers.give_back(self._answer_bytes)
+        self._answer_bytes = 0
 
 
 @dataclass(frozen=True)

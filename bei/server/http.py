@@ -22,6 +22,11 @@ T = TypeVar("T")
 TRUNCATED_HEADER = "x-truncated-inputs"
 _MOST_RANGES = 100  # about a kilobyte: clients and proxies refuse answers with large headers
 
+# A client has so long to take a piece of a long answer, and one more second for every so many bytes of it: what it does
+# not take stays in memory.
+_TAKE_S = 30.0
+_BYTES_PER_S = 10_000
+
 _DROPPED = 64_000_000  # bytes of an oversized body that are read to be polite
 
 
@@ -111,9 +116,9 @@ class StreamedResponse(Response):
     """200 with a body of ``first`` and ``pieces``, each rendered off the event loop when the client has taken those
     before it. The length is not known beforehand, so it is sent in HTTP's chunks.
 
-    ``on_end`` is called when the last piece is with the client, or the client has left (ClientDisconnect), or rendering
-    fails. Then the error leaves, and the ASGI server closes the connection without the last chunk: what the client has
-    is no whole body to it.
+    ``on_end`` is called when the last piece is with the client, or the client has left or takes nothing any more
+    (ClientDisconnect), or rendering fails. Then the error leaves, and the ASGI server closes the connection without the
+    last chunk: what the client has is no whole body to it.
     """
 
     def __init__(
@@ -143,7 +148,11 @@ class StreamedResponse(Response):
         piece: bytes | None = self._first
         self._first = b""
         while piece is not None:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})  # waits for the socket
+            sent = send({"type": "http.response.body", "body": piece, "more_body": True})  # waits for the socket
+            try:
+                await asyncio.wait_for(sent, _TAKE_S + len(piece) / _BYTES_PER_S)
+            except asyncio.TimeoutError:
+                raise ClientDisconnect from None
             piece = await off_loop(next, self._pieces, None)
 
 

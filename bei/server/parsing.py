@@ -46,6 +46,11 @@ def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:
     return parse
 
 
+def too_many_inputs(count: int, limit: int, param: str) -> InvalidRequestError:
+    """The error of a request that has ``count`` inputs in ``param``."""
+    return InvalidRequestError(f"The request has {count} inputs, the limit is {limit}: split it.", param)
+
+
 class LongIdLists(NamedTuple):
     """Token ids of a long body, and ``rest``, the body with ``PLACEHOLDER`` in their place."""
 
@@ -53,8 +58,11 @@ class LongIdLists(NamedTuple):
     rest: bytes
 
 
-def long_id_lists(content: bytes, field: str) -> LongIdLists | None:
+def long_id_lists(content: bytes, field: str, max_lists: int) -> LongIdLists | None:
     """The lists of token ids in ``field`` of a long body, decoded in pieces.
+
+    Where there are more than ``max_lists`` the others are there, but empty: lists by the million, which are refused,
+    would keep the garbage collector busy for seconds.
 
     None where the body is short, or anything else than expected: all is then the ordinary decoder's, errors too. The
     field was found by its name, which may also stand deeper in the body: the caller sees by the placeholder.
@@ -71,7 +79,10 @@ def long_id_lists(content: bytes, field: str) -> LongIdLists | None:
             stop = content.find(b"]", start + PIECE_BYTES) + 1 or len(content)
             end = _END_OF_LISTS.search(content, start, stop)
             stop = stop if end is None else end.start() + 1  # behind the last list
-            lists += _id_lists_decoder.decode(b"[" + content[start:stop] + b"]")
+            if len(lists) <= max_lists:
+                lists += _id_lists_decoder.decode(b"[" + content[start:stop] + b"]")
+            else:
+                lists += [_LEFT_OUT] * content.count(b"[", start, stop)
             behind = _BEHIND_LIST.match(content, stop)
             if behind is None:  # no JSON
                 return None
@@ -85,6 +96,8 @@ def long_id_lists(content: bytes, field: str) -> LongIdLists | None:
 # In the place of lists that were taken out: no client sends such a text.
 PLACEHOLDER = b'"\\u0000token ids"'
 PLACEHOLDER_TEXT = "\0token ids"
+
+_LEFT_OUT: list[int] = []
 
 _END_OF_LISTS = re.compile(rb"\]\s*\]")
 _BEHIND_LIST = re.compile(rb"\s*([,\]])")

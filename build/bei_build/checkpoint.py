@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact import Role, Source, sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, MissingDependencyError
+from bei_build.adapters import Adapter, choose_adapter, with_adapters_prompt
 from bei_build.families import family_of
 from bei_build.families.base import UNLIMITED, Family
 from bei_build.foreign import foreign_kind
@@ -57,6 +58,7 @@ class Checkpoint:
     modules: Mapping[str, SideModule]
     config: Any
     roles: Mapping[Side, Role]
+    adapter: Adapter | None
 
     @property
     def folder(self) -> Path:
@@ -66,7 +68,7 @@ class Checkpoint:
     def weights(self) -> ModelWeights:
         """Open the weights. Raises WeightsError naming the tensors that are missing, misshapen or left over."""
         tied = bool(getattr(self.config, "tie_word_embeddings", True))
-        return ModelWeights(self.spec, self.family, self.folder, self.modules, tied=tied)
+        return ModelWeights(self.spec, self.family, self.folder, self.modules, tied=tied, adapter=self.adapter)
 
 
 def read_checkpoint(
@@ -75,6 +77,7 @@ def read_checkpoint(
     max_seq_len: int | None = None,
     document_length: int | None = None,
     attention: Attention | None = None,
+    adapter: str | None = None,
 ) -> Checkpoint:
     """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
 
@@ -83,6 +86,9 @@ def read_checkpoint(
     files = read_sentence_transformers(location.folder)
     folder = files.transformer_folder
     config, architecture, family = _config(folder, attention, is_static=files.is_static)
+    chosen = choose_adapter(config, adapter)
+    if chosen:
+        files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
     spec = _spec(family, config, architecture)
     tokenizer = tokenizer_from_checkpoint(
         folder, files.do_lower_case, files.markers, special_tokens=family.special_tokens
@@ -93,6 +99,7 @@ def read_checkpoint(
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
     if not family.has_layers:
         _refuse_other_than_means(spec)
+    spec = replace(spec, pools_prompt=_pools_prompt(spec, files, choice or HeadChoice()))
     if not family.pools_unknown:
         spec = replace(spec, unpooled_id=unknown_id(tokenizer))
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
@@ -100,15 +107,15 @@ def read_checkpoint(
     files = replace(files, sides=_sides(files, spec, document_length))
     usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder) or family.usual_length
     longest = _longest(family, spec, config, files, usual, max_seq_len)
-    check_attention(spec, attention, longest)
+    check_attention(spec, attention, config, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
     if document_length is not None and document_length > longest:
         raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
-    modules, labels = side_modules(spec, files), labels_of(spec, config, files.activation)
-    return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles)
+    modules, labels = side_modules(spec, files), labels_of(spec, config, files)
+    return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles, chosen)
 
 
 def source_of(checkpoint: Checkpoint) -> Source:
@@ -240,6 +247,20 @@ def _refuse_other_than_means(spec: ModelSpec) -> None:
         )
 
 
+def _pools_prompt(spec: ModelSpec, files: SentenceTransformersFiles, choice: HeadChoice) -> bool:
+    """Whether a prompt's tokens count in the mean, as the user or the files say. Raises CheckpointError."""
+    asked = files.include_prompt if choice.include_prompt is None else choice.include_prompt
+    head = spec.head("embedding")
+    if head is None or asked is not False:
+        return True
+    if head.pooling != ("mean",):
+        raise CheckpointError(
+            f"include_prompt is false, and the pooling is {'+'.join(head.pooling)}: bei leaves prompts out of means "
+            "only."
+        )
+    return False
+
+
 def _check_marked(spec: ModelSpec, tokenizer: Tokenizer) -> None:
     """Raise CheckpointError where the tokenizer does not put the token around texts whose state the model reads."""
     if not any("last_marked" in head.pooling for head in spec.heads):
@@ -277,7 +298,7 @@ def _longest(
 
     ``usual`` is what the config, the tokenizer's files or the family give a text if nothing else is said.
     """
-    table = spec.embeddings.max_positions or _position_limit(family, config)
+    table = min(spec.embeddings.max_positions or _position_limit(family, config), spec.longest or UNLIMITED)
     if asked is not None and asked > table:
         raise CheckpointError(
             f"max_seq_len {asked} is beyond the {table} positions of the checkpoint: choose at most that."

@@ -33,11 +33,17 @@ class BuildConfig:
     task: str = _option("auto", "auto: what the checkpoint's class and files say", TASKS)
     pooling: str | None = _option(None, "pooling, against what the checkpoint says", POOLINGS)
     normalize: bool | None = _option(None, "whether answers have unit length, against what the checkpoint says")
+    include_prompt: bool | None = _option(
+        None, "whether a prompt's tokens count in the mean, against what the checkpoint says"
+    )
     score_tokens: tuple[str, ...] = _option(
         (), "token of a language model whose score counts, or two to compare: no,yes"
     )
     attention: str | None = _option(
         None, "which tokens see each other, where the checkpoint brings code of its own", ATTENTIONS
+    )
+    adapter: str | None = _option(
+        None, "adapter to merge, where the checkpoint has one for each of its tasks; none: the weights without any"
     )
     token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")

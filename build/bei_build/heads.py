@@ -53,13 +53,15 @@ class HeadChoice:
     """What the user asks for.
 
     ``score_tokens``: a language model's token whose score counts, (yes,), or two to compare, (no, yes).
-    ``token_states``: beside an embedding also every token's state.
+    ``token_states``: beside an embedding also every token's state. ``include_prompt``: whether a prompt's tokens count
+    in the mean.
     """
 
     task: str = "auto"
     pooling: Pooling | None = None
     score_tokens: tuple[str, ...] = ()
     token_states: bool = False
+    include_prompt: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,8 @@ def tasks_of(head: HeadSpec, hidden_size: int) -> tuple[str, ...]:
     return _TASKS_OF[head.output]
 
 
-def labels_of(spec: ModelSpec, config: Any, activation: str | None = None) -> Labels | None:
-    """The labels of a classifier, and its function; ``activation`` is what a CrossEncoder's own file names.
+def labels_of(spec: ModelSpec, config: Any, files: SentenceTransformersFiles | None = None) -> Labels | None:
+    """The labels of a classifier, and its function; ``files`` may name that of a CrossEncoder.
 
     The function is ``function_to_apply`` of the config, else that of a CrossEncoder, else by ``problem_type``, else the
     sigmoid of one label and the softmax of several. Raises CheckpointError for a function that is not supported.
@@ -116,7 +118,7 @@ def labels_of(spec: ModelSpec, config: Any, activation: str | None = None) -> La
     names = tuple(named.get(index, f"LABEL_{index}") for index in range(count))
     if head.output == "token_logits":
         return Labels(names, "softmax")
-    chosen = _asked_function(config) or (_cross_encoder_function(config, activation) if count == 1 else None)
+    chosen = _asked_function(config) or (_cross_encoder_function(config, files) if count == 1 else None)
     chosen = chosen or _PROBLEM_FUNCTIONS.get(getattr(config, "problem_type", None) or "")
     return Labels(names, chosen or ("sigmoid" if count == 1 else "softmax"))
 
@@ -129,13 +131,18 @@ def _asked_function(config: Any) -> Function | None:
     return chosen
 
 
-def _cross_encoder_function(config: Any, activation: str | None) -> Function | None:
-    """What sentence-transformers applies to a score: its key of the config, that before version 4, ``activation``."""
+def _cross_encoder_function(config: Any, files: SentenceTransformersFiles | None) -> Function | None:
+    """What sentence-transformers applies to a score.
+
+    Its own file says it, or else its key of the config, or that before version 4. Where none does, scores of a Dense
+    module get a sigmoid if the config has one label; a config that says nothing of labels has two.
+    """
     nested = getattr(config, "sentence_transformers", None)
-    if isinstance(nested, dict) and "activation_fn" in nested:
-        activation = nested["activation_fn"]
-    else:
-        activation = getattr(config, "sbert_ce_default_activation_function", None) or activation
+    said = nested.get("activation_fn") if isinstance(nested, dict) else None
+    said = said or getattr(config, "sbert_ce_default_activation_function", None)
+    activation = (files and files.activation) or said
+    if activation is None and files and files.gives_scores:
+        return "sigmoid" if config.num_labels == 1 else "none"
     if activation is None:
         return None
     name = str(activation).rsplit(".", 1)[-1]
@@ -174,6 +181,8 @@ def _all_heads(
     if choice.score_tokens:
         _require_token_scores(family, config)
         return (_token_score(family, config, _ids_of(choice.score_tokens, tokenizer)),)
+    if files.gives_scores and not choice.pooling and choice.task != "embed":
+        return (HeadSpec("logits", files.pooling or ("mean",), layers=files.tail),)
     if choice.pooling or choice.task == "embed" or (files.pooling and choice.task == "auto"):
         return (_embedding(own, files, choice.pooling), *_token_heads(config, files, choice.task))
     if files.score_ids:
@@ -187,13 +196,17 @@ def _all_heads(
 
 
 def _embedding(own: tuple[HeadSpec, ...], files: SentenceTransformersFiles, pooling: Pooling | None) -> HeadSpec:
-    default = own[0].pooling if own[0].output == "embedding" else ("mean",)
+    embeds = own[0].output == "embedding"
+    default = own[0].pooling if embeds else ("mean",)
     chosen = (pooling,) if pooling else files.pooling or default
-    return HeadSpec("embedding", chosen, layers=() if files.per_token else files.tail)
+    layers = own[0].layers if embeds and files.pooling is None else files.tail
+    if files.per_token or files.gives_scores:
+        layers = ()
+    return HeadSpec("embedding", chosen, own[0].token_layers if embeds else (), layers)
 
 
 def _token_states(heads: tuple[HeadSpec, ...]) -> HeadSpec:
-    if [head.output for head in heads] != ["embedding"]:
+    if [(head.output, head.token_layers) for head in heads] != [("embedding", ())]:
         raise ConfigError("token_embeddings adds the tokens' states to a dense embedding: leave it out for this model.")
     return HeadSpec("token_embedding")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bei.errors import WeightsError
+from bei_build.adapters import AdaptedStore, Adapter
 from bei_build.families.base import AS_STORED, Family
 from bei_build.graph.writer import FloatArray
 from bei_build.spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec
@@ -29,13 +30,19 @@ _QUANTIZED = (
 _ADAPTER = ("lora_", "base_layer.", "modules_to_save.", "ia3_l")
 
 # Buffers: transformers computes them from the config, older versions stored them.
-_BUFFERS = ("rotary_emb.inv_freq", "position_ids", "token_type_ids")
+_BUFFERS = (
+    *("rotary_emb.inv_freq", "rotary_embeddings.inv_freq", "position_ids", "token_type_ids"),
+    *(".attn.bias", ".attn.masked_bias", ".attn.attention.bias", ".attn.attention.masked_bias"),  # GPT's causal masks
+)
 
 # The names of what comes before the heads, among ours.
-_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "decoder.")
+_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "convolution", "decoder.")
 
 # The beginning of a layer's names, among ours, and its number.
 _LAYER = re.compile(r"(?:decoder\.)?layers\.(\d+)")
+
+# What may be joined by head, in this order.
+_JOINED = (".query.weight", ".key.weight", ".value.weight")
 
 # Rows of positions that are never used are not read.
 _POSITIONS = ("embeddings.position.weight", "decoder.embeddings.position.weight")
@@ -70,15 +77,23 @@ class _Source:
 class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
-    ``tied``: a language model's last matrix may be that of its embeddings. Raises WeightsError naming the tensors that
-    are missing, misshapen or left over.
+    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged.
+    Raises WeightsError naming the tensors that are missing, misshapen or left over.
     """
 
     def __init__(
-        self, spec: ModelSpec, family: Family, folder: Path, modules: Mapping[str, SideModule], *, tied: bool = True
+        self,
+        spec: ModelSpec,
+        family: Family,
+        folder: Path,
+        modules: Mapping[str, SideModule],
+        *,
+        tied: bool = True,
+        adapter: Adapter | None = None,
     ) -> None:
         self._spec = spec
         self._names = StoredNames(family, tied)
+        self._joined_by_head = family.joined_by_head
         dense = [
             layer for head in spec.heads for layer in (*head.token_layers, *head.layers) if isinstance(layer, DenseSpec)
         ]
@@ -87,7 +102,8 @@ class ModelWeights:
         self._sources: dict[str, _Source] = {}
         self._stack = ExitStack()
         try:
-            self._map_checkpoint(self._opened(open_weights(folder)), modules)
+            store = self._opened(open_weights(folder))
+            self._map_checkpoint(AdaptedStore(store, adapter) if adapter else store, modules)
             self._map_modules(modules)
         except BaseException:  # an interrupt too must unmap the files
             self.close()
@@ -103,7 +119,12 @@ class ModelWeights:
             return np.stack([_combination(array, row) for row in self._rows[name]])
         if name in _POSITIONS:
             return array[self._position_offset(name) :]
-        return array if source.end is None else array[source.start : source.end]
+        if source.end is None:
+            return array
+        if self._joined_by_head and name.endswith(_JOINED):
+            heads = array.reshape(-1, len(_JOINED), self._spec.layers[0].attention.head_dim, array.shape[1])
+            return heads[:, source.start // (source.end - source.start)].reshape(-1, array.shape[1])
+        return array[source.start : source.end]
 
     def close(self) -> None:
         """Unmap the files."""

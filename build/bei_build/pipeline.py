@@ -61,13 +61,20 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     with progress.step("Read checkpoint") as details:
         location = locate(config.model, config.revision)
         # BuildConfig has checked that the pooling is one of POOLINGS.
-        choice = HeadChoice(config.task, config.pooling, config.score_tokens, config.token_embeddings)  # type: ignore[arg-type]
+        choice = HeadChoice(
+            config.task,
+            config.pooling,  # type: ignore[arg-type]
+            config.score_tokens,
+            config.token_embeddings,
+            config.include_prompt,
+        )
         checkpoint = read_checkpoint(
             location,
             choice,
             config.max_seq_len,
             config.document_length,
             config.attention,  # type: ignore[arg-type]
+            config.adapter,
         )
         details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     longest = max(compiler.longest_by_default, config.document_length or 0)
@@ -80,7 +87,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")
     out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").expanduser().resolve()
     _check_replaceable(out)
-    _check_default_prompt(config, checkpoint)
+    _check_prompts(config, checkpoint)
     template = _rerank_template(config, checkpoint)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -131,8 +138,15 @@ def _check_replaceable(out: Path) -> None:
         raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
 
 
-def _check_default_prompt(config: BuildConfig, checkpoint: Checkpoint) -> None:
+def _check_prompts(config: BuildConfig, checkpoint: Checkpoint) -> None:
     prompts = _prompts(config, checkpoint)
+    is_said = config.include_prompt is not None or checkpoint.files.include_prompt is not None
+    if prompts and not is_said and checkpoint.family.asks_about_prompts and checkpoint.spec.head("embedding"):
+        raise ConfigError(
+            "The model has prompts, and no file says whether their tokens count in the mean; of "
+            f"{checkpoint.spec.architecture} some are pooled without them (INSTRUCTOR). Say it: --include-prompt or "
+            "--no-include-prompt."
+        )
     if config.default_prompt_name is not None and config.default_prompt_name not in prompts:
         known = ", ".join(prompts) or "none"
         raise ConfigError(f"default_prompt_name {config.default_prompt_name!r} is not among the prompts ({known}).")
@@ -204,6 +218,7 @@ def _manifest(
             num_parameters=spec.num_parameters,
             attention=attention_of(spec) if spec.layers else None,
             attention_asked=config.attention is not None,
+            adapter=checkpoint.adapter.name if checkpoint.adapter else None,
         ),
         outputs=[
             OutputInfo(
@@ -242,6 +257,7 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
         normalize=normalize,
         similarity=files.similarity,
         matryoshka_dimensions=list(files.matryoshka_dimensions) if files.matryoshka_dimensions else None,
+        pools_prompt=checkpoint.spec.pools_prompt,
     )
 
 

@@ -7,6 +7,7 @@ imports torch and transformers' model classes.
 from __future__ import annotations
 
 import importlib.util
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,8 +51,10 @@ class HFReference:
         windows = any(layer.attention.window is not None for layer in checkpoint.spec.layers)
         implementation = "sdpa" if checkpoint.spec.partial_keys and windows else "eager"
         self._model = _load_model(checkpoint, implementation)
-        # Decoders made bidirectional by their authors' own code: transformers would mask what comes later.
-        own_mask = bool(getattr(checkpoint.config, "use_bidirectional_attention", False))
+        # Decoders made bidirectional by their authors' own code: transformers would mask what comes later, but for
+        # classes that know the key by which config.json says it.
+        known = hasattr(type(checkpoint.config), "use_bidirectional_attention")
+        own_mask = known and bool(checkpoint.config.use_bidirectional_attention)
         is_decoder = "score" in checkpoint.family.weights
         self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
@@ -87,6 +90,7 @@ class HFReference:
         for layer in head.token_layers:
             states = self._layer(states, layer)
         if head.pooling:
+            states = states[encoding.num_unpooled :]
             states = self._torch.cat([self._pool(states, mode, encoding) for mode in head.pooling])
         for layer in head.layers:
             states = self._layer(states, layer)
@@ -97,6 +101,9 @@ class HFReference:
         if mode == "last_marked":
             marked = np.flatnonzero(encoding.input_ids == self._spec.marked_id)
             return states[marked[-1] if len(marked) else -1]
+        if mode in ("first_marked", "largest_id"):
+            ids = encoding.input_ids
+            return states[int(np.argmax(ids if mode == "largest_id" else ids == self._spec.marked_id))]
         if mode == "weighted_mean":
             weights = torch.arange(1, count + 1, dtype=torch.float32)[:, None]
             return (states * weights).sum(0) / weights.sum()
@@ -133,8 +140,10 @@ class HFReference:
             "identity": lambda v: v,
             "tanh": torch.tanh,
             "relu": functional.relu,
+            "relu2": lambda v: functional.relu(v).square(),
             "gelu": functional.gelu,
             "silu": functional.silu,
+            "quick_gelu": lambda v: v * torch.sigmoid(1.702 * v),
             "sigmoid": torch.sigmoid,
             "gelu_tanh": lambda v: functional.gelu(v, approximate="tanh"),
             "log1p_relu": lambda v: torch.log1p(functional.relu(v)),
@@ -146,15 +155,15 @@ def _load_model(checkpoint: Checkpoint, implementation: str) -> Any:
     import torch
     import transformers
 
-    name = checkpoint.family.reference_class
-    assert name is not None, "the caller asks only for families that have a reference"
+    assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
+    name, *modules = checkpoint.family.reference_class.split(".")
     try:
         model = getattr(transformers, name).from_pretrained(
             checkpoint.folder, config=checkpoint.config, dtype=torch.float32, attn_implementation=implementation
         )
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error
-    return model.eval()
+    return operator.attrgetter(".".join(modules))(model.eval()) if modules else model.eval()
 
 
 def _unusable(what: str, error: Exception) -> VerificationError:

@@ -50,27 +50,32 @@ def attention_of(spec: ModelSpec) -> Attention:
     return "causal" if spec.layers[0].attention.causal else "bidirectional"
 
 
-def check_attention(spec: ModelSpec, asked: Attention | None, max_seq_len: int) -> None:
-    """Refuse what was ``asked`` for where the model cannot have it, or where it says too little.
+def check_attention(spec: ModelSpec, asked: Attention | None, config: Any, max_seq_len: int) -> None:
+    """Refuse what was ``asked`` for where the model cannot have it, or what says too little.
 
-    Whether a decoder that its own code makes bidirectional keeps its windows is that code's affair: GritLM's drops
-    them. Texts no longer than a window are the same either way. Raises ConfigError.
+    Whether a decoder made bidirectional keeps its windows is its own code's affair: GritLM's drops them, transformers
+    widens them by a token. Texts no longer than a window are the same either way. Raises ConfigError.
     """
-    if asked is None:
-        return
-    if not spec.layers or attention_of(spec) != asked:
+    if asked is not None and (not spec.layers or attention_of(spec) != asked):
         raise ConfigError(f"{spec.architecture} has no {asked} attention: leave --attention out.")
     windows = [layer.attention.window for layer in spec.layers if layer.attention.window is not None]
-    if asked == "bidirectional" and windows and max_seq_len > (longest := min(windows) + 1):
+    said = "--attention" if asked else "config.json (is_causal)"
+    if getattr(config, "is_causal", None) is False and windows and max_seq_len > (longest := min(windows) + 1):
         raise ConfigError(
-            f"{spec.architecture} has windows of {longest} tokens, and --attention does not say whether its own code "
+            f"{spec.architecture} has windows of {longest} tokens, and {said} does not say whether its own code "
             f"keeps them. Texts of at most that many tokens are the same either way: say --max-seq-len {longest}."
         )
 
 
-def check_module_types(types: list[str]) -> None:
-    """Refuse modules of modules.json that are no library's. Raises CheckpointError."""
-    own = [kind for kind in types if "." in kind and kind.split(".", 1)[0] not in ("sentence_transformers", "pylate")]
+def check_module_types(types: list[str], config: Mapping[str, Any]) -> None:
+    """Refuse modules of modules.json that are no library's. Raises CheckpointError.
+
+    jina-embeddings-v3 has a Transformer of its own, which chooses one of the adapters that ``config`` lists: the build
+    does that.
+    """
+    claimed = ("custom_st.Transformer",) if config.get("lora_adaptations") else ()
+    libraries = ("sentence_transformers", "pylate")
+    own = [kind for kind in types if "." in kind and kind.split(".", 1)[0] not in libraries and kind not in claimed]
     if own:
         raise CheckpointError(
             f"modules.json asks for {own[0]}, which is code of the repository's own, not of sentence-transformers or "

@@ -46,11 +46,13 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
 # Modules that are no layers: one works in training only, the other says which tokens' vectors are left out.
 _IDLE_MODULES = ("Dropout", "MultiVectorMask")
 _SUPPORTED_MODULES = (
-    "Transformer -> Pooling -> Dense / LayerNorm / Normalize, Transformer -> Dense -> Normalize (late interaction), "
+    "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same ending in a Dense that gives scores, "
+    "Transformer -> Dense -> Normalize (late interaction), "
     "MLMTransformer -> SpladePooling, Transformer -> LogitScore, StaticEmbedding -> Dense / LayerNorm / Normalize, and "
     "Transformer alone for sequence-classification"
 )
 _TAIL_MODULES = {"Dense", "LayerNorm", "Normalize"}
+_SCORES = "scores"  # what a CrossEncoder reads of its last module
 _MATRYOSHKA_KEYS = ("matryoshka_dims", "matryoshka_dimensions")
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -70,8 +72,10 @@ class SparsePooling:
 class SentenceTransformersFiles:
     """What the files say; defaults are those of a checkpoint without them.
 
-    ``normalize`` is None where there is no ``modules.json``. ``tail`` are the layers behind the pooling, on each token
+    ``normalize`` is None where there is no ``modules.json``. ``include_prompt``: whether a prompt's tokens count in the
+    mean. ``tail`` are the layers behind the pooling, on each token
     where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
+    ``gives_scores``: the last of these layers gives a reranker's scores, not an embedding.
     ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the token
     (yes,) whose score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the
     checkpoint's chat template; ``activation`` is the class of what a CrossEncoder puts on its scores.
@@ -83,9 +87,11 @@ class SentenceTransformersFiles:
     transformer_folder: Path
     folders: tuple[Path, ...]
     pooling: tuple[Pooling, ...] | None = None
+    include_prompt: bool | None = None
     tail: tuple[HeadLayer, ...] = ()
     tail_folders: dict[str, Path] = field(default_factory=dict)
     per_token: bool = False
+    gives_scores: bool = False
     sparse: SparsePooling | None = None
     score_ids: tuple[int, ...] | None = None
     chat: ChatSettings | None = None
@@ -108,7 +114,8 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
     if not (folder / "modules.json").is_file():
         settings = _with_colbert_settings(settings, folder)
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
-    check_module_types([entry["type"] for entry in _modules(folder)])
+    raw = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    check_module_types([entry["type"] for entry in _modules(folder)], raw)
     entries = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
@@ -154,7 +161,14 @@ def _form(kinds: list[str], task: str | None) -> str:
 
 
 def _pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
-    return {"pooling": _pooling(modules[0][1]), **_tail(modules[1:], "sentence_embedding")}
+    folder, tail = modules[0][1], modules[1:]
+    gives_scores = bool(tail) and _feature_names(tail[-1][1])["output"] == _SCORES
+    return {
+        "pooling": _pooling(folder),
+        "include_prompt": setting(folder / "config.json", read_object(folder / "config.json"), "include_prompt", bool),
+        **_tail(tail, "sentence_embedding", _SCORES if gives_scores else None),
+        "gives_scores": gives_scores,
+    }
 
 
 def _static(modules: list[tuple[str, Path]]) -> dict[str, Any]:
@@ -166,12 +180,15 @@ def _per_token(modules: list[tuple[str, Path]]) -> dict[str, Any]:
     return {**_tail(modules, "token_embeddings"), "per_token": True, "normalize": True}
 
 
-def _tail(modules: list[tuple[str, Path]], feature: str) -> dict[str, Any]:
-    """The layers of ``modules``, which read and write ``feature``; a final Normalize is left to the runtime."""
+def _tail(modules: list[tuple[str, Path]], feature: str, last: str | None = None) -> dict[str, Any]:
+    """The layers of ``modules``, which read and write ``feature``; the last one writes ``last``, if that is given.
+
+    A final Normalize is left to the runtime.
+    """
     normalize = bool(modules) and modules[-1][0] == "Normalize"
     layers = {f"tail.{index}": module for index, module in enumerate(modules[: len(modules) - normalize])}
-    for kind, path in modules:
-        _check_feature(kind, path, feature)
+    for index, (kind, path) in enumerate(modules):
+        _check_features(kind, path, feature, last if last and index == len(modules) - 1 else feature)
     return {
         "tail": tuple(_tail_layer(kind, path, name) for name, (kind, path) in layers.items()),
         "tail_folders": {name: path for name, (kind, path) in layers.items() if kind != "Normalize"},
@@ -179,16 +196,26 @@ def _tail(modules: list[tuple[str, Path]], feature: str) -> dict[str, Any]:
     }
 
 
-def _check_feature(kind: str, folder: Path, feature: str) -> None:
-    """Refuse a module that works on something else than what comes before it."""
+def _feature_names(folder: Path) -> dict[str, str | None]:
+    """What a module reads and writes by its config.json; None where that does not say it."""
     path = folder / "config.json"
     if not path.is_file():  # Normalize had none before sentence-transformers 6; the others say so when they are read
-        return
+        return {"input": None, "output": None}
     config = read_object(path)
-    named = {setting(path, config, f"module_{end}_name", str) for end in ("input", "output")} - {None}
-    if named - {feature, "sentence_embedding"}:
+    return {end: setting(path, config, f"module_{end}_name", str) for end in ("input", "output")}
+
+
+def _check_features(kind: str, folder: Path, read: str, written: str) -> None:
+    """Refuse a module that reads or writes something else than ``read`` and ``written``."""
+    named = _feature_names(folder)
+    other = {
+        name
+        for end, expected in (("input", read), ("output", written))
+        if (name := named[end]) not in (None, expected, "sentence_embedding")
+    }
+    if other:
         raise CheckpointError(
-            f"{folder.name} ({kind}) works on {' and '.join(sorted(map(str, named)))}; supported here: {feature}."
+            f"{folder.name} ({kind}) works on {' and '.join(sorted(map(str, other)))}; supported here: {read}."
         )
 
 
@@ -256,8 +283,6 @@ def _pooling(folder: Path) -> tuple[Pooling, ...]:
     unknown = [mode for mode in modes if not isinstance(mode, str) or mode not in _POOLING_NAMES]
     if unknown:
         raise CheckpointError(f"{folder.name} asks for pooling {unknown[0]!r}. Supported: {', '.join(_POOLING_NAMES)}.")
-    if config.get("include_prompt") is False:
-        raise CheckpointError(f"{folder.name} leaves prompts out of the pooling (include_prompt): not supported.")
     return tuple(_POOLING_NAMES[mode] for mode in modes)
 
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 from bei_build.weight_shapes import (
     Shape,
+    convolution_weights,
     decoder_weights,
     embedding_weights,
     layer_weights,
@@ -21,10 +22,14 @@ from bei_build.weight_shapes import (
     shared_attention_weights,
 )
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid", "log1p_relu", "identity"]
-Pooling = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked"]
-# What may be asked for; "last_marked" is for models that mark a token (``ModelSpec.marked_id``).
-POOLINGS: tuple[Pooling, ...] = tuple(mode for mode in get_args(Pooling) if mode != "last_marked")
+Activation = Literal[
+    "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "tanh", "sigmoid", "log1p_relu", "identity"
+]
+Pooling = Literal[
+    "cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked", "first_marked", "largest_id"
+]
+# What may be asked for: the last three are for models that mark a token (``ModelSpec``).
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)[:-3]
 
 # What a head gives: one row a sequence, or (the last three) one row a token.
 Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights"]
@@ -35,13 +40,25 @@ class NormSpec:
     """A norm over the last axis.
 
     ``layer`` is LayerNorm (arXiv:1607.06450), with or without bias; ``rms`` is RMSNorm (arXiv:1910.07467), without.
-    ``offset`` is added to the stored weight: Gemma stores w where it multiplies by 1 + w.
+    ``offset`` is added to the stored weight: Gemma stores w where it multiplies by 1 + w. Without ``weight`` there is
+    none, and nothing is multiplied (OLMo).
     """
 
     eps: float
     kind: Literal["layer", "rms"] = "layer"
     bias: bool = True
     offset: float = 0.0
+    weight: bool = True
+
+
+@dataclass(frozen=True)
+class MaskDropoutSpec:
+    """The rows of tokens ``token_id`` are zeros; all are multiplied by 1 - ``share``, and divided by the share of the
+    sequence's tokens that are others (ESM, whose training dropped ``share`` of the tokens).
+    """
+
+    token_id: int
+    share: float
 
 
 @dataclass(frozen=True)
@@ -51,16 +68,19 @@ class EmbeddingsSpec:
     ``max_positions`` is 0 where positions have no table (rotary or relative ones). ``position_offset`` rows of the
     checkpoint's table are never used (RoBERTa counts positions from ``pad_token_id + 1``) and are cut off at build
     time, so that positions start at 0 for every engine. ``type_vocab_size`` is 0 where token types have no table.
-    ``scale`` multiplies the rows. A ``width`` other than the model's is projected behind the norm (ELECTRA).
+    ``task_vocab_size``: of a table of so many kinds of tasks the first row is added everywhere (ERNIE; 0: no table).
+    ``scale`` multiplies the rows of words. A ``width`` other than the model's is projected behind the norm (ELECTRA).
     """
 
     vocab_size: int
     max_positions: int = 0
     position_offset: int = 0
     type_vocab_size: int = 0
+    task_vocab_size: int = 0
     norm: NormSpec | None = None
     scale: float = 1.0
     width: int | None = None
+    mask_dropout: MaskDropoutSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -68,13 +88,16 @@ class RopeSpec:
     """Rotary positions (arXiv:2104.09864): halves of a head's first 2 * len(inv_freq) components turn by
     position * inv_freq; cosine and sine are multiplied by ``factor`` (YaRN, arXiv:2309.00071).
 
-    A sequence of more than ``long_from`` tokens turns by ``long_inv_freq`` instead (LongRoPE, arXiv:2402.13753).
+    ``interleaved``: not halves turn together, but neighbours (the rows of the query's and key's weights are put in
+    order for it). A sequence of more than ``long_from`` tokens turns by ``long_inv_freq`` instead (LongRoPE,
+    arXiv:2402.13753).
     """
 
     inv_freq: tuple[float, ...]
     factor: float = 1.0
     long_inv_freq: tuple[float, ...] | None = None
     long_from: int = 0
+    interleaved: bool = False
 
     @property
     def rotary_dim(self) -> int:
@@ -96,6 +119,7 @@ class DisentangledSpec:
 
     Distances fall into 2 * ``span`` rows of a table that all layers share, beyond ``span / 2`` in logarithmic buckets
     up to ``max_distance`` where ``buckets`` is set. ``share_keys``: the table goes through the content's projections.
+    ``key_bias``: that of the table's own projection to keys.
     """
 
     span: int
@@ -105,17 +129,19 @@ class DisentangledSpec:
     position_to_content: bool
     share_keys: bool
     norm: NormSpec | None
+    key_bias: bool = True
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
     """Multi-head attention, bidirectional unless ``causal``.
 
-    ``scale`` multiplies the scores. With fewer ``num_kv_heads`` neighbouring query heads share keys and values
-    (arXiv:2305.13245). A token sees keys at most ``window`` positions away. ``qk_norm`` is over each head of query and
-    key, before the rotation; over all heads together if ``qk_norm_joint``. ``softcap`` c turns scores s into
-    c * tanh(s / c) (Gemma 2, arXiv:2408.00118). ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409,
-    symmetric).
+    ``scale`` multiplies the scores. Without ``key_bias`` only query and value have one where ``bias`` is set. With
+    fewer ``num_kv_heads`` neighbouring query heads share keys and values (arXiv:2305.13245). A token sees keys at most
+    ``window`` positions away. ``qk_norm`` is over each head of query and key, before the rotation; over all heads
+    together if ``qk_norm_joint``. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
+    ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric).
+    ``clip`` bounds what the projections give (OLMo, arXiv:2402.00838).
     """
 
     num_heads: int
@@ -123,6 +149,7 @@ class AttentionSpec:
     num_kv_heads: int
     scale: float
     bias: bool = True
+    key_bias: bool = True
     output_bias: bool = True
     causal: bool = False
     window: int | None = None
@@ -133,6 +160,7 @@ class AttentionSpec:
     alibi: bool = False
     relative_bias: RelativeBiasSpec | None = None
     disentangled: DisentangledSpec | None = None
+    clip: float | None = None
 
     @property
     def width(self) -> int:
@@ -182,6 +210,7 @@ class LayerSpec:
     Where the norms are: ``post``, behind the sum (BERT); ``pre``, in front of attention and MLP (Llama); ``both``, in
     front of them and behind them, inside the sum (Gemma 2); ``output``, behind them only, inside the sum (OLMo 2).
     Without ``attention_norm`` the one in front of the attention is missing (ModernBERT's first layer).
+    ``parallel``: attention and MLP read the output of one norm side by side, and both are added to its input (GPT-J).
     ``second_attention_norm``: what comes out of attention, sum and norm is added to the layer's input once more, and
     normalized (JinaBERT's model for code). ``residual_scale`` multiplies what attention and MLP add to the sum
     (Granite). ``cross_attention``: behind the attention, with a sum and norm of its own, tokens look at the encoder's
@@ -196,6 +225,7 @@ class LayerSpec:
     second_attention_norm: bool = False
     residual_scale: float = 1.0
     cross_attention: AttentionSpec | None = None
+    parallel: bool = False
 
     @property
     def norms_input(self) -> bool:
@@ -206,6 +236,17 @@ class LayerSpec:
     def norms_output(self) -> bool:
         """Whether attention and MLP have norms behind them, inside the sum."""
         return self.placement in ("both", "output")
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """Behind the first layer: its states h become norm(h + activation(c)), where c is a convolution over the tokens'
+    embeddings, of ``kernel_size`` neighbours, zeros beyond a sequence's ends (DeBERTa v2).
+    """
+
+    kernel_size: int
+    activation: Activation
+    norm: NormSpec
 
 
 @dataclass(frozen=True)
@@ -295,12 +336,15 @@ class ModelSpec:
 
     ``final_norm`` is behind the last layer (pre-norm models). ``partial_keys``: sequences may end in tokens that no
     token looks at (ColBERT's query expansion). ``architecture`` and ``family`` are for people. Tokens ``unpooled_id``
-    are left out of means; a sequence of nothing else has a mean of zeros.
+    are left out of means; a sequence of nothing else has a mean of zeros. Unless ``pools_prompt`` so are the first
+    tokens of a sequence, as many as its encoding says.
 
     ``weights_of``: layers share weights (ALBERT). Layer i reads the weights called ``layers.{weights_of[i]}``. None:
     each layer has its own.
 
-    With a ``decoder`` the token states are its. Pooling "last_marked" takes the last token ``marked_id`` of a sequence.
+    With a ``decoder`` the token states are its. Poolings "last_marked" and "first_marked" take the last and the
+    first token ``marked_id`` of a sequence, "largest_id" the first of those with the largest id.
+    ``longest``: texts of more tokens are read in another way, which the spec does not describe.
     """
 
     family: str
@@ -311,10 +355,13 @@ class ModelSpec:
     final_norm: NormSpec | None = None
     heads: tuple[HeadSpec, ...] = (HeadSpec("embedding", ("mean",)),)
     unpooled_id: int | None = None
+    pools_prompt: bool = True
     partial_keys: bool = False
     weights_of: tuple[int, ...] | None = None
     decoder: DecoderSpec | None = None
     marked_id: int | None = None
+    longest: int | None = None
+    convolution: ConvolutionSpec | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
@@ -345,6 +392,8 @@ class ModelSpec:
         # Of layers that share their weights one is enough.
         for index, layer in dict(zip(self.weights_of or range(len(self.layers)), self.layers, strict=True)).items():
             yield from layer_weights(f"layers.{index}", layer, self.hidden_size)
+        if self.convolution:
+            yield from convolution_weights(self.convolution, self.hidden_size)
         if self.final_norm:
             yield from norm_weights("final_norm", self.final_norm, self.hidden_size)
         if self.decoder:

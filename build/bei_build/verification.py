@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ CANARY_TEXT = "The quick brown fox jumps over the lazy dog."
 # How much farther from 1 than the mean the first percentile may be, and the lowest (docs/decisions.md).
 _P1_FACTOR = 10
 _MIN_FACTOR = 50
+_UNPOOLED = 5  # tokens of a prompt, where the model leaves it out
 _NUM_NEIGHBOURS = 10
 _NUM_WORST = 3
 _MOST_NEIGHBOURS = 1000
@@ -92,7 +93,8 @@ def certify(
 ) -> Certificate:
     """Run engine (packed batches of mixed lengths) and reference over the held-out texts and compare all outputs.
 
-    A scorer of pairs is compared on pairs; every other text gets the ``expansion`` of a query. Raises VerificationError
+    A scorer of pairs is compared on pairs; every other text gets the ``expansion`` of a query, or is pooled without its
+    first tokens where the model leaves prompts out. Raises VerificationError
     only where the reference cannot be compared with; the caller judges ``passed``.
     """
     names = [head.output for head in spec.heads]
@@ -102,6 +104,10 @@ def certify(
     encodings = encode(tokenizer, texts, spec, longest, pairs=pairs and longest > 8)
     if expansion is not None:
         encodings[::2] = [expanded(encoding, expansion) for encoding in encodings[::2]]
+    if not spec.pools_prompt:
+        encodings[::2] = [
+            replace(encoding, num_unpooled=min(_UNPOOLED, encoding.num_tokens - 1)) for encoding in encodings[::2]
+        ]
     expected = reference.run(encodings, names)
     if not all(np.isfinite(rows).all() for name in names for rows in expected[name]):
         raise VerificationError(

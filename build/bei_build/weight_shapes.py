@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from bei_build.spec import AttentionSpec, DecoderSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
+    from bei_build.spec import AttentionSpec, ConvolutionSpec, DecoderSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -25,8 +25,17 @@ def _position_and_type_weights(name: str, embeddings: EmbeddingsSpec, width: int
         yield f"{name}.position.weight", (embeddings.max_positions, width)
     if embeddings.type_vocab_size:
         yield f"{name}.type.weight", (embeddings.type_vocab_size, width)
+    if embeddings.task_vocab_size:
+        yield f"{name}.task.weight", (embeddings.task_vocab_size, width)
     if embeddings.norm:
         yield from norm_weights(f"{name}.norm", embeddings.norm, width)
+
+
+def convolution_weights(convolution: ConvolutionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    """The convolution behind the first layer."""
+    yield "convolution.weight", (hidden, hidden, convolution.kernel_size)
+    yield "convolution.bias", (hidden,)
+    yield from norm_weights("convolution.norm", convolution.norm, hidden)
 
 
 def decoder_weights(decoder: DecoderSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
@@ -61,7 +70,7 @@ def layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[
         yield from _attention_weights(f"{prefix}.cross_attention", layer.cross_attention, hidden)
         yield from norm_weights(f"{prefix}.cross_attention_norm", layer.norm, hidden)
     yield from _mlp_weights(f"{prefix}.mlp", layer.mlp, hidden)
-    if layer.placement != "output":
+    if not layer.parallel and layer.placement != "output":
         yield from norm_weights(f"{prefix}.mlp_norm", layer.norm, hidden)
     if layer.norms_output:
         yield from norm_weights(f"{prefix}.mlp_post_norm", layer.norm, hidden)
@@ -84,8 +93,8 @@ def _mlp_weights(prefix: str, mlp: MLPSpec, hidden: int) -> Iterator[tuple[str, 
 
 def _attention_weights(prefix: str, attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     yield from linear_weights(f"{prefix}.query", attention.width, hidden, attention.bias)
-    for name in ("key", "value"):
-        yield from linear_weights(f"{prefix}.{name}", attention.kv_width, hidden, attention.bias)
+    for name, bias in (("key", attention.bias and attention.key_bias), ("value", attention.bias)):
+        yield from linear_weights(f"{prefix}.{name}", attention.kv_width, hidden, bias)
     if attention.qk_norm:
         for name, width in (("query_norm", attention.width), ("key_norm", attention.kv_width)):
             yield from norm_weights(
@@ -95,7 +104,7 @@ def _attention_weights(prefix: str, attention: AttentionSpec, hidden: int) -> It
     positions = attention.disentangled
     if positions and not positions.share_keys:
         if positions.content_to_position:
-            yield from linear_weights(f"{prefix}.position_key", attention.width, hidden, bias=True)
+            yield from linear_weights(f"{prefix}.position_key", attention.width, hidden, positions.key_bias)
         if positions.position_to_content:
             yield from linear_weights(f"{prefix}.position_query", attention.width, hidden, bias=True)
 
@@ -109,6 +118,8 @@ def linear_weights(name: str, out_features: int, in_features: int, bias: bool) -
 
 def norm_weights(name: str, norm: NormSpec, width: int) -> Iterator[tuple[str, Shape]]:
     """A norm of ``width``."""
+    if not norm.weight:
+        return
     yield f"{name}.weight", (width,)
     if norm.kind == "layer" and norm.bias:
         yield f"{name}.bias", (width,)

@@ -160,6 +160,7 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
         ({"tokenizer_threads": 0}, "tokenizer_threads must be at least 1"),
         ({"max_client_batch_size": 0}, "max_client_batch_size must be at least 1"),
         ({"payload_limit": 0}, "payload_limit must be at least 1"),
+        ({"answer_memory": 10}, "answer_memory 10 could never hold an answer of answer_limit 256000000 bytes"),
         ({"max_queue_tokens": 0}, "max_queue_tokens must be at least 1"),
         ({"bulk_share": 1.0}, "bulk_share must be at least 0 and below 1"),
         ({"bulk_max_wait": -0.5}, "bulk_max_wait must be at least 0"),

@@ -185,6 +185,19 @@ def test_all_tokens_are_keys_where_nothing_else_is_said(lengths: list[int]) -> N
     np.testing.assert_array_equal(tensors["key_mask"], tensors["slot_mask"])
 
 
+@law
+@given(lengths=batches_of_lengths, data=st.data())
+def test_means_leave_out_the_first_tokens_that_a_sequence_says(lengths: list[int], data: st.DataObject) -> None:
+    unpooled = [data.draw(st.integers(0, length - 1)) for length in lengths]
+    encodings = [Encoding(np.ones(n, np.int32), num_unpooled=few) for n, few in zip(lengths, unpooled, strict=True)]
+    tensors = graph_inputs(PackedBatch.from_encodings(encodings), ("slot_mask", "pool_mask"))
+    mask = tensors["pool_mask"]
+    assert mask.dtype == np.float32
+    for row, (length, few) in enumerate(zip(lengths, unpooled, strict=True)):
+        assert np.flatnonzero(mask[row]).tolist() == list(range(few, length))
+    np.testing.assert_array_equal(mask[len(lengths) :], tensors["slot_mask"][len(lengths) :])
+
+
 @pytest.mark.parametrize("names", [["input_ids"], ["slot_mask", "seq_lens"], ["key_mask"], []])
 def test_only_what_is_asked_for_is_given(names: list[str]) -> None:
     assert list(graph_inputs(batch_of([3, 5]), names)) == names

@@ -214,7 +214,7 @@ def test_a_length_beyond_the_positions_is_refused_in_every_family(name: str, tmp
     [
         ("qwen3_moe", "Qwen3MoeForCausalLM", "; the nearest one is 'qwen3'"),
         ("xlm-roberta-xl", "XLMRobertaXLModel", "; the nearest one is 'xlm-roberta'"),
-        ("t5", "T5EncoderModel", ""),
+        ("ctrl", "CTRLModel", ""),
         ("luke", "LukeModel", ""),
     ],
 )
@@ -231,7 +231,7 @@ def test_an_unknown_type_names_the_nearest_of_its_stem_and_no_other(
 @pytest.mark.parametrize(
     ("model_type", "architecture", "supported"),
     [
-        ("qwen3", "Qwen3ForTokenClassification", "Qwen3ForSequenceClassification"),
+        ("qwen3", "Qwen3ForQuestionAnswering", "Qwen3ForSequenceClassification"),
         ("bert", "ColBERT", "HF_ColBERT"),
         ("roberta", "BertModel", "RobertaModel"),
     ],

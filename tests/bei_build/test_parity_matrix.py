@@ -17,7 +17,7 @@ from bei_build.checkpoint import read_checkpoint
 from bei_build.families import FAMILIES
 from bei_build.families.base import Family
 from bei_build.location import locate
-from bei_build.spec import AttentionSpec, ModelSpec, RopeSpec
+from bei_build.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from bei_build.targets.openvino import OpenVINOCompiler, cpu_capabilities
 from tests.bei_build.builds import embed, open_engine
 from tests.model_matrix import (
@@ -129,12 +129,19 @@ def without_buckets(attention: AttentionSpec) -> AttentionSpec:
     return replace(attention, disentangled=replace(attention.disentangled, buckets=False))
 
 
+def with_positions(attention: AttentionSpec) -> AttentionSpec:
+    return attention if attention.rope else replace(attention, rope=RopeSpec((1.0,)))
+
+
 ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
     ("BertModel", "score scale", lambda attention: replace(attention, scale=1.0)),
     ("ModernBertModel", "window", lambda attention: replace(attention, window=None)),
     ("ModernBertModel", "rotation", lambda attention: replace(attention, rope=None)),
     ("NomicBertModel", "rotation", lambda attention: replace(attention, rope=None)),
     ("GteModel", "rotation", lambda attention: replace(attention, rope=None)),
+    ("RoFormerModel", "neighbours", with_rope(lambda rope: replace(rope, interleaved=False))),
+    ("EsmModel", "rotation", lambda attention: replace(attention, rope=None)),
+    ("JinaEmbeddingsV3Model", "rotation", lambda attention: replace(attention, rope=None)),
     ("MPNetModel", "relative bias", lambda attention: replace(attention, relative_bias=None)),
     ("DebertaV2Model", "disentangled scores", lambda attention: replace(attention, disentangled=None)),
     ("DebertaV2Model", "content to position", without_term("content_to_position")),
@@ -159,6 +166,20 @@ ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
     ),
     ("Phi3Model-partial_rotation_and_window", "window", lambda attention: replace(attention, window=None)),
     ("Olmo2Model", "norms of query and key", lambda attention: replace(attention, qk_norm=None)),
+    ("OlmoModel", "clipped projections", lambda attention: replace(attention, clip=None)),
+    ("Olmo3Model", "rotations by layer", plain(100.0)),
+    ("Olmo3Model", "window", lambda attention: replace(attention, window=None)),
+    ("ModernBertDecoderModel", "window", lambda attention: replace(attention, window=None)),
+    ("ModernBertDecoderModel", "causal mask", lambda attention: replace(attention, causal=False)),
+    ("MinistralModel", "window", lambda attention: replace(attention, window=None)),
+    ("CohereModel", "neighbours that turn", with_rope(lambda rope: replace(rope, interleaved=False))),
+    ("Cohere2Model", "layers without positions", with_positions),
+    ("SmolLM3Model", "layers without positions", with_positions),
+    ("Exaone4Model", "layers without positions", with_positions),
+    ("GlmModel", "partial rotation", with_rope(lambda rope: RopeSpec(rope.inv_freq * 2, interleaved=True))),
+    ("GPTNeoModel", "window", lambda attention: replace(attention, window=None)),
+    ("GPTNeoModel", "unscaled scores", lambda attention: replace(attention, scale=attention.head_dim**-0.5)),
+    ("GPTJModel", "neighbours that turn", with_rope(lambda rope: replace(rope, interleaved=False))),
     ("GraniteModel", "score scale", lambda attention: replace(attention, scale=attention.head_dim**-0.5)),
     ("Gemma2Model", "soft cap", lambda attention: replace(attention, softcap=None)),
     ("Gemma2Model", "window", lambda attention: replace(attention, window=None)),
@@ -168,6 +189,11 @@ ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
     ("Gemma3TextModel-bidirectional", "no causal mask", lambda attention: replace(attention, causal=True)),
     ("Gemma3TextModel-scaled_global_rope", "scaled rotation", plain(100.0)),
 ]
+
+
+def with_relu(layer: LayerSpec) -> LayerSpec:
+    return replace(layer, mlp=replace(layer.mlp, activation="relu"))
+
 
 SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
     ("Gemma2Model", "scale of embeddings", lambda spec: replace(spec, embeddings=replace(spec.embeddings, scale=1.0))),
@@ -181,6 +207,23 @@ SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
         "GraniteModel",
         "scale of residual sums",
         lambda spec: replace(spec, layers=tuple(replace(layer, residual_scale=1.0) for layer in spec.layers)),
+    ),
+    (
+        "EsmModel",
+        "dropped mask tokens",
+        lambda spec: replace(spec, embeddings=replace(spec.embeddings, mask_dropout=None)),
+    ),
+    ("BigBirdModel", "scale of embeddings", lambda spec: replace(spec, embeddings=replace(spec.embeddings, scale=1.0))),
+    (
+        "ErnieModel",
+        "row of the task",
+        lambda spec: replace(spec, embeddings=replace(spec.embeddings, task_vocab_size=0)),
+    ),
+    ("DebertaV2Model-convolution", "convolution", lambda spec: replace(spec, convolution=None)),
+    (
+        "NemotronModel",
+        "squared ReLU",
+        lambda spec: replace(spec, layers=tuple(with_relu(each) for each in spec.layers)),
     ),
     ("AlbertModel", "groups of layers", lambda spec: replace(spec, weights_of=(0, 1, 1))),
     ("ModernBertModel", "final norm", lambda spec: replace(spec, final_norm=None)),

@@ -136,7 +136,7 @@ def test_unknown_modules_are_refused_by_name(kinds: list[str], tmp_path: Path) -
         ("1_Pooling/config.json", [], "does not hold a JSON object"),
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "asks for pooling 'median'. Supported: cls, max, mean"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", {}]}, "asks for pooling {}"),
-        ("1_Pooling/config.json", {"pooling_mode": "cls", "include_prompt": False}, "leaves prompts out"),
+        ("1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": 1}, "include_prompt"),
         ("2_Dense/config.json", "text", "does not hold a JSON object"),
         (
             "2_Dense/config.json",

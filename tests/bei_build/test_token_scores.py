@@ -19,7 +19,9 @@ from tests.checkpoints import change_config, read_tensors, write_json
 
 
 @pytest.mark.parametrize("tokens", [("t", "he"), ("he",)], ids=["two", "one"])
-@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "CohereForCausalLM"]
+)
 def test_tied_language_models_score_tokens_by_their_embeddings(
     name: str, tokens: tuple[str, ...], tmp_path: Path
 ) -> None:

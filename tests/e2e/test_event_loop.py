@@ -119,6 +119,16 @@ def test_what_the_limits_refuse_is_refused_at_once(wide: Server) -> None:
     assert health.longest_s < LONGEST_S
 
 
+@pytest.mark.parametrize(("path", "field"), [("/embed", "inputs"), ("/v1/embeddings", "input")])
+def test_lists_of_token_ids_by_the_million_are_refused_at_once(wide: Server, path: str, field: str) -> None:
+    content = f'{{"model":"embedder","{field}":[{"[7]," * 1_900_000}[7]]}}'.encode()
+    with Health(wide) as health:
+        response = httpx.post(wide.url + path, content=content, timeout=DEADLINE_S)
+    assert response.status_code == 400, response.text[:300]
+    assert "has 1900001 inputs" in response.json()["error"]["message"]
+    assert health.longest_s < LONGEST_S
+
+
 def test_memory_of_a_large_answer_is_given_back(wide: Server) -> None:
     path, body, _ = MONSTERS["vectors of tokens"]
     size = len(httpx.post(wide.url + path, json=body, timeout=DEADLINE_S).content)

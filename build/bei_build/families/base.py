@@ -23,7 +23,9 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
     "tanh": "tanh",
@@ -50,12 +52,15 @@ class Family:
     ``weights`` maps our module names to the checkpoint's; ``{i}`` is the layer index; ``.weight`` and ``.bias`` are
     appended on both sides, unless our name ends so already. A tuple lists alternatives, the first one there counts.
     Several names of one layer may have the same tensor: then they are its rows, in the order of the table. Several
-    layers may have the same tensor too: each reads all of it. ``prefix`` is what task classes put before the names of
-    their base model. ``unused`` are the beginnings of tensor names (without prefix) that may be left aside.
+    layers may have the same tensor too: each reads all of it. ``joined_by_head``: the rows of a tensor that query, key
+    and value have together are those of the first head's three, then those of the second head's, and so on. ``prefix``
+    is what task classes put before the names of their base model. ``unused`` are the beginnings of tensor names
+    (without prefix) that may be left aside.
 
     ``reference_class`` names the transformers class that engines are verified with: it loads the checkpoint's backbone
     and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
-    decoder too). None: transformers has no such class, and engines are verified with bei's own FP32 engine.
+    decoder too). Behind a dot is the module in it that gives them. None: transformers has no such class, and engines
+    are verified with bei's own FP32 engine.
     ``position_limit``: the config's ``max_position_embeddings`` (or the position table) says how long a text may be.
     Without one nothing in the model limits a text, and ``usual_length`` is how many tokens of it are read where no file
     says it.
@@ -68,6 +73,8 @@ class Family:
     each other, and that is all that code under this family's native names is taken to change (``remote_code``).
 
     ``score_factor``: a language model multiplies its scores of tokens by this number of the config.
+
+    ``asks_about_prompts``: some of these models leave a prompt out of the mean, and their files do not say so.
 
     Unless ``special_tokens`` nothing is put around texts. Unless ``pools_unknown`` the token of what is in no
     vocabulary is left out of means. ``stored_sizes``: no config says how many rows and columns the table of words has.
@@ -89,9 +96,11 @@ class Family:
     position_limit: bool = True
     usual_length: int | None = None
     score_factor: Callable[[Any], float] | None = None
+    asks_about_prompts: bool = False
     special_tokens: bool = True
     pools_unknown: bool = True
     stored_sizes: bool = False
+    joined_by_head: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 
     @property
@@ -115,6 +124,14 @@ def require(config: Any, key: str, *expected: object) -> None:
             f"config.json has {key} = {value!r}; bei's {config.model_type} family supports only "
             f"{' or '.join(map(repr, expected))}."
         )
+
+
+def positive(config: Any, key: str) -> float:
+    """The number above 0 that the config has as ``key``. Raises CheckpointError."""
+    value = getattr(config, key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise CheckpointError(f"config.json has {key} = {value!r}: it must be a number above 0.")
+    return float(value)
 
 
 def embedder(config: Any) -> tuple[HeadSpec, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bei_build.families.base import (
@@ -14,7 +15,7 @@ from bei_build.families.base import (
     require,
     token_classifier,
 )
-from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec import Activation, AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
 WEIGHTS = {
     "embeddings.word": "embeddings.word_embeddings",
@@ -36,12 +37,19 @@ WEIGHTS = {
 def bert_like_spec(config: Any, architecture: str, position_offset: int = 0) -> ModelSpec:
     """The spec of a BERT-shaped config whose positions start at ``position_offset`` in its table."""
     require(config, "position_embedding_type", "absolute")
+    return absolute_spec(config, architecture, position_offset)
+
+
+def absolute_spec(
+    config: Any, architecture: str, position_offset: int, activation: Activation | None = None
+) -> ModelSpec:
+    """The same, whatever kind of positions the config asks for, and whatever activation, where one is given."""
     require(config, "is_decoder", False)
     norm = NormSpec(config.layer_norm_eps)
     num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     layer = LayerSpec(
         attention=AttentionSpec(num_heads, head_dim, num_kv_heads=num_heads, scale=head_dim**-0.5),
-        mlp=MLPSpec(config.intermediate_size, activation_named(config.hidden_act)),
+        mlp=MLPSpec(config.intermediate_size, activation or activation_named(config.hidden_act)),
         norm=norm,
     )
     return ModelSpec(
@@ -57,6 +65,15 @@ def bert_like_spec(config: Any, architecture: str, position_offset: int = 0) -> 
         ),
         layers=(layer,) * config.num_hidden_layers,
     )
+
+
+def pre_norm(spec: ModelSpec, *, embeddings_norm: bool = True) -> ModelSpec:
+    """``spec`` with the norms of its layers in front, and one behind the last layer; ``embeddings_norm``: that of the
+    embeddings stays.
+    """
+    layer = replace(spec.layers[0], placement="pre")
+    embeddings = spec.embeddings if embeddings_norm else replace(spec.embeddings, norm=None)
+    return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers), final_norm=layer.norm)
 
 
 FAMILY = Family(

@@ -1,4 +1,6 @@
-"""What the decoder families share: pre-norm RMSNorm layers with rotary, grouped-query, causal attention, gated MLP.
+"""What the decoder families share: pre-norm layers with rotary, grouped-query, causal attention.
+
+Unless a family says otherwise they have RMSNorm, and gated MLPs.
 
 As embedders they give the last token's state unless the checkpoint says otherwise; as classifiers and reward models
 its linear ``score``.
@@ -6,11 +8,12 @@ its linear ``score``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
 
 from bei.errors import CheckpointError
-from bei_build.families.base import Family, HeadsOf, activation_named, require
+from bei_build.families.base import Family, HeadsOf, activation_named, require, token_classifier
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import (
     AttentionSpec,
@@ -21,7 +24,14 @@ from bei_build.spec import (
     MLPSpec,
     ModelSpec,
     NormSpec,
+    RopeSpec,
 )
+
+# Which layers of transformers' class have a window: none, all that the config gives one, or those of the type.
+Windows = Literal["none", "all", "by_type"]
+
+# From a config, the width of a head and the type of a layer to the layer's rotation.
+Rope: TypeAlias = Callable[[Any, int, str], RopeSpec | None]
 
 WEIGHTS: dict[str, str | tuple[str, ...]] = {
     "embeddings.word": "embed_tokens",
@@ -49,17 +59,26 @@ def decoder_spec(
     bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
+    gated: bool = True,
+    norm: NormSpec | None = None,
     qk_norm: NormSpec | None = None,
     qk_norm_joint: bool = False,
     causal: bool | None = None,
+    windows: Windows = "none",
+    rope: Rope | None = None,
 ) -> ModelSpec:
-    """The spec of a Llama-shaped config. ``bias`` is that of query, key and value; ``causal`` None: see below."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope = rope_from_config(config, head_dim)
-    causal = is_causal(config, architecture) if causal is None else causal
-    layer_types = getattr(config, "layer_types", None) or (None,) * config.num_hidden_layers
+    """The spec of a Llama-shaped config. ``bias`` is that of query, key and value; ``causal`` None: see below.
 
-    def layer(layer_type: str | None) -> LayerSpec:
+    ``windows`` and ``rope`` say what transformers' class reads of the config; ``norm`` None: its RMSNorm.
+    """
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    causal = is_causal(config, architecture) if causal is None else causal
+    layer_types = _layer_types(config, windows)
+    rope = rope or rope_of_all()
+    ropes = {layer_type: rope(config, head_dim, layer_type) for layer_type in dict.fromkeys(layer_types)}
+    norm = norm or rms(config)
+
+    def layer(layer_type: str) -> LayerSpec:
         attention = AttentionSpec(
             config.num_attention_heads,
             head_dim,
@@ -69,13 +88,13 @@ def decoder_spec(
             output_bias=output_bias,
             causal=causal,
             window=window(config, layer_type),
-            rope=rope,
+            rope=ropes[layer_type],
             qk_norm=qk_norm,
             qk_norm_joint=qk_norm_joint,
         )
         activation = activation_named(config.hidden_act)
-        mlp = MLPSpec(config.intermediate_size, activation, gated=True, bias=mlp_bias, down_bias=mlp_bias)
-        return LayerSpec(attention, mlp, rms(config), "pre")
+        mlp = MLPSpec(config.intermediate_size, activation, gated=gated, bias=mlp_bias, down_bias=mlp_bias)
+        return LayerSpec(attention, mlp, norm, "pre")
 
     return ModelSpec(
         family=config.model_type,
@@ -83,18 +102,42 @@ def decoder_spec(
         hidden_size=config.hidden_size,
         embeddings=EmbeddingsSpec(config.vocab_size),
         layers=tuple(layer(layer_type) for layer_type in layer_types),
-        final_norm=rms(config),
+        final_norm=norm,
     )
 
 
-def require_full_attention(config: Any) -> None:
-    """Refuse a window and a partial rotation: ``decoder_spec`` reads them, some classes of transformers ignore them."""
-    require(config, "sliding_window", None)
-    config.standardize_rope_params()
-    if (share := config.rope_parameters.get("partial_rotary_factor", 1.0)) != 1.0:
+def _layer_types(config: Any, windows: Windows) -> tuple[str, ...]:
+    """The type of each layer, "full_attention" or "sliding_attention". Raises CheckpointError.
+
+    What transformers' class ignores is refused: other engines of the same model obey it.
+    """
+    if windows == "none":
+        require(config, "sliding_window", None)
+    uniform = "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
+    said = tuple(getattr(config, "layer_types", None) or ())
+    if windows == "by_type" and said:
+        return said
+    if set(said) - {uniform}:
         raise CheckpointError(
-            f"config.json has partial_rotary_factor = {share!r}; bei's {config.model_type} family supports only 1.0."
+            f"config.json has layer_types, not all of them {uniform}; bei's {config.model_type} family supports only "
+            "layers of one type."
         )
+    return (uniform,) * int(config.num_hidden_layers)
+
+
+def with_layers(spec: ModelSpec, change: Callable[[int, LayerSpec], LayerSpec]) -> ModelSpec:
+    """``spec`` with each layer, by its index, changed."""
+    return replace(spec, layers=tuple(change(index, layer) for index, layer in enumerate(spec.layers)))
+
+
+def output_norms(spec: ModelSpec) -> ModelSpec:
+    """``spec`` with norms on what attention and MLP give, and none in front of them."""
+    return with_layers(spec, lambda _, layer: replace(layer, placement="output"))
+
+
+def without_rope(layer: LayerSpec) -> LayerSpec:
+    """``layer`` with an attention that knows no positions."""
+    return replace(layer, attention=replace(layer.attention, rope=None))
 
 
 def rms(config: Any, offset: float = 0.0) -> NormSpec:
@@ -113,12 +156,24 @@ def is_causal(config: Any, architecture: str) -> bool:
     return "Bidirectional" not in architecture
 
 
-def window(config: Any, layer_type: str | None) -> int | None:
+def window(config: Any, layer_type: str) -> int | None:
     """How far a token of such a layer sees; transformers counts the token itself in ``sliding_window``."""
     width = getattr(config, "sliding_window", None)
-    if width is None or layer_type == "full_attention":
+    if layer_type == "full_attention":
         return None
+    if layer_type != "sliding_attention" or width is None or width < 1:
+        raise CheckpointError(
+            f"config.json has a layer of type {layer_type!r} and sliding_window = {width!r}; supported: "
+            "full_attention, and sliding_attention with a sliding_window."
+        )
     return int(width) - 1
+
+
+def rope_of_all(*, partial: bool = False, interleaved: bool = False) -> Rope:
+    """One rotation for all layers."""
+    return lambda config, head_dim, layer_type: rope_from_config(
+        config, head_dim, partial=partial, interleaved=interleaved
+    )
 
 
 def last_token_embedder(config: Any) -> tuple[HeadSpec, ...]:
@@ -131,19 +186,39 @@ def score(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec("logits", ("last",), layers=(DenseSpec("score", config.hidden_size, config.num_labels, False),)),)
 
 
-def architectures(class_prefix: str) -> dict[str, HeadsOf]:
-    """The classes of a decoder family."""
-    heads = {"Model": last_token_embedder, "ForCausalLM": last_token_embedder, "ForSequenceClassification": score}
-    return {f"{class_prefix}{suffix}": head for suffix, head in heads.items()}
+def token_score(config: Any) -> tuple[HeadSpec, ...]:
+    """``ForTokenClassification``: a linear layer on every token's state, with a bias unless the config says not."""
+    return token_classifier("score", bias=getattr(config, "token_classification_bias", True))(config)
+
+
+# The classes that a decoder family may have, by the ends of their names.
+_HEADS: dict[str, HeadsOf] = {
+    "Model": last_token_embedder,
+    "ForCausalLM": last_token_embedder,
+    "ForSequenceClassification": score,
+    "ForTokenClassification": token_score,
+}
+ALL_TASKS = tuple(_HEADS)
+NO_TOKEN_LABELS = ALL_TASKS[:3]
+NO_LABELS = ALL_TASKS[:2]
+
+
+def architectures(class_prefix: str, tasks: Sequence[str] = ALL_TASKS) -> dict[str, HeadsOf]:
+    """The classes of a decoder family: those of its ``tasks`` that transformers has."""
+    return {f"{class_prefix}{task}": _HEADS[task] for task in tasks}
 
 
 def decoder_family(
-    model_type: str, class_prefix: str, spec_from_config: Any, weights: Mapping[str, str | tuple[str, ...]] = WEIGHTS
+    model_type: str,
+    class_prefix: str,
+    spec_from_config: Callable[[Any, str], ModelSpec],
+    weights: Mapping[str, str | tuple[str, ...]] = WEIGHTS,
+    tasks: Sequence[str] = ALL_TASKS,
 ) -> Family:
     """A family whose tensors are called as Llama's."""
     return Family(
         model_type=model_type,
-        architectures=architectures(class_prefix),
+        architectures=architectures(class_prefix, tasks),
         prefix="model.",
         weights=weights,
         unused=("lm_head.", "rotary_emb.", "score."),

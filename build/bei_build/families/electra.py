@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bei_build.families.base import Family, classifier, embedder, token_classifier
+from bei_build.families.base import Family, classifier, embedder, masked_lm, token_classifier
 from bei_build.families.bert import WEIGHTS, bert_like_spec
 from bei_build.spec import ModelSpec
 
@@ -20,6 +20,8 @@ FAMILY = Family(
     model_type="electra",
     architectures={
         "ElectraModel": embedder,
+        "ElectraForPreTraining": embedder,
+        "ElectraForMaskedLM": masked_lm(activation="gelu", width=lambda config: int(config.embedding_size)),
         "ElectraForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="gelu"),
         "ElectraForTokenClassification": token_classifier(),
     },
@@ -29,6 +31,10 @@ FAMILY = Family(
         "embeddings.projection": "embeddings_project",
         "classifier.dense": "classifier.dense",
         "classifier.out": "classifier.out_proj",
+        "mlm.dense": "generator_predictions.dense",
+        "mlm.norm": "generator_predictions.LayerNorm",
+        "mlm.decoder.weight": ("generator_lm_head.weight", "embeddings.word_embeddings.weight"),
+        "mlm.decoder.bias": "generator_lm_head.bias",
     },
     unused=("discriminator_predictions.", "generator_", "embeddings.position_ids"),
     spec_from_config=_spec_from_config,

@@ -6,7 +6,7 @@ from typing import Any
 
 from bei_build.families.base import Family, embedder, token_classifier
 from bei_build.families.decoder import WEIGHTS, decoder_spec
-from bei_build.spec import DenseSpec, HeadSpec, ModelSpec
+from bei_build.spec import ActivationSpec, DenseSpec, HeadSpec, ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
@@ -23,15 +23,28 @@ def _classifier(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec("logits", ("mean" if config.classifier_pooling == "mean" else "cls",), layers=layers),)
 
 
+def _masked_lm(config: Any) -> tuple[HeadSpec, ...]:
+    """As ``base.masked_lm``, of scores that are one linear layer."""
+    layer = DenseSpec("mlm.decoder", config.hidden_size, config.vocab_size, bias=config.mlp_bias)
+    return (HeadSpec("sparse", ("max",), token_layers=(layer,), layers=(ActivationSpec("log1p_relu"),)),)
+
+
 FAMILY = Family(
     model_type="eurobert",
     architectures={
         "EuroBertModel": embedder,
+        "EuroBertForMaskedLM": _masked_lm,
         "EuroBertForSequenceClassification": _classifier,
         "EuroBertForTokenClassification": token_classifier(),
     },
     prefix="model.",
-    weights={**WEIGHTS, "dense": "dense", "classifier": "classifier"},
+    weights={
+        **WEIGHTS,
+        "dense": "dense",
+        "classifier": "classifier",
+        "mlm.decoder.weight": ("lm_head.weight", "embed_tokens.weight"),
+        "mlm.decoder.bias": "lm_head.bias",
+    },
     unused=("lm_head.",),
     spec_from_config=_spec_from_config,
     remote_classes=("EuroBert",),  # the code it was published with, which became transformers' class

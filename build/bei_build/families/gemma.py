@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bei.errors import CheckpointError
 from bei_build.families.base import activation_named, embedder
-from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, is_causal, rms, score
+from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, is_causal, rms, score, window
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
@@ -23,6 +24,15 @@ _WEIGHTS = {
     "layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm",
     "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
 }
+
+
+def _check_attention(config: Any) -> None:
+    """Refuse what transformers' Gemma and Gemma 2 read in two ways: masks ignore it, and SDPA without one obeys it."""
+    if getattr(config, "use_bidirectional_attention", None) and getattr(config, "is_causal", True):
+        raise CheckpointError(
+            f"config.json has use_bidirectional_attention, which transformers' {config.model_type} obeys or not, by "
+            "its implementation of attention: say --attention bidirectional, or --attention causal."
+        )
 
 
 def _spec(config: Any, architecture: str, *, softcap: float | None, qk_norm: NormSpec | None) -> ModelSpec:
@@ -38,7 +48,7 @@ def _spec(config: Any, architecture: str, *, softcap: float | None, qk_norm: Nor
             bias=config.attention_bias,
             output_bias=config.attention_bias,
             causal=causal,
-            window=config.sliding_window - 1 if layer_type == "sliding_attention" else None,
+            window=window(config, layer_type),
             rope=rope_from_config(config, config.head_dim, layer_type if per_type else None),
             qk_norm=qk_norm,
             softcap=softcap,
@@ -58,6 +68,7 @@ def _spec(config: Any, architecture: str, *, softcap: float | None, qk_norm: Nor
 
 
 def _gemma_spec(config: Any, architecture: str) -> ModelSpec:
+    _check_attention(config)
     bias = config.attention_bias
     spec = decoder_spec(config, architecture, bias=bias, output_bias=bias)
     norm = rms(config, _OFFSET)
@@ -70,6 +81,7 @@ def _gemma_spec(config: Any, architecture: str) -> ModelSpec:
 
 
 def _gemma2_spec(config: Any, architecture: str) -> ModelSpec:
+    _check_attention(config)
     return _spec(config, architecture, softcap=config.attn_logit_softcapping, qk_norm=None)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.base import Family, classifier, embedder, require, token_classifier
+from bei_build.families.base import Family, classifier, embedder, masked_lm, require, token_classifier
 from bei_build.families.nomic import HEADS, encoder_spec
 from bei_build.spec import ModelSpec
 
@@ -44,6 +44,8 @@ FAMILY = Family(
     architectures={
         "GteModel": embedder,
         "NewModel": embedder,
+        "GteForMaskedLM": masked_lm(activation="gelu"),
+        "NewForMaskedLM": masked_lm(activation="gelu"),
         "GteForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
         "NewForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
         "GteForTokenClassification": token_classifier(),
@@ -64,6 +66,10 @@ FAMILY = Family(
         "layers.{i}.mlp.gate": ("layers.{i}.mlp.gate_proj", "encoder.layer.{i}.mlp.up_gate_proj"),
         "layers.{i}.mlp.down": ("layers.{i}.mlp.down_proj", "encoder.layer.{i}.mlp.down_proj"),
         "layers.{i}.mlp_norm": ("layers.{i}.post_mlp_layernorm", "encoder.layer.{i}.mlp_ln"),
+        "mlm.dense": "lm_head.dense",
+        "mlm.norm": ("lm_head.layer_norm", "lm_head.norm"),
+        "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+        "mlm.decoder.bias": "lm_head.decoder.bias",
     },
     unused=("pooler.", "lm_head.", "embeddings.position_ids"),
     spec_from_config=_spec_from_config,

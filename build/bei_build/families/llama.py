@@ -1,4 +1,5 @@
-"""Llama (Touvron et al. 2023, arXiv:2302.13971) and Mistral (Jiang et al. 2023, arXiv:2310.06825: a window)."""
+"""Llama (Touvron et al. 2023, arXiv:2302.13971), Mistral (Jiang et al. 2023, arXiv:2310.06825: a window) and Ministral
+(Mistral 2024: windows by type of layer)."""
 
 from __future__ import annotations
 
@@ -16,6 +17,11 @@ _POOLINGS: dict[str, Pooling] = {"avg": "mean", "cls": "cls", "last": "last"}
 def _llama_spec(config: Any, architecture: str) -> ModelSpec:
     bias = config.attention_bias
     return decoder_spec(config, architecture, bias=bias, output_bias=bias, mlp_bias=config.mlp_bias)
+
+
+def _mistral_spec(config: Any, architecture: str) -> ModelSpec:
+    """A Mistral with layers of several types is read by transformers' AutoConfig as a Ministral, which has them."""
+    return decoder_spec(config, architecture, windows="by_type" if config.model_type == "ministral" else "all")
 
 
 def _pooling(config: Any) -> Pooling:
@@ -55,4 +61,5 @@ FAMILY = replace(
         "LlamaBidirectionalForSequenceClassification": _bidirectional_score,
     },
 )
-MISTRAL_FAMILY = decoder_family("mistral", "Mistral", decoder_spec)
+MISTRAL_FAMILY = decoder_family("mistral", "Mistral", _mistral_spec)
+MINISTRAL_FAMILY = decoder_family("ministral", "Ministral", _mistral_spec)

@@ -1,10 +1,15 @@
-"""ModernBERT (Warner et al. 2024, arXiv:2412.13663): pre-norm, rotary, gated MLP, local and global attention."""
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663): pre-norm, rotary, gated MLP, local and global attention.
+
+Its decoder (Ettin, arXiv:2507.11412) has the same layers, and windows of half the width.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bei_build.families.base import Family, activation_named, embedder, masked_lm
+from bei_build.families.decoder import is_causal, last_token_embedder, window
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import (
     AttentionSpec,
@@ -82,6 +87,22 @@ def _masked_lm(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec(head.output, head.pooling, (*_prediction_head(config), decoder), head.layers),)
 
 
+def _decoder_spec(config: Any, architecture: str) -> ModelSpec:
+    """The same layers, each token of which sees what is before it."""
+    spec, causal = _spec_from_config(config, architecture), is_causal(config, architecture)
+    layers = zip(spec.layers, config.layer_types, strict=True)
+
+    def attention(layer: LayerSpec, layer_type: str) -> AttentionSpec:
+        return replace(layer.attention, causal=causal, window=window(config, layer_type))
+
+    return replace(spec, layers=tuple(replace(layer, attention=attention(layer, kind)) for layer, kind in layers))
+
+
+def _decoder_classifier(config: Any) -> tuple[HeadSpec, ...]:
+    classifier = DenseSpec("classifier", config.hidden_size, config.num_labels, config.classifier_bias)
+    return (HeadSpec("logits", ("last",), layers=(*_prediction_head(config), classifier)),)
+
+
 FAMILY = Family(
     model_type="modernbert",
     architectures={
@@ -112,4 +133,23 @@ FAMILY = Family(
     },
     unused=("head.", "decoder."),
     spec_from_config=_spec_from_config,
+)
+
+DECODER_FAMILY = Family(
+    model_type="modernbert-decoder",
+    architectures={
+        "ModernBertDecoderModel": last_token_embedder,
+        "ModernBertDecoderForCausalLM": last_token_embedder,
+        "ModernBertDecoderForSequenceClassification": _decoder_classifier,
+    },
+    prefix="model.",
+    weights={
+        **{name: stored for name, stored in FAMILY.weights.items() if not name.startswith("mlm.")},
+        "layers.{i}.attention.query": "layers.{i}.attn.q_proj",
+        "layers.{i}.attention.key": "layers.{i}.attn.k_proj",
+        "layers.{i}.attention.value": "layers.{i}.attn.v_proj",
+    },
+    unused=("lm_head.", "decoder."),
+    spec_from_config=_decoder_spec,
+    attention_keys=("is_causal",),
 )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.base import Family, activation_named, classifier, embedder, require, token_classifier
+from bei_build.families.base import Family, activation_named, classifier, embedder, masked_lm, require, token_classifier
 from bei_build.families.rope import rope_from_config
 from bei_build.spec import AttentionSpec, EmbeddingsSpec, ExpertsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
@@ -156,6 +156,8 @@ NOMIC_FAMILY = Family(
     model_type="nomic_bert",
     architectures={
         "NomicBertModel": embedder,
+        "NomicBertForPreTraining": embedder,  # the original code's; what it predicts is left aside
+        "NomicBertForMaskedLM": masked_lm(),
         "NomicBertForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
         "NomicBertForTokenClassification": token_classifier(),
     },
@@ -174,6 +176,10 @@ NOMIC_FAMILY = Family(
         "layers.{i}.mlp.gate": ("layers.{i}.mlp.gate_proj", "encoder.layers.{i}.mlp.fc12"),
         "layers.{i}.mlp.down": ("layers.{i}.mlp.down_proj", "encoder.layers.{i}.mlp.fc2"),
         "layers.{i}.mlp_norm": ("layers.{i}.post_mlp_layernorm", "encoder.layers.{i}.norm2"),
+        "mlm.dense": "cls.predictions.transform.dense",
+        "mlm.norm": "cls.predictions.transform.layer_norm",
+        "mlm.decoder.weight": ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+        "mlm.decoder.bias": ("cls.predictions.decoder.bias", "cls.predictions.bias"),
     },
     unused=("pooler.", "cls.", "embeddings.position_ids", "embeddings.token_type_ids"),
     spec_from_config=_nomic_spec,

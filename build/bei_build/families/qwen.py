@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from bei.errors import CheckpointError
+from bei_build.families.base import Family, require
 from bei_build.families.decoder import decoder_family, decoder_spec, rms
-from bei_build.spec import ModelSpec
+from bei_build.spec import DenseSpec, HeadSpec, ModelSpec
+
+_VOYAGE_CLASS = "Qwen3BidirectionalModel"
 
 
 def _qwen2_spec(config: Any, architecture: str) -> ModelSpec:
-    return decoder_spec(config, architecture, bias=True)
+    return decoder_spec(config, architecture, bias=True, windows="by_type")
 
 
 def _qwen3_spec(config: Any, architecture: str) -> ModelSpec:
     bias = config.attention_bias
-    return decoder_spec(config, architecture, bias=bias, output_bias=bias, qk_norm=rms(config))
+    return decoder_spec(config, architecture, bias=bias, output_bias=bias, qk_norm=rms(config), windows="by_type")
 
 
-QWEN2_FAMILY = decoder_family("qwen2", "Qwen2", _qwen2_spec)
-QWEN3_FAMILY = decoder_family("qwen3", "Qwen3", _qwen3_spec)
+def _reward(config: Any) -> tuple[HeadSpec, ...]:
+    """Qwen2.5-Math-RM (arXiv:2409.12122, remote code): two linear layers on the last token's state, one score."""
+    width = config.hidden_size
+    layers = (DenseSpec("reward.0", width, width, activation="relu"), DenseSpec("reward.2", width, 1))
+    return (HeadSpec("logits", ("last",), layers=layers),)
+
+
+_QWEN2 = decoder_family("qwen2", "Qwen2", _qwen2_spec)
+
+
+def _voyage_variant(raw: Mapping[str, Any]) -> Family | None:
+    """The family of what config.json calls a Qwen3ForCausalLM and ``auto_map`` a Qwen3BidirectionalModel."""
+    auto_map = raw.get("auto_map")
+    place = str(auto_map.get("AutoModel")) if isinstance(auto_map, dict) else ""
+    return VOYAGE_FAMILY if place.rsplit(".", 1)[-1] == _VOYAGE_CLASS else None
+
+
+def _voyage_spec(config: Any, architecture: str) -> ModelSpec:
+    require(config, "sliding_window", None)
+    if getattr(config, "use_bidirectional_attention", None) is not True:
+        raise CheckpointError(f"config.json names {_VOYAGE_CLASS} and lacks use_bidirectional_attention = true.")
+    return _qwen3_spec(config, architecture)
+
+
+def _projected(config: Any) -> tuple[HeadSpec, ...]:
+    """voyage-4-nano (remote code): every token's state through a linear layer, then the mean."""
+    layer = DenseSpec("linear", config.hidden_size, config.num_labels, bias=False)
+    return (HeadSpec("embedding", ("mean",), token_layers=(layer,)),)
+
+
+QWEN2_FAMILY = replace(
+    _QWEN2,
+    architectures={**_QWEN2.architectures, "Qwen2ForRewardModel": _reward},
+    weights={**_QWEN2.weights, "reward.0": "score.0", "reward.2": "score.2"},
+    remote_classes=("Qwen2ForRewardModel",),
+)
+_QWEN3 = decoder_family("qwen3", "Qwen3", _qwen3_spec)
+VOYAGE_FAMILY = replace(
+    _QWEN3,
+    architectures={"Qwen3ForCausalLM": _projected},
+    weights={**_QWEN3.weights, "linear": "linear"},
+    spec_from_config=_voyage_spec,
+    remote_classes=(_VOYAGE_CLASS,),
+    attention_keys=(),
+)
+QWEN3_FAMILY = replace(_QWEN3, variant=_voyage_variant)

@@ -1,13 +1,16 @@
-"""RoBERTa (Liu et al. 2019, arXiv:1907.11692), XLM-RoBERTa (arXiv:1911.02116) and CamemBERT (arXiv:1911.03894).
+"""RoBERTa (Liu et al. 2019, arXiv:1907.11692) and models of its form: XLM-RoBERTa (arXiv:1911.02116), CamemBERT
+(arXiv:1911.03894), data2vec for text (arXiv:2202.03555). With their norms in front: XLM-RoBERTa XL (arXiv:2105.00572),
+efficient_mlm (arXiv:2202.08005).
 
 BERT, but positions are counted from ``pad_token_id + 1`` (transformers: create_position_ids_from_input_ids).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from bei_build.families import bert
+from bei_build.families import bert, jina_v3
 from bei_build.families.base import Family, HeadsOf, classifier, embedder, masked_lm, token_classifier
 from bei_build.spec import ModelSpec
 
@@ -16,7 +19,15 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     return bert.bert_like_spec(config, architecture, position_offset=config.pad_token_id + 1)
 
 
-def _family(model_type: str, class_prefix: str) -> Family:
+def _xl_spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    return bert.pre_norm(_spec_from_config(config, architecture), embeddings_norm=False)
+
+
+def _pre_norm_spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    return bert.pre_norm(_spec_from_config(config, architecture))
+
+
+def _family(model_type: str, class_prefix: str, prefix: str = "roberta.") -> Family:
     heads: dict[str, HeadsOf] = {
         "Model": embedder,
         "ForMaskedLM": masked_lm(activation="gelu"),
@@ -26,7 +37,7 @@ def _family(model_type: str, class_prefix: str) -> Family:
     return Family(
         model_type=model_type,
         architectures={f"{class_prefix}{suffix}": head for suffix, head in heads.items()},
-        prefix="roberta.",
+        prefix=prefix,
         weights={
             **bert.WEIGHTS,
             "classifier.dense": "classifier.dense",
@@ -42,5 +53,30 @@ def _family(model_type: str, class_prefix: str) -> Family:
 
 
 FAMILY = _family("roberta", "Roberta")
-XLM_FAMILY = _family("xlm-roberta", "XLMRoberta")
+XLM_FAMILY = replace(_family("xlm-roberta", "XLMRoberta"), variant=jina_v3.flash_variant)
 CAMEMBERT_FAMILY = _family("camembert", "Camembert")
+DATA2VEC_FAMILY = _family("data2vec-text", "Data2VecText", "data2vec_text.")
+
+_XL = _family("xlm-roberta-xl", "XLMRobertaXL")
+XLM_XL_FAMILY = replace(
+    _XL,
+    weights={
+        **_XL.weights,
+        "layers.{i}.attention_norm": "encoder.layer.{i}.attention.self_attn_layer_norm",
+        "layers.{i}.mlp_norm": "encoder.layer.{i}.LayerNorm",
+        "final_norm": "encoder.LayerNorm",
+    },
+    spec_from_config=_xl_spec_from_config,
+)
+
+_PRE_NORM = _family("roberta-prelayernorm", "RobertaPreLayerNorm", "roberta_prelayernorm.")
+PRE_NORM_FAMILY = replace(
+    _PRE_NORM,
+    weights={
+        **_PRE_NORM.weights,
+        "layers.{i}.attention_norm": "encoder.layer.{i}.attention.LayerNorm",
+        "layers.{i}.mlp_norm": "encoder.layer.{i}.intermediate.LayerNorm",
+        "final_norm": "LayerNorm",
+    },
+    spec_from_config=_pre_norm_spec_from_config,
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,28 @@ from bei_build.spec import RopeSpec
 _Frequencies = npt.NDArray[np.float32]
 
 
-def rope_from_config(config: Any, head_dim: int, layer_type: str | None = None) -> RopeSpec:
-    """The rotation of ``config.rope_parameters``, or of its entry for ``layer_type``. Raises CheckpointError."""
+def rope_from_config(
+    config: Any, head_dim: int, layer_type: str | None = None, *, partial: bool = False, interleaved: bool = False
+) -> RopeSpec:
+    """The rotation of ``config.rope_parameters``, or of its entry for ``layer_type``. Raises CheckpointError.
+
+    ``partial``: transformers' class obeys partial_rotary_factor; most ignore it, or fail. ``interleaved``: neighbouring
+    components of a head turn together.
+    """
+    rope = _rope(config, head_dim, layer_type, partial)
+    return replace(rope, interleaved=True) if interleaved else rope
+
+
+def _rope(config: Any, head_dim: int, layer_type: str | None, partial: bool) -> RopeSpec:
     config.standardize_rope_params()  # older keys (rope_theta, rope_scaling) become today's
     parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     kind = parameters.get("rope_type", "default")
-    dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+    share = parameters.get("partial_rotary_factor", 1.0)
+    if share != 1.0 and not partial:
+        raise CheckpointError(
+            f"config.json has partial_rotary_factor = {share!r}; bei's {config.model_type} family supports only 1.0."
+        )
+    dim = int(head_dim * share)
     if not parameters["rope_theta"] > 0:
         raise CheckpointError(f"config.json has rope_theta = {parameters['rope_theta']!r}: it must be positive.")
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
@@ -38,6 +55,12 @@ def rope_from_config(config: Any, head_dim: int, layer_type: str | None = None) 
     raise CheckpointError(
         f"config.json asks for rope_type {kind!r}. Supported: default, linear, dynamic, llama3, yarn, longrope."
     )
+
+
+def plain_rope(theta: float, head_dim: int) -> RopeSpec:
+    """The rotation of a model that knows no scaling."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return RopeSpec(_tuple((1.0 / np.float32(theta) ** exponents).astype(np.float32)))
 
 
 def longest_rope_position(config: Any) -> int:

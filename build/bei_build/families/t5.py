@@ -68,6 +68,7 @@ def _family(model_type: str, class_prefix: str) -> Family:
         reference_class=f"{class_prefix}EncoderModel",
         position_limit=False,
         usual_length=512,  # as they were trained
+        asks_about_prompts=True,  # INSTRUCTOR
     )
 
 

@@ -18,6 +18,12 @@ def emit_activation(graph: GraphWriter, value: str, activation: Activation, name
         return graph.op("Gelu", [value], name, approximate="none" if activation == "gelu" else "tanh")
     if activation == "silu":
         return graph.op("Mul", [value, graph.op("Sigmoid", [value], f"{name}.gate")], name)
+    if activation == "quick_gelu":  # x * sigmoid(1.702 x)
+        steeper = graph.op("Mul", [value, graph.constant(1.702, graph.types.compute.numpy)], f"{name}.steeper")
+        return graph.op("Mul", [value, graph.op("Sigmoid", [steeper], f"{name}.gate")], name)
+    if activation == "relu2":
+        positive = graph.op("Relu", [value], f"{name}.relu")
+        return graph.op("Mul", [positive, positive], name)
     if activation == "log1p_relu":
         positive = graph.op("Relu", [value], f"{name}.relu")
         return graph.op("Log", [graph.op("Add", [positive, graph.constant(1.0, np.float32)], f"{name}.plus_1")], name)

@@ -95,6 +95,7 @@ class _PoolingEmitter:
         self._graph = graph
         self._hidden = hidden
         self._unpooled_id = spec.unpooled_id
+        self._mask = "slot_mask" if spec.pools_prompt else "pool_mask"
         self._marked_id = spec.marked_id
         self._prefix = f"pooling.{hidden}"
         self._shared: dict[str, str] = {}
@@ -111,6 +112,8 @@ class _PoolingEmitter:
             return self._token(index, name)
         if mode == "last_marked":
             return self._token(self._last_marked(name), name)
+        if mode in ("first_marked", "largest_id"):
+            return self._token(self._first_of_largest(mode, name), name)
         if mode == "max":
             return self._max(name)
         return self._weighted_sum(mode, name)
@@ -119,13 +122,32 @@ class _PoolingEmitter:
         """The packed position of each sequence's last token ``marked_id``; of its last token, if there is none."""
         assert self._marked_id is not None
         graph = self._graph
+        assert self._marked_id is not None
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        assert self._marked_id is not None
         marked = graph.op("Equal", [self._ids(), graph.constant(self._marked_id, np.int32)], f"{name}.marked")
         # The position of every marked slot, -1 for others. Slots behind the end repeat the last token's.
         found = graph.op("Where", [marked, pad_index, graph.constant(-1, np.int32)], f"{name}.found")
         latest = graph.op("ReduceMax", [found, graph.constant([1])], f"{name}.latest", keepdims=0)
         is_there = graph.op("GreaterOrEqual", [latest, graph.constant(0, np.int32)], f"{name}.is_there")
         return graph.op("Where", [is_there, latest, graph.input("last_index", DType.INT32, ["B"])], f"{name}.index")
+
+    def _first_of_largest(self, mode: Pooling, name: str) -> str:
+        """The packed position of each sequence's first token with the largest id, or, where tokens ``marked_id`` count
+        as 1 and others as 0, of its first marked one (of its first token, if there is none). Slots behind the end
+        repeat the last token's."""
+        graph, values = self._graph, self._ids()
+        if mode == "first_marked":
+            assert self._marked_id is not None
+            marked = graph.op("Equal", [values, graph.constant(self._marked_id, np.int32)], f"{name}.marked")
+            values = graph.cast(marked, DType.INT32, f"{name}.values")
+        largest = graph.op("ReduceMax", [values, graph.constant([1])], f"{name}.largest", keepdims=1)
+        is_largest = graph.op("Equal", [values, largest], f"{name}.is_largest")
+        pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        # OpenVINO computes this in FP32: a number that FP32 does not hold would come back as another.
+        places = [is_largest, pad_index, graph.constant(2**24, np.int32)]
+        found = graph.op("Where", places, f"{name}.found")
+        return graph.op("ReduceMin", [found, graph.constant([1])], f"{name}.index", keepdims=0)
 
     def _token(self, index: str, name: str) -> str:
         rows = self._graph.op("Gather", [self._hidden, index], f"{name}.rows", axis=0)
@@ -170,7 +192,7 @@ class _PoolingEmitter:
     def _mask_3d(self) -> str:
         if "mask" not in self._shared:
             graph = self._graph
-            slot_mask = graph.input("slot_mask", DType.FP32, ["B", "S"])
+            slot_mask = graph.input(self._mask, DType.FP32, ["B", "S"])
             if self._unpooled_id is not None:
                 slot_mask = graph.op("Mul", [slot_mask, self._all_but(self._unpooled_id)], f"{self._prefix}.pooled")
             mask = graph.op("Unsqueeze", [slot_mask, graph.constant([2])], f"{self._prefix}.mask")

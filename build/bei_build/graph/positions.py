@@ -200,6 +200,21 @@ class ScoreBiases:
         return self._shared[key]
 
 
+def halved(rows: npt.NDArray[np.float32], spec: AttentionSpec) -> npt.NDArray[np.float32]:
+    """Rows of a projection [heads * head_dim, ...] whose neighbours turn together, in the order where halves do.
+
+    Scores are the same: queries and keys are put in the same order.
+    """
+    assert spec.rope is not None
+    assert spec.qk_norm is None, "its weights would have to be put in order too"
+    order = np.arange(spec.head_dim)
+    turned = order[: spec.rope.rotary_dim]
+    order = np.concatenate([turned[0::2], turned[1::2], order[spec.rope.rotary_dim :]])
+    by_head = rows.reshape(-1, spec.head_dim, *rows.shape[1:])
+    ordered: npt.NDArray[np.float32] = by_head[:, order].reshape(rows.shape)
+    return ordered
+
+
 def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
     """Slopes of the heads, [num_heads]: 2^(-8 i / n) for n a power of two; else those of the next lower power, then
     every other one of the next higher (the paper's code, ofirpress/attention_with_linear_biases)."""

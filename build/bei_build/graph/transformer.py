@@ -15,9 +15,19 @@ from bei_build.graph.activation import emit_activation
 from bei_build.graph.attention import AttentionCore, PaddedAttention, PositionTables
 from bei_build.graph.experts import ExpertsEmitter
 from bei_build.graph.heads import HeadEmitter
-from bei_build.graph.positions import Rotations, relative_bias_table
+from bei_build.graph.positions import Rotations, halved, relative_bias_table
 from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter
-from bei_build.spec import AttentionSpec, DecoderSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec import (
+    AttentionSpec,
+    ConvolutionSpec,
+    DecoderSpec,
+    EmbeddingsSpec,
+    LayerSpec,
+    MaskDropoutSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+)
 
 Read = Callable[[str], FloatArray]
 
@@ -62,8 +72,11 @@ class _TransformerEmitter:
         """The last states of the layers, which all models have."""
         spec = self._spec
         hidden = self._embeddings(self._input_ids, spec.embeddings, "embeddings")
+        embedded = hidden
         for index, layer in enumerate(spec.layers):
             hidden = self._layer(hidden, layer, f"layers.{index}")
+            if index == 0 and spec.convolution:
+                hidden = self._convolved(hidden, embedded, spec.convolution)
         return self._norm(hidden, spec.final_norm, "final_norm") if spec.final_norm else hidden
 
     def decoder(self, spec: DecoderSpec, encoded: str) -> str:
@@ -89,9 +102,32 @@ class _TransformerEmitter:
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
         last = graph.op("Gather", [self._input_ids, graph.input("last_index", DType.INT32, ["B"])], f"{name}.of_row")
         column = graph.op("Unsqueeze", [last, graph.constant([1])], f"{name}.column")
+        return self._of_tokens(column, pad_index, name)
+
+    def _of_tokens(self, column: str, pad_index: str, name: str) -> str:
+        """Values of sequences, [B, 1], as those of their tokens, [T]."""
+        graph = self._graph
         by_slot = graph.op("Expand", [column, graph.op("Shape", [pad_index], f"{name}.shape")], f"{name}.by_slot")
         flat = graph.op("Reshape", [by_slot, graph.constant([-1])], f"{name}.flat")
         return graph.op("Gather", [flat, graph.input("unpad_index", DType.INT32, ["T"])], name)
+
+    def _without_masked(self, rows: str, input_ids: str, spec: MaskDropoutSpec, name: str) -> str:
+        """``rows`` [T, width] times the tokens' factors, which are counted in FP32."""
+        graph = self._graph
+        pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        slot_mask = graph.input("slot_mask", DType.FP32, ["B", "S"])
+        is_masked = graph.op("Equal", [input_ids, graph.constant(spec.token_id, np.int32)], f"{name}.is_masked")
+        others = graph.cast(graph.op("Not", [is_masked], f"{name}.is_other"), DType.FP32, f"{name}.others")
+        in_slots = graph.op(
+            "Mul", [graph.op("Gather", [others, pad_index], f"{name}.padded"), slot_mask], f"{name}.slots"
+        )
+        axis = graph.constant([1])
+        counts = [graph.op("ReduceSum", [part, axis], f"{part}.count", keepdims=1) for part in (slot_mask, in_slots)]
+        ratio = graph.op("Div", counts, f"{name}.ratio")
+        factor = graph.op("Mul", [ratio, graph.constant(1.0 - spec.share, np.float32)], f"{name}.factor")
+        factors = graph.op("Mul", [others, self._of_tokens(factor, pad_index, f"{name}.factors")], f"{name}.of_tokens")
+        column = graph.op("Unsqueeze", [factors, axis], f"{name}.column")
+        return graph.op("Mul", [rows, graph.cast(column, graph.types.compute, f"{name}.cast")], name)
 
     def _embeddings(self, input_ids: str, spec: EmbeddingsSpec, name: str) -> str:
         graph = self._graph
@@ -100,6 +136,8 @@ class _TransformerEmitter:
         total = graph.lookup(self._words, input_ids, f"{name}.words")
         if spec.scale != 1.0:
             total = self._scaled(total, spec.scale, f"{name}.scaled")
+        if spec.mask_dropout:
+            total = self._without_masked(total, input_ids, spec.mask_dropout, f"{name}.unmasked")
         for index, part in enumerate(self._position_and_type_rows(spec, name)):
             total = graph.op("Add", [total, part], f"{name}.sum.{index}")
         if spec.norm:
@@ -109,11 +147,14 @@ class _TransformerEmitter:
     def _layer(self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None) -> str:
         """Attention, in a decoder that to ``encoded``, and MLP, each ``h + f(h)`` with the norms where the spec places
         them."""
-        entering = hidden
+        entering, shared = hidden, ""
         for part in ("attention", "cross_attention", "mlp") if spec.cross_attention else ("attention", "mlp"):
             norm = f"{name}.{part}_norm"
-            before = spec.norms_input and (part != "attention" or spec.attention_norm)
-            value = self._norm(hidden, spec.norm, norm) if before else hidden
+            value = hidden
+            if part == "mlp" and spec.parallel:
+                value = shared
+            elif spec.norms_input and (part != "attention" or spec.attention_norm):
+                value = shared = self._norm(hidden, spec.norm, norm)
             value = self._part(part, value, spec, name, encoded)
             if spec.norms_output:
                 value = self._norm(value, spec.norm, f"{name}.{part}_post_norm")
@@ -127,18 +168,50 @@ class _TransformerEmitter:
                 hidden = self._norm(again, spec.norm, f"{name}.second_attention_norm")
         return hidden
 
+    def _convolved(self, hidden: str, embedded: str, spec: ConvolutionSpec) -> str:
+        """A product with the neighbours of each token side by side, as all sequences lie end to end."""
+        graph, name, reach = self._graph, "convolution", spec.kernel_size // 2
+        offsets = range(-reach, reach + 1)
+        parts = [self._neighbour(embedded, offset, f"{name}.neighbour.{offset + reach}") for offset in offsets]
+        beside = graph.op("Concat", parts, f"{name}.beside", axis=1)
+        weight = self._read(f"{name}.weight")  # [out, in, neighbour]
+        matrix = graph.matrix(f"{name}.weight", weight.transpose(0, 2, 1).reshape(weight.shape[0], -1))
+        product = graph.linear(beside, matrix, graph.vector(f"{name}.bias", self._read(f"{name}.bias")), name)
+        activated = emit_activation(graph, product, spec.activation, f"{name}.act")
+        return self._norm(graph.op("Add", [hidden, activated], f"{name}.residual"), spec.norm, f"{name}.norm")
+
+    def _neighbour(self, rows: str, offset: int, name: str) -> str:
+        """Of each token the row of the one ``offset`` behind it, zeros where its sequence has none."""
+        if offset == 0:
+            return rows
+        graph, count = self._graph, abs(offset)
+        ahead = offset > 0
+        filler = graph.constant([0, 0, count, 0] if ahead else [count, 0, 0, 0])
+        bounds = [graph.constant([bound]) for bound in ((count, 2**31 - 1, 0) if ahead else (0, -count, 0))]
+        moved = graph.op("Slice", [graph.op("Pad", [rows, filler], f"{name}.filled"), *bounds], f"{name}.moved")
+        position = graph.op("Add", [self._position_ids(), graph.constant(offset, np.int32)], f"{name}.position")
+        if ahead:
+            lengths = graph.input("token_seq_lens", DType.INT32, ["T"])
+            is_there = graph.op("Less", [position, lengths], f"{name}.is_there")
+        else:
+            is_there = graph.op("GreaterOrEqual", [position, graph.constant(0, np.int32)], f"{name}.is_there")
+        column = graph.op("Unsqueeze", [is_there, graph.constant([1])], f"{name}.column")
+        return graph.op("Where", [column, moved, graph.constant(0.0, graph.types.compute.numpy)], name)
+
     def _part(self, part: str, value: str, spec: LayerSpec, name: str, encoded: str | None) -> str:
         if part == "mlp":
             return self._mlp(value, spec.mlp, f"{name}.mlp")
         if part == "attention":
             return self._attend(value, None, spec.attention, f"{name}.attention")
         assert spec.cross_attention is not None
+        assert encoded is not None
         return self._attend(value, encoded, spec.cross_attention, f"{name}.cross_attention")
 
     def _norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0) -> str:
         """The norm of the last axis of ``value``, times ``scale``."""
         graph, factor = self._graph, np.float32(scale)
-        weight = graph.vector(f"{name}.weight", (self._read(f"{name}.weight") + np.float32(spec.offset)) * factor)
+        stored = self._read(f"{name}.weight") if spec.weight else np.ones(self._spec.hidden_size, np.float32)
+        weight = graph.vector(f"{name}.weight", (stored + np.float32(spec.offset)) * factor)
         if spec.kind == "rms":
             return graph.op("RMSNormalization", [value, weight], name, axis=-1, epsilon=spec.eps)
         bias = [graph.vector(f"{name}.bias", self._read(f"{name}.bias") * factor)] if spec.bias else []
@@ -154,6 +227,8 @@ class _TransformerEmitter:
         elif spec.type_vocab_size > 1:
             token_type_ids = graph.input("token_type_ids", DType.INT32, ["T"])
             parts.append(graph.lookup(self._table(f"{name}.type"), token_type_ids, f"{name}.types"))
+        if spec.task_vocab_size:
+            parts.append(graph.vector(f"{name}.task.weight", self._read(f"{name}.task.weight")[:1]))
         return parts
 
     def _attend(self, hidden: str, encoded: str | None, spec: AttentionSpec, name: str) -> str:
@@ -176,14 +251,28 @@ class _TransformerEmitter:
         scales = {"query": 1.0 if spec.qk_norm else spec.scale}
         sizes = [spec.width if role == "query" else spec.kv_width for role in roles]
 
+        def part(role: str, kind: str) -> FloatArray:
+            if kind == "bias" and role == "key" and not spec.key_bias:
+                return np.zeros(spec.kv_width, np.float32)
+            rows = self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0))
+            return halved(rows, spec) if spec.rope and spec.rope.interleaved and role != "value" else rows
+
         def stacked(kind: str) -> FloatArray:
-            parts = [self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0)) for role in roles]
-            return np.concatenate(parts)
+            return np.concatenate([part(role, kind) for role in roles])
 
         matrix = graph.matrix(f"{joined}.weight", stacked("weight"))
         bias = graph.vector(f"{joined}.bias", stacked("bias")) if spec.bias else None
         product = graph.linear(hidden, matrix, bias, joined)
-        return graph.split(product, sizes, f"{joined}.split", axis=1) if len(roles) > 1 else [product]
+        parts = graph.split(product, sizes, f"{joined}.split", axis=1) if len(roles) > 1 else [product]
+        if spec.clip is None:
+            return parts
+        bounds = [spec.clip * scales.get(role, 1.0) for role in roles]
+        return [self._clipped(value, bound) for value, bound in zip(parts, bounds, strict=True)]
+
+    def _clipped(self, value: str, bound: float) -> str:
+        compute = self._graph.types.compute.numpy
+        bounds = [self._graph.constant(limit, compute) for limit in (-bound, bound)]
+        return self._graph.op("Clip", [value, *bounds], f"{value}.clipped")
 
     def _turned(self, value: str, spec: AttentionSpec, num_heads: int, name: str, scale: float) -> str:
         """``value`` [T, heads * head_dim] normalized, scaled and rotated."""
@@ -236,7 +325,9 @@ class _TransformerEmitter:
             centred = rows - rows.mean(axis=1, keepdims=True)
             deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + np.float32(spec.disentangled.norm.eps))
             rows = centred / deviation * weight + bias
-        projected = rows @ self._read(f"{name}.{role}.weight").T + self._read(f"{name}.{role}.bias")
+        projected = rows @ self._read(f"{name}.{role}.weight").T
+        if role != "position_key" or spec.disentangled.key_bias:
+            projected = projected + self._read(f"{name}.{role}.bias")
         by_head = (projected * np.float32(scale)).reshape(-1, spec.num_heads, spec.head_dim).transpose(1, 2, 0)
         return self._graph.vector(f"{name}.{role}.positions", by_head)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence, Set
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,20 @@ from tests.bei.batching.front import LIMITS, Front, Request, fake_rows, rows_of
 from tests.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 POISON = 99
+
+
+@pytest.mark.parametrize("failing", ["bei.batching.cache.RowCache.put", "bei.costs.CostModel.observe"])
+def test_what_follows_a_step_may_fail_and_answers_still_come(failing: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the thread that delivers them nobody would get an answer any more."""
+    front = Front(FakeEngine(LIMITS), cache_bytes=100_000)
+    with mock.patch(failing, side_effect=ValueError("a bug")):
+        for inputs in ([[1, 2], [3]], [[4]], [[5, 6, 7]]):
+            request = front.submit(*inputs)
+            front.wait(request)
+            assert rows_of(request) == fake_rows(inputs)
+        assert front.close() == 3
+    assert "a bug" in caplog.text
+
 
 _inputs = st.lists(st.integers(0, 5000), min_size=1, max_size=LIMITS.max_seq_len)
 _requests = st.lists(st.lists(_inputs, min_size=1, max_size=9), min_size=1, max_size=30)

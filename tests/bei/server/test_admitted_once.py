@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bei.server.app import ROUTES
+from bei.config import ServeConfig
+from bei.server.app import inference_routes
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import KINDS, save_kind
 from tests.bei.server.test_endpoint import GOOD
@@ -35,7 +36,7 @@ def send(app: App, path: str, body: dict[str, Any], model: str) -> Any:
 
 
 def test_every_route_is_tested_here() -> None:
-    assert {path for path, _, _ in BODIES} == {route.path for route in ROUTES}
+    assert {path for path, _, _ in BODIES} == {route.path for route in inference_routes(ServeConfig())}
 
 
 @pytest.mark.parametrize(("path", "body", "model"), BODIES)

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from bei import __version__
+from bei.config import ServeConfig
 from bei.engine.fake import FakeEngine
-from bei.server.app import ROUTES as INFERENCE_ROUTES
+from bei.server.app import inference_routes
 from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 
 ROUTES = {
-    *(("post", route.path) for route in INFERENCE_ROUTES),
+    *(("post", route.path) for route in inference_routes(ServeConfig())),
     ("get", "/info"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{name}"),

@@ -62,6 +62,7 @@ def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
 
 # Long lists of token ids
 
+MOST = 100_000
 _lists = st.lists(st.lists(st.integers(0, 99_999), max_size=9), min_size=1, max_size=30)
 _separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", ": "), (",", " :\n ")])
 
@@ -79,8 +80,8 @@ def test_id_lists_in_pieces_are_those_at_once(
 ) -> None:
     fields = {**before, "inputs": lists, "model": "a", "nested": {"inputs": [[7]], **behind}}
     content = json.dumps(fields, separators=separators, indent=indent).encode()
-    assert embed.parse_request(content) == msgspec.json.decode(content, type=embed.EmbedRequest)
-    found = long_id_lists(content, "inputs")
+    assert embed.parse_request(content, MOST) == msgspec.json.decode(content, type=embed.EmbedRequest)
+    found = long_id_lists(content, "inputs", MOST)
     assert found is not None
     assert found.lists == lists
     assert msgspec.json.decode(found.rest) == {**fields, "inputs": "\0token ids"}
@@ -100,7 +101,7 @@ def test_id_lists_in_pieces_are_those_at_once(
 )
 def test_only_the_field_itself_counts(fields: dict[str, Any]) -> None:
     content = json.dumps(fields, separators=(",", ":")).encode()
-    assert embed.parse_request(content).inputs == fields["inputs"]
+    assert embed.parse_request(content, MOST).inputs == fields["inputs"]
 
 
 @pytest.mark.usefixtures("_short_pieces")
@@ -112,7 +113,7 @@ def test_what_is_near_to_id_lists_is_read_or_refused_as_ever(near: str) -> None:
     except msgspec.DecodeError:
         expected = None
     try:
-        found: Any = embed.parse_request(content)
+        found: Any = embed.parse_request(content, MOST)
     except InvalidRequestError:
         found = None
     assert found == expected
@@ -122,9 +123,9 @@ def test_what_is_near_to_id_lists_is_read_or_refused_as_ever(near: str) -> None:
 def test_a_long_body_of_token_ids_is_parsed_as_a_short_one(more: dict[str, object]) -> None:
     lists = [[1, 2]] * 60_000
     body = json.dumps({**more, "inputs": lists}).encode()
-    assert embed.parse_request(body) == msgspec.json.decode(body, type=embed.EmbedRequest)
+    assert embed.parse_request(body, MOST) == msgspec.json.decode(body, type=embed.EmbedRequest)
     content = json.dumps({"input": lists, **more}).encode()
-    request = embeddings.parse(content)
+    request = embeddings.parse(content, MOST)
     assert request.token_ids == lists
     assert len(bytes(request.body.input)) < 100
 
@@ -132,4 +133,24 @@ def test_a_long_body_of_token_ids_is_parsed_as_a_short_one(more: dict[str, objec
 def test_an_error_far_behind_in_a_long_body_is_named() -> None:
     body = json.dumps({"inputs": [[1, 2]] * 60_000 + [[-1]]}).encode()
     with pytest.raises(InvalidRequestError, match=r"inputs\[60000\]"):
-        embed.parse_request(body)
+        embed.parse_request(body, MOST)
+
+
+@pytest.mark.usefixtures("_short_pieces")
+@pytest.mark.parametrize("count", [3, 4, 40])
+def test_more_lists_than_a_request_may_have_are_counted_and_refused(count: int) -> None:
+    lists = [[index] for index in range(count)]
+    for field, parse in (("inputs", embed.parse_request), ("input", embeddings.parse)):
+        content = json.dumps({field: lists, "model": "a"}).encode()
+        if count == 3:
+            parse(content, 3)
+            continue
+        with pytest.raises(InvalidRequestError, match=f"The request has {count} inputs, the limit is 3: split it"):
+            parse(content, 3)
+
+
+def test_lists_by_the_million_are_not_made() -> None:
+    found = long_id_lists(b'{"inputs":[' + b"[1]," * 1_000_000 + b"[1]]}", "inputs", 1000)
+    assert found is not None
+    assert len(found.lists) == 1_000_001
+    assert len({id(one) for one in found.lists}) < 100_000

@@ -8,16 +8,20 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import httpx
 import pytest
 
 from bei.engine.fake import FakeEngine
-from bei.server import endpoint, rendering
+from bei.server import endpoint, http, rendering
+from bei.server.answers import AnswerMemory
 from tests.artifacts import LIMITS
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import KINDS, post, save_kind
 from tests.bei.server.test_endpoint import GOOD, filled
+from tests.engines import GatedEngine
 
 Message = dict[str, Any]
 BODY = json.dumps({"input": [[token] for token in range(1, 31)]}).encode()
@@ -117,6 +121,22 @@ def test_a_client_that_leaves_in_the_middle_gives_everything_back(make_app: Make
     assert app.embed(input="a").status_code == 200
 
 
+def test_a_client_that_takes_nothing_any_more_is_left(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_TAKE_S", 0.05)
+    monkeypatch.setattr(http, "_BYTES_PER_S", 10**9)
+    app = make_app(FakeEngine(LIMITS))
+
+    async def stalls(num_sent: int) -> None:
+        if num_sent == 3:
+            await asyncio.Event().wait()
+
+    client = Client(app, stalls)
+    app.run(client.request())
+    assert not client.is_complete
+    assert num_open(app) == 0
+    assert counted(app, "499") == 1
+
+
 def failing_after(num_pieces: int) -> Callable[[object], Iterator[bytes]]:
     def pieces(content: object) -> Iterator[bytes]:
         for index, piece in enumerate(rendering.pieces_of(content)):
@@ -196,3 +216,73 @@ def test_aggregated_entities_count_as_if_every_token_were_one(limited: App) -> N
     body = {"model": "ner", "aggregation_strategy": "simple"}
     assert post(limited, "/predict_tokens", inputs=["cat"], **body).status_code == 200
     check_error(post(limited, "/predict_tokens", inputs=["a b c d e f g"], **body), 413, code="answer_too_large")
+
+
+# The memory of all answers
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[AnswerMemory]:
+    """That of each app made."""
+    made: list[AnswerMemory] = []
+
+    def noting(limit: int) -> AnswerMemory:
+        made.append(AnswerMemory(limit))
+        return made[-1]
+
+    monkeypatch.setattr("bei.server.app.AnswerMemory", noting)
+    return made
+
+
+def test_answers_that_do_not_fit_together_wait_outside(make_app: MakeApp, answers: list[AnswerMemory]) -> None:
+    engine = GatedEngine(LIMITS)
+    app = make_app(engine, answer_limit=500, answer_memory=500)
+    body = json.dumps({"input": ["a", "b", "c"]}).encode()
+
+    async def two() -> httpx.Response:
+        first = asyncio.ensure_future(app.client.post(ROUTE, content=body))
+        await asyncio.to_thread(engine.wait_entered)
+        (memory,) = answers
+        assert 250 < memory.held <= 500
+        second = await app.client.post(ROUTE, content=body)
+        check_error(second, 429, "retry later, or ask for less at a time", code="overloaded")
+        assert int(second.headers["retry-after"]) >= 1
+        engine.open()
+        return await first
+
+    assert app.run(two()).status_code == 200
+    assert answers[0].held == 0
+    assert app.post(body).status_code == 200
+
+
+@pytest.mark.parametrize("path", LIMITED)
+def test_every_answer_gives_back_what_it_held(tmp_path: Path, path: str, answers: list[AnswerMemory]) -> None:
+    app = App(save_kind(tmp_path / "model", GOOD[path][2]), answer_limit=100_000, answer_memory=100_000)
+    most = 0
+    take = answers[0].take
+
+    def noting(size: int, *, may_exceed: bool) -> None:
+        nonlocal most
+        take(size, may_exceed=may_exceed)
+        most = max(most, answers[0].held)
+
+    try:
+        with mock.patch.object(answers[0], "take", noting):
+            response = post(app, path, **filled(path, [f"cat {'hello ' * n}" for n in range(4)]))
+        assert response.status_code == 200
+        assert most >= len(response.content) / 3
+        assert answers[0].held == 0
+    finally:
+        app.close()
+
+
+def test_tokens_that_promise_too_much_are_refused_before_they_are_admitted(
+    tmp_path: Path, answers: list[AnswerMemory]
+) -> None:
+    app = App(save_kind(tmp_path / "model", "colbert"), answer_limit=100_000, answer_memory=100_000)
+    try:
+        answers[0].take(99_900, may_exceed=False)
+        check_error(post(app, "/embed_all", inputs=["cat " * 20]), 429, code="overloaded")
+        assert (num_open(app), answers[0].held) == (0, 99_900)
+    finally:
+        app.close()

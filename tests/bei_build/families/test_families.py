@@ -19,9 +19,12 @@ REMOTE_CODE = (
     "JinaBertModel",
     "LlamaBidirectionalForSequenceClassification",
     "LlamaBidirectionalModel",
+    "NewForMaskedLM",
     "NewForSequenceClassification",
     "NewForTokenClassification",
     "NewModel",
+    "NomicBertForPreTraining",
+    "Qwen2ForRewardModel",
     "StaticEmbedding",
     "StaticModel",
 )
@@ -33,9 +36,11 @@ def test_architectures_are_classes_of_transformers(family: Family, architecture:
     assert family_of(family.model_type, architecture, {}) is family
     if architecture in REMOTE_CODE:
         return
+    if architecture in ("CLIPModel", "CLIPTextModel"):  # of two towers, of which the family reads one
+        return
     model_class = getattr(transformers, architecture)
     assert model_class.config_class.model_type == family.model_type
-    assert f"{model_class.base_model_prefix}." == family.prefix
+    assert family.prefix in ("", f"{model_class.base_model_prefix}.")  # T5's classes put nothing in front
 
 
 def test_classes_of_remote_code_are_not_in_transformers() -> None:
@@ -56,7 +61,9 @@ def test_an_architecture_belongs_to_its_model_type() -> None:
         family_of("bert", "RobertaModel", {})
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh"])
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"]
+)
 def test_known_activations_are_known_to_transformers(name: str) -> None:
     assert name in ACT2FN
     assert activation_named(name)

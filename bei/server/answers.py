@@ -1,0 +1,38 @@
+"""What the large answers under way take together."""
+
+from __future__ import annotations
+
+import threading
+
+from bei.errors import OverloadedError
+
+_RETRY_S = 1.0
+
+
+class AnswerMemory:
+    """A limit on the bytes of all answers under way, as estimated. Safe in threads.
+
+    Each is held to a limit of its own, but many at once would still take all memory there is.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int, *, may_exceed: bool) -> None:
+        """Count ``size`` bytes more. Raises OverloadedError where they do not fit, unless they ``may_exceed``: of an
+        answer whose request is accepted already."""
+        with self._lock:
+            if self.held + size > self.limit and not may_exceed:
+                raise OverloadedError(
+                    f"The answers under way take about {self.held} bytes, and this one {size}, more than {self.limit} "
+                    "together: retry later, or ask for less at a time.",
+                    _RETRY_S,
+                )
+            self.held += size
+
+    def give_back(self, size: int) -> None:
+        """The answer is with its client, or nobody wants it."""
+        with self._lock:
+            self.held -= size

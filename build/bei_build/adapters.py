@@ -1,0 +1,130 @@
+"""Adapters that a checkpoint keeps beside its weights, one a task (LoRA, arXiv:2106.09685): one is merged into them.
+
+A matrix W has factors A and B for each task: the adapted one is W + B A * alpha / rank, a table W + A B * alpha / rank.
+The names are those of torch's parametrizations, as jinaai/xlm-roberta-flash-implementation stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.errors import CheckpointError, ConfigError, WeightsError
+from bei_build.sentence_transformers import SentenceTransformersFiles
+from bei_build.weights import TensorStore
+
+# Asked for in place of an adapter's name: the weights as they are without any.
+NONE = "none"
+
+_STORED = ".parametrizations.weight."
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The one that was chosen of the adapters ``names``; ``name`` is NONE for the weights without any."""
+
+    name: str
+    names: tuple[str, ...]
+    rank: int
+    scale: float
+
+
+def choose_adapter(config: Any, asked: str | None) -> Adapter | None:
+    """The adapter ``asked`` of those that ``config`` lists, None where it lists none. Raises CheckpointError,
+    ConfigError.
+    """
+    names = getattr(config, "lora_adaptations", None)
+    if not names:
+        if asked is not None:
+            raise ConfigError(f"The checkpoint has no adapters: leave adapter {asked!r} out.")
+        return None
+    rank: Any = getattr(config, "lora_rank", None)
+    alpha: Any = getattr(config, "lora_alpha", None)
+    are_texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not are_texts or type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+        raise CheckpointError(
+            f"config.json has lora_adaptations {names!r}, lora_rank {rank!r} and lora_alpha {alpha!r}: they must be a "
+            "list of names, a number of rows, and a number."
+        )
+    if asked not in (*names, NONE):
+        chosen = "None is chosen" if asked is None else f"{asked!r} is none of them"
+        raise ConfigError(
+            f"The checkpoint has an adapter for each of its tasks: {', '.join(names)}. {chosen}: name one with "
+            f"--adapter, or say --adapter {NONE} for its weights without any."
+        )
+    return Adapter(str(asked), tuple(names), rank, alpha / rank)
+
+
+def with_adapters_prompt(
+    files: SentenceTransformersFiles, adapter: Adapter, instructions: Mapping[str, str] | None
+) -> SentenceTransformersFiles:
+    """``files`` with the prompt of ``adapter``, which its texts have in front, and without those of other adapters.
+
+    ``instructions`` are what config.json has as prompts by adapter. Raises CheckpointError.
+    """
+    prompts = {**(instructions or {}), **files.prompts}
+    prompts = {name: text for name, text in prompts.items() if name == adapter.name or name not in adapter.names}
+    if not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError("config.json has task_instructions that are not texts: download the checkpoint again.")
+    default = files.default_prompt_name if files.default_prompt_name in prompts else None
+    default = default or (adapter.name if adapter.name in prompts else None)
+    return replace(files, prompts=prompts, default_prompt_name=default)
+
+
+class AdaptedStore(TensorStore):
+    """The tensors of ``store`` with ``adapter`` merged into them, under their names without it."""
+
+    def __init__(self, store: TensorStore, adapter: Adapter) -> None:
+        self._store = store
+        self._adapter = adapter
+        stored = store.shapes
+        originals = [name for name in stored if name.endswith(f"{_STORED}original")]
+        self._modules = {f"{name.removesuffix(f'{_STORED}original')}.weight": name for name in originals}
+        factors = {self._factor(name, kind) for name in self._modules for kind in "AB"}
+        self._kept = stored.keys() - factors - set(originals)
+        for name, original in self._modules.items():
+            self._check(name, stored[original], stored)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor by name."""
+        stored = self._store.shapes
+        merged = {name: stored[original] for name, original in self._modules.items()}
+        return {**{name: shape for name, shape in stored.items() if name in self._kept}, **merged}
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor called ``name``, float32."""
+        if name not in self._modules:
+            return self._store.read(name)
+        weight = self._store.read(self._modules[name])
+        if self._adapter.name == NONE:
+            return weight
+        index = self._adapter.names.index(self._adapter.name)
+        a, b = (self._store.read(self._factor(name, kind))[index] for kind in "AB")
+        product = b @ a if a.shape[1] == weight.shape[1] else a @ b
+        merged: npt.NDArray[np.float32] = weight + product * np.float32(self._adapter.scale)
+        return merged
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._store.close()
+
+    def _check(self, name: str, shape: tuple[int, ...], stored: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise WeightsError unless the factors of ``name`` are those of a matrix or of a table."""
+        count, rank = len(self._adapter.names), self._adapter.rank
+        rows, columns = shape
+        found = tuple(stored.get(self._factor(name, kind)) for kind in "AB")
+        matrix, table = ((count, rank, columns), (count, rows, rank)), ((count, rows, rank), (count, rank, columns))
+        if found not in (matrix, table):
+            raise WeightsError(
+                f"The adapters of {name} have the shapes {found[0]} and {found[1]}, but config.json says {count} "
+                f"adapters of rank {rank}: the two are not of the same checkpoint. Download it again."
+            )
+
+    @staticmethod
+    def _factor(name: str, kind: str) -> str:
+        return f"{name.removesuffix('.weight')}{_STORED}0.lora_{kind}"

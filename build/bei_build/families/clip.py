@@ -1,0 +1,103 @@
+"""CLIP's text tower (Radford et al. 2021, arXiv:2103.00020): a causal encoder, pooled at the end of the text.
+
+The whole model is read too, for its text: of its config and tensors the image's are left aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bei.errors import CheckpointError
+from bei_build.families.base import Family, activation_named, require
+from bei_build.spec import (
+    AttentionSpec,
+    DenseSpec,
+    EmbeddingsSpec,
+    HeadSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    Pooling,
+)
+
+_LAYER = "encoder.layers.{i}"
+# Configs before transformers 4.31 say 2, whatever the vocabulary: their models pool at the largest id, which was the
+# end's.
+_UNKNOWN_END = 2
+
+
+def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    require(config, "is_decoder", False)
+    norm = NormSpec(config.layer_norm_eps)
+    num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    layer = LayerSpec(
+        AttentionSpec(num_heads, head_dim, num_kv_heads=num_heads, scale=head_dim**-0.5, causal=True),
+        MLPSpec(config.intermediate_size, activation_named(config.hidden_act)),
+        norm,
+        placement="pre",
+    )
+    return ModelSpec(
+        family="clip",
+        architecture=architecture,
+        hidden_size=config.hidden_size,
+        embeddings=EmbeddingsSpec(config.vocab_size, config.max_position_embeddings),
+        layers=(layer,) * config.num_hidden_layers,
+        final_norm=norm,
+        marked_id=config.eos_token_id,
+    )
+
+
+def _of_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text's part of a whole model's config, which has the width of both towers' embeddings."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        if raw.get("model_type") == "clip":
+            raise CheckpointError("config.json has no text_config: download the checkpoint again.")
+        return raw
+    own = {key: raw[key] for key in ("projection_dim",) if key in raw}
+    return {**text, **own, "architectures": raw["architectures"], "model_type": raw["model_type"]}
+
+
+def _pooling(config: Any) -> tuple[Pooling, ...]:
+    return ("largest_id",) if config.eos_token_id == _UNKNOWN_END else ("first_marked",)
+
+
+def _embedder(config: Any) -> tuple[HeadSpec, ...]:
+    return (HeadSpec("embedding", _pooling(config)),)
+
+
+def _projected(config: Any) -> tuple[HeadSpec, ...]:
+    layer = DenseSpec("projection", config.hidden_size, config.projection_dim, bias=False)
+    return (HeadSpec("embedding", _pooling(config), layers=(layer,)),)
+
+
+FAMILY = Family(
+    model_type="clip_text_model",
+    aliases=("clip",),
+    architectures={
+        "CLIPTextModelWithProjection": _projected,
+        "CLIPTextModel": _embedder,
+        "CLIPModel": _projected,
+    },
+    prefix="text_model.",
+    weights={
+        "embeddings.word": "embeddings.token_embedding",
+        "embeddings.position": "embeddings.position_embedding",
+        "layers.{i}.attention.query": f"{_LAYER}.self_attn.q_proj",
+        "layers.{i}.attention.key": f"{_LAYER}.self_attn.k_proj",
+        "layers.{i}.attention.value": f"{_LAYER}.self_attn.v_proj",
+        "layers.{i}.attention.output": f"{_LAYER}.self_attn.out_proj",
+        "layers.{i}.attention_norm": f"{_LAYER}.layer_norm1",
+        "layers.{i}.mlp.up": f"{_LAYER}.mlp.fc1",
+        "layers.{i}.mlp.down": f"{_LAYER}.mlp.fc2",
+        "layers.{i}.mlp_norm": f"{_LAYER}.layer_norm2",
+        "final_norm": "final_layer_norm",
+        "projection": "text_projection",
+    },
+    unused=("vision_model.", "visual_projection.", "logit_scale", "text_projection.", "embeddings.position_ids"),
+    spec_from_config=_spec_from_config,
+    translate=_of_text,
+    reference_class="CLIPTextModelWithProjection.text_model",
+)

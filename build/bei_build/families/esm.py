@@ -1,0 +1,63 @@
+"""ESM-1b and ESM-2, language models of proteins (Rives et al. 2021; Lin et al. 2023): RoBERTa with its norms in front.
+
+Positions are learned or rotary. Masked tokens are trained as dropped ones: their embeddings are zeros, and those of the
+others are scaled up for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bei_build.families import bert
+from bei_build.families.base import Family, classifier, embedder, masked_lm, require, token_classifier
+from bei_build.families.rope import plain_rope
+from bei_build.spec import MaskDropoutSpec, ModelSpec
+
+# transformers fixes it: of the tokens that training chose (15 %) so many were masked (80 %).
+_MASKED_SHARE = 0.15 * 0.8
+
+
+def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    require(config, "position_embedding_type", "absolute", "rotary")
+    require(config, "is_folding_model", False, None)
+    is_rotary = config.position_embedding_type == "rotary"
+    offset = 0 if is_rotary else config.pad_token_id + 1
+    spec = bert.absolute_spec(config, architecture, offset, activation="gelu")  # whatever config.json says
+    spec = bert.pre_norm(spec, embeddings_norm=bool(config.emb_layer_norm_before))
+    # A config without mask token has none to drop.
+    dropped = MaskDropoutSpec(config.mask_token_id, _MASKED_SHARE) if config.token_dropout else None
+    embeddings = replace(spec.embeddings, mask_dropout=dropped)
+    (layer, *_) = spec.layers
+    if is_rotary:
+        embeddings = replace(embeddings, max_positions=0)
+        rope = plain_rope(config.rope_theta, layer.attention.head_dim)
+        layer = replace(layer, attention=replace(layer.attention, rope=rope))
+    return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers))
+
+
+FAMILY = Family(
+    model_type="esm",
+    architectures={
+        "EsmModel": embedder,
+        "EsmForMaskedLM": masked_lm(activation="gelu"),
+        "EsmForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
+        "EsmForTokenClassification": token_classifier(),
+    },
+    prefix="esm.",
+    weights={
+        **bert.WEIGHTS,
+        "embeddings.norm": "embeddings.layer_norm",
+        "layers.{i}.attention_norm": "encoder.layer.{i}.attention.LayerNorm",
+        "layers.{i}.mlp_norm": "encoder.layer.{i}.LayerNorm",
+        "final_norm": "encoder.emb_layer_norm_after",
+        "classifier.dense": "classifier.dense",
+        "classifier.out": "classifier.out_proj",
+        "mlm.dense": "lm_head.dense",
+        "mlm.norm": "lm_head.layer_norm",
+        "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+        "mlm.decoder.bias": "lm_head.bias",
+    },
+    unused=("pooler.", "lm_head.", "contact_head.", "embeddings.position_"),
+    spec_from_config=_spec_from_config,
+)

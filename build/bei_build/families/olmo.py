@@ -1,0 +1,24 @@
+"""OLMo (Groeneveld et al. 2024, arXiv:2402.00838): Llama with LayerNorm without weights, and clipped projections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bei_build.families.base import positive
+from bei_build.families.decoder import NO_TOKEN_LABELS, decoder_family, decoder_spec, with_layers
+from bei_build.spec import ModelSpec, NormSpec
+
+_NORM = NormSpec(1e-5, bias=False, weight=False)  # no key of the config says its eps
+
+
+def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    bias = config.attention_bias
+    spec = decoder_spec(config, architecture, bias=bias, output_bias=bias, norm=_NORM)
+    if config.clip_qkv is None:
+        return spec
+    clip = positive(config, "clip_qkv")
+    return with_layers(spec, lambda _, layer: replace(layer, attention=replace(layer.attention, clip=clip)))
+
+
+FAMILY = decoder_family("olmo", "Olmo", _spec_from_config, tasks=NO_TOKEN_LABELS)

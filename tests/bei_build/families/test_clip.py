@@ -1,0 +1,71 @@
+"""CLIP: the text tower of whole checkpoints, and where it pools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from bei.core import Encoding
+from bei.errors import CheckpointError
+from tests.bei_build.builds import build_artifact, embed, random_encodings, running
+from tests.bei_build.reading import refused, saved
+from tests.checkpoints import bpe_tokenizer, change_config
+
+_TEXT = {
+    "vocab_size": bpe_tokenizer().get_vocab_size(),
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 48,
+    "eos_token_id": 9,
+    "projection_dim": 24,
+}
+_IMAGE = {**_TEXT, "image_size": 8, "patch_size": 4}
+
+
+def whole(folder: Path) -> Path:
+    """A CLIPModel as openai's checkpoints are, both towers."""
+    config = transformers.CLIPConfig(text_config=_TEXT, vision_config=_IMAGE, projection_dim=24)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        transformers.CLIPModel(config).save_pretrained(folder)
+    bpe_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_whole_checkpoint_gives_its_text_features(tmp_path: Path) -> None:
+    folder = whole(tmp_path / "clip")
+    texts = random_encodings((5, 30, 2), _TEXT["vocab_size"])
+    artifact = build_artifact(folder, tmp_path / "artifact", normalize=False)
+    assert artifact.certificate.reference.startswith("transformers, FP32")
+    with running(artifact) as engine:
+        actual = embed(engine, texts)
+    model = transformers.CLIPTextModelWithProjection.from_pretrained(folder)
+    for row, text in zip(actual, texts, strict=True):
+        with torch.no_grad():
+            expected = model(torch.from_numpy(text.input_ids.astype(np.int64))[None]).text_embeds[0]
+        np.testing.assert_allclose(row, expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("ids", "place"), [([7, 9, 5, 9, 3], 1), ([7, 5, 3], 0), ([9], 0), ([4, 6, 9], 2)])
+def test_the_first_end_of_text_counts(ids: list[int], place: int, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "clip", "CLIPTextModel")
+    artifact = build_artifact(folder, tmp_path / "artifact", token_embeddings=True)
+    texts = [Encoding(np.array(ids, np.int32)), *random_encodings((9,), _TEXT["vocab_size"])]
+    with running(artifact) as engine:
+        alone = embed(engine, texts[:1])[0]
+        pooled = embed(engine, texts)[0]
+    model = transformers.CLIPTextModel.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        states = model(torch.tensor([ids])).last_hidden_state[0]
+    np.testing.assert_allclose(pooled, states[place].numpy(), atol=1e-5)
+    np.testing.assert_allclose(alone, states[place].numpy(), atol=1e-5)
+
+
+def test_a_checkpoint_without_its_texts_config_is_refused(tmp_path: Path) -> None:
+    refused(change_config(whole(tmp_path), text_config=None), CheckpointError, "has no text_config")

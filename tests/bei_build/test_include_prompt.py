@@ -1,0 +1,145 @@
+"""Prompts whose tokens are left out of the mean (INSTRUCTOR): as sentence-transformers counts and leaves them out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from bei.batching.gate import DeviceGate
+from bei.config import ServeConfig
+from bei.core import Float32Array
+from bei.errors import CheckpointError, ConfigError, InvalidRequestError
+from bei.metrics import Metrics
+from bei.postprocess import unit_length
+from bei.service import ModelInput, load_service
+from bei.tasks import embed_inputs
+from bei.tokenization import EncodingOptions
+from tests.bei_build.builds import build_artifact
+from tests.bei_build.reading import read, refused, saved
+from tests.checkpoints import Normalize, add_modules, change_json, save_checkpoint, unigram_tokenizer, write_json
+
+PROMPT = "the cat: "
+TEXTS = ["The cat sat on the mat.", "a", "Hello, world!", "the cat"]
+
+
+def embed(
+    artifact: Path, inputs: Sequence[ModelInput], prompt: str, options: EncodingOptions | None = None
+) -> Float32Array:
+    async def run() -> Float32Array:
+        service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
+        try:
+            with service.admit(inputs) as ticket:
+                asked = options or EncodingOptions()
+                return (await embed_inputs(service, inputs, ticket=ticket, prompt=prompt, options=asked)).vectors
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, service.close)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = saved(tmp_path_factory.mktemp("t5") / "checkpoint", "T5EncoderModel")
+    add_modules(folder, ("mean",), (Normalize(),))
+    return folder
+
+
+def with_prompts(folder: Path, **pooling: object) -> Path:
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": PROMPT}})
+    change_json(folder / "1_Pooling" / "config.json", **pooling)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def artifact(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_artifact(with_prompts(t5, include_prompt=False), tmp_path_factory.mktemp("t5") / "artifact").path
+
+
+def expected(folder: Path, texts: Sequence[str], prompt: str) -> Float32Array:
+    """sentence-transformers 6: the prompt with its special tokens, but for one at its end, is masked."""
+    model = transformers.T5EncoderModel.from_pretrained(folder, dtype=torch.float32)
+    encode = unigram_tokenizer().encode
+    count = len(encode(prompt).ids) - 1 if prompt else 0
+    rows = []
+    for text in texts:
+        with torch.no_grad():
+            states = model(input_ids=torch.tensor([encode(prompt + text).ids])).last_hidden_state[0]
+        rows.append(states[count:].mean(0).numpy())
+    return unit_length(np.stack(rows))
+
+
+@pytest.mark.parametrize("prompt", ["", PROMPT, "a"])
+def test_the_mean_is_over_what_is_behind_the_prompt(t5: Path, artifact: Path, prompt: str) -> None:
+    vectors = embed(artifact, TEXTS, prompt)
+    np.testing.assert_allclose(vectors, expected(t5, TEXTS, prompt), atol=1e-5)
+
+
+def test_equal_tokens_behind_another_prompt_are_another_input(t5: Path, artifact: Path) -> None:
+    """Neither a twin nor cached: the two differ in what is pooled alone."""
+
+    async def both() -> list[Float32Array]:
+        config = ServeConfig(tokenizer_threads=1, cache_megabytes=1)
+        service = load_service(artifact, config, Metrics(), DeviceGate())
+        try:
+            with service.admit(["x"]) as ticket:
+                calls = [(PROMPT, "a mat"), (f"{PROMPT}a ", "mat"), ("", f"{PROMPT}a mat")]
+                tasks = [embed_inputs(service, [text], ticket=ticket, prompt=prompt) for prompt, text in calls]
+                return [answer.vectors for answer in await asyncio.gather(*tasks)]
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, service.close)
+
+    first, second, third = asyncio.run(both())
+    np.testing.assert_allclose(first, expected(t5, ["a mat"], PROMPT), atol=1e-5)
+    np.testing.assert_allclose(second, expected(t5, ["mat"], f"{PROMPT}a "), atol=1e-5)
+    np.testing.assert_allclose(third, expected(t5, [f"{PROMPT}a mat"], ""), atol=1e-5)
+
+
+def test_token_ids_have_no_prompt(t5: Path, artifact: Path) -> None:
+    ids = unigram_tokenizer().encode(TEXTS[0]).ids
+    np.testing.assert_allclose(embed(artifact, [ids], PROMPT), expected(t5, TEXTS[:1], ""), atol=1e-5)
+
+
+def test_a_prompt_that_would_be_cut_is_an_error(artifact: Path) -> None:
+    options = EncodingOptions(max_tokens=5, direction="left", truncate=True)
+    with pytest.raises(InvalidRequestError, match="cutting it on the left would cut its prompt"):
+        embed(artifact, TEXTS, PROMPT, options)
+
+
+def test_of_a_text_without_room_its_end_is_pooled(t5: Path, artifact: Path) -> None:
+    (row,) = embed(artifact, TEXTS[:1], "the cat " * 20, EncodingOptions(max_tokens=5, truncate=True))
+    model = transformers.T5EncoderModel.from_pretrained(t5, dtype=torch.float32)
+    ids = unigram_tokenizer().encode("the cat " * 20).ids[:4]
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor([[*ids, 2]])).last_hidden_state[0].numpy()
+    np.testing.assert_allclose(row, unit_length(states[-1:])[0], atol=1e-5)
+
+
+def test_the_user_may_say_it(t5: Path, tmp_path: Path) -> None:
+    assert read(with_prompts(t5, include_prompt=False), include_prompt=True).spec.pools_prompt
+    assert not read(with_prompts(t5, include_prompt=True), include_prompt=False).spec.pools_prompt
+    with_prompts(t5, include_prompt=False)
+
+
+def test_other_poolings_than_the_mean_are_refused(tmp_path: Path) -> None:
+    folder = add_modules(save_checkpoint(tmp_path), ("cls",))
+    change_json(folder / "1_Pooling" / "config.json", include_prompt=False)
+    refused(folder, CheckpointError, "include_prompt is false, and the pooling is cls")
+
+
+def test_a_t5_with_prompts_must_say_it(tmp_path: Path) -> None:
+    """INSTRUCTOR's files do not, and its library leaves prompts out."""
+    folder = saved(tmp_path / "checkpoint", "T5EncoderModel")
+    with_prompts(add_modules(folder, ("mean",), (Normalize(),)))
+    with pytest.raises(ConfigError, match="Say it: --include-prompt or --no-include-prompt"):
+        build_artifact(folder, tmp_path / "artifact")
+    built = build_artifact(folder, tmp_path / "artifact", include_prompt=False)
+    assert built.manifest.embedding is not None
+    assert not built.manifest.embedding.pools_prompt
+    write_json(folder / "config_sentence_transformers.json", {})
+    build_artifact(folder, tmp_path / "artifact")
