@@ -60,7 +60,7 @@ def _random_model(structure: Structure, vocab_size: int) -> Any:
         torch.manual_seed(20)
         model = model_class(config)
         for name, parameter in model.named_parameters():
-            spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
+            spread = 0.2 if parameter.ndim < 2 else min(0.2, parameter.shape[-1] ** -0.5)
             is_factor = parameter.ndim == 1 and name.endswith("weight") and _NORM.search(name)
             mean = 1.0 if is_factor and not str(structure.hf_class).startswith("Gemma") else 0.0
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
@@ -82,7 +82,9 @@ def _add_modules(structure: Structure, folder: Path) -> None:
         add_modules(folder, (structure.pooling,), dense_or_unit, hidden=hidden)
     else:
         _add_mixed_modules(structure, folder, hidden)
-    if structure.prompts:
+    if structure.prompts:  # sentence-transformers from 2.4 on says that the pooling counts them
+        path = folder / "1_Pooling" / "config.json"
+        write_json(path, {**json.loads(path.read_text()), "include_prompt": True})
         write_json(folder / "config_sentence_transformers.json", {"prompts": structure.prompts})
 
 

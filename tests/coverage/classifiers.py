@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.checkpoints import bpe_tokenizer, unigram_tokenizer
-from tests.coverage import shapes, tokenizers
+from tests.coverage import shapes, stored, tokenizers
 from tests.coverage.rankers import reranker
 from tests.coverage.structures import Entry, Structure
 
@@ -350,19 +350,22 @@ REWARDS = (
         "norms behind attention and MLP",
     ),
     Entry(
-        "Qwen/WorldPM-72B-HelpSteer2",
+        "Qwen/Qwen2.5-Math-RM-72B",
         Structure(
             "rerank",
-            files={
-                "config.json": {
-                    "model_type": "qwen2",
-                    "architectures": ["Qwen2ForRewardModel"],
-                    "auto_map": {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"},
-                }
+            "Qwen2Model",
+            shapes.QWEN2_7,
+            tokenizers.plain,
+            changes={
+                "architectures": ["Qwen2ForRewardModel"],
+                "auto_map": {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"},
             },
+            prepare=(stored.two_layers,),
+            behind=stored.two_layers_of,
+            function="sigmoid",
         ),
         "remote code: two layers on the last token",
-        ("Qwen/Qwen2.5-Math-RM-72B",),
+        ("Qwen/WorldPM-72B-HelpSteer2",),
     ),
     Entry(
         "RLHFlow/ArmoRM-Llama3-8B-v0.1",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoints import Dense, Normalize, bpe_tokenizer, write_json
-from tests.coverage import shapes, tokenizers
+from tests.checkpoints import MAX_TOKENS, Dense, Normalize, bpe_tokenizer, unigram_tokenizer, write_json
+from tests.coverage import shapes, stored, tokenizers
 from tests.coverage.embedders import UNIT, bare, embedder, without_prefix
 from tests.coverage.structures import Entry, Structure
 
@@ -211,6 +211,10 @@ QWEN_AND_LLAMA = (
     ),
 )
 
+# Rotations reach as far as the config says.
+_JINA_V3 = {**shapes.ROBERTA, "max_position_embeddings": MAX_TOKENS, **shapes.rope(theta=20000.0)}
+_JINA_CODE = "jinaai/xlm-roberta-flash-implementation--"
+
 REMOTE = (
     Entry(
         "nvidia/NV-Embed-v2",
@@ -219,21 +223,25 @@ REMOTE = (
     ),
     Entry(
         "jinaai/jina-embeddings-v3",
-        Structure(
-            "embed",
-            files={
-                "config.json": {
-                    "model_type": "xlm-roberta",
-                    "architectures": ["XLMRobertaModel"],
-                    "auto_map": {"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"},
-                    "position_embedding_type": "rotary",
-                    "lora_adaptations": ["retrieval.query", "retrieval.passage"],
+        embedder(
+            "JinaEmbeddingsV3Model",
+            _JINA_V3,
+            tokenizer=unigram_tokenizer,
+            prompts={"retrieval.query": "Represent the query for retrieving evidence documents: "},
+            changes={
+                "architectures": ["XLMRobertaModel"],
+                "model_type": "xlm-roberta",
+                "auto_map": {
+                    "AutoConfig": f"{_JINA_CODE}configuration_xlm_roberta.XLMRobertaFlashConfig",
+                    "AutoModel": f"{_JINA_CODE}modeling_lora.XLMRobertaLoRA",
                 },
-                "modules.json": [
-                    {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer"},
-                    {"idx": 1, "name": "pooler", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-                ],
+                "position_embedding_type": "rotary",
+                "rope_theta": None,
+                "rope_scaling": None,
+                "rotary_emb_base": 20000.0,
             },
+            prepare=(stored.jina_adapters,),
+            options={"adapter": "retrieval.query"},
         ),
         "remote code: rotations, adapters by task",
     ),
@@ -242,7 +250,7 @@ REMOTE = (
         Structure(
             "embed",
             "JinaEmbeddingsV3Model",
-            {**shapes.ROBERTA, **shapes.rope(theta=20000.0)},
+            _JINA_V3,
             bpe_tokenizer,
             options={"task": "embed", "pooling": "mean"},
             tail=UNIT,
@@ -252,10 +260,19 @@ REMOTE = (
     ),
     Entry(
         "voyageai/voyage-4-nano",
-        remote(
-            "qwen3",
-            "VoyageQwen3BidirectionalEmbedModel",
-            "modeling_qwen3_bidirectional.VoyageQwen3BidirectionalEmbedModel",
+        embedder(
+            "Qwen3Model",
+            shapes.QWEN3_06,
+            tokenizer=tokenizers.plain,
+            unmasked=True,
+            changes={
+                "architectures": ["Qwen3ForCausalLM"],
+                "auto_map": {"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"},
+                "use_bidirectional_attention": True,
+                "num_labels": 24,
+            },
+            prepare=(stored.one_layer,),
+            behind=stored.one_layer_of,
         ),
         "remote code: Qwen3 that sees both ways, a layer behind it",
         unsure="names of class and file",

@@ -55,6 +55,12 @@ def expected_answers(structure: Structure, model: Any, folder: Path) -> Answers:
         return {task: [row.numpy() for row in rows] for task, rows in _Oracle(structure, model, folder).answers()}
 
 
+def _vector(features: Any) -> torch.Tensor:
+    """CLIP's, which transformers from 5 on gives with the states."""
+    vectors: torch.Tensor = features if isinstance(features, torch.Tensor) else features.pooler_output
+    return vectors[0]
+
+
 class _Oracle:
     """One checkpoint, its class's ``model``, and the tokenizer as its file has it."""
 
@@ -110,7 +116,7 @@ class _Oracle:
             base = base.encoder
         outputs = base(**inputs)
         states: torch.Tensor = outputs[0][0] if isinstance(outputs, tuple) else outputs.last_hidden_state[0]
-        return states
+        return self._structure.behind(self._folder, states) if self._structure.behind else states
 
     def _logits(self, tokens: Tokens) -> torch.Tensor:
         """What the class with a head gives."""
@@ -124,6 +130,9 @@ class _Oracle:
             with_unknown = self._structure.static == "with unknown"
             rows = static_embed(next(self._folder.rglob(WEIGHTS)).parent, texts, 512, with_unknown=with_unknown)
             return [self._tail(torch.from_numpy(row)) for row in rows]
+        if hasattr(self._model, "get_text_features"):
+            read = [self._inputs(tokens) for tokens in self._read(texts)]
+            return [self._tail(_vector(self._model.get_text_features(**inputs))) for inputs in read]
         return [self._tail(self._pooled(self._states(tokens))) for tokens in self._read(texts)]
 
     def _pooled(self, states: torch.Tensor) -> torch.Tensor:
@@ -168,6 +177,8 @@ class _Oracle:
         inputs: Sequence[Any] = PAIRS if self._structure.pairs or self._structure.task == "rerank" else TEXTS
         if self._states_of:
             return [function(self._remote_logits(self._states(tokens))) for tokens in self._read(inputs)]
+        if self._structure.behind:
+            return [function(self._states(tokens)) for tokens in self._read(inputs)]
         if self._structure.unmasked:
             read = self._read(inputs)
             return [function(self._model.score(self._pooled(self._states(tokens)))) for tokens in read]

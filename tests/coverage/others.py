@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.checkpoints import bpe_tokenizer, unigram_tokenizer
 from tests.coverage import shapes, stored, tokenizers
-from tests.coverage.embedders import bare, bert
+from tests.coverage.embedders import UNIT, bare, bert
 from tests.coverage.structures import Entry, Structure
 
 
@@ -230,6 +230,13 @@ def _quantized(method: str, **more: Any) -> Structure:
     return Structure("embed", "Qwen3Model", shapes.QWEN3_06, tokenizers.ends_in_text_end, changes=changes)
 
 
+_TOWER = {k: v for k, v in shapes.ENCODER.items() if k != "max_position_embeddings"}
+_CLIP = {
+    "text_config": {**shapes.ENCODER, "vocab_size": tokenizers.clip().get_vocab_size(), "eos_token_id": 2},
+    "vision_config": {**_TOWER, "image_size": 8, "patch_size": 4},
+    "projection_dim": 24,
+}
+
 FORMS = (
     Entry(
         "pritamdeka/BioBERT-mnli-snli-scinli-scitail-mednli-stsb",
@@ -375,7 +382,7 @@ FORMS = (
     ),
     Entry(
         "openai/clip-vit-base-patch32",
-        named("clip", "CLIPModel"),
+        Structure("embed", "CLIPModel", _CLIP, tokenizers.clip, tail=UNIT),
         "images and texts",
         ("laion/CLIP-ViT-B-32-laion2B-s34B-b79K",),
     ),

@@ -251,11 +251,12 @@ RERANKERS = (
             tokenizer=unigram_tokenizer,
             prepare=(stored.flash_names,),
             changes={
+                "position_embedding_type": "absolute",
                 "auto_map": {
                     "AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig",
                     "AutoModel": "modeling_xlm_roberta.XLMRobertaModel",
                     "AutoModelForSequenceClassification": "modeling_xlm_roberta.XLMRobertaForSequenceClassification",
-                }
+                },
             },
         ),
         "remote code: tensors of FlashAttention's layers",

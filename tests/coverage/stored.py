@@ -164,3 +164,59 @@ def write_keys_of_transformers_4(folder: Path, *, layer_types: bool) -> None:
     for key in ("rope_parameters", *(() if layer_types else ("layer_types",))):
         config.pop(key, None)
     write_json(folder / "config.json", config)
+
+
+def two_layers(folder: Path) -> None:
+    """Qwen2.5-Math-RM's layers behind the last token's state."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {f"model.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    width = tensors["model.norm.weight"].shape[0]
+    for index, rows in ((0, width), (2, 1)):
+        tensors[f"score.{index}.weight"] = torch.randn(rows, width, generator=generator) / width**0.5
+        tensors[f"score.{index}.bias"] = torch.randn(rows, generator=generator)
+    write_tensors(folder, tensors)
+
+
+def two_layers_of(folder: Path, states: torch.Tensor) -> torch.Tensor:
+    """What they compute of ``states``."""
+    tensors, functional = read_tensors(folder), torch.nn.functional
+    first, second = ((tensors[f"score.{i}.weight"], tensors[f"score.{i}.bias"]) for i in (0, 2))
+    return functional.linear(functional.relu(functional.linear(states[-1], *first)), *second)
+
+
+def one_layer(folder: Path) -> None:
+    """voyage-4-nano's layer on every token's state."""
+    tensors = {f"model.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    weight = torch.randn(24, 32, generator=torch.Generator().manual_seed(6)) / 6
+    write_tensors(folder, {**tensors, "linear.weight": weight})
+
+
+def one_layer_of(folder: Path, states: torch.Tensor) -> torch.Tensor:
+    """What it computes of ``states``."""
+    return torch.nn.functional.linear(states, read_tensors(folder)["linear.weight"])
+
+
+JINA_TASKS = ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"]
+_RANK, _ALPHA = 4, 1
+
+
+def jina_adapters(folder: Path) -> None:
+    """jina-embeddings-v3's factors of every matrix and table; with those of the first task it is the saved model."""
+    generator, tensors = torch.Generator().manual_seed(9), {}
+    for name, tensor in read_tensors(folder).items():
+        if tensor.ndim != 2:
+            tensors[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        is_table = "embeddings" in name
+        shapes = ((rows, _RANK), (_RANK, columns)) if is_table else ((_RANK, columns), (rows, _RANK))
+        a, b = (0.3 * torch.randn(len(JINA_TASKS), *shape, generator=generator) for shape in shapes)
+        product = a[0] @ b[0] if is_table else b[0] @ a[0]
+        parts = {"original": tensor - product * (_ALPHA / _RANK), "0.lora_A": a, "0.lora_B": b}
+        stem = f"{name.removesuffix('.weight')}.parametrizations.weight"
+        tensors |= {f"{stem}.{part}": value for part, value in parts.items()}
+    write_tensors(folder, tensors)
+    change_config(folder, lora_adaptations=JINA_TASKS, lora_rank=_RANK, lora_alpha=_ALPHA)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["type"] = "custom_st.Transformer"
+    write_json(folder / "modules.json", modules)

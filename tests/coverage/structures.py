@@ -67,6 +67,7 @@ class Structure:
     ``labels`` and ``function``: a classifier's. ``pairs``: it reads two texts. ``options``: what a user must say.
     ``last_token`` is put behind every text because tokenizer_config.json asks for it. ``unmasked``: all tokens of this
     decoder see each other. ``types``: the tokenizer's class gives token types. ``linear_files``: BGE-M3's two layers.
+    ``behind``: what remote code computes of the states, other states or a score.
     ``static``: means of a table's rows, of tokens in no vocabulary too or not.
     """
 
@@ -94,6 +95,7 @@ class Structure:
     unmasked: bool = False
     types: bool = True
     stored: torch.dtype = torch.float32
+    behind: Callable[[Path, torch.Tensor], torch.Tensor] | None = None
     static: Literal["", "with unknown", "without unknown"] = ""
 
     @property

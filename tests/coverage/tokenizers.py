@@ -48,6 +48,11 @@ def ends_in_text_end() -> Tokenizer:
     return framed(bpe_tokenizer(), "$A <|endoftext|>", "<|endoftext|>")
 
 
+def clip() -> Tokenizer:
+    """CLIP's: the end of a text has the highest id."""
+    return framed(bpe_tokenizer(), "<|startoftext|> $A <|endoftext|>", "<|startoftext|>", "<|endoftext|>")
+
+
 def gemma() -> Tokenizer:
     """Gemma's: a beginning and an end."""
     return framed(unigram_tokenizer(), "<bos> $A <eos>", "<bos>", "<eos>")
