@@ -60,6 +60,8 @@ def _random_model(structure: Structure, vocab_size: int) -> Any:
         torch.manual_seed(20)
         model = model_class(config)
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # a table of sines
+                continue
             spread = 0.2 if parameter.ndim < 2 else min(0.2, parameter.shape[-1] ** -0.5)
             is_factor = parameter.ndim == 1 and name.endswith("weight") and _NORM.search(name)
             mean = 1.0 if is_factor and not str(structure.hf_class).startswith("Gemma") else 0.0
