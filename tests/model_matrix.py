@@ -53,6 +53,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `NomicBertForPreTraining` | remote code, read as NomicBERT's base model |
 | `ElectraForPreTraining` | read as its base model |
 | `CLIPModel` | read as its text tower |
+| `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
 | `Qwen2ForRewardModel` | remote code: Qwen2 and two linear layers on the last token's state |
@@ -62,6 +63,8 @@ class that a family reads is not named here. Classes without rows of their own:
 transformers has no class of JinaBERT v2, of static embeddings (model2vec's StaticModel, sentence-transformers'
 StaticEmbedding), and of NomicBERT with biases or experts: `tests/bei_build/families` holds them to implementations in
 torch and numpy.
+
+[coverage.md](coverage.md) lists repositories of the hub: what is built of each, or why it is refused.
 """
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")
 

@@ -268,7 +268,7 @@ def _remote_nomic(folder: Path) -> None:
     write_json(folder / "config.json", {**{key: config[key] for key in kept}, **remote})
 
 
-def _remote_gte(theta: float, factor: float, prefix: str = "", **tensors: torch.Tensor) -> Callable[[Path], None]:
+def remote_gte(theta: float, factor: float, prefix: str = "", **tensors: torch.Tensor) -> Callable[[Path], None]:
     """The config keys of the remote code, ``prefix`` in front of the base model's tensors, ``tensors`` beside them."""
 
     def prepare(folder: Path) -> None:
@@ -570,17 +570,17 @@ REPOSITORIES: dict[str, Repository] = {
         Case("GTE", "GteModel", {**_ENCODER, "type_vocab_size": 1}, unigram_tokenizer),
         "cls",
         prepare=(
-            _remote_gte(20000.0, 8.0, "new.", classifier__weight=torch.ones(1, 32), classifier__bias=torch.ones(1)),
+            remote_gte(20000.0, 8.0, "new.", classifier__weight=torch.ones(1, 32), classifier__bias=torch.ones(1)),
         ),
     ),
     "gte-multilingual-reranker-base": _reranker(
         Case("GTE", "GteForSequenceClassification", {**_ENCODER, "type_vocab_size": 1}, unigram_tokenizer),
-        prepare=(_remote_gte(20000.0, 8.0, "new."),),
+        prepare=(remote_gte(20000.0, 8.0, "new."),),
     ),
     "gte-large-en-v1.5": _embedder(
         Case("GTE", "GteModel", {**_ENCODER, "type_vocab_size": 2}),
         "cls",
-        prepare=(_remote_gte(160000.0, 2.0),),
+        prepare=(remote_gte(160000.0, 2.0),),
     ),
     # JinaBERT
     "jina-embeddings-v2-base-code": _bare(

@@ -228,8 +228,15 @@ def _converted(folder: Path) -> Tokenizer:
 
     try:
         slow_or_fast = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
+        if not hasattr(slow_or_fast, "backend_tokenizer"):
+            raise TokenizerError(
+                f"The checkpoint's tokenizer ({type(slow_or_fast).__name__}) exists in Python alone, and bei runs "
+                "those of a tokenizer.json: write one that gives the same ids, or choose another checkpoint."
+            )
         tokenizer = Tokenizer.from_str(slow_or_fast.backend_tokenizer.to_str())
         special_tokens = set(slow_or_fast.all_special_tokens)
+    except TokenizerError:
+        raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, AttributeError, ... here
         raise TokenizerError(
             f"{folder} has no tokenizer.json, and transformers could not make one from its other files ({error}). "

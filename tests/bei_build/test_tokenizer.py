@@ -113,3 +113,12 @@ def test_a_damaged_tokenizer_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json does not hold a JSON object"):
         model_max_length(tmp_path)
+
+
+def test_a_tokenizer_in_python_alone_is_refused_by_name(tmp_path: Path) -> None:
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "PhobertTokenizer"})
+    write_json(tmp_path / "config.json", {"model_type": "roberta"})
+    for name in ("vocab.txt", "bpe.codes"):
+        (tmp_path / name).write_text("a 1\nb 1\n")
+    with pytest.raises(TokenizerError, match=r"PhobertTokenizer\) exists in Python alone, and bei runs those of"):
+        tokenizer_from_checkpoint(tmp_path, do_lower_case=False)

@@ -80,6 +80,7 @@ FAMILY = Family(
     model_type="bert",
     architectures={
         "BertModel": embedder,
+        "Contriever": embedder,  # facebook/contriever's own class: BertModel, and a mean
         "BertForPreTraining": embedder,
         "BertForMaskedLM": masked_lm(),
         "BertForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),

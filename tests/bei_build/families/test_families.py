@@ -12,6 +12,7 @@ from bei_build.families.base import Family, activation_named
 
 # Classes that came with their authors' own code.
 REMOTE_CODE = (
+    "Contriever",
     "HF_ColBERT",
     "JinaBertForMaskedLM",
     "JinaBertForSequenceClassification",

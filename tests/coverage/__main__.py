@@ -1,0 +1,49 @@
+"""Build every structure of the list, compare it, and write docs/coverage.md: ``python -m tests.coverage``.
+
+``--only TEXT`` runs the entries whose repositories have TEXT in their names, prints their verdicts and writes nothing.
+The exit code is 1 where a row is wrong or crashes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+
+import torch
+from transformers.utils import logging
+
+from tests.coverage.document import DOCUMENT, document
+from tests.coverage.entries import ENTRIES
+from tests.coverage.structures import Entry
+from tests.coverage.verdicts import Verdict, verdict_of
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="a part of the repositories' names")
+    only = parser.parse_args().only.lower()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(1)  # tiny matrices are slower on several
+    entries = [entry for entry in ENTRIES if any(only in name.lower() for name in entry.repositories)]
+    verdicts = {entry.repository: _verdict(entry) for entry in entries}
+    if not only:
+        DOCUMENT.write_text(document(verdicts))
+    return int(any(verdict.is_fault for verdict in verdicts.values()))
+
+
+def _verdict(entry: Entry) -> Verdict:
+    try:
+        verdict = verdict_of(entry.structure)
+    except Exception:
+        print(f"{entry.repository}: the entry itself is at fault", file=sys.stderr)  # noqa: T201
+        traceback.print_exc()
+        verdict = Verdict("WRONG", "the entry itself is at fault")
+    print(f"{entry.repository}: {verdict}", flush=True)  # noqa: T201
+    return verdict
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What an artifact answers, by bei's service and tasks: all that a server does but HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from bei import tasks
+from bei.artifact import TOKENIZER, Artifact
+from bei.config import ServeConfig
+from bei.core import Float32Array, Int32Array
+from bei.costs import CostModel
+from bei.metrics import Metrics
+from bei.service import InferenceService, local_port
+from bei.tokenization import TextEncoder
+from tests.bei_build.builds import open_engine
+from tests.coverage.expected import PAIRS, TEXTS, Answers
+from tests.coverage.structures import Structure
+
+
+def served_answers(structure: Structure, artifact: Artifact) -> Answers:
+    """Answers to TEXTS, or to PAIRS, by task; the tasks are those that the artifact has and the list compares."""
+
+    async def main() -> Answers:
+        service = _service(artifact)
+        try:
+            wanted = [structure.task, *(("embed_sparse", "embed_tokens") if structure.linear_files else ())]
+            return {task: await _answer(service, task, structure) for task in wanted}
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, service.close)
+
+    return asyncio.run(main())
+
+
+def _service(artifact: Artifact) -> InferenceService:
+    manifest = artifact.manifest
+    config = ServeConfig(tokenizer_threads=1)
+    template = manifest.rerank_template
+    frame = (template.prefix, template.suffix) if template else ("", "")
+    encoder = TextEncoder(artifact.path / TOKENIZER, manifest.max_seq_len, frame=frame)
+    engine = open_engine(artifact.engine_dir, manifest)
+    costs = CostModel.assumed(engine.info.limits)
+    return InferenceService(artifact, encoder, config, Metrics(), local_port(engine, costs, config), costs)
+
+
+async def _answer(service: InferenceService, task: str, structure: Structure) -> Sequence[Float32Array]:
+    texts, manifest = list(TEXTS), service.manifest
+    prompt = tasks.prompt_of(manifest, next(iter(structure.prompts), None)) if structure.prompts else ""
+    if task == "rerank":
+        return [await _score(service, *pair, raw=structure.function == "none") for pair in PAIRS]
+    inputs = list(PAIRS) if structure.pairs else texts
+    with service.admit(inputs) as ticket:
+        if task == "embed":
+            return list((await tasks.embed_inputs(service, texts, ticket=ticket, prompt=prompt)).vectors)
+        if task == "classify":
+            return list((await tasks.classify(service, inputs, ticket=ticket)).values)
+        if task == "classify_tokens":
+            return (await tasks.classify_tokens(service, texts, ticket=ticket)).logits
+        if task == "embed_sparse":
+            sparse = (await tasks.embed_sparse(service, texts, ticket=ticket, prompt=prompt)).vectors
+            return [_dense(service, indices, weights) for indices, weights in sparse]
+    return await _token_embeddings(service, structure)
+
+
+async def _score(service: InferenceService, query: str, document: str, *, raw: bool) -> Float32Array:
+    with service.admit([(query, document)]) as ticket:
+        (row,) = (await tasks.rerank(service, query, [document], ticket=ticket, raw=raw)).values
+        return np.asarray(row)
+
+
+def _dense(service: InferenceService, indices: Int32Array, weights: Float32Array) -> Float32Array:
+    width = service.manifest.dimension("sparse") or service.manifest.spec.vocab_size
+    row = np.zeros(width, np.float32)
+    row[indices] = weights
+    return row
+
+
+async def _token_embeddings(service: InferenceService, structure: Structure) -> Sequence[Float32Array]:
+    """Of queries and of documents; without sides (BGE-M3) of texts."""
+    vectors: list[Float32Array] = []
+    for side in ("query", "document") if structure.late else (None,):
+        prompt = tasks.prompt_of(service.manifest, input_type=side)
+        role = tasks.role_of(service.manifest, input_type=side)
+        with service.admit(list(TEXTS)) as ticket:
+            answer = await tasks.embed_tokens(service, list(TEXTS), ticket=ticket, prompt=prompt, role=role)
+            vectors += answer.vectors
+    return vectors

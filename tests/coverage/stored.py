@@ -1,0 +1,222 @@
+"""How repositories store their weights and tokenizers, where ``save_pretrained`` of today stores them otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tests.checkpoints import change_config, read_tensors, write_json, write_tensors
+
+
+def pickled(folder: Path) -> None:
+    """pytorch_model.bin alone, as repositories before safetensors have it."""
+    torch.save(read_tensors(folder), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def gamma_and_beta(folder: Path) -> None:
+    """TensorFlow's names of a norm's weight and bias."""
+    names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = read_tensors(folder)
+    for name in list(tensors):
+        for new, old in names.items():
+            if name.endswith(new):
+                tensors[name.replace(new, old)] = tensors.pop(name)
+    write_tensors(folder, tensors)
+
+
+def position_ids(folder: Path) -> None:
+    """The numbers of positions among the weights, as transformers up to 4.30 saved them."""
+    ids = torch.arange(8)[None]
+    write_tensors(folder, {**read_tensors(folder), "embeddings.position_ids": ids})
+
+
+def vocabulary_file(folder: Path) -> None:
+    """vocab.txt in place of tokenizer.json."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)) + "\n")
+    write_json(folder / "tokenizer_config.json", {"do_lower_case": True, "tokenizer_class": "BertTokenizer"})
+
+
+def python_tokenizer(name: str, *files: str) -> Callable[[Path], None]:
+    """A tokenizer that exists in Python alone."""
+
+    def prepare(folder: Path) -> None:
+        (folder / "tokenizer.json").unlink()
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": name})
+        for file in files:
+            (folder / file).write_text("a 1\nb 1\n")
+
+    return prepare
+
+
+def only(*names: str) -> Callable[[Path], None]:
+    """Files that no part of transformers reads."""
+
+    def prepare(folder: Path) -> None:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(b"\0" * 64)
+
+    return prepare
+
+
+def instead_of_weights(*names: str) -> Callable[[Path], None]:
+    """Another form of the weights in place of safetensors."""
+
+    def prepare(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        only(*names)(folder)
+
+    return prepare
+
+
+def adapter(folder: Path) -> None:
+    """An adapter's files."""
+    write_json(folder / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "x/y", "r": 16})
+    only("adapter_model.safetensors")(folder)
+
+
+def mlx(folder: Path) -> None:
+    """MLX's packed weights, with scales and biases beside them."""
+    change_config(folder, quantization={"group_size": 32, "bits": 4})
+    tensors = {}
+    for name, tensor in read_tensors(folder).items():
+        if tensor.ndim == 2 and "embed" not in name:
+            stem, extra = name.removesuffix("weight"), torch.zeros(tensor.shape[0], 1, dtype=torch.float16)
+            tensors[name] = torch.zeros(tensor.shape[0], tensor.shape[1] // 8, dtype=torch.uint32)
+            tensors |= {f"{stem}scales": extra, f"{stem}biases": extra.clone()}
+        else:
+            tensors[name] = tensor
+    write_tensors(folder, tensors)
+
+
+_FLASH_NAMES = {
+    "encoder.layer.": "encoder.layers.",
+    ".attention.output.dense": ".mixer.out_proj",
+    ".attention.output.LayerNorm": ".norm1",
+    ".intermediate.dense": ".mlp.fc1",
+    ".output.dense": ".mlp.fc2",
+    ".output.LayerNorm": ".norm2",
+    "embeddings.LayerNorm": "emb_ln",
+    ".attention.self.query": ".mixer.Wqkv",
+}
+_NEW_NAMES = {
+    "layers.": "encoder.layer.",
+    ".self_attn.q_proj": ".attention.qkv_proj",
+    ".self_attn.o_proj": ".attention.o_proj",
+    ".post_attention_layernorm": ".attn_ln",
+    ".mlp.up_proj": ".mlp.up_gate_proj",
+    ".post_mlp_layernorm": ".mlp_ln",
+}
+
+
+def flash_names(folder: Path) -> None:
+    """As jinaai/xlm-roberta-flash-implementation has them: query, key and value are one matrix."""
+    _renamed(folder, _FLASH_NAMES, {".self.query": (".self.query", ".self.key", ".self.value")})
+
+
+def new_names(folder: Path) -> None:
+    """As Alibaba-NLP/new-impl has them: query, key and value are one matrix, and so are the MLP's two."""
+    joined = {
+        ".self_attn.q_proj": (".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.v_proj"),
+        ".mlp.up_proj": (".mlp.up_proj", ".mlp.gate_proj"),
+    }
+    _renamed(folder, _NEW_NAMES, joined)
+
+
+def _renamed(folder: Path, names: dict[str, str], joined: dict[str, tuple[str, ...]]) -> None:
+    """Tensors with parts of their names replaced; those that are ``joined`` lie under the name of the first."""
+    tensors, renamed = read_tensors(folder), {}
+    left_out = [part for parts in joined.values() for part in parts[1:]]
+    for name, tensor in tensors.items():
+        if any(part in name for part in left_out):
+            continue
+        for first, parts in joined.items():
+            if first in name:
+                tensor = torch.cat([tensors[name.replace(first, part)] for part in parts])
+        for old, new in names.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    write_tensors(folder, renamed)
+
+
+def write_keys_of_transformers_4(folder: Path, *, layer_types: bool) -> None:
+    """Rotations as config.json had them before ``rope_parameters``; ``layer_types``: the list of kinds stays."""
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.get("rope_parameters")
+    if not rope:
+        return
+    if "full_attention" in rope:
+        local, full = rope["sliding_attention"]["rope_theta"], rope["full_attention"]["rope_theta"]
+        names = ("local_rope_theta", "global_rope_theta")
+        if config["model_type"].startswith("gemma"):
+            names = ("rope_local_base_freq", "rope_theta")
+        config.update(zip(names, (local, full), strict=True))
+    else:
+        config["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        config["rope_scaling"] = None if rope == {"rope_type": "default"} else rope
+    for key in ("rope_parameters", *(() if layer_types else ("layer_types",))):
+        config.pop(key, None)
+    write_json(folder / "config.json", config)
+
+
+def two_layers(folder: Path) -> None:
+    """Qwen2.5-Math-RM's layers behind the last token's state."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {f"model.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    width = tensors["model.norm.weight"].shape[0]
+    for index, rows in ((0, width), (2, 1)):
+        tensors[f"score.{index}.weight"] = torch.randn(rows, width, generator=generator) / width**0.5
+        tensors[f"score.{index}.bias"] = torch.randn(rows, generator=generator)
+    write_tensors(folder, tensors)
+
+
+def two_layers_of(folder: Path, states: torch.Tensor) -> torch.Tensor:
+    """What they compute of ``states``."""
+    tensors, functional = read_tensors(folder), torch.nn.functional
+    first, second = ((tensors[f"score.{i}.weight"], tensors[f"score.{i}.bias"]) for i in (0, 2))
+    return functional.linear(functional.relu(functional.linear(states[-1], *first)), *second)
+
+
+def one_layer(folder: Path) -> None:
+    """voyage-4-nano's layer on every token's state."""
+    tensors = {f"model.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    weight = torch.randn(24, 32, generator=torch.Generator().manual_seed(6)) / 6
+    write_tensors(folder, {**tensors, "linear.weight": weight})
+
+
+def one_layer_of(folder: Path, states: torch.Tensor) -> torch.Tensor:
+    """What it computes of ``states``."""
+    return torch.nn.functional.linear(states, read_tensors(folder)["linear.weight"])
+
+
+JINA_TASKS = ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"]
+_RANK, _ALPHA = 4, 1
+
+
+def jina_adapters(folder: Path) -> None:
+    """jina-embeddings-v3's factors of every matrix and table; with those of the first task it is the saved model."""
+    generator, tensors = torch.Generator().manual_seed(9), {}
+    for name, tensor in read_tensors(folder).items():
+        if tensor.ndim != 2:
+            tensors[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        is_table = "embeddings" in name
+        shapes = ((rows, _RANK), (_RANK, columns)) if is_table else ((_RANK, columns), (rows, _RANK))
+        a, b = (0.3 * torch.randn(len(JINA_TASKS), *shape, generator=generator) for shape in shapes)
+        product = a[0] @ b[0] if is_table else b[0] @ a[0]
+        parts = {"original": tensor - product * (_ALPHA / _RANK), "0.lora_A": a, "0.lora_B": b}
+        stem = f"{name.removesuffix('.weight')}.parametrizations.weight"
+        tensors |= {f"{stem}.{part}": value for part, value in parts.items()}
+    write_tensors(folder, tensors)
+    change_config(folder, lora_adaptations=JINA_TASKS, lora_rank=_RANK, lora_alpha=_ALPHA)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["type"] = "custom_st.Transformer"
+    write_json(folder / "modules.json", modules)

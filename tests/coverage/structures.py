@@ -1,0 +1,141 @@
+"""What an entry of the list is: a real repository, and its structure made small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from bei.core import Encoding
+from tests.checkpoints import MAX_TOKENS, Dense, Normalize, wordpiece_tokenizer
+
+Settings: TypeAlias = dict[str, Any]
+Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens"]
+# From a checkpoint's folder to the last layer's states of a text.
+StatesOf: TypeAlias = Callable[[Path], Callable[[Encoding], torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """A module of sentence-transformers behind the pooling."""
+
+    dimension: int
+
+
+@dataclass(frozen=True)
+class Template:
+    """The text around a pair of a language model, and the tokens that it is scored by: (yes,) or (no, yes).
+
+    ``chat``: the parts are empty and the checkpoint's chat template makes the text.
+    """
+
+    prefix: str = ""
+    body: str = ""
+    suffix: str = ""
+    tokens: tuple[str, ...] = ("no", "yes")
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class Late:
+    """Late interaction: the markers of the two sides, their lengths, and the token that fills up queries."""
+
+    width: int
+    query: str = "[Q] "
+    document: str = "[D] "
+    query_length: int = 32
+    document_length: int = 300
+    mask: str = "<mask>"
+    expansion: bool = True
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A repository's structure: what is written, and what its own code computes of it.
+
+    ``hf_class`` with ``settings`` makes the weights and answers; None: ``prepare`` writes everything, and ``states``
+    answers, or nobody does (such a repository must be refused). ``changes`` are keys of config.json that the class
+    does not write, None removes one. ``files`` are JSON files beside the weights; ``prepare`` runs last.
+
+    ``pooling`` and ``tail`` make a vector of the states; ``modules``: they are in sentence-transformers' files, else
+    ``options`` say them. ``prompts`` are those of config_sentence_transformers.json; the first is put before texts.
+    ``labels`` and ``function``: a classifier's. ``pairs``: it reads two texts. ``options``: what a user must say.
+    ``last_token`` is put behind every text because tokenizer_config.json asks for it. ``unmasked``: all tokens of this
+    decoder see each other. ``types``: the tokenizer's class gives token types. ``linear_files``: BGE-M3's two layers.
+    ``behind``: what remote code computes of the states, other states or a score.
+    ``static``: means of a table's rows, of tokens in no vocabulary too or not.
+    """
+
+    task: Task
+    hf_class: str | None = None
+    settings: Settings = field(default_factory=dict)
+    tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer
+    changes: Settings = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
+    prepare: tuple[Callable[[Path], object], ...] = ()
+    states: StatesOf | None = None
+    pooling: str = "mean"
+    tail: tuple[Dense | LayerNorm | Normalize, ...] = ()
+    modules: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    labels: int = 0
+    function: Literal["sigmoid", "softmax", "none"] = "softmax"
+    pairs: bool = False
+    template: Template | None = None
+    late: Late | None = None
+    linear_files: bool = False
+    options: Settings = field(default_factory=dict)
+    max_tokens: int = MAX_TOKENS
+    last_token: str | None = None
+    unmasked: bool = False
+    types: bool = True
+    stored: torch.dtype = torch.float32
+    behind: Callable[[Path, torch.Tensor], torch.Tensor] | None = None
+    static: Literal["", "with unknown", "without unknown"] = ""
+
+    @property
+    def architecture(self) -> str:
+        """As config.json names it; "" where none does."""
+        named = {"architectures": [self.hf_class or ""], **self._config, **self.changes}.get("architectures")
+        return str((named or [""])[0])
+
+    @property
+    def model_type(self) -> str:
+        """As config.json names it; "" where none does."""
+        own = getattr(transformers, self.hf_class).config_class.model_type if self.hf_class else ""
+        return str({"model_type": own, **self._config, **self.changes}.get("model_type") or "")
+
+    @property
+    def _config(self) -> Settings:
+        """The config.json of a repository without a class."""
+        config: Settings = self.files.get("config.json", {})
+        return config
+
+    @property
+    def can_be_compared(self) -> bool:
+        """Whether something beside bei says what is right."""
+        return bool(self.hf_class or self.states or self.static)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A repository. ``special`` is what sets its structure apart; ``same_as`` are others of the same structure.
+
+    ``unsure``: what about it is from memory, or a guess.
+    """
+
+    repository: str
+    structure: Structure
+    special: str = ""
+    same_as: tuple[str, ...] = ()
+    unsure: str = ""
+
+    @property
+    def repositories(self) -> tuple[str, ...]:
+        """All names of this row."""
+        return (self.repository, *self.same_as)

@@ -1,0 +1,102 @@
+"""What bei does with a structure: builds it and answers as it should, refuses it by name, or is at fault."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from bei.errors import BuildError, ConfigError, MissingDependencyError, UnsupportedArchitectureError, VerificationError
+from bei_build import verification
+from tests.bei_build.builds import build_artifact
+from tests.coverage.checkpoint import save
+from tests.coverage.expected import Answers, expected_answers
+from tests.coverage.served import served_answers
+from tests.coverage.structures import Structure
+
+TOLERANCE = 2e-4
+_NUM_TEXTS = 12  # of the held-out ones: the comparison here is the one that counts
+_FIRST_SENTENCE = ". "
+
+Kind = Literal["builds and matches", "refused", "WRONG", "CRASHES"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``detail``: the difference, the reason, or what went wrong."""
+
+    kind: Kind
+    detail: str
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether bei must be mended."""
+        return self.kind in ("WRONG", "CRASHES")
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.detail})" if self.kind == "builds and matches" else f"{self.kind}: {self.detail}"
+
+
+def verdict_of(structure: Structure) -> Verdict:
+    """Make the random checkpoint of ``structure``, build it, and compare what it answers."""
+    texts = verification.held_out_texts()[:_NUM_TEXTS]
+    whole, verification.held_out_texts = verification.held_out_texts, lambda: texts
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            return _verdict(structure, Path(scratch))
+    finally:
+        verification.held_out_texts = whole
+
+
+def _verdict(structure: Structure, scratch: Path) -> Verdict:
+    folder = scratch / "checkpoint"
+    model = save(structure, folder)
+    try:
+        artifact = build_artifact(folder, scratch / "artifact", **structure.options)
+    except UnsupportedArchitectureError as error:
+        if structure.can_be_compared:
+            expected_answers(structure, model, folder)  # or the entry would fail when the family comes
+        return Verdict("refused", _reason(error, folder))
+    except VerificationError as error:
+        return Verdict("WRONG", _reason(error, folder))
+    except (BuildError, ConfigError, MissingDependencyError) as error:
+        return Verdict("refused", _reason(error, folder))
+    except Exception as error:  # the builder is to say by name what it cannot build
+        return Verdict("CRASHES", f"{type(error).__name__}: {_reason(error, folder)}")
+    if not structure.can_be_compared:
+        return Verdict("WRONG", "builds, and nothing here says what is right")
+    if structure.task not in artifact.manifest.tasks:
+        return Verdict("WRONG", f"builds for {', '.join(artifact.manifest.tasks)}, not for {structure.task}")
+    return _compared(structure, model, folder, artifact)
+
+
+def _compared(structure: Structure, model: Any, folder: Path, artifact: Any) -> Verdict:
+    expected = expected_answers(structure, model, folder)
+    try:
+        actual = served_answers(structure, artifact)
+    except Exception as error:  # whatever a served model raises is what a client would see
+        return Verdict("CRASHES", f"{type(error).__name__}: {_reason(error, folder)}")
+    if shapes := _other_shapes(actual, expected):
+        return Verdict("WRONG", shapes)
+    difference = max(
+        float(np.abs(ours - theirs).max())
+        for task in expected
+        for ours, theirs in zip(actual[task], expected[task], strict=True)
+    )
+    if not difference <= TOLERANCE:  # NaN too
+        return Verdict("WRONG", f"differs by {difference:.1e}")
+    return Verdict("builds and matches", f"{difference:.0e}")
+
+
+def _other_shapes(actual: Answers, expected: Answers) -> str:
+    ours, theirs = ({task: [row.shape for row in rows] for task, rows in side.items()} for side in (actual, expected))
+    return "" if ours == theirs else f"answers have the shapes {ours}, not {theirs}"
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """The first sentence of the message, on one line, without this machine's folders."""
+    text = " ".join(str(error).split()).replace(f"{folder}/", "").replace(str(folder), "the folder")
+    return text.split(_FIRST_SENTENCE)[0].rstrip(".")
