@@ -23,7 +23,7 @@ from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
 from bei_build import verification
 from bei_build.targets.openvino import cpu_capabilities
 from tests.bei_build.builds import build_artifact, running
-from tests.zoo import CASES, MAX_TOKENS, Case, encodings_of, hf_outputs, save_case, widened
+from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, Case, encodings_of, hf_outputs, save_case, widened
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
 
@@ -76,11 +76,6 @@ class Measured:
     in_batches: float
     alone: float
     bf16: float | None
-
-
-def first_cases() -> list[Case]:
-    """One of each family."""
-    return list({case.family: case for case in reversed(CASES)}.values())[::-1]
 
 
 def run(
@@ -217,7 +212,7 @@ def main() -> None:
         title += ", the first case of each family"
     old = _sections().get(title, "").split("\n") if arguments.missing else []
     started_s, rows = time.monotonic(), []
-    for case in first_cases() if arguments.first else CASES:
+    for case in FIRST_OF_FAMILY if arguments.first else CASES:
         kept = next((line for line in old if line.startswith(row_start(case))), None)
         resized = widened(case, arguments.width, arguments.layers) if arguments.width else case
         rows.append(kept or _row(case, measure(resized)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer
@@ -526,6 +527,16 @@ CASES: tuple[Case, ...] = (
     *_of("OPT", "OPT", _OPT, _DECODERS, bpe_tokenizer),
     Case("OPT", "OPTModel", {**_OPT, "do_layer_norm_before": False}, bpe_tokenizer, note="norms behind"),
 )
+
+
+FIRST_OF_FAMILY: tuple[Case, ...] = tuple({case.family: case for case in reversed(CASES)}.values())[::-1]
+
+
+def by_tier() -> list[Any]:
+    """Parameters of a test that asks every case: those that are neither the first of their family nor special have
+    mathematics that others have too, and are in the second tier."""
+    quick = {*(case.name for case in FIRST_OF_FAMILY), *(case.name for case in CASES if case.note)}
+    return [pytest.param(case, id=case.name, marks=() if case.name in quick else pytest.mark.slow) for case in CASES]
 
 
 def config_of(case: Case) -> Any:

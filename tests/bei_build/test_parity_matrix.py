@@ -27,14 +27,13 @@ from tests.model_matrix import (
     build_fp32,
     default_pooling,
     difference,
-    first_cases,
     least_cosine,
     pooled,
     poolings_of,
     row_start,
     run,
 )
-from tests.zoo import CASES, Case, encodings_of, hf_outputs, save_case
+from tests.zoo import CASES, FIRST_OF_FAMILY, Case, by_tier, encodings_of, hf_outputs, save_case
 
 TOLERANCE = 2e-4
 BY_NAME = {case.name: case for case in CASES}
@@ -86,6 +85,7 @@ def test_the_fp32_engine_equals_the_hf_class_in_batches_and_alone(saved: Saved, 
 
 
 @pytest.mark.usefixtures("_few_held_out_texts")
+@pytest.mark.parametrize("saved", by_tier(), indirect=True)
 def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Path) -> None:
     if "BF16" not in cpu_capabilities():
         pytest.skip("this CPU does not compute in bf16")
@@ -293,7 +293,7 @@ def test_an_engine_without_a_feature_is_another_model(
 def test_every_case_has_a_row_in_the_document() -> None:
     tables = DOCUMENT.read_text().split("\n## ")[1:]
     assert len(tables) == 3
-    for table, cases in zip(tables, (CASES, CASES, first_cases()), strict=True):
+    for table, cases in zip(tables, (CASES, CASES, FIRST_OF_FAMILY), strict=True):
         missing = [case.name for case in cases if row_start(case) not in table]
         assert not missing, f"measure them: python -m tests.model_matrix ({table.splitlines()[0]})"
         assert table.count("\n| ") == len(cases) + 1  # and none of a case that is gone
