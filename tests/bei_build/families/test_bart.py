@@ -33,6 +33,12 @@ def test_a_classifier_reads_the_last_end_of_a_sentence(name: str, tmp_path: Path
     np.testing.assert_allclose(alone, expected, atol=1e-5)
 
 
+def test_the_manifest_counts_the_layers_of_both(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "checkpoint", "BartForSequenceClassification")
+    spec = build_artifact(folder, tmp_path / "artifact").manifest.spec
+    assert (spec.num_layers, spec.attention) == (5, None)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
