@@ -56,8 +56,10 @@ class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model in figures, for people. ``attention``: which tokens see each other, None where there are no layers, or
-    an encoder's and a decoder's; ``attention_asked``: the build was told so, by somebody who knows the code that the checkpoint brings along.
+    """The model in figures, for people.
+
+    ``attention``: which tokens see each other, None where there are no layers, or an encoder's and a decoder's;
+    ``attention_asked``: the build was told so, by somebody who knows the code that the checkpoint brings along.
     ``adapter``: the one of several that was merged into the weights ("none": none was); None where there are none.
     """
 

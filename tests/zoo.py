@@ -578,7 +578,7 @@ def widened(case: Case, width: int, layers: int) -> Case:
         **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
         **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff", "ffn_dim", "n_inner"), 3 * width),
         **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3 * width),
-        "layer_types": (["sliding_attention", "full_attention"] * layers)[:layers],
+        "layer_types": (case.settings.get("layer_types", []) * layers)[:layers],
         "attention_types": [[["global", "local"], layers // 2]],
         "num_key_value_heads": max(1, heads // 4),
         **dict.fromkeys(("head_dim", "d_kv"), 64),
