@@ -467,7 +467,7 @@ def widened(case: Case, width: int, layers: int) -> Case:
         **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers", "n_layer"), layers),
         **dict.fromkeys(("num_attention_heads", "n_heads", "num_heads", "n_head"), heads),
         **dict.fromkeys(("intermediate_size", "hidden_dim", "ffn_dim", "n_inner"), 3 * width),
-        "layer_types": (["sliding_attention", "full_attention"] * layers)[:layers],
+        "layer_types": (case.settings.get("layer_types", []) * layers)[:layers],
         "attention_types": [[["global", "local"], layers // 2]],
         "num_key_value_heads": max(1, heads // 4),
         # T5's and BART's
