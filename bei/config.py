@@ -140,6 +140,7 @@ BUILD_SETTINGS = frozenset(
         "score_tokens",
         "attention",
         "token_embeddings",
+        "adapter",
         "rerank_prefix",
         "rerank_body",
         "rerank_suffix",

@@ -561,7 +561,7 @@ def encodings_of(case: Case, lengths: Sequence[int], vocab_size: int) -> list[En
     if case.ends_in:
         for encoding in encodings:
             ids = encoding.input_ids
-            ids[ids == case.settings["pad_token_id"]] += 1
+            ids[ids == case.settings.get("pad_token_id", -1)] += 1
             start = max(0, len(ids) - len(case.ends_in))
             ids[start:] = case.ends_in[: len(ids) - start]
     return encodings

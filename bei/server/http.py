@@ -148,11 +148,15 @@ class StreamedResponse(Response):
         piece: bytes | None = self._first
         self._first = b""
         while piece is not None:
-            sent = send({"type": "http.response.body", "body": piece, "more_body": True})  # waits for the socket
+            # Not asyncio.wait_for: before Python 3.12 it loses the cancellation of who leaves as the socket empties.
+            sent = asyncio.ensure_future(send({"type": "http.response.body", "body": piece, "more_body": True}))
             try:
-                await asyncio.wait_for(sent, _TAKE_S + len(piece) / _BYTES_PER_S)
-            except asyncio.TimeoutError:
-                raise ClientDisconnect from None
+                await asyncio.wait([sent], timeout=_TAKE_S + len(piece) / _BYTES_PER_S)  # for the socket
+            finally:
+                sent.cancel()
+            if not sent.done():
+                raise ClientDisconnect
+            sent.result()
             piece = await off_loop(next, self._pieces, None)
 
 

@@ -213,7 +213,7 @@ def test_a_length_beyond_the_positions_is_refused_in_every_family(name: str, tmp
     ("model_type", "architecture", "nearest"),
     [
         ("qwen3_moe", "Qwen3MoeForCausalLM", "; the nearest one is 'qwen3'"),
-        ("xlm-roberta-xl", "XLMRobertaXLModel", "; the nearest one is 'xlm-roberta'"),
+        ("xlm-roberta-xxl", "XLMRobertaXXLModel", "; the nearest one is 'xlm-roberta-xl'"),
         ("ctrl", "CTRLModel", ""),
         ("luke", "LukeModel", ""),
     ],

@@ -33,7 +33,7 @@ from tests.model_matrix import (
     row_start,
     run,
 )
-from tests.zoo import CASES, FIRST_OF_FAMILY, Case, by_tier, encodings_of, hf_outputs, save_case
+from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, Case, by_tier, encodings_of, hf_outputs, save_case
 
 TOLERANCE = 2e-4
 BY_NAME = {case.name: case for case in CASES}
@@ -95,6 +95,21 @@ def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Pat
     expected = pooled(case, saved.rows, None)
     assert least_cosine(case, actual, expected) >= 0.999
     assert difference(actual, expected) > 1e-5  # it is not FP32 under another name
+
+
+@pytest.mark.usefixtures("_few_held_out_texts")
+@pytest.mark.parametrize("name", ["BartForSequenceClassification", "CLIPTextModelWithProjection", "EsmModel"])
+def test_ids_and_places_beyond_256_stay_exact_in_bf16(name: str, tmp_path: Path) -> None:
+    """BF16 has 8 bits: a graph that computes with token ids or with indices of a batch must not do so in it."""
+    if "BF16" not in cpu_capabilities():
+        pytest.skip("this CPU does not compute in bf16")
+    case = next(case for case in CASES if case.name == name)
+    case = replace(case, settings={**case.settings, "vocab_size": 40_000})
+    checkpoint = save_case(tmp_path / "checkpoint", case)
+    encodings = encodings_of(case, [MAX_TOKENS, 33, 2, 47] * 20, 40_000)
+    in_one_batch, _ = run(build_bf16(checkpoint, tmp_path / "bf16"), case.output, encodings)
+    _, alone = run(build_fp32(checkpoint, tmp_path / "fp32", None), case.output, encodings)
+    assert least_cosine(case, in_one_batch, alone) >= 0.999
 
 
 # Each feature matters: an engine without it is off by more than the tolerance, so the tests above would have failed.

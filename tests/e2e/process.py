@@ -23,6 +23,7 @@ _POLL_S = 0.02
 
 ROOT = Path(__file__).parents[2]
 BEI = (sys.executable, "-m", "bei")
+_PATH = os.pathsep.join((str(ROOT), str(ROOT / "build")))  # of this checkout, whichever is installed
 _IDS = {"BEI_OPENAI_TOKEN_IDS": "accept"}
 
 
@@ -30,7 +31,7 @@ def environment(home: Path, **extra: str) -> dict[str, str]:
     """A clean environment: no settings of whoever runs the tests, no hub, no measuring at every start. Tests send token
     ids where the engine's work must be known to the token."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    fixed = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "BEI_TUNE": "off"}
+    fixed = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": _PATH, "BEI_TUNE": "off"}
     return {**kept, **fixed, **_IDS, **extra}
 
 

@@ -1,4 +1,4 @@
-"""Every case of the zoo from ``save_pretrained`` to HTTP: what routes answer is what the HF classes compute.
+"""Cases of the zoo from ``save_pretrained`` to HTTP: what routes answer is what the HF classes compute.
 
 Several models share a server process, as many as start within the deadline. Texts of mixed lengths go in one request
 and one by one.
@@ -20,15 +20,28 @@ from bei.postprocess import unit_length
 from tests.bei_build.builds import build_artifact
 from tests.e2e.process import DEADLINE_S, Server, serve
 from tests.model_matrix import pooled
-from tests.zoo import CASES, MAX_TOKENS, Case, hf_outputs, save_case
+from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, Case, hf_outputs, save_case
 
 TOLERANCE = 2e-4
 MODELS_PER_SERVER = 16
-GROUPS = [CASES[start : start + MODELS_PER_SERVER] for start in range(0, len(CASES), MODELS_PER_SERVER)]
+
+# A class of each family, and each output with each tokenizer. The rest differs in mathematics, which parity tests hold.
+_QUICK = [*FIRST_OF_FAMILY, *{(case.tokenizer, case.output): case for case in reversed(CASES)}.values()]
+
+
+def groups() -> Iterator[Any]:
+    """Parameters: the cases of a server, those of the first tier before those of the second."""
+    for is_slow in (False, True):
+        cases = [case for case in CASES if (case not in _QUICK) == is_slow]
+        for start in range(0, len(cases), MODELS_PER_SERVER):
+            marks = pytest.mark.slow if is_slow else ()
+            yield pytest.param(cases[start : start + MODELS_PER_SERVER], id=cases[start].name, marks=marks)
+
+
 TEXTS = ["hello world", "a", "the cat sat on a mat", "Gr\u00fc\u00dfe, \u4e16\u754c!", "hello the world " * 20]
 
 
-@pytest.fixture(scope="module", params=GROUPS, ids=lambda cases: cases[0].name)
+@pytest.fixture(scope="module", params=groups())
 def served(
     request: pytest.FixtureRequest, env: Mapping[str, str], home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, dict[str, Path]]]:
@@ -36,7 +49,7 @@ def served(
     folder = tmp_path_factory.mktemp("matrix")
     checkpoints = {case.name: save_case(folder / case.name, case) for case in request.param}
     for name, checkpoint in checkpoints.items():
-        build_artifact(checkpoint, folder / "artifacts" / name, reference="engine")
+        build_artifact(checkpoint, folder / "artifacts" / name, reference="engine", max_seq_len=MAX_TOKENS)
     artifacts = [folder / "artifacts" / name for name in checkpoints]
     with serve([*artifacts, "--tokenizer-threads", "1", "--engine-threads", "1"], env, home) as server:
         yield server, checkpoints

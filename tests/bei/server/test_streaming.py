@@ -121,6 +121,25 @@ def test_a_client_that_leaves_in_the_middle_gives_everything_back(make_app: Make
     assert app.embed(input="a").status_code == 200
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_client_that_leaves_as_its_socket_empties_is_left(make_app: MakeApp, turns: int) -> None:
+    """A server that sees a client leave also wakes who waits for its socket: in the same turn of the loop, or near."""
+    app = make_app(FakeEngine(LIMITS))
+
+    async def leaves(num_sent: int) -> None:
+        if num_sent == 3:
+            client.leave()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    client = Client(app, leaves)
+    app.run(client.request())
+    assert not client.is_complete
+    assert len(client.sent) <= 4
+    assert num_open(app) == 0
+    assert counted(app, "499") == 1
+
+
 def test_a_client_that_takes_nothing_any_more_is_left(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_TAKE_S", 0.05)
     monkeypatch.setattr(http, "_BYTES_PER_S", 10**9)
