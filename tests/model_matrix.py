@@ -57,6 +57,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
 | `Qwen2ForRewardModel` | remote code: Qwen2 and two linear layers on the last token's state |
+| `NVEmbedModel` | remote code: Mistral, and latent attention on tokens; `tests/bei_build/families/test_nv_embed.py` |
 | `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 

@@ -34,7 +34,7 @@ _ONE_MORE = ("Gemma", "Nemotron")
 # These classes count positions over ids that are not padding; random ids may be, so positions are said.
 _COUNTED_POSITIONS = (
     *("roberta", "xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"),
-    *("mpnet", "esm"),
+    *("mpnet", "esm", "luke"),
 )
 
 
@@ -285,6 +285,7 @@ CASES: tuple[Case, ...] = (
     *_of("data2vec", "Data2VecText", _ROBERTA, _ALL, bpe_tokenizer),
     *_of("XLM-RoBERTa XL", "XLMRobertaXL", _ROBERTA, _ALL, unigram_tokenizer),
     *_of("RoBERTa-PreLayerNorm", "RobertaPreLayerNorm", _ROBERTA, _ALL, bpe_tokenizer),
+    *_of("LUKE", "Luke", {**_ROBERTA, "entity_vocab_size": 8, "entity_emb_size": 16}, _ALL, bpe_tokenizer),
     *_of("ERNIE", "Ernie", {**_ENCODER, "use_task_id": True, "task_type_vocab_size": 3}, _ALL, wordpiece_tokenizer),
     Case("ERNIE", "ErnieModel", {**_ENCODER, "use_task_id": False}, note="no kinds of tasks"),
     *_of("Megatron-BERT", "MegatronBert", _ENCODER, _ALL, wordpiece_tokenizer),

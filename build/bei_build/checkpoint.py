@@ -91,7 +91,11 @@ def read_checkpoint(
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
     spec = _spec(family, config, architecture)
     tokenizer = tokenizer_from_checkpoint(
-        folder, files.do_lower_case, files.markers, special_tokens=family.special_tokens
+        folder,
+        files.do_lower_case,
+        files.markers,
+        special_tokens=family.special_tokens,
+        ends_in_eos=getattr(config, "ends_in_eos", False),
     )
     if spec.embeddings.type_vocab_size > 1 and not gives_token_types(folder):
         drop_token_types(tokenizer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import operator
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,17 @@ from bei.errors import VerificationError
 from bei_build import memory
 from bei_build.checkpoint import Checkpoint
 from bei_build.model_weights import ModelWeights
-from bei_build.spec import Activation, ActivationSpec, DenseSpec, HeadLayer, HeadSpec, NormLayerSpec, NormSpec, Pooling
+from bei_build.spec import (
+    Activation,
+    ActivationSpec,
+    DenseSpec,
+    HeadLayer,
+    HeadSpec,
+    LatentAttentionSpec,
+    NormLayerSpec,
+    NormSpec,
+    Pooling,
+)
 
 # Models of this many bytes of FP32 weights are widened module by module, if they are stored in one 16-bit type. The
 # numbers are the same, and no more of the weights lies in memory as FP32 than one module's; a text takes longer by
@@ -152,7 +163,30 @@ class HFReference:
             return self._norm(states, layer.name, layer.norm)
         if isinstance(layer, ActivationSpec):
             return self._activate(states, layer.activation)
+        if isinstance(layer, LatentAttentionSpec):
+            return self._latent_attention(states, layer)
         return functional.normalize(states, dim=-1)
+
+    def _latent_attention(self, states: Any, layer: LatentAttentionSpec) -> Any:
+        functional, weights = self._torch.nn.functional, self._weights
+
+        def linear(rows: Any, part: str) -> Any:
+            return functional.linear(
+                rows, weights[f"{layer.name}.{part}.weight"], weights.get(f"{layer.name}.{part}.bias")
+            )
+
+        def norm(rows: Any, part: str) -> Any:
+            return self._norm(rows, f"{layer.name}.{part}", layer.norm)
+
+        def by_head(rows: Any) -> Any:
+            return rows.view(1, len(rows), layer.num_heads, layer.head_dim).transpose(1, 2)
+
+        query = linear(norm(states, "norm"), "query")
+        key, value = linear(norm(weights[f"{layer.name}.latents.weight"], "latents_norm"), "key_value").chunk(2, -1)
+        context = functional.scaled_dot_product_attention(by_head(query), by_head(key), by_head(value))
+        states = states + linear(context[0].transpose(0, 1).flatten(1), "output")
+        up, gate = linear(norm(states, "mlp_norm"), "mlp.up").chunk(2, -1)
+        return states + linear(up * functional.gelu(gate), "mlp.down")
 
     def _norm(self, states: Any, name: str, norm: NormSpec) -> Any:
         functional, width = self._torch.nn.functional, states.shape[-1:]
@@ -232,9 +266,14 @@ def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any) -> Any:
 
     assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
     name, *modules = checkpoint.family.reference_class.split(".")
+    renamed = {f"^{re.escape(name)}": "" for name in (checkpoint.family.reference_prefix,) if name}
     try:
         model = getattr(transformers, name).from_pretrained(
-            checkpoint.folder, config=checkpoint.config, dtype=dtype, attn_implementation=implementation
+            checkpoint.folder,
+            config=checkpoint.config,
+            dtype=dtype,
+            attn_implementation=implementation,
+            key_mapping=renamed or None,
         )
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error

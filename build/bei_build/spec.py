@@ -16,6 +16,7 @@ from bei_build.weight_shapes import (
     convolution_weights,
     decoder_weights,
     embedding_weights,
+    latent_attention_weights,
     layer_weights,
     linear_weights,
     norm_weights,
@@ -301,7 +302,25 @@ class NormalizeSpec:
     """L2 normalization inside a head. A final one is not in the graph: the runtime normalizes."""
 
 
-HeadLayer: TypeAlias = DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpec
+@dataclass(frozen=True)
+class LatentAttentionSpec:
+    """Every token looks at ``num_latents`` learned rows and goes through a gated MLP, each with a norm in front and a
+    residual sum (NV-Embed, arXiv:2405.17428, section 3.1).
+
+    Its weights are ``{name}.latents.weight`` and those of ``norm``, ``latents_norm``, ``query``, ``key_value`` (keys,
+    then values), ``output``, ``mlp_norm``, ``mlp.up`` (inputs, then gates) and ``mlp.down``.
+    """
+
+    name: str
+    width: int
+    num_latents: int
+    num_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm: NormSpec
+
+
+HeadLayer: TypeAlias = DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpec | LatentAttentionSpec
 
 
 @dataclass(frozen=True)
@@ -328,6 +347,8 @@ class HeadSpec:
                 yield from linear_weights(layer.name, layer.out_features, layer.in_features, layer.bias)
             elif isinstance(layer, NormLayerSpec):
                 yield from norm_weights(layer.name, layer.norm, layer.width)
+            elif isinstance(layer, LatentAttentionSpec):
+                yield from latent_attention_weights(layer)
 
 
 @dataclass(frozen=True)

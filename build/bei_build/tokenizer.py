@@ -30,13 +30,18 @@ _GENERIC_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "Tokenizer
 
 
 def tokenizer_from_checkpoint(
-    folder: Path, do_lower_case: bool, markers: Sequence[str] = (), *, special_tokens: bool = True
+    folder: Path,
+    do_lower_case: bool,
+    markers: Sequence[str] = (),
+    *,
+    special_tokens: bool = True,
+    ends_in_eos: bool = False,
 ) -> Tokenizer:
     """The tokenizer of ``folder``. Raises TokenizerError.
 
     ``do_lower_case`` (sentence_bert_config.json) puts a Lowercase normalizer in front, as sentence-transformers does.
     ``markers`` are beginnings of texts that are one token each, if the vocabulary has them. Without ``special_tokens``
-    nothing is added to a text.
+    nothing is added to a text; with ``ends_in_eos`` EOS is, whatever the files say.
     """
     path = folder / "tokenizer.json"
     if path.is_file():
@@ -54,6 +59,8 @@ def tokenizer_from_checkpoint(
         normalizers: list[Normalizer] = before
         tokenizer.normalizer = NormalizerSequence(normalizers)
     _keep_whole(tokenizer, markers)
+    if ends_in_eos:
+        _end_in_eos(tokenizer, folder)
     if not special_tokens:
         tokenizer.post_processor = ProcessorSequence(_without_templates(tokenizer.post_processor))
     tokenizer.no_truncation()
@@ -135,6 +142,20 @@ def _add_asked_tokens(tokenizer: Tokenizer, folder: Path) -> None:
     if all(ids[kind] in added for kind in asked) or not set(added) <= set(ids.values()):  # or more than those two
         return
     _surround(tokenizer, {kind: named[kind] for kind in ids if kind in asked or ids[kind] in added})
+
+
+def _end_in_eos(tokenizer: Tokenizer, folder: Path) -> None:
+    """Put EOS behind texts unless it is there. Raises TokenizerError."""
+    named = special_tokens(folder)
+    bos, eos = named.get("bos_token"), named.get("eos_token")
+    added = tokenizer.encode("").tokens
+    if eos is None or not set(added) <= {bos, eos}:
+        raise TokenizerError(
+            f"Texts of this model end in EOS; the tokenizer in {folder} puts {added} around them, and its EOS is "
+            f"{eos!r}: name eos_token in tokenizer_config.json, or choose another checkpoint."
+        )
+    if eos not in added:
+        _surround(tokenizer, {"bos": bos if bos in added else None, "eos": eos})
 
 
 def gives_token_types(folder: Path) -> bool:

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from bei_build.spec import AttentionSpec, ConvolutionSpec, DecoderSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
+    from bei_build.spec import (
+        AttentionSpec,
+        ConvolutionSpec,
+        DecoderSpec,
+        EmbeddingsSpec,
+        LatentAttentionSpec,
+        LayerSpec,
+        MLPSpec,
+        NormSpec,
+    )
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -36,6 +45,19 @@ def convolution_weights(convolution: ConvolutionSpec, hidden: int) -> Iterator[t
     yield "convolution.weight", (hidden, hidden, convolution.kernel_size)
     yield "convolution.bias", (hidden,)
     yield from norm_weights("convolution.norm", convolution.norm, hidden)
+
+
+def latent_attention_weights(layer: LatentAttentionSpec) -> Iterator[tuple[str, Shape]]:
+    """A head's attention to learned rows, and its MLP."""
+    name, width, inner = layer.name, layer.width, layer.num_heads * layer.head_dim
+    yield f"{name}.latents.weight", (layer.num_latents, width)
+    for norm in ("norm", "latents_norm", "mlp_norm"):
+        yield from norm_weights(f"{name}.{norm}", layer.norm, width)
+    yield from linear_weights(f"{name}.query", inner, width, bias=False)
+    yield from linear_weights(f"{name}.key_value", 2 * inner, width, bias=False)
+    yield from linear_weights(f"{name}.output", width, inner, bias=False)
+    yield from linear_weights(f"{name}.mlp.up", 2 * layer.intermediate_size, width, bias=True)
+    yield from linear_weights(f"{name}.mlp.down", width, layer.intermediate_size, bias=True)
 
 
 def decoder_weights(decoder: DecoderSpec, hidden: int) -> Iterator[tuple[str, Shape]]:

@@ -215,7 +215,7 @@ def test_a_length_beyond_the_positions_is_refused_in_every_family(name: str, tmp
         ("qwen3_moe", "Qwen3MoeForCausalLM", "; the nearest one is 'qwen3'"),
         ("xlm-roberta-xxl", "XLMRobertaXXLModel", "; the nearest one is 'xlm-roberta-xl'"),
         ("ctrl", "CTRLModel", ""),
-        ("luke", "LukeModel", ""),
+        ("mobilebert", "MobileBertModel", ""),
     ],
 )
 def test_an_unknown_type_names_the_nearest_of_its_stem_and_no_other(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.bei_build.families import nv_embed
 from tests.checkpoints import MAX_TOKENS, Dense, Normalize, bpe_tokenizer, unigram_tokenizer, write_json
 from tests.coverage import shapes, stored, tokenizers
 from tests.coverage.embedders import UNIT, bare, embedder, without_prefix
@@ -218,7 +219,16 @@ _JINA_CODE = "jinaai/xlm-roberta-flash-implementation--"
 REMOTE = (
     Entry(
         "nvidia/NV-Embed-v2",
-        remote("nvembed", "NVEmbedModel", "modeling_nvembed.NVEmbedModel"),
+        embedder(
+            "MistralModel",
+            {**shapes.MISTRAL, "sliding_window": None},
+            tokenizer=bpe_tokenizer,
+            unmasked=True,
+            last_token="</s>",
+            prepare=(nv_embed.around,),
+            behind=nv_embed.latent_attention,
+            tail=UNIT,
+        ),
         "remote code: latent attention behind the layers",
     ),
     Entry(

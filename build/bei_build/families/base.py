@@ -60,7 +60,8 @@ class Family:
     ``reference_class`` names the transformers class that engines are verified with: it loads the checkpoint's backbone
     and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
     decoder too). Behind a dot is the module in it that gives them. None: transformers has no such class, and engines
-    are verified with bei's own FP32 engine.
+    are verified with bei's own FP32 engine. ``reference_prefix`` is what the checkpoint puts before that class's names,
+    where the class does not know it.
     ``position_limit``: the config's ``max_position_embeddings`` (or the position table) says how long a text may be.
     Without one nothing in the model limits a text, and ``usual_length`` is how many tokens of it are read where no file
     says it.
@@ -78,8 +79,9 @@ class Family:
 
     Unless ``special_tokens`` nothing is put around texts. Unless ``pools_unknown`` the token of what is in no
     vocabulary is left out of means. ``stored_sizes``: no config says how many rows and columns the table of words has.
-    A config may have two keys of ours, from ``translate``: ``usual_length``, the tokens of a text that are read if
-    nothing else is said (None: all), and ``unit_length``, whether vectors are made so.
+    A config may have keys of ours, from ``translate``: ``usual_length``, the tokens of a text that are read if
+    nothing else is said (None: all), ``unit_length``, whether vectors are made so, and ``ends_in_eos``, whether every
+    text ends in the tokenizer's EOS, whatever the tokenizer's files say.
     """
 
     model_type: str
@@ -93,6 +95,7 @@ class Family:
     attention_keys: tuple[str, ...] = ()
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     reference_class: str | None = "AutoModel"
+    reference_prefix: str = ""
     position_limit: bool = True
     usual_length: int | None = None
     score_factor: Callable[[Any], float] | None = None

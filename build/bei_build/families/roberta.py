@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692) and models of its form: XLM-RoBERTa (arXiv:1911.02116), CamemBERT
-(arXiv:1911.03894), data2vec for text (arXiv:2202.03555). With their norms in front: XLM-RoBERTa XL (arXiv:2105.00572),
-efficient_mlm (arXiv:2202.08005).
+(arXiv:1911.03894), data2vec for text (arXiv:2202.03555), LUKE for texts without entities (arXiv:2010.01057). With their
+norms in front: XLM-RoBERTa XL (arXiv:2105.00572), efficient_mlm (arXiv:2202.08005).
 
 BERT, but positions are counted from ``pad_token_id + 1`` (transformers: create_position_ids_from_input_ids).
 """
@@ -79,4 +79,19 @@ PRE_NORM_FAMILY = replace(
         "final_norm": "LayerNorm",
     },
     spec_from_config=_pre_norm_spec_from_config,
+)
+
+_LUKE = _family("luke", "Luke", "luke.")
+# What layers ask entities by.
+_ENTITY_QUERIES = tuple(
+    f"encoder.layer.{index}.attention.self.{name}_query" for index in range(64) for name in ("w2e", "e2w", "e2e")
+)
+LUKE_FAMILY = replace(
+    _LUKE,
+    architectures={
+        **_LUKE.architectures,
+        "LukeForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
+    },
+    weights={**_LUKE.weights, "pooler": "pooler.dense"},
+    unused=(*_LUKE.unused, "entity_embeddings.", "entity_predictions.", *_ENTITY_QUERIES),
 )

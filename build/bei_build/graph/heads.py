@@ -12,12 +12,14 @@ from collections.abc import Callable
 import numpy as np
 
 from bei_build.graph.activation import emit_activation
+from bei_build.graph.latents import emit_latent_attention
 from bei_build.graph.writer import DType, FloatArray, GraphWriter
 from bei_build.spec import (
     ActivationSpec,
     DenseSpec,
     HeadLayer,
     HeadSpec,
+    LatentAttentionSpec,
     ModelSpec,
     NormalizeSpec,
     NormLayerSpec,
@@ -78,6 +80,9 @@ class HeadEmitter:
             return graph.op("LayerNormalization", inputs, name, axis=-1, epsilon=layer.norm.eps)
         if isinstance(layer, ActivationSpec):
             return emit_activation(graph, value, layer.activation, name)
+        if isinstance(layer, LatentAttentionSpec):
+            assert not in_fp32  # it is the first layer on tokens
+            return emit_latent_attention(graph, self._read, value, layer, name)
         norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
         floor = graph.constant(1e-12, np.float32)  # torch.nn.functional.normalize's eps
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)
@@ -122,9 +127,7 @@ class _PoolingEmitter:
         """The packed position of each sequence's last token ``marked_id``; of its last token, if there is none."""
         assert self._marked_id is not None
         graph = self._graph
-        assert self._marked_id is not None
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
-        assert self._marked_id is not None
         marked = graph.op("Equal", [self._ids(), graph.constant(self._marked_id, np.int32)], f"{name}.marked")
         # The position of every marked slot, -1 for others. Slots behind the end repeat the last token's.
         found = graph.op("Where", [marked, pad_index, graph.constant(-1, np.int32)], f"{name}.found")
