@@ -1,0 +1,91 @@
+"""How many connections the process has descriptors for, and a listener that runs out of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from bei.errors import ConfigError
+from bei.server.descriptors import Listener, fitting_connections
+
+
+def limited_to(monkeypatch: pytest.MonkeyPatch, limit: int, num_open: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(os, "listdir", lambda _: ["0"] * num_open)
+
+
+def test_connections_are_as_many_as_there_are_descriptors_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited_to(monkeypatch, 1000, 100)
+    room = fitting_connections(10_000)
+    assert 700 < room < 900
+    assert f"from 10000 to {room}" in caplog.text
+    caplog.clear()
+    assert fitting_connections(room) == room
+    assert not caplog.text
+    limited_to(monkeypatch, resource.RLIM_INFINITY, 100)
+    assert fitting_connections(10_000) == 10_000
+
+
+def test_a_process_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited_to(monkeypatch, 100, 50)
+    with pytest.raises(ConfigError, match="limit of 100 open files leaves none"):
+        fitting_connections(10)
+
+
+class Socket:
+    """A listening socket of which ``accept`` does what the test says, each time another thing."""
+
+    def __init__(self, real: socket.socket, *steps: Callable[[], object]) -> None:
+        self._real = real
+        self._steps = list(steps)
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def setblocking(self, flag: bool) -> None:
+        self._real.setblocking(flag)
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self._steps:
+            self._steps.pop(0)()
+        return self._real.accept()
+
+
+def fails(number: int) -> Callable[[], object]:
+    def fail() -> None:
+        raise OSError(number, "no")
+
+    return fail
+
+
+@pytest.mark.parametrize(("number", "makes_room"), [(errno.EMFILE, 1), (errno.ECONNABORTED, 0)])
+def test_a_listener_outlives_what_accept_raises(number: int, makes_room: int) -> None:
+    """Out of descriptors it makes room and tries again; of a client that has left it takes no notice."""
+    room: list[int] = []
+
+    class Greeting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"hello")
+            transport.close()
+
+    async def run() -> bytes:
+        with socket.create_server(("127.0.0.1", 0)) as real:
+            listener = Listener(Socket(real, fails(number)), Greeting, lambda: room.append(1))  # type: ignore[arg-type]
+            reader, writer = await asyncio.open_connection(*real.getsockname())
+            found = await reader.read()
+            writer.close()
+            listener.close()
+            await listener.wait_closed()
+            return found
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == b"hello"
+    assert len(room) == makes_room
