@@ -20,7 +20,6 @@ from transformers.models.auto import modeling_auto
 
 from bei.artifact import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
-from bei_build import verification
 from bei_build.targets.openvino import cpu_capabilities
 from tests.bei_build.builds import build_artifact, running
 from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, Case, encodings_of, hf_outputs, save_case, widened
@@ -204,8 +203,6 @@ def main() -> None:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # tiny matrices are slower on several
-    texts = verification.held_out_texts()[::6]  # what is measured here is not the certificate
-    verification.held_out_texts = lambda: texts
     title = "Small: hidden size 32, 3 layers, heads of 8 or 12"
     if arguments.width:
         title = f"Realistic widths: hidden size {arguments.width}, {arguments.layers} layers, heads of 64"

@@ -533,11 +533,14 @@ CASES: tuple[Case, ...] = (
 FIRST_OF_FAMILY: tuple[Case, ...] = tuple({case.family: case for case in reversed(CASES)}.values())[::-1]
 
 
-def by_tier() -> list[Any]:
-    """Parameters of a test that asks every case: those that are neither the first of their family nor special have
-    mathematics that others have too, and are in the second tier."""
-    quick = {*(case.name for case in FIRST_OF_FAMILY), *(case.name for case in CASES if case.note)}
-    return [pytest.param(case, id=case.name, marks=() if case.name in quick else pytest.mark.slow) for case in CASES]
+# Those that say what is special about them.
+SPECIAL: tuple[Case, ...] = tuple(case for case in CASES if case.note)
+
+
+def by_tier(*first: Case) -> list[Any]:
+    """Parameters of a test that asks every case, ``first`` in the first tier and the others in the second: what these
+    compute is in a class of their family or in a special case too."""
+    return [pytest.param(case, id=case.name, marks=() if case in first else pytest.mark.slow) for case in CASES]
 
 
 def config_of(case: Case) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.console import Console
 from bei.artifact import Artifact, Manifest, load
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
 from bei.engine import load_engine
+from bei_build import verification
 from bei_build.config import BuildConfig
 from bei_build.pipeline import OpenEngine, build
 from bei_build.progress import Progress
@@ -29,10 +31,17 @@ def silent() -> Progress:
     return Progress(Console(file=io.StringIO()))
 
 
-def build_artifact(checkpoint: Path, out: Path, open_engine: OpenEngine = open_engine, **settings: Any) -> Artifact:
-    """Build ``checkpoint`` into ``out`` (target cpu, FP32 unless told otherwise) and load it as a server would."""
+def build_artifact(
+    checkpoint: Path, out: Path, open_engine: OpenEngine = open_engine, *, all_texts: bool = False, **settings: Any
+) -> Artifact:
+    """Build ``checkpoint`` into ``out`` (target cpu, FP32 unless told otherwise) and load it as a server would.
+
+    Verified with every sixth held-out text unless with ``all_texts``: half of a tiny model's build goes into those.
+    """
     settings = {"precision": "fp32", **settings}
-    build(BuildConfig(model=str(checkpoint), out=str(out), **settings), open_engine, silent())
+    texts = verification.held_out_texts()[:: 1 if all_texts else 6]
+    with mock.patch.object(verification, "held_out_texts", return_value=texts):
+        build(BuildConfig(model=str(checkpoint), out=str(out), **settings), open_engine, silent())
     return load(out)
 
 

@@ -24,8 +24,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def artifact(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    out = tmp_path_factory.mktemp("first") / "artifact"
-    return build_artifact(checkpoint, out, precision=request.param, reference="hf")
+    return built(checkpoint, tmp_path_factory.mktemp("first") / "artifact", request.param)
+
+
+def built(checkpoint: Path, out: Path, precision: str) -> Artifact:
+    """As the command builds it."""
+    return build_artifact(checkpoint, out, precision=precision, reference="hf", all_texts=True)
 
 
 def assert_same(artifact: Artifact, first: Artifact) -> None:
@@ -39,7 +43,7 @@ def test_a_build_after_another_build_gives_the_same_bytes(
     artifact: Artifact, checkpoint: Path, bert: Path, tmp_path: Path
 ) -> None:
     build_artifact(bert, tmp_path / "other")
-    again = build_artifact(checkpoint, tmp_path / "again", precision=artifact.manifest.precision, reference="hf")
+    again = built(checkpoint, tmp_path / "again", artifact.manifest.precision)
     assert_same(again, artifact)
 
 
@@ -60,7 +64,7 @@ def test_the_time_and_place_of_the_checkpoint_do_not_matter(
         if file.is_file():
             (copy / file.relative_to(checkpoint)).parent.mkdir(parents=True, exist_ok=True)
             (copy / file.relative_to(checkpoint)).write_bytes(file.read_bytes())
-    again = build_artifact(copy, tmp_path / "again", precision=artifact.manifest.precision, reference="hf")
+    again = built(copy, tmp_path / "again", artifact.manifest.precision)
     assert_same(again, artifact)
 
 

@@ -12,7 +12,6 @@ import transformers
 
 from bei.artifact import Artifact
 from bei.core import Encoding, Float32Array
-from bei_build import verification
 from bei_build.checkpoint import read_checkpoint
 from bei_build.families import FAMILIES
 from bei_build.families.base import Family
@@ -20,6 +19,7 @@ from bei_build.location import locate
 from bei_build.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from bei_build.targets.openvino import OpenVINOCompiler, cpu_capabilities
 from tests.bei_build.builds import embed, open_engine
+from tests.bei_build.reading import read
 from tests.model_matrix import (
     DOCUMENT,
     LENGTHS,
@@ -33,7 +33,7 @@ from tests.model_matrix import (
     row_start,
     run,
 )
-from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, Case, by_tier, encodings_of, hf_outputs, save_case
+from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, SPECIAL, Case, by_tier, encodings_of, hf_outputs, save_case
 
 TOLERANCE = 2e-4
 BY_NAME = {case.name: case for case in CASES}
@@ -55,19 +55,19 @@ def save(case: Case, folder: Path) -> Saved:
     return Saved(case, folder, encodings, hf_outputs(folder, case, encodings))
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: str(case.name))
+@pytest.fixture(scope="module", params=by_tier(*FIRST_OF_FAMILY, *SPECIAL))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return save(request.param, tmp_path_factory.mktemp("matrix") / "checkpoint")
 
 
-@pytest.fixture
-def _few_held_out_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To be quick. The builds of the features below are certified with all of them."""
-    texts = verification.held_out_texts()[::6]
-    monkeypatch.setattr(verification, "held_out_texts", lambda: texts)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
+def test_every_case_is_read_with_all_its_weights(case: Case, tmp_path: Path) -> None:
+    checkpoint = read(save_case(tmp_path / "checkpoint", case))
+    with checkpoint.weights() as weights:
+        for name, shape in checkpoint.spec.weights():
+            assert weights.read(name).shape == shape
 
 
-@pytest.mark.usefixtures("_few_held_out_texts")
 def test_the_fp32_engine_equals_the_hf_class_in_batches_and_alone(saved: Saved, tmp_path: Path) -> None:
     case = saved.case
     for pooling in poolings_of(case):
@@ -84,8 +84,7 @@ def test_the_fp32_engine_equals_the_hf_class_in_batches_and_alone(saved: Saved, 
         assert artifact.certificate.outputs[0].cosine_mean >= 0.99999
 
 
-@pytest.mark.usefixtures("_few_held_out_texts")
-@pytest.mark.parametrize("saved", by_tier(), indirect=True)
+@pytest.mark.parametrize("saved", by_tier(*FIRST_OF_FAMILY), indirect=True)
 def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Path) -> None:
     if "BF16" not in cpu_capabilities():
         pytest.skip("this CPU does not compute in bf16")
@@ -97,7 +96,6 @@ def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Pat
     assert difference(actual, expected) > 1e-5  # it is not FP32 under another name
 
 
-@pytest.mark.usefixtures("_few_held_out_texts")
 @pytest.mark.parametrize("name", ["BartForSequenceClassification", "CLIPTextModelWithProjection", "EsmModel"])
 def test_ids_and_places_beyond_256_stay_exact_in_bf16(name: str, tmp_path: Path) -> None:
     """BF16 has 8 bits: a graph that computes with token ids or with indices of a batch must not do so in it."""

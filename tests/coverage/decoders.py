@@ -225,6 +225,7 @@ REMOTE = (
             tokenizer=bpe_tokenizer,
             unmasked=True,
             last_token="</s>",
+            changes={"architectures": ["NVEmbedModel"], "model_type": "nvembed"},
             prepare=(nv_embed.around,),
             behind=nv_embed.latent_attention,
             tail=UNIT,

@@ -23,6 +23,7 @@ REMOTE_CODE = (
     "NewForSequenceClassification",
     "NewForTokenClassification",
     "NewModel",
+    "NVEmbedModel",
     "NomicBertForPreTraining",
     "Qwen2ForRewardModel",
     "StaticEmbedding",
