@@ -21,6 +21,7 @@ from tests.bei_build.targets.tiny import (
     case_named,
     graph_of,
     graph_of_checkpoint,
+    latent_spec,
     read_case,
     static_spec,
     tiny_spec,
@@ -120,6 +121,12 @@ def test_the_zoo_has_every_lowering() -> None:
 def test_biases_by_position_compile(trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType) -> None:
     path = graph_of(tiny_spec(**attention), tmp_path, dtype)
     assert compiled(trt, edited(path, forbid_decomposition))
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+def test_latent_attention_and_means_behind_a_prompt_compile(trt: ModuleType, tmp_path: Path, dtype: DType) -> None:
+    assert compiled(trt, graph_of(latent_spec(), tmp_path, dtype))
 
 
 @needs_rtx

@@ -22,6 +22,7 @@ from bei_build.spec import (
     EmbeddingsSpec,
     ExpertsSpec,
     HeadSpec,
+    LatentAttentionSpec,
     ModelSpec,
     NormalizeSpec,
     NormSpec,
@@ -68,6 +69,14 @@ def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",
     spec = family.spec_from_config(config, next(iter(family.architectures)))
     layers = tuple(replace(layer, attention=replace(layer.attention, **attention)) for layer in spec.layers)
     return replace(spec, layers=layers, heads=(HeadSpec("embedding", pooling),))
+
+
+def latent_spec() -> ModelSpec:
+    """With NV-Embed's head: no model of transformers has it."""
+    latent = LatentAttentionSpec(
+        "latent", HIDDEN, 8, num_heads=2, head_dim=16, intermediate_size=128, norm=NormSpec(1e-5)
+    )
+    return replace(tiny_spec(), heads=(HeadSpec("embedding", ("mean",), token_layers=(latent,)),), pools_prompt=False)
 
 
 def static_spec(unpooled_id: int | None) -> ModelSpec:
