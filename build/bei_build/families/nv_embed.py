@@ -15,6 +15,7 @@ from bei_build.families.llama import MISTRAL_FAMILY
 from bei_build.spec import HeadSpec, LatentAttentionSpec, ModelSpec, NormSpec
 
 _BLOCKS = "latent_attention_model.cross_attend_blocks"
+_SIZES = ("num_latents_value", "num_cross_heads", "cross_dim_head", "latent_dim", "hidden_dim")
 _MLP_RATIO = 4  # the code's own
 _NORM = NormSpec(eps=1e-5)  # torch's default
 
@@ -26,6 +27,9 @@ def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     text, latent = raw.get("text_config"), raw.get("latent_attention_config")
     if not isinstance(text, dict) or not isinstance(latent, dict):
         raise CheckpointError("config.json of NV-Embed lacks text_config or latent_attention_config.")
+    wrong = [key for key in _SIZES if not isinstance(latent.get(key), int) or latent[key] < 1]
+    if wrong:
+        raise CheckpointError(f"latent_attention_config has {wrong[0]} {latent.get(wrong[0])!r}: a number above 0.")
     if raw.get("padding_side", "right") != "right":
         raise CheckpointError(
             "config.json has padding_side = 'left', with which the code counts instructions: 'right'."

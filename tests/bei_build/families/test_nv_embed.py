@@ -75,7 +75,7 @@ def test_prompts_need_a_word_about_the_mean(folder: Path, tmp_path: Path) -> Non
     assert embedding.pools_prompt is False
 
 
-_NARROW = {"latent_dim": 8, "hidden_dim": 32, "output_normalize": True}
+_SIZES = {"num_latents_value": 7, "num_cross_heads": 3, "cross_dim_head": 10, "latent_dim": 32, "hidden_dim": 32}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,9 @@ _NARROW = {"latent_dim": 8, "hidden_dim": 32, "output_normalize": True}
     [
         ({"latent_attention_config": None}, "lacks text_config or latent_attention_config"),
         ({"padding_side": "left"}, "padding_side = 'left'"),
-        ({"latent_attention_config": _NARROW}, "latent_dim 8 and hidden_dim 32, and states of 32"),
+        ({"latent_attention_config": {**_SIZES, "latent_dim": 8}}, "latent_dim 8 and hidden_dim 32, and states of 32"),
+        ({"latent_attention_config": {**_SIZES, "cross_dim_head": "x"}}, "has cross_dim_head 'x': a number above 0"),
+        ({"latent_attention_config": {**_SIZES, "num_latents_value": 9}}, "Tensor latent.* has shape"),
     ],
 )
 def test_what_the_family_does_not_describe_is_refused(changes: dict[str, Any], message: str, folder: Path) -> None:
