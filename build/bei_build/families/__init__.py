@@ -136,11 +136,11 @@ def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> 
             read = (family.variant and family.variant(config)) or family
             if architecture in read.architectures:
                 return read
-    own = [name for family in FAMILIES if family.model_type == model_type for name in family.architectures]
+    own = next((family for family in FAMILIES if family.model_type == model_type), None)
     if own:
         raise UnsupportedArchitectureError(
             f"Architecture {architecture} of model_type {model_type!r} is not supported; of this type bei builds "
-            f"{', '.join(own)}."
+            f"{', '.join(own.architectures)}."
         )
     related = [family.model_type for family in FAMILIES if _stem(family.model_type) == _stem(model_type)]
     nearest = difflib.get_close_matches(model_type, related, n=1, cutoff=0.0)
