@@ -5,7 +5,6 @@ Every task checks first that the model has it (TaskNotSupportedError), and raise
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from bei.offload import off_loop
 from bei.port import UNIT_EMBEDDING
 from bei.postprocess import apply_function, unit_length
 from bei.service import Answer, InferenceService, ModelInput
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input
+from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
 
 # Indices into the vocabulary, ascending, and their weights.
 SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
@@ -32,7 +31,6 @@ SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
 # What is made of more numbers, or more sparse vectors, is made off the event loop: less takes half a millisecond.
 _MANY_NUMBERS = 100_000
 _MANY_TEXTS = 32
-_MANY_CHARS = 1_000_000  # of templates to be filled
 
 # What a model with a task can do, for messages.
 PHRASES = {
@@ -310,20 +308,13 @@ async def rerank(
     """
     require(service, "rerank")
     template = service.manifest.rerank_template
-    inputs: Seq[Input] = [(query, document) for document in documents]
+    inputs = [(query, document) for document in documents]
     if template is not None:
         if instruction is not None and "{instruction}" not in template.body:
             raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
         chosen = template.instruction if instruction is None else instruction
-        parts = {"query": query, "instruction": chosen}
-        body = template.body
-
-        def filled() -> Seq[Input]:
-            return [_filled(body, {**parts, "document": document}) for document in documents]
-
-        num_chars = len(documents) * len(query) + sum(map(len, documents))
-        inputs = await off_loop(filled) if num_chars > _MANY_CHARS else filled()
-        options = replace(options, framed=True)
+        # Filled chunk by chunk: all at once, a long query would stand in memory as often as there are documents.
+        options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
     answer = await service.infer(inputs, ticket=ticket, outputs={"logits"}, options=options)
@@ -431,11 +422,6 @@ def _sides_of(prompt: str) -> tuple[str, str]:
 def _no_prompt(manifest: Manifest, name: str) -> str:
     known = ", ".join(manifest.prompts) or "none"
     return f"{manifest.name} has no prompt for {name!r}. Its prompts: {known}."
-
-
-def _filled(body: str, parts: dict[str, str]) -> str:
-    """``body`` with its slots filled; what looks like a slot inside a part stays as it is."""
-    return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], body)
 
 
 def _nonzero(row: Row) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -54,15 +55,28 @@ _MOST_CHARS_AT_ONCE = 250_000
 Input: TypeAlias = "str | tuple[str, str]"
 
 
+class PairTemplate(NamedTuple):
+    """The text that a language model reads a pair as: ``body`` with ``{query}``, ``{document}``, ``{instruction}``."""
+
+    body: str
+    instruction: str
+
+    def filled(self, pair: Input) -> str:
+        """What looks like a slot inside a part stays as it is."""
+        parts = {"query": pair[0], "document": pair[1], "instruction": self.instruction}
+        return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], self.body)
+
+
 @dataclass(frozen=True)
 class EncodingOptions:
     """How one request wants its inputs encoded.
 
     ``truncate`` None is as the server is configured. ``max_tokens`` lowers the model's limit, special tokens counted.
     ``direction`` is the side that is cut off. ``framed``: inputs stand between the tokens of the model's frame, and
-    only they are cut. ``with_spans``: encodings say where in the text their tokens lie. ``whole``: tokens beyond the
-    model's limit are kept; for counting, not for an engine. ``expansion``: short inputs are filled up with its tokens.
-    ``unpooled_prompt``: what stands in front of every text and is left out of its mean.
+    only they are cut. ``template``: inputs are pairs, and read as its text. ``with_spans``: encodings say where in the
+    text their tokens lie. ``whole``: tokens beyond the model's limit are kept; for counting, not for an engine.
+    ``expansion``: short inputs are filled up with its tokens. ``unpooled_prompt``: what stands in front of every text
+    and is left out of its mean.
     """
 
     truncate: bool | None = None
@@ -70,6 +84,7 @@ class EncodingOptions:
     max_tokens: int | None = None
     add_special_tokens: bool = True
     framed: bool = False
+    template: PairTemplate | None = None
     with_spans: bool = False
     whole: bool = False
     expansion: Expansion | None = None
@@ -129,6 +144,8 @@ class TextEncoder:
         Raises InvalidRequestError where one is too long and may not be cut.
         """
         truncate = self._auto_truncate if options.truncate is None else options.truncate
+        if options.template is not None:
+            inputs = [options.template.filled(pair) for pair in inputs]
         words = self._words if options.is_plain else None
         if words is None or not all(isinstance(text, str) for text in inputs):
             encodings = self._encode_by_library(inputs, options, common)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -398,6 +399,18 @@ def test_what_looks_like_a_slot_in_a_query_or_document_stays_as_it_is(part: str,
     answer_of(save_reranker(tmp_path / "tiny", template), engine, lambda s: rerank(s, part, [part]))
     framed = [*ids_of("the"), *ids_of(f"{part}:{part}")[: LIMITS.max_seq_len - 2], *ids_of("!")]
     assert sequences_of(engine.batches[0]) == [framed]
+
+
+def test_a_long_query_does_not_stand_in_memory_once_for_each_document(tmp_path: Path) -> None:
+    artifact = save_reranker(tmp_path / "tiny", TEMPLATE)
+    tracemalloc.start()
+    try:
+        answer_of(
+            artifact, HeadEngine("logits", 1, length_head), lambda s: rerank(s, "cat " * 75_000, ["world"] * 1000)
+        )
+        assert tracemalloc.get_traced_memory()[1] < 64e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_long_document_is_cut_and_the_template_s_end_is_not(tmp_path: Path) -> None:
