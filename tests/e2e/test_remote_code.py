@@ -50,11 +50,13 @@ def server(
         yield server
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_vectors_over_http_are_those_of_the_original_code(
-    name: str, server: Server, checkpoints: dict[str, Path]
-) -> None:
-    folder, (_, states) = checkpoints[name], MODELS[name]
+def test_vectors_over_http_are_those_of_the_original_code(server: Server, checkpoints: dict[str, Path]) -> None:
+    for name, (_, states) in MODELS.items():
+        assert_same(server, name, checkpoints[name], states)
+
+
+def assert_same(server: Server, name: str, folder: Path, states: States) -> None:
+    """All texts at once and one by one."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(LONGEST)
     texts = [Encoding(np.array(encoding.ids, np.int32)) for encoding in tokenizer.encode_batch(TEXTS)]
