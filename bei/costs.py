@@ -32,6 +32,9 @@ _Array = npt.NDArray[np.float64]
 # cost a server full of them their throughput.
 _EFFICIENT = 0.99
 
+# A round step (``round_tokens``) may be so much less efficient by prediction, which knows nothing of round steps.
+_ROUND_EFFICIENT = 0.95
+
 # How many of the last steps decide about the speed: their median does, so fewer than half may be outliers.
 _WINDOW = 31
 # A measured model starts with so many steps that were as predicted, so that a cold start does not undo a measurement.
@@ -152,8 +155,8 @@ class CostModel:
     def efficient_tokens(self, length: int) -> int:
         """The smallest step whose tokens per second are within 1 % of the best one's, in tokens.
 
-        The step holds sequences of about ``length`` tokens. It is a round number (``round_tokens``), never above
-        ``limits.max_num_tokens``.
+        The step holds sequences of about ``length`` tokens. It is a round number (``round_tokens``) where that is not
+        predicted to be much slower, never above ``limits.max_num_tokens``.
         """
         return self._efficient[min(len(self._efficient) - 1, (length + _GRAIN - 1) >> _GRAIN_LOG2)]
 
@@ -349,11 +352,18 @@ def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[i
     most = np.clip(limits.max_num_tokens // lengths, 1, limits.max_batch_size)
     # Batch sizes to choose from: geometric, from 1 to the most, [lengths, candidates].
     counts = np.rint(most[:, None] ** np.linspace(0.0, 1.0, _CANDIDATES))
-    seconds = _fitted(coefficients, counts * lengths[:, None], counts, lengths[:, None].astype(np.float64))
-    rates = counts / seconds
-    best = np.argmax(rates >= _EFFICIENT * rates.max(axis=1, keepdims=True), axis=1)
-    rows = np.arange(len(lengths))
-    tokens = counts[rows, best].astype(np.int64) * lengths
-    efficient = [min(round_tokens(count), limits.max_num_tokens) for count in tokens.tolist()]
-    shares = np.maximum.accumulate(1 / rates[rows, best])
+
+    def rates_of(counts: _Array) -> _Array:  # sequences a second, [lengths, n] to the same
+        widths = lengths[:, None].astype(np.float64)
+        return counts / _fitted(coefficients, counts * widths, counts, widths)
+
+    rates = rates_of(counts)
+    best = np.argmax(rates >= _EFFICIENT * rates.max(axis=1, keepdims=True), axis=1)[:, None]
+    chosen, rate = (np.take_along_axis(values, best, axis=1)[:, 0] for values in (counts, rates))
+    tokens = chosen.astype(np.int64) * lengths
+    rounded = np.minimum([round_tokens(count) for count in tokens.tolist()], limits.max_num_tokens)
+    # Where the time of a token rises, the round step may lie behind the knee.
+    is_efficient = rates_of((rounded // lengths)[:, None].astype(np.float64))[:, 0] >= _ROUND_EFFICIENT * rate
+    efficient = np.where(is_efficient, rounded, tokens).tolist()
+    shares = np.maximum.accumulate(1 / rate)
     return [efficient[0], *efficient], [float(shares[0]), *shares.tolist()]

@@ -75,6 +75,15 @@ def test_the_efficient_step_fits_the_limits_and_is_efficient(model: CostModel, d
     assert rate(count) >= 0.85 * max(rate(other) for other in range(1, most + 1))
 
 
+def test_a_step_is_not_rounded_over_a_knee() -> None:
+    """A round step of 768 tokens would take 2.5 times as long as one of 692."""
+    width = Curve((0,), (0.0,))
+    model = CostModel(LIMITS, Coefficients(0.5, 0.0, Curve((0, 692), (0.0, 0.01)), width), is_measured=True)
+    assert 640 <= model.efficient_tokens(8) <= 692
+    flat = CostModel(LIMITS, Coefficients(0.5, 0.0, Curve((0,), (0.0,)), width), is_measured=True)
+    assert flat.efficient_tokens(8) == 1024  # all 128 sequences
+
+
 @given(models(), st.lists(st.tuples(steps, st.floats(1e-6, 10)), max_size=5), steps)
 def test_a_model_survives_json(
     model: CostModel, seen: list[tuple[tuple[int, int, int], float]], step: tuple[int, int, int]
