@@ -33,7 +33,7 @@ _FAULTS = 0.15  # share of what clients do
 _PAUSE_S = 0.01  # of a client, on average
 # Of each corpus: few enough for every model to meet every word of them in the first two minutes. Each keeps words up to
 # a limit (bei.word_cache), and grows towards it as long as there are new ones: with 1,000 documents, of 46,000 words
-# together, models of rare routes still learned 200 words a second then, 15 MB until the end.
+# together, models of rare routes still learned 200 words a second then.
 _DOCUMENTS = 100
 _SERVE = ("--openai-token-ids", "accept")
 _MOST_REMARKS = 20
