@@ -50,6 +50,12 @@ class Metrics:
             lane,
             registry=self.registry,
         )
+        self.step_cap = Gauge(
+            "bei_step_cap_seconds",
+            "The longest step of bulk work beside interactive work",
+            ["model"],
+            registry=self.registry,
+        )
         self.queue_seconds = histogram("bei_queue_seconds", "Wait of a sequence for its step", lane, _SECONDS)
         self.engine_seconds = histogram("bei_engine_seconds", "Run of a step", ["model"], _SECONDS)
         self.step_cost_ratio = histogram(
@@ -125,7 +131,7 @@ class ModelMetrics:
         self._truncated.inc(num_inputs)
 
     def watch(self, stats: Callable[[], PortStats] | None) -> None:
-        """Read the queue's gauges from ``stats`` whenever they are scraped; None: they are 0 from now on."""
+        """Read the gauges from ``stats`` whenever they are scraped; None: they are 0 from now on."""
 
         def reader(lane: Lane, field: int) -> Callable[[], float]:
             return lambda: float(stats().lanes[lane][field]) if stats is not None else 0.0
@@ -134,6 +140,8 @@ class ModelMetrics:
         for lane in LANES:
             for field, gauge in enumerate(gauges):
                 gauge.labels(self._model, lane).set_function(reader(lane, field))
+        step_cap = self._metrics.step_cap.labels(self._model)
+        step_cap.set_function(lambda: stats().step_cap_s if stats is not None else 0.0)
 
     def shared(self, in_flight: int, cached: int) -> None:
         """Sequences will be answered by another's computation."""

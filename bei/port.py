@@ -76,6 +76,7 @@ class PortStats(NamedTuple):
     takes: more where other models use the device too, less where several steps run at once. ``is_alive``: answers
     still come. ``is_stalled``: a step has run for so long that the engine is taken to hang; it is being replaced.
     ``is_busy``: a step runs or waits. ``last_step_s``: when the last step ended; -inf before the first.
+    ``step_cap_s``: the longest step of bulk work while interactive work waits or is expected.
     """
 
     lanes: Mapping[Lane, LaneStats]
@@ -85,6 +86,7 @@ class PortStats(NamedTuple):
     is_stalled: bool
     is_busy: bool
     last_step_s: float
+    step_cap_s: float
 
 
 class EnginePort(Protocol):

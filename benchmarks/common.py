@@ -184,6 +184,11 @@ class Quiet:
         return False
 
 
+def by_total_times(over: Seq[float], under: Seq[float]) -> float:
+    """The ratio of two rates by the time that all repetitions took together, of as much work each."""
+    return sum(1 / rate for rate in under) / sum(1 / rate for rate in over)
+
+
 def ratio(results: Mapping[str, Mapping[str, Any]], numerator: str, denominator: str) -> dict[str, float]:
     """Two sides of ``alternate`` whose figures are rates: three ratios of them.
 
@@ -192,11 +197,10 @@ def ratio(results: Mapping[str, Mapping[str, Any]], numerator: str, denominator:
     """
     over, under = results[numerator], results[denominator]
     within = statistics.median(a / b for a, b in zip(over["values"], under["values"], strict=True))
-    total = sum(1 / rate for rate in under["values"]) / sum(1 / rate for rate in over["values"])
     return {
         "of medians": round(over["median"] / under["median"], 3),
         "median within repetitions": round(within, 3),
-        "of total times": round(total, 3),
+        "of total times": round(by_total_times(over["values"], under["values"]), 3),
     }
 
 

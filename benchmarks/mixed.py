@@ -1,12 +1,13 @@
 """Single texts beside bulk work on one server: what each costs the other.
 
-    python -m benchmarks.mixed [--shape minilm|bert-base] [--before CHECKOUT] [--repetitions 5] [--cases ...]
+    python -m benchmarks.mixed [--shape minilm|bert-base] [--before CHECKOUT] [--repetitions N] [--cases ...]
 
 Cases: ``requests-256``: requests of 256 passages at concurrency 4. ``request-2048``: one request of 2,048 texts of 256
 tokens at a time. ``two-models``: the first, on one of two models, single texts on the other or on the same one. Each
 measures single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when
 they were due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready``
-and ``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met.
+and ``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met. Measurements are
+short and repetitions many: a shared machine changes its speed by a third, for tens of seconds.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Quiet, with_foreign_load, write
+from benchmarks.common import Quiet, by_total_times, with_foreign_load, write
 from benchmarks.fleet import BEFORE, NOW, FirstTime, Fleet, kinds
 from benchmarks.load import LANE, Load, Stream, drive, embeddings_body, evenly, poisson
 from benchmarks.mixed_plot import plot
 from benchmarks.models import built, checkpoint_folder, minilm_folder
 from benchmarks.prose import LONG, PASSAGES, SHORT, Words, read_prose
+from benchmarks.server import metric
 from benchmarks.summaries import latency_ms
 
 SHAPES = ("minilm", "bert-base")
@@ -35,22 +37,23 @@ _LONGEST_S = 900.0  # of one measurement
 
 @dataclass(frozen=True)
 class Case:
-    """Bulk work of one measurement, by shape how many requests, and which model serves which kind."""
+    """Bulk work of one measurement, how many requests, which model serves which kind, and the usual repetitions."""
 
     name: str
     texts: int
     length: Words
     concurrency: int
-    num_requests: dict[str, int]
+    num_requests: int
+    repetitions: int
     two_models: bool = False
 
 
 CASES = {
     case.name: case
     for case in (
-        Case("requests-256", 256, PASSAGES, 4, {"minilm": 16, "bert-base": 8}),
-        Case("request-2048", 2048, LONG, 1, {"minilm": 2, "bert-base": 1}),
-        Case("two-models", 256, PASSAGES, 4, {"minilm": 16, "bert-base": 8}, two_models=True),
+        Case("requests-256", 256, PASSAGES, 4, num_requests=4, repetitions=16),
+        Case("request-2048", 2048, LONG, 1, num_requests=1, repetitions=5),
+        Case("two-models", 256, PASSAGES, 4, num_requests=4, repetitions=12, two_models=True),
     )
 }
 
@@ -76,6 +79,7 @@ class Samples:
     probe_statuses: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
     foreign_load: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     client_share: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    step_cap_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     num_disturbed: int = 0
 
     def add(self, other: Samples) -> None:
@@ -87,6 +91,7 @@ class Samples:
             (self.probes_s, other.probes_s),
             (self.foreign_load, other.foreign_load),
             (self.client_share, other.client_share),
+            (self.step_cap_s, other.step_cap_s),
         ):
             for name, values in theirs.items():
                 mine[name] += values
@@ -131,11 +136,11 @@ class Run:
         self._other = "minilm-2" if case.two_models else options.shape
         self._samples = Samples()
         self._num_measured = 0
-        self._num_requests = options.bulk_requests or case.num_requests[options.shape]
+        self._num_requests = options.bulk_requests or case.num_requests
 
     def measure(self) -> Samples:
         """Every way once to warm up, then in turn. Repetitions that others disturb are made again."""
-        repetitions = self._options.repetitions
+        repetitions = self.case.repetitions if self._options.repetitions is None else self._options.repetitions
         everything, quiet = self._repetition(), Quiet(repetitions)
         if repetitions:
             everything = Samples()
@@ -196,6 +201,8 @@ class Run:
         if single:
             self._texts.give_back(singles[load["single"].num_started :], SHORT)
         self._record(name, load, foreign)
+        if single and bulk and (step_cap_s := metric(port, "bei_step_cap_seconds", model=self._busy)) is not None:
+            self._samples.step_cap_s[name].append(step_cap_s)
 
     def _record(self, name: str, load: Load, foreign: float) -> None:
         samples = self._samples
@@ -226,12 +233,16 @@ def summary(case: Case, samples: Samples, sides: list[Side]) -> dict[str, Any]:
     for side in sides:
         alone = alone_name(case, side.server, side.same_model)
         p99, unloaded = (float(latency_ms(samples.single_s[name])["p99"]) for name in (side.name, alone))
-        pairs = zip(samples.bulk_rate[side.name], samples.bulk_rate[f"{side.server}, alone"], strict=True)
+        with_single, alone_rates = samples.bulk_rate[side.name], samples.bulk_rate[f"{side.server}, alone"]
+        pairs = zip(with_single, alone_rates, strict=True)
         ratios[side.name] = {
             "single texts, P99 / P99 alone": round(p99 / unloaded, 2),
             "single texts, P99 above twice that alone, ms": round(p99 - 2 * unloaded, 1),
             "bulk, of its rate alone (median within repetitions)": round(statistics.median(a / b for a, b in pairs), 3),
+            "bulk, of its rate alone (total times)": round(by_total_times(with_single, alone_rates), 3),
         }
+        if caps := samples.step_cap_s[side.name]:
+            ratios[side.name]["a capped step, ms (median of repetitions)"] = round(1e3 * statistics.median(caps), 1)
     return {
         "ratios": ratios,
         "single texts, ms": {name: latency_ms(values) for name, values in samples.single_s.items()},
@@ -268,12 +279,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="minilm")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, help="of each case (default: by case)")
     parser.add_argument("--rate", type=float, default=15.0, help="single texts a second")
-    parser.add_argument("--seconds", type=float, default=20.0, help="single texts alone are measured so long")
-    parser.add_argument("--bulk-requests", type=int, default=0, help="of one measurement (default: by case and shape)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="single texts alone are measured so long")
+    parser.add_argument("--bulk-requests", type=int, default=0, help="of one measurement (default: by case)")
     parser.add_argument("--before", type=Path, help="another checkout, whose server is measured in the same run")
-    parser.add_argument("--serve", default="", help="flags of bei serve, as in a shell")
+    # Single texts in the lane of bulk work wait for all of it, and must not be refused meanwhile.
+    parser.add_argument("--serve", default="--bulk-max-wait 600", help="flags of bei serve, as in a shell")
     parser.add_argument("--serve-before", default="", help="those of the other checkout's")
     return parser
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[1]
 _READY_S = 300.0  # a first start may measure the engine before it listens
@@ -151,6 +152,14 @@ def environment(checkout: Path, home: Path | None, extra: Mapping[str, str]) -> 
     if home is not None:
         kept["HOME"] = str(home)
     return {**kept, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'build'}", **extra}
+
+
+def metric(port: int, name: str, **labels: str) -> float | None:
+    """The value of a metric with exactly these labels now; None if the server has none of that name."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        families = text_string_to_metric_families(response.read().decode())
+    samples = (sample for family in families for sample in family.samples)
+    return next((each.value for each in samples if each.name == name and each.labels == labels), None)
 
 
 def wait_ready(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -198,6 +198,7 @@ class BatchManager:
                 is_stalled=self._is_stalled,
                 is_busy=bool(steps) or bool(len(self._queues)),
                 last_step_s=self._last_step_s,
+                step_cap_s=self._cap_s(now_s),
             )
 
     def close(self) -> None:

@@ -21,6 +21,9 @@ from bei.port import Lane
 # Up to this many attention slots a token, sequences are alike enough that running them together always pays.
 _ALIKE_SLOTS_PER_TOKEN = 1.25
 
+# The part of a capped step that an interactive one may fill with bulk work however long it has waited.
+_LEAST_RIDERS = 0.25
+
 
 class StepCosts(Protocol):
     """What the policy asks a cost model (``bei.costs``)."""
@@ -87,13 +90,14 @@ def step_bounds(
 
     ``cap_s`` is the longest step of bulk work while interactive work waits or, as ``interactive_expected`` says, may
     come soon. An interactive step takes bulk work along, for a small step leaves much of the device unused: up to the
-    cap if it came at once, less if it had to wait for a step to end, and half of the cap at least. So it is answered
-    within one and a half capped steps.
+    cap if it came at once, less if it had to wait for a step to end, and a quarter of the cap at least. So, behind one
+    capped step, it is answered within one and a quarter of them.
     """
     view = lanes[lead]
     max_tokens = costs.efficient_tokens(view.queued[view.urgent].num_tokens)
     if lead == "interactive":
-        return StepBounds(lead, max_tokens, rider_s=min(cap_s, max(1.5 * cap_s - waited_s, 0.5 * cap_s)))
+        least_s = _LEAST_RIDERS * cap_s
+        return StepBounds(lead, max_tokens, rider_s=min(cap_s, max(cap_s + least_s - waited_s, least_s)))
     if interactive_expected or lanes["interactive"].queued:
         return StepBounds(lead, max_tokens, cap_s)
     return StepBounds(lead, max_tokens)

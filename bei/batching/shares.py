@@ -16,7 +16,7 @@ from bei.port import LANES, Lane
 _MEMORY_S = 2.0
 
 # A capped step keeps at least this share of the best rate: smaller steps would cost bulk work too much.
-_CAPPED_RATE = 0.95
+_CAPPED_RATE = 0.975
 _TYPICAL_LENGTH = 64
 # Below this a step is short enough for anybody.
 _LEAST_CAP_S = 0.004

@@ -42,6 +42,7 @@ def stats_of(
         is_stalled=False,
         is_busy=False,
         last_step_s=-inf,
+        step_cap_s=0.04,
     )
 
 

@@ -15,6 +15,7 @@ STATS = PortStats(
     is_stalled=False,
     is_busy=True,
     last_step_s=0.0,
+    step_cap_s=0.04,
 )
 
 
@@ -43,6 +44,7 @@ def test_every_event_of_a_model_is_counted_under_its_name() -> None:
     for lane, waiting in STATS.lanes.items():
         found = [values[f"bei_queue_{what}", lane, "first"] for what in ("sequences", "tokens", "cost_seconds")]
         assert found == list(waiting)
+    assert values["bei_step_cap_seconds", "first"] == STATS.step_cap_s
     assert values["bei_tokens_total", "first"] == 40
     assert (values["bei_batch_sequences_sum", "first"], values["bei_batch_tokens_sum", "first"]) == (5, 40)
     assert values["bei_attention_slots_total", "first"] == 60

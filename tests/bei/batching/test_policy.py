@@ -200,7 +200,7 @@ def test_a_bulk_step_is_capped_while_interactive_work_waits_or_is_expected(waiti
     assert bounds == StepBounds("bulk", 512, 0.01)
 
 
-@pytest.mark.parametrize(("waited_s", "rider_s"), [(0.0, 0.01), (0.005, 0.01), (0.008, 0.007), (0.5, 0.005)])
+@pytest.mark.parametrize(("waited_s", "rider_s"), [(0.0, 0.01), (0.0025, 0.01), (0.006, 0.0065), (0.5, 0.0025)])
 def test_bulk_work_rides_along_up_to_a_capped_step_less_what_interactive_work_waited(
     waited_s: float, rider_s: float
 ) -> None:
@@ -211,7 +211,9 @@ def test_bulk_work_rides_along_up_to_a_capped_step_less_what_interactive_work_wa
     assert bounds.rider_s == pytest.approx(rider_s)
     step = next_batch(views_of(1, 9), Limits(1024, 128, 512), LinearCosts(), bounds)
     assert step["interactive"] == slice(0, 1)
-    assert 0 < step["bulk"].stop - step["bulk"].start < 9
+    riders = step.get("bulk", slice(0, 0))
+    assert (riders.stop - riders.start > 0) == (rider_s > 0.005)
+    assert riders.stop - riders.start < 9
 
 
 @pytest.mark.parametrize(("length", "num_riders"), [(40, 9), (100, 0)])
@@ -270,6 +272,6 @@ def test_a_capped_step_is_a_round_number_of_tokens_that_keeps_nearly_the_best_ra
     best_rate = 4096 / costs.seconds(4096, 64, 64)
     tokens = round((cap_s * 1000 - 2.0) / 0.025)
     assert round_tokens(tokens) == tokens
-    assert tokens / cap_s >= 0.95 * best_rate
+    assert tokens / cap_s >= 0.975 * best_rate
     smaller = max(size for size in range(1, tokens) if round_tokens(size) == size)
-    assert smaller / costs.seconds(smaller, 1, 64) < 0.95 * best_rate
+    assert smaller / costs.seconds(smaller, 1, 64) < 0.975 * best_rate
