@@ -26,6 +26,9 @@ ConfigT = TypeVar("ConfigT")
 
 TOKEN_IDS = ("refuse", "accept")
 
+# Whose routes and errors there are under ``/<name>`` (bei.server.dialects); "bei": those without a mount point.
+DIALECTS = ("bei", "tei", "cohere", "voyage", "nim", "infinity")
+
 
 def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": text, "choices": choices})
@@ -87,6 +90,10 @@ class ServeConfig:
     openai_token_ids: str = field(
         default="refuse",
         metadata={"help": "token ids on /v1/embeddings, which may be another tokenizer's", "choices": TOKEN_IDS},
+    )
+    dialect: str = field(
+        default="bei",
+        metadata={"help": "whose routes and errors requests get that do not say", "choices": DIALECTS},
     )
     access_log: bool = _option(False, "log every request")
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")

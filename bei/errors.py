@@ -22,6 +22,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   └── ArtifactWrongDeviceError
     ├── RequestError                the client's request is wrong; nothing was computed for it
     │   ├── InvalidRequestError
+    │   │   ├── MalformedRequestError   not JSON, or a field is not of its type
+    │   │   └── EmptyInputError         no inputs, or an empty one
     │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
     │   ├── PayloadTooLargeError
@@ -167,6 +169,14 @@ class RequestError(BeiError):
 
 class InvalidRequestError(RequestError):
     """A field is missing, of the wrong type or out of range."""
+
+
+class MalformedRequestError(InvalidRequestError):
+    """The body cannot be read, or a field of it is not of its type."""
+
+
+class EmptyInputError(InvalidRequestError):
+    """There is nothing to compute: no inputs, or an empty one."""
 
 
 class TaskNotSupportedError(RequestError):

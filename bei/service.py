@@ -153,6 +153,11 @@ class InferenceService:
         stats = self._port.stats()
         return self._tokenizers.is_alive and stats.is_alive and not stats.is_stalled
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for their step."""
+        return sum(lane.num_sequences for lane in self._port.stats().lanes.values())
+
     def admit(self, inputs: Seq[ModelInput], *, lane: Lane | None = None, deadline_s: float | None = None) -> Ticket:
         """Accept a request with these inputs (at least one), as a whole. Close the ticket when it is answered.
 

@@ -292,6 +292,42 @@ async def classify(
     return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
 
 
+async def zero_shot(
+    service: InferenceService,
+    text: str,
+    hypotheses: Seq[str],
+    *,
+    ticket: Ticket,
+    multi_label: bool = False,
+    options: EncodingOptions = AS_CONFIGURED,
+) -> Scores:
+    """Score each of ``hypotheses`` by how ``text`` entails it, with a model of natural language inference: one row.
+
+    The hypotheses share one probability; ``multi_label``: each has its own, of entailment against contradiction, and so
+    has a single one. Raises TaskNotSupportedError for a model without such labels. (transformers:
+    ZeroShotClassificationPipeline; arXiv:1909.00161)
+    """
+    require(service, "classify")
+    classification = service.manifest.classification
+    assert classification is not None  # require("classify") has passed
+    entails = _place_of("entail", classification.labels)
+    contradicts = _place_of("contra", classification.labels)
+    if entails is None or contradicts is None:
+        raise TaskNotSupportedError(
+            f"{service.name} has the labels {', '.join(classification.labels)}: labels of a request need a model of "
+            "natural language inference, with entailment and contradiction.",
+            "model",
+        )
+    pairs = [(text, hypothesis) for hypothesis in hypotheses]
+    answer = await service.infer(pairs, ticket=ticket, outputs={"logits"}, options=options)
+    logits = np.stack([row["logits"] for row in answer.rows])
+    if multi_label or len(hypotheses) == 1:
+        values = apply_function(logits[:, [contradicts, entails]], "softmax")[:, 1]
+    else:
+        values = apply_function(logits[:, entails], "softmax")
+    return Scores(values[None], list(hypotheses), answer.num_tokens, answer.truncated)
+
+
 async def rerank(
     service: InferenceService,
     query: str,
@@ -340,6 +376,10 @@ async def classify_tokens(
     logits = [row["token_logits"] for row in answer.rows]
     num_tokens, truncated = answer.num_tokens, answer.truncated
     return TokenScores(texts, answer.encodings, logits, classification, aggregation, raw, num_tokens, truncated)
+
+
+def _place_of(beginning: str, labels: Seq[str]) -> int | None:
+    return next((index for index, label in enumerate(labels) if label.lower().startswith(beginning)), None)
 
 
 def _prompted_texts(prompt: str, inputs: Seq[ModelInput]) -> Seq[ModelInput]:

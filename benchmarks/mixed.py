@@ -101,13 +101,11 @@ class Samples:
 
 
 def main() -> None:
-    """Measure and write ``results/mixed-<shape>.json`` and its plot."""
+    """Measure and write ``results/mixed-<shape>-<case>.json`` and its plot, case by case."""
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint_folder(options.shape, Path(scratch))
         busy = built(folder, "bf16", Path(scratch), _MAX_TOKENS, options.shape).path
-        results: dict[str, Any] = {}
-        samples: dict[str, Samples] = {}
         prose = read_prose()
         for case in (CASES[name] for name in options.cases):
             models = {busy: folder}
@@ -116,11 +114,11 @@ def main() -> None:
             servers = kinds(models, options.serve, options.before, options.serve_before, Path(scratch))
             with Fleet(servers, Path(scratch) / "home") as fleet:
                 run = Run(case, options, fleet, FirstTime(prose, fleet))
-                samples[case.name] = run.measure()
-                results[case.name] = {**summary(case, samples[case.name], run.sides), "servers": fleet.described()}
+                samples = run.measure()
+                found = {**summary(case, samples, run.sides), "servers": fleet.described()}
+            write(f"mixed-{options.shape}-{case.name}", {"single texts a second": options.rate, **found})
+            plot(options.shape, case.name, samples)
             prose.new_lap()  # the next case has servers of its own
-    write(f"mixed-{options.shape}", {"rate of single texts": options.rate, "cases": results})
-    plot(options.shape, samples)
 
 
 class Run:

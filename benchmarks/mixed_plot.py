@@ -1,8 +1,7 @@
-"""The plot of ``benchmarks.mixed``: a row a case, latencies of single texts and the bulk throughput beside them."""
+"""The plot of ``benchmarks.mixed``: latencies of single texts and the bulk throughput beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from benchmarks.plots import BLUE, GREY, ORANGE, RED, bars, panels, save, tail, tail_axes
@@ -18,29 +17,20 @@ _TITLES = {
 }
 
 
-def plot(shape: str, cases: Mapping[str, Samples]) -> None:
-    """Write ``results/mixed-<shape>.png``."""
-    figure, axes = panels(len(cases), 2, (11, 3.3 * len(cases)), width_ratios=(3, 2))
-    for (left, right), (name, samples) in zip(axes, cases.items(), strict=True):
-        for label, latencies in samples.single_s.items():
-            color, style = _look(label)
-            tail(left, latencies, label, color, style)
-        tail_axes(left, f"{shape}: {_TITLES[name]}")
-        left.legend(loc="lower left")
-        bars(
-            right,
-            list(samples.bulk_rate),
-            list(samples.bulk_rate.values()),
-            [_look(label)[0] for label in samples.bulk_rate],
-        )
-        right.set(title="bulk work meanwhile, texts a second")
-    figure.suptitle(
-        _NOTE,
-        fontsize=9,
-        x=0.01,
-        ha="left",
-    )
-    save(figure, f"mixed-{shape}")
+def plot(shape: str, case: str, samples: Samples) -> None:
+    """Write ``results/mixed-<shape>-<case>.png``."""
+    figure, axes = panels(1, 2, (11, 3.6), width_ratios=(3, 2))
+    left, right = axes[0]
+    for label, latencies in samples.single_s.items():
+        color, style = _look(label)
+        tail(left, latencies, label, color, style)
+    tail_axes(left, f"{shape}: {_TITLES[case]}")
+    left.legend(loc="lower left")
+    rates = samples.bulk_rate
+    bars(right, list(rates), list(rates.values()), [_look(label)[0] for label in rates])
+    right.set(title="bulk work meanwhile, texts a second")
+    figure.suptitle(_NOTE, fontsize=9, x=0.01, ha="left")
+    save(figure, f"mixed-{shape}-{case}")
 
 
 def _look(label: str) -> tuple[str, str]:

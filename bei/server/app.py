@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei import __version__
@@ -19,6 +22,8 @@ from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens
 from bei.server.answers import AnswerMemory
+from bei.server.dialect import Dialects, mounted
+from bei.server.dialects import all_dialects, cohere, nim, tei
 from bei.server.endpoint import Context, Endpoint, Route
 from bei.server.errors import HANDLERS, UNEXPECTED, error_response
 from bei.server.health import health_router
@@ -33,8 +38,14 @@ Answer = Callable[[Request], Awaitable[Response]]
 def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
     """All routes that ask a model."""
     max_inputs = config.max_client_batch_size
+    openai = embeddings.route(max_inputs, accepts_ids=config.openai_token_ids == "accept")
     return (
-        embeddings.route(max_inputs, accepts_ids=config.openai_token_ids == "accept"),
+        openai,
+        replace(openai, path="/embeddings"),
+        *cohere.EMBED_ROUTES,
+        nim.RANKING,
+        *tei.root_routes(),
+        tei.DECODE,
         *embed.routes(max_inputs),
         *rerank.ROUTES,
         *classify.ROUTES,
@@ -52,14 +63,29 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
     context = Context(models, config.max_client_batch_size, config.answer_limit, AnswerMemory(config.answer_memory))
+    dialects = Dialects(all_dialects(models, config), None if config.dialect == "bei" else config.dialect)
     endpoints = [Endpoint(route, context, config.payload_limit) for route in inference_routes(config)]
+    for dialect in dialects:
+        endpoints += [
+            Endpoint(
+                route,
+                context,
+                config.payload_limit,
+                error_body=dialect.error_body,
+                any_model=dialect.any_model,
+            )
+            for route in mounted(dialect)
+        ]
+        if dialect.reads is not None:
+            for root in dialect.roots:
+                app.include_router(dialect.reads, prefix=f"/{dialect.name}{root}")
     for endpoint in endpoints:
         endpoint.add_to(app)
     app.include_router(models_router(models))
     app.include_router(info_router(models, config))
     app.include_router(health_router(models, metrics))
-    hot = {("POST", endpoint.path): endpoint.answer for endpoint in endpoints}
-    return _Front(app, metrics, hot)  # not a middleware of FastAPI's: two more layers would stand in front of it
+    # Not a middleware of FastAPI's: two more layers would stand in front of it.
+    return _Front(app, metrics, endpoints, dialects)
 
 
 class _Front:
@@ -69,10 +95,11 @@ class _Front:
     text does (docs/decisions.md, "The hot route"); the hot routes need none of it.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, hot: Mapping[tuple[str, str], Answer]) -> None:
+    def __init__(self, app: FastAPI, metrics: Metrics, endpoints: Seq[Endpoint], dialects: Dialects) -> None:
         self._app = app
         self._metrics = metrics
-        self._hot = hot
+        self._hot = {endpoint.path: endpoint for endpoint in endpoints}
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,32 +114,48 @@ class _Front:
                 status = message["status"]
             await send(message)
 
-        endpoint = self._hot.get((scope["method"], scope["path"]))
+        endpoint: Endpoint | None = None
         try:
-            if endpoint is None:
-                await self._app(scope, receive, counting_send)
+            path = self._dialects.enter(scope)
+            endpoint = self._hot.get(path) if path is not None and scope["method"] == "POST" else None
+            if endpoint is None and scope["method"] == "POST":
+                endpoint = self._hot.get(scope["path"])
+            if endpoint is not None:
+                await _answer(endpoint.answer, scope, receive, counting_send)
             else:
-                await _answer(endpoint, scope, receive, counting_send)
+                scope = self._moved(scope, path)
+                await self._app(scope, receive, counting_send)
+        except BeiError as error:  # of the header that names a dialect
+            await error_response(error, scope)(scope, receive, counting_send)
         except ClientDisconnect:  # in the middle of its answer
             status = 499
         except BaseException:  # in the middle of its answer: the server closes the connection, and logs the error
             status = 500
             raise
         finally:
-            route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "unmatched")
+            route = endpoint.path if endpoint else getattr(scope.get("route"), "path", "unmatched")
             self._metrics.request(route, status, time.perf_counter() - started)
+
+    def _moved(self, scope: Scope, path: str | None) -> Scope:
+        """``scope`` at ``path`` if there is such a route."""
+        if path is None:
+            return scope
+        moved = {**scope, "path": path, "raw_path": path.encode()}
+        is_there = any(route.matches(moved)[0] is not Match.NONE for route in self._app.router.routes)
+        return moved if is_there else scope
 
 
 async def _answer(endpoint: Answer, scope: Scope, receive: Receive, send: Send) -> None:
     try:
         response = await endpoint(Request(scope, receive))
     except BeiError as error:
-        response = error_response(error)
+        response = error_response(error, scope)
     except ClientDisconnect:
         response = Response(status_code=499)  # for the count: nobody is left to read it
     except asyncio.CancelledError:  # a stopping server has waited long enough for the rest of the request
-        response = error_response(ShuttingDownError("The server has stopped: send the request to another replica."))
+        message = "The server has stopped: send the request to another replica."
+        response = error_response(ShuttingDownError(message), scope)
     except Exception:  # a border: a bug costs its own request the answer, and the client sees no traceback
         log.exception("unexpected error on %s", scope["path"])
-        response = error_response(UNEXPECTED)
+        response = error_response(UNEXPECTED, scope)
     await response(scope, receive, send)

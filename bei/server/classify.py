@@ -91,7 +91,7 @@ async def predict(body: PredictRequest, call: Call) -> Reply:
 
     A list of two strings is one pair, which the model reads together; batches are lists of lists.
     """
-    service = call.models.able("classify", body.model)
+    service = call.able("classify", body.model)
     inputs, is_batch = inputs_of(body.inputs)
     call.check_inputs(inputs, "inputs")
     call.check_answer(len(inputs) * _ranked_bytes(labels_of(service)))
@@ -103,7 +103,7 @@ async def predict(body: PredictRequest, call: Call) -> Reply:
 
 async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
     """A score for each label of each text. Infinity's client, which always sends `raw_scores`, gets its own `data`."""
-    service = call.models.able("classify", body.model)
+    service = call.able("classify", body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     call.check_inputs(texts, "input")
     call.check_answer(len(texts) * _ranked_bytes(labels_of(service)))

@@ -100,7 +100,7 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
 
 async def embed(body: EmbedRequest, call: Call) -> Reply:
     """Vectors of texts or token ids, of unit length unless `normalize` is false. A list even for one input."""
-    service = call.models.able("embed", body.model)
+    service = call.able("embed", body.model)
     inputs = inputs_of(body.inputs)
     call.check_inputs(inputs, "inputs")
     width = service.manifest.dimension("embedding") or 0
@@ -120,7 +120,7 @@ async def embed(body: EmbedRequest, call: Call) -> Reply:
 async def embed_all(body: TextsRequest, call: Call) -> Reply:
     """A vector for each token of each text, special tokens included: of unit length in models for late interaction,
     whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
-    service = call.models.able("embed_tokens", body.model)
+    service = call.able("embed_tokens", body.model)
     texts = body.texts()
     call.check_inputs(texts, "inputs")
     prompt, role = body.prompt(service.manifest), body.role(service.manifest)
@@ -141,7 +141,7 @@ async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
     """Weights of entries of the vocabulary, those above zero or the `top_k` largest, by ascending index: SPLADE and
     its like.
     """
-    service = call.models.able("embed_sparse", body.model)
+    service = call.able("embed_sparse", body.model)
     texts = body.texts()
     call.check_inputs(texts, "inputs")
     prompt, options = body.prompt(service.manifest), body.encoding_options()
@@ -169,7 +169,7 @@ def weights_of(vector: SparseVector) -> Items:
 
 async def similarity(body: SimilarityRequest, call: Call) -> Reply:
     """Cosine of the source sentence's vector with each sentence's, in the order of the sentences."""
-    service = call.models.able("embed", body.model)
+    service = call.able("embed", body.model)
     sentences, source = body.inputs.sentences, body.inputs.source_sentence
     call.check_inputs(sentences, "sentences")
     call.check_inputs([source], "source_sentence")

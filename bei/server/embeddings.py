@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import binascii
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import Meta
 
-from bei.errors import InvalidRequestError
-from bei.server.controls import Dimensions
+from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
+from bei.server.embedding import embedded
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
-from bei.server.rendering import FLOAT_BYTES, Items
+from bei.server.rendering import Items
 from bei.server.unsupported import EmbeddingControls
+from bei.server.vectors import VectorForm, vector_form
 from bei.service import InferenceService, ModelInput
-from bei.tasks import Embeddings, embed_chunks, embed_inputs
+from bei.tasks import Embeddings, embed_chunks
 
 _AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_INPUT_FORMS = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
+_INPUT_FORMS = "a text, a list of token ids, or a list in which each is a text or a list of token ids"
 _INPUT = {
     "description": _INPUT_FORMS,
-    "oneOf": [_TEXT, {"type": "array", "minItems": 1, "items": _TEXT}, _IDS, {**_IDS, "items": _IDS}],
+    "oneOf": [_TEXT, _IDS, {"type": "array", "minItems": 1, "items": {"oneOf": [_TEXT, _IDS]}}],
 }
 
 
@@ -36,10 +36,12 @@ class EmbeddingRequest(EmbeddingControls, kw_only=True):
     # Decoded in a second step, by its first characters: so an error can name the form that was meant.
     input: Annotated[msgspec.Raw, Meta(extra_json_schema=_INPUT)]
     encoding_format: Literal["float", "base64"] | None = None  # float
-    dimensions: Dimensions | None = None
-    normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
     late_chunking: Annotated[bool | None, Meta(description="Jina's: the texts are chunks of one document.")] = None
     user: str | None = None
+
+    def form(self) -> VectorForm:
+        """In which form vectors are answered. Raises InvalidRequestError where two fields contradict each other."""
+        return vector_form(self.encoding_format, self.output_dtype, self.embedding_type, self.embedding_types)
 
 
 class Usage(TypedDict):
@@ -72,36 +74,45 @@ _text_decoder = msgspec.json.Decoder(str)
 _texts_decoder = msgspec.json.Decoder(list[str])
 _ids_decoder = msgspec.json.Decoder(list[TokenId])
 _id_lists_decoder = msgspec.json.Decoder(list[list[TokenId]])
+_mixed_decoder: msgspec.json.Decoder[list[ModelInput]] = msgspec.json.Decoder(list[str | list[TokenId]])
 
 
-def parse_input(raw: bytes) -> tuple[list[str] | None, list[list[int]] | None]:
-    """``input`` as texts or as token ids; the other is None. Raises InvalidRequestError."""
+def parse_input(raw: bytes) -> list[ModelInput]:
+    """``input`` as texts and lists of token ids. Raises InvalidRequestError."""
     compact = raw.lstrip()
     inner = compact[1:].lstrip()[:1] if compact[:1] == b"[" else b""
     try:
         if compact[:1] == b'"':
-            return [_text_decoder.decode(raw)], None
+            return [_text_decoder.decode(raw)]
         if inner == b'"':
-            return _texts_decoder.decode(raw), None
+            return _texts_or_mixed(_texts_decoder, raw)
         if inner == b"[":
-            return None, _id_lists_decoder.decode(raw)
+            return _texts_or_mixed(_id_lists_decoder, raw)
         if inner and inner in b"-0123456789":
-            return None, [_ids_decoder.decode(raw)]
+            return [_ids_decoder.decode(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(
-            f"input must be {_INPUT_FORMS}, all of one kind, in UTF-8: {error}.", "input"
-        ) from error
+        raise MalformedRequestError(f"input must be {_INPUT_FORMS}, in UTF-8: {error}.", "input") from error
     if inner == b"]":
-        raise InvalidRequestError("input is an empty list: send at least one input.", "input")
-    raise InvalidRequestError(f"input must be {_INPUT_FORMS}.", "input")
+        raise EmptyInputError("input is an empty list: send at least one input.", "input")
+    raise MalformedRequestError(f"input must be {_INPUT_FORMS}.", "input")
+
+
+def _texts_or_mixed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> list[ModelInput]:
+    """A list of what its first element is or, where that is not all there is, of both kinds."""
+    try:
+        return decoder.decode(raw)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        try:
+            return _mixed_decoder.decode(raw)
+        except msgspec.ValidationError:
+            raise error from None
 
 
 class ParsedRequest(NamedTuple):
-    """A request, and its ``input`` as texts or as token ids; the other is None."""
+    """A request, and its ``input``."""
 
     body: EmbeddingRequest
-    texts: list[str] | None
-    token_ids: list[list[int]] | None
+    inputs: Seq[ModelInput]
 
 
 def parse(content: bytes, max_inputs: int) -> ParsedRequest:
@@ -112,11 +123,11 @@ def parse(content: bytes, max_inputs: int) -> ParsedRequest:
         if bytes(body.input) == PLACEHOLDER:
             if len(found.lists) > max_inputs:
                 raise too_many_inputs(len(found.lists), max_inputs, "input")
-            return ParsedRequest(body, None, found.lists)
+            return ParsedRequest(body, found.lists)
     body = parse_request(content)
-    texts, token_ids = parse_input(bytes(body.input))
+    inputs = parse_input(bytes(body.input))
     body.input = msgspec.Raw(b"null")  # or it would keep the whole content
-    return ParsedRequest(body, texts, token_ids)
+    return ParsedRequest(body, inputs)
 
 
 _IDS_REFUSED = (
@@ -129,62 +140,55 @@ _IDS_REFUSED = (
 async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: bool = False) -> Reply:
     """Embed one or many texts, in the order of the inputs. Lists of token ids, which are used exactly as given, are
     refused unless the server is set to accept them (`openai_token_ids`)."""
-    body, texts, token_ids = request
-    service = call.models.able("embed", body.model)
-    if texts is None and not accepts_ids:
+    body, inputs = request.body.settled(), request.inputs
+    texts = [value for value in inputs if isinstance(value, str)]
+    service = call.able("embed", body.model)
+    if len(texts) < len(inputs) and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
-    manifest = service.manifest
-    by_default = manifest.embedding is not None and manifest.embedding.normalize
-    normalize = by_default if body.normalize is None else body.normalize
-    body.check_unsupported(body.dimensions or manifest.dimension("embedding") or 0, normalize=normalize)
-    inputs: Sequence[ModelInput] = texts or token_ids or []
-    call.check_inputs(inputs, "input")
-    _check_answer(call, service, len(inputs), body)
-    prompt = body.prompt(manifest) if texts is not None else ""
-    if texts is not None and body.late_chunking:
-        ticket = call.admit(service, [" ".join(texts)])
-        answer = await embed_chunks(
-            service, texts, ticket=ticket, prompt=prompt, dimensions=body.dimensions, normalize=body.normalize
-        )
+    form = body.form()
+    if body.late_chunking and len(texts) == len(inputs):
+        answer = await _late_chunked(call, service, body, texts, form)
     else:
-        answer = await embed_inputs(
+        answer = await embedded(
+            call,
             service,
             inputs,
-            ticket=call.admit(service, inputs),
-            prompt=prompt,
+            param="input",
+            forms=[form],
+            around_bytes=_AROUND_BYTES,
+            prompt_name=body.prompt_name,
+            input_type=body.input_type,
             dimensions=body.dimensions,
             normalize=body.normalize,
             options=body.encoding_options(),
         )
-    return Reply(render(answer, service.name, body.encoding_format), answer.truncated)
+    return Reply(render(answer, service.name, form), answer.truncated)
 
 
-def _check_answer(call: Call, service: InferenceService, num_inputs: int, body: EmbeddingRequest) -> None:
+async def _late_chunked(
+    call: Call, service: InferenceService, body: EmbeddingRequest, texts: Seq[str], form: VectorForm
+) -> Embeddings:
+    call.check_inputs(texts, "input")
     width = service.manifest.dimension("embedding") or 0
-    width = min(width, body.dimensions or width)
-    call.check_answer(num_inputs * _item_bytes(width, body.encoding_format))
+    call.check_answer(len(texts) * (_AROUND_BYTES + form.num_bytes(min(width, body.dimensions or width))))
+    prompt = body.prompt(service.manifest)
+    ticket = call.admit(service, [" ".join(texts)])
+    dimensions, normalize = body.dimensions, body.normalize
+    return await embed_chunks(service, texts, ticket=ticket, prompt=prompt, dimensions=dimensions, normalize=normalize)
 
 
-def _item_bytes(width: int, encoding_format: str | None) -> int:
-    """About what a vector of ``width`` takes, with what stands around it."""
-    return _AROUND_BYTES + (width * 16 // 3 if encoding_format == "base64" else width * FLOAT_BYTES)
-
-
-def render(answer: Embeddings, model: str, encoding_format: str | None) -> dict[str, object]:
-    """An EmbeddingResponse; float vectors stay rows of numpy's."""
+def render(answer: Embeddings, model: str, form: VectorForm) -> dict[str, object]:
+    """An EmbeddingResponse; vectors of numbers stay rows of numpy's."""
     vectors = answer.vectors
 
     def items(start: int, stop: int) -> list[dict[str, object]]:
-        if encoding_format == "base64":
-            little_endian = vectors[start:stop].astype("<f4", order="C", copy=False)
-            encoded: list[Any] = [binascii.b2a_base64(row.data, newline=False).decode() for row in little_endian]
-        else:
-            encoded = list(vectors[start:stop])
-        return [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(encoded, start)]
+        made = form.of(vectors[start:stop])
+        return [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(made, start)]
 
+    num_bytes = len(vectors) * (_AROUND_BYTES + form.num_bytes(vectors.shape[1]))
     return {
         "object": "list",
-        "data": Items(len(vectors), len(vectors) * _item_bytes(vectors.shape[1], encoding_format), items),
+        "data": Items(len(vectors), num_bytes, items),
         "model": model,
         "usage": usage(answer.num_tokens),
     }

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bei.admission import Ticket
-from bei.errors import AnswerTooLargeError, InvalidRequestError, OverloadedError
+from bei.errors import AnswerTooLargeError, EmptyInputError, OverloadedError
 from bei.offload import off_loop
 from bei.server.answers import AnswerMemory
-from bei.server.errors import JSON
+from bei.server.errors import JSON, ErrorBody
 from bei.server.http import (
     TRUNCATED_HEADER,
     StreamedResponse,
@@ -31,7 +31,7 @@ from bei.server.http import (
     unless_disconnected,
 )
 from bei.server.memory import MemoryRelease
-from bei.server.models import Models
+from bei.server.models import UNNAMED, Models
 from bei.server.openapi import operation
 from bei.server.parsing import too_many_inputs
 from bei.server.rendering import INLINE_BYTES, num_bytes_of, pieces_of, whole
@@ -40,8 +40,10 @@ from bei.service import InferenceService, ModelInput
 
 RequestT = TypeVar("RequestT")
 
+WARNING_HEADER = "x-bei-warning"
+
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
-_INLINE_BODY_BYTES = 64_000
+INLINE_BODY_BYTES = 64_000
 
 # After larger bodies memory is given back to the system, as after answers that are streamed.
 _LARGE_BODY_BYTES = 1_000_000
@@ -61,26 +63,46 @@ class Context:
 class Call:
     """One request on its way through a handler: the served models, its urgency, and what it was admitted for.
 
-    What it was admitted for is held until ``close``, when the last byte of the answer is rendered.
+    What it was admitted for is held until ``close``, when the last byte of the answer is rendered. ``any_model``: a
+    name that no model has is passed over.
     """
 
-    def __init__(self, context: Context, urgency: Urgency) -> None:
+    def __init__(self, context: Context, urgency: Urgency, *, any_model: bool = False) -> None:
         self.models = context.models
+        self._any_model = any_model
         self._max_inputs = context.max_client_batch_size
         self._answer_limit = context.answer_limit
         self._answers = context.answers
         self._answer_bytes = 0  # counted there
         self._urgency = urgency
         self._tickets: list[Ticket] = []
+        self.warnings: list[str] = []  # for the client, in a header
+
+    def able(self, task: str, name: str | None) -> InferenceService:
+        """The model that is called ``name`` and can do ``task``. Raises what ``Models.able`` raises."""
+        return self._noted(self.models.able(task, self._known(name)), name)
+
+    def named(self, name: str | None) -> InferenceService:
+        """The model that is called ``name``. Raises what ``Models.named`` raises."""
+        return self._noted(self.models.named(self._known(name)), name)
+
+    def _known(self, name: str | None) -> str | None:
+        return None if self._any_model and name not in self.models else name
+
+    def _noted(self, service: InferenceService, name: str | None) -> InferenceService:
+        """Tell the client where a model answers that has another name."""
+        if name != service.name and name not in UNNAMED:
+            self.warnings.append(f"no model is called {name}: {service.name} has answered")
+        return service
 
     def check_inputs(self, inputs: Seq[object], param: str) -> None:
         """Reject an empty list, too many inputs, or an empty text. Raises InvalidRequestError that blames ``param``."""
         if not inputs:
-            raise InvalidRequestError(f"{param} is an empty list: send at least one input.", param)
+            raise EmptyInputError(f"{param} is an empty list: send at least one input.", param)
         if len(inputs) > self._max_inputs:
             raise too_many_inputs(len(inputs), self._max_inputs, param)
         if "" in inputs:
-            raise InvalidRequestError(f"{param} {inputs.index('')} is an empty text: leave it out.", param)
+            raise EmptyInputError(f"{param} {inputs.index('')} is an empty text: leave it out.", param)
 
     def check_answer(self, num_bytes: int) -> None:
         """Reject an answer of about ``num_bytes``, as early as they are known.
@@ -126,8 +148,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in the
-    object that is on top. ``truncated`` lists the inputs that were cut."""
+    """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in
+    objects. ``truncated`` lists the inputs that were cut."""
 
     content: object
     truncated: Seq[int] = ()
@@ -150,8 +172,18 @@ class Route(Generic[RequestT]):
 class Endpoint:
     """A route, bound to the served models."""
 
-    def __init__(self, route: Route[Any], context: Context, payload_limit: int) -> None:
+    def __init__(
+        self,
+        route: Route[Any],
+        context: Context,
+        payload_limit: int,
+        *,
+        error_body: Any = ErrorBody,
+        any_model: bool = False,
+    ) -> None:
         self.path = route.path
+        self._error_body = error_body
+        self._any_model = any_model
         self._route = route
         self._context = context
         self._payload_limit = payload_limit
@@ -166,7 +198,7 @@ class Endpoint:
             response_class=Response,
             summary=self._route.summary,
             description=inspect.getdoc(self._route.handle) or "",
-            openapi_extra=operation(self._route.request, self._route.response),
+            openapi_extra=operation(self._route.request, self._route.response, self._error_body),
         )
 
     async def answer(self, request: Request) -> Response:
@@ -176,12 +208,12 @@ class Endpoint:
         is_large = len(content) > _LARGE_BODY_BYTES
         body = await self._parsed(content)
         del content
-        call = Call(self._context, urgency)
+        call = Call(self._context, urgency, any_model=self._any_model)
         is_answered = True
         try:
             reply = await unless_disconnected(request, self._route.handle(body, call))
             del body
-            headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else None
+            headers = _headers(reply, call)
             if num_bytes_of(reply.content) <= INLINE_BYTES:
                 return WholeResponse(whole(reply.content), headers)
             is_large = True
@@ -202,6 +234,15 @@ class Endpoint:
             self._memory.soon()
 
     async def _parsed(self, body: bytes) -> Any:
-        if len(body) <= _INLINE_BODY_BYTES:
+        if len(body) <= INLINE_BODY_BYTES:
             return self._route.parse(body)
         return await off_loop(self._route.parse, body)
+
+
+def _headers(reply: Reply, call: Call) -> dict[str, str] | None:
+    if not reply.truncated and not call.warnings:
+        return None
+    headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else {}
+    if call.warnings:
+        headers[WARNING_HEADER] = "; ".join(call.warnings).encode("ascii", "backslashreplace").decode()
+    return headers

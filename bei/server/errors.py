@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypedDict
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -59,10 +60,25 @@ class ErrorBody(TypedDict):
     error: ErrorDetail
 
 
-def error_response(error: errors.BeiError) -> Response:
-    """An ErrorBody with the status of the table."""
-    status, kind = next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
+# An error as a dialect has it: status and body, of the error, the status that the table gives it, and the path.
+ErrorForm: TypeAlias = Callable[[errors.BeiError, int, str], tuple[int, object]]
+
+# Where an ASGI scope says in which form its request's errors are; none: in ours.
+FORM_KEY = "bei.error_form"
+
+
+def own_form(error: errors.BeiError, status: int, _: str) -> tuple[int, object]:
+    """An ErrorBody, with the status of the table."""
+    kind = _row_of(error)[1]
     detail = ErrorDetail(message=str(error), type=kind, param=getattr(error, "param", None), code=error.code)
+    return status, ErrorBody(error=detail)
+
+
+def error_response(error: errors.BeiError, scope: Mapping[str, Any] | None = None) -> Response:
+    """The answer to a request that ends with ``error``, in the form of its ``scope``."""
+    scope = {} if scope is None else scope
+    form: ErrorForm = scope.get(FORM_KEY, own_form)
+    status, body = form(error, _row_of(error)[0], scope.get("path", ""))
     headers = {}
     if isinstance(error, (errors.OverloadedError, errors.TooManyConnectionsError)):
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
@@ -71,28 +87,31 @@ def error_response(error: errors.BeiError) -> Response:
         headers["connection"] = "close"
     if isinstance(error, errors.EncodingNotSupportedError):
         headers["accept-encoding"] = ", ".join(CODINGS)  # RFC 9110, section 12.5.3
-    return Response(orjson.dumps(ErrorBody(error=detail)), status, headers, JSON)
+    return Response(orjson.dumps(body), status, headers, JSON)
 
 
-async def on_bei_error(_: Request, error: Exception) -> Response:
+def _row_of(error: errors.BeiError) -> tuple[int, str]:
+    return next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
+
+
+async def on_bei_error(request: Request, error: Exception) -> Response:
     """Handler for our own errors."""
     assert isinstance(error, errors.BeiError)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Handler for the framework's errors (no such route, wrong method), in our body."""
     assert isinstance(error, HTTPException)
+    path, scope = request.url.path, request.scope
     if error.status_code == 404:
-        message = f"There is no route {request.url.path}: see /openapi.json."
-        return error_response(errors.RouteNotFoundError(message))
+        return error_response(errors.RouteNotFoundError(f"There is no route {path}: see /openapi.json."), scope)
     if error.status_code == 405:
-        response = error_response(
-            errors.MethodNotAllowedError(f"{request.url.path} does not take {request.method}: see /openapi.json.")
-        )
+        message = f"{path} does not take {request.method}: see /openapi.json."
+        response = error_response(errors.MethodNotAllowedError(message), scope)
         response.headers.update(error.headers or {})
         return response
-    return error_response(errors.InvalidRequestError(str(error.detail)))
+    return error_response(errors.InvalidRequestError(str(error.detail)), scope)
 
 
 async def on_disconnect(_: Request, __: Exception) -> Response:
@@ -100,9 +119,9 @@ async def on_disconnect(_: Request, __: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def on_unexpected(_: Request, __: Exception) -> Response:
+async def on_unexpected(request: Request, _: Exception) -> Response:
     """A bug; the framework raises the error again for the log. No traceback leaves."""
-    return error_response(UNEXPECTED)
+    return error_response(UNEXPECTED, request.scope)
 
 
 HANDLERS = {

@@ -13,8 +13,11 @@ from bei.errors import ConfigError, InvalidRequestError, ModelNotFoundError, Tas
 from bei.service import InferenceService
 from bei.tasks import PHRASES, require
 
-# What Infinity's client sends where its user names no model.
-_NO_NAME = (None, "default/not-specified")
+# No model is named: by nobody, or by Infinity's client, which sends this where its user names none.
+UNNAMED = frozenset((None, "default/not-specified"))
+
+# What users of TEI send, which has no names.
+_OF_TEI = frozenset(("tei", "text-embeddings-inference"))
 
 
 class Models:
@@ -31,14 +34,20 @@ class Models:
     def __iter__(self) -> Iterator[InferenceService]:
         return iter(self._services.values())
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._services
+
     def named(self, name: str | None) -> InferenceService:
-        """The service called ``name``; None is the only one. Raises ModelNotFoundError, InvalidRequestError."""
-        if name in _NO_NAME:
+        """The service called ``name``, or made of the checkpoint of this name; None is the only one.
+
+        Raises ModelNotFoundError, InvalidRequestError.
+        """
+        if self._is_unnamed(name):
             return _the_only(list(self), "Several models are served")
-        try:
-            return self._services[name or ""]
-        except KeyError:
-            raise ModelNotFoundError(f"Model {name!r} is not served here. Served: {self._names()}.", "model") from None
+        service = self._services.get(name or "") or self._from(name)
+        if service is None:
+            raise ModelNotFoundError(f"Model {name!r} is not served here. Served: {self._names()}.", "model")
+        return service
 
     def able(self, task: str, name: str | None) -> InferenceService:
         """The service called ``name``, which can do ``task``; None is the only one that can, or whose first task it is.
@@ -46,7 +55,7 @@ class Models:
         So a client whose dialect has no model names works beside models of other kinds. Raises ModelNotFoundError,
         InvalidRequestError, and TaskNotSupportedError, which names what there is.
         """
-        if name in _NO_NAME and len(self._services) > 1:
+        if self._is_unnamed(name) and len(self._services) > 1:
             able = [service for service in self if task in service.manifest.tasks]
             if not able:
                 tasks = "; ".join(f"{service.name}: {', '.join(service.manifest.tasks)}" for service in self)
@@ -56,6 +65,14 @@ class Models:
         service = self.named(name)
         require(service, task)
         return service
+
+    def _is_unnamed(self, name: str | None) -> bool:
+        return name in UNNAMED or (name in _OF_TEI and name not in self._services)
+
+    def _from(self, name: str | None) -> InferenceService | None:
+        """The only model that was built from the checkpoint ``name``: clients of servers without names send that."""
+        found = [service for service in self if service.manifest.source.model == name]
+        return found[0] if len(found) == 1 else None
 
     def begin_drain(self) -> None:
         """Refuse new work on every model."""
@@ -91,11 +108,13 @@ def models_router(models: Models) -> APIRouter:
     """``GET /v1/models`` and ``GET /v1/models/{name}`` in OpenAI's form, with what a client may want to know."""
     router = APIRouter()
 
+    @router.get("/models", summary="List the served models")
     @router.get("/v1/models", summary="List the served models")
     async def list_models() -> dict[str, Any]:
         """Every served model."""
         return {"object": "list", "data": [_describe(service, models.started_s) for service in models]}
 
+    @router.get("/models/{name:path}", summary="Describe a model")
     @router.get("/v1/models/{name:path}", summary="Describe a model")
     async def get_model(name: str) -> dict[str, Any]:
         """One served model."""

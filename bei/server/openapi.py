@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bei.server.errors import JSON, ErrorBody
+from bei.server.errors import JSON
 from bei.server.http import TRUNCATED_HEADER
 
 _REF = "#/{name}"
@@ -21,12 +21,12 @@ _ERRORS = {
 _TRUNCATED = {"schema": {"type": "string"}, "description": "Inputs that were cut: 0,4-7"}
 
 
-def operation(request: Any, response: Any) -> dict[str, Any]:
+def operation(request: Any, response: Any, error_body: Any) -> dict[str, Any]:
     """The parts of an operation that FastAPI cannot know of a route whose bodies are bytes to it.
 
-    ``request`` and ``response`` are types as msgspec reads them, or tuples of alternatives.
+    The bodies are types as msgspec reads them, or tuples of alternatives.
     """
-    error = _content(ErrorBody)
+    error = _content(error_body)
     answer = {
         "description": "In the order of the inputs, unless the route sorts.",
         "headers": {TRUNCATED_HEADER: _TRUNCATED},

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from bei.errors import InvalidRequestError
+from bei.errors import InvalidRequestError, MalformedRequestError
 
 RequestT = TypeVar("RequestT")
 
@@ -110,8 +110,8 @@ def _decoded(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         param = str(error).rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in str(error) else None
-        raise InvalidRequestError(f"The request is not valid: {error}.", param) from error
+        raise MalformedRequestError(f"The request is not valid: {error}.", param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The body is not valid JSON in UTF-8: {error}.") from error
+        raise MalformedRequestError(f"The body is not valid JSON in UTF-8: {error}.") from error
     except RecursionError as error:
-        raise InvalidRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error
+        raise MalformedRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error

@@ -64,7 +64,7 @@ def num_bytes_of(content: object) -> int:
     if isinstance(content, Items):
         return content.num_bytes
     if isinstance(content, dict):
-        return sum(value.num_bytes for value in content.values() if isinstance(value, Items))
+        return sum([num_bytes_of(value) for value in content.values() if isinstance(value, (Items, dict))])
     return 0
 
 
@@ -91,7 +91,7 @@ def pieces_of(content: object) -> Iterator[bytes]:
 def _parts(content: object) -> Iterator[bytes]:
     if isinstance(content, Items):
         yield from _parts_of_items(content)
-    elif isinstance(content, dict) and any(isinstance(value, Items) for value in content.values()):
+    elif isinstance(content, dict) and num_bytes_of(content):
         for index, (key, value) in enumerate(content.items()):
             yield (b"," if index else b"{") + orjson.dumps(key) + b":"
             yield from _parts(value)

@@ -160,21 +160,30 @@ async def rank(request: ParsedRequest, call: Call, path: str) -> Reply:
     `texts` (TEI, BEI) gives a bare list with `score`; `documents` (Cohere, Jina, vLLM, Infinity) an object whose
     `results` have `relevance_score`.
     """
-    body = request if isinstance(request, TextsRequest) else request.body
-    service = call.models.able("rerank", body.model)
-    body.check_unsupported()
-    call.check_inputs([body.query], "query")
-    if isinstance(body, TextsRequest):
-        call.check_inputs(body.texts, "texts")
-        answer = await _scored(service, body, body.texts, _admitted(call, service, body.query, body.texts))
-        return Reply(render_ranks(answer, body.texts if body.return_text else None), answer.truncated)
-    assert isinstance(request, ParsedDocuments)  # the other dialect is answered
-    texts = request.texts
+    if isinstance(request, TextsRequest):
+        return await rank_texts(request, call)
+    body, texts = request
+    service = _checked(body, call)
     call.check_inputs(texts, "documents")
     ticket = _admitted(call, service, body.query, texts)
     shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
     return Reply(render_results(answer, texts, body, service.name, path), sorted(cut.union(answer.truncated)))
+
+
+async def rank_texts(body: TextsRequest, call: Call) -> Reply:
+    """Score texts against a query, best first: a bare list."""
+    service = _checked(body, call)
+    call.check_inputs(body.texts, "texts")
+    answer = await _scored(service, body, body.texts, _admitted(call, service, body.query, body.texts))
+    return Reply(render_ranks(answer, body.texts if body.return_text else None), answer.truncated)
+
+
+def _checked(body: RerankControls, call: Call) -> InferenceService:
+    service = call.able("rerank", body.model)
+    body.settled()
+    call.check_inputs([body.query], "query")
+    return service
 
 
 def _admitted(call: Call, service: InferenceService, query: str, texts: Seq[str]) -> Ticket:

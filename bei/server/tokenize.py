@@ -68,7 +68,7 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
 
     `inputs` (TEI) gives a list of tokens for each text, `prompt` (vLLM) ids and their number.
     """
-    service = call.models.named(body.model)
+    service = call.named(body.model)
     options = EncodingOptions(add_special_tokens=body.add_special_tokens, whole=True)
     if isinstance(body, PromptRequest):
         call.check_inputs([body.prompt], "prompt")

@@ -54,7 +54,7 @@ def texts_of(inputs: str | list[str | list[str]]) -> list[str]:
 
 async def predict_tokens(body: PredictTokensRequest, call: Call) -> Reply:
     """Label the tokens of each text and, with `aggregation_strategy`, join them to entities, in the text's order."""
-    service = call.models.able("classify_tokens", body.model)
+    service = call.able("classify_tokens", body.model)
     texts = texts_of(body.inputs)
     call.check_inputs(texts, "inputs")
     aggregation, raw = body.aggregation_strategy, body.is_raw()

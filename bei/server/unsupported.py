@@ -7,13 +7,13 @@ field. Fields that no answer depends on (``user``, ``priority``, ``request_id``)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.controls import PromptControls, ScoreControls
+from bei.server.controls import Dimensions, PromptControls, ScoreControls
 
 _Any: TypeAlias = Annotated[Any, Meta(description="Not supported; what is done anyway may be sent.")]
 
@@ -25,53 +25,54 @@ class _Rule(NamedTuple):
     remedy: str
 
 
-_FLOATS = "vectors are float32; leave it out, and choose the form with encoding_format"
 _OFF: tuple[object, ...] = (False, {}, [])
 
 
 class EmbeddingControls(PromptControls, kw_only=True):
     """PromptControls, and fields of Jina, Voyage, Cohere, Mistral, NIM, Infinity and vLLM."""
 
-    output_dtype: _Any = None
-    embedding_type: _Any = None
-    embedding_types: _Any = None
+    dimensions: Dimensions | None = None
+    normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
+    output_dtype: Annotated[str | None, Meta(description="Voyage's and Mistral's: float, binary, ubinary.")] = None
+    embedding_type: Annotated[
+        str | list[str] | None, Meta(description="Jina's and NIM's: float, base64, binary, ubinary.")
+    ] = None
+    embedding_types: Annotated[list[str] | None, Meta(description="Cohere's; one of them here.")] = None
+    output_dimension: Annotated[Dimensions | None, Meta(description="Voyage's word for dimensions.")] = None
+    normalized: Annotated[bool | None, Meta(description="Jina's word for normalize.")] = None
+    use_activation: Annotated[bool | None, Meta(description="vLLM's word for normalize.")] = None
+    truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
+    task: Annotated[str | None, Meta(description="Jina's word for input_type.")] = None
     embed_dtype: _Any = None
     endianness: _Any = None
-    output_dimension: _Any = None
-    task: _Any = None
     modality: _Any = None
-    truncation: _Any = None
-    normalized: _Any = None
-    use_activation: _Any = None
     late_chunking_params: _Any = None
 
     _rules: ClassVar[Mapping[str, _Rule]] = {
-        "output_dtype": _Rule(("float",), _FLOATS),
-        "embedding_type": _Rule(("float", ["float"]), _FLOATS),
-        "embedding_types": _Rule(("float", ["float"]), _FLOATS),
-        "embed_dtype": _Rule(("float32", "float"), _FLOATS),
+        "embed_dtype": _Rule(("float32", "float"), "vectors are float32; leave it out"),
         "endianness": _Rule(("little", "native"), "vectors in base64 are little-endian; leave it out"),
-        "task": _Rule((), "leave it out, and name the kind of text with input_type or prompt_name"),
         "modality": _Rule(("text",), "bei reads texts; leave it out"),
-        "truncation": _Rule((True,), "send truncate false for an error where an input is too long"),
         "late_chunking_params": _Rule(_OFF, "leave it out, and send late_chunking with the chunks as inputs"),
     }
 
-    def check_unsupported(self, width: int, *, normalize: bool) -> None:
-        """Raise InvalidRequestError unless ``width`` components, of unit length if ``normalize``, are what is asked."""
+    def settled(self) -> Self:
+        """The request with each thing under one name, ours.
+
+        Raises InvalidRequestError that names a field which is asked for and not honoured, or two that contradict.
+        """
         _check(self, self._rules)
-        if self.output_dimension not in (None, width):
-            raise _error("output_dimension", self.output_dimension, "send dimensions")
-        for name in ("normalized", "use_activation"):
-            if getattr(self, name) not in (None, normalize):
-                raise _error(name, getattr(self, name), "send normalize")
+        self.dimensions = _agreed(self, "dimensions", "output_dimension")
+        self.normalize = _agreed(self, "normalize", "normalized", "use_activation")
+        self.truncate = _agreed(self, "truncate", "truncation")
+        self.input_type = _agreed(self, "input_type", "task")
+        return self
 
 
 class PairControls(ScoreControls, kw_only=True):
     """ScoreControls, and fields of Voyage, Cohere v1, Jina and vLLM."""
 
+    truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
     top_k: _Any = None
-    truncation: _Any = None
     max_chunks_per_doc: _Any = None
     max_doc_length: _Any = None
     max_query_length: _Any = None
@@ -80,8 +81,7 @@ class PairControls(ScoreControls, kw_only=True):
     chat_template_kwargs: _Any = None
 
     _rules: ClassVar[Mapping[str, _Rule]] = {
-        "top_k": _Rule((), "send top_n"),
-        "truncation": _Rule((True,), "send truncate false for an error where a pair is too long"),
+        "top_k": _Rule((), "send top_n, or point Voyage's client at /voyage"),
         "max_chunks_per_doc": _Rule((), "leave it out; documents are not read in chunks"),
         "max_doc_length": _Rule((), "send max_tokens_per_doc"),
         "max_query_length": _Rule((), "leave it out; of a pair the longer side is cut"),
@@ -90,9 +90,23 @@ class PairControls(ScoreControls, kw_only=True):
         "chat_template_kwargs": _Rule(_OFF, "leave it out; the model's template is fixed when it is built"),
     }
 
-    def check_unsupported(self) -> None:
-        """Raise InvalidRequestError that names a field which is asked for and not honoured."""
+    def settled(self) -> Self:
+        """As that of EmbeddingControls."""
         _check(self, self._rules)
+        self.truncate = _agreed(self, "truncate", "truncation")
+        return self
+
+
+def _agreed(body: msgspec.Struct, *names: str) -> Any:
+    """What the fields ``names``, which mean the same, ask for. Raises InvalidRequestError where they contradict."""
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if not given:
+        return None
+    (first, value), *others = given.items()
+    for name, other in others:
+        if other != value or type(other) is not type(value):
+            raise InvalidRequestError(f"{first} {value} and {name} {other} contradict each other: send one.", name)
+    return value
 
 
 def _check(body: msgspec.Struct, rules: Mapping[str, _Rule]) -> None:

@@ -14,6 +14,7 @@ from bei.config import ServeConfig
 from bei.core import Engine
 from bei.metrics import Metrics
 from bei.server.app import create_app
+from bei.server.dialects import all_dialects
 from bei.server.models import Models
 from tests.bei.services import make_service
 from tests.engines import DEADLINE_S
@@ -32,7 +33,9 @@ class App:
         self.loop = asyncio.new_event_loop()
         self.metrics = Metrics()
         self.models = self.run(self._load(served, settings))
-        self.asgi = create_app(self.models, ServeConfig(**settings), self.metrics)
+        config = ServeConfig(**settings)
+        self.dialects = all_dialects(self.models, config)
+        self.asgi = create_app(self.models, config, self.metrics)
         transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")
 

@@ -191,7 +191,7 @@ def test_a_vector_of_nan_is_500_and_no_vector(make_app: MakeApp) -> None:
 )
 def test_lists_of_token_ids_are_parsed_with_any_blanks(inputs: list[list[int]], blank: str) -> None:
     raw = str(inputs).replace(" ", blank).replace("[", f"[{blank}").encode()
-    assert parse_input(blank.encode() + raw) == (None, inputs)
+    assert parse_input(blank.encode() + raw) == inputs
 
 
 @given(st.binary(max_size=60))

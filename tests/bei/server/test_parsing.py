@@ -126,7 +126,7 @@ def test_a_long_body_of_token_ids_is_parsed_as_a_short_one(more: dict[str, objec
     assert embed.parse_request(body, MOST) == msgspec.json.decode(body, type=embed.EmbedRequest)
     content = json.dumps({"input": lists, **more}).encode()
     request = embeddings.parse(content, MOST)
-    assert request.token_ids == lists
+    assert request.inputs == lists
     assert len(bytes(request.body.input)) < 100
 
 

@@ -198,7 +198,7 @@ def test_http_1_0_gets_its_answer_with_a_length(make_app: MakeApp) -> None:
 
 # The limit of answers
 
-LIMITED = sorted(set(GOOD) - {"/similarity", "/rerank", "/v1/rerank", "/v2/rerank"})
+LIMITED = sorted(set(GOOD) - {"/similarity", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/ranking"})
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_an_answer_beyond_the_limit_is_refused_and_says_what_to_do(limited: App,
     assert all(service._admission.num_open == 0 for service in limited.models)
 
 
-@pytest.mark.parametrize("path", sorted(set(LIMITED) - {"/embed_sparse"}))
+@pytest.mark.parametrize("path", sorted(set(LIMITED) - {"/embed_sparse", "/decode"}))
 def test_what_is_refused_for_its_answer_is_not_computed(tmp_path: Path, path: str) -> None:
     artifact, engine = save_kind(tmp_path / "model", GOOD[path][2])
     app = App((artifact, engine), answer_limit=500)

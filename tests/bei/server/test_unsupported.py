@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from bei.config import ServeConfig
 from bei.engine.fake import DIMENSION, FakeEngine
-from bei.server.controls import PromptControls, ScoreControls
 from bei.server.unsupported import EmbeddingControls, PairControls
 from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
@@ -19,21 +17,14 @@ from tests.bei.server.conftest import MakeApp
 
 REFUSED_OF_EMBEDDINGS: list[tuple[str, Any]] = [
     ("output_dtype", "int8"),
-    ("embedding_type", "binary"),
     ("embedding_types", ["float", "int8"]),
     ("embed_dtype", "float16"),
     ("endianness", "big"),
-    ("output_dimension", 3),
-    ("task", "retrieval.query"),
     ("modality", "image"),
-    ("truncation", False),
-    ("normalized", False),
-    ("use_activation", False),
     ("late_chunking_params", {"chunk_size": 8}),
 ]
 REFUSED_OF_RERANK: list[tuple[str, Any]] = [
     ("top_k", 1),
-    ("truncation", False),
     ("max_chunks_per_doc", 3),
     ("max_doc_length", 8),
     ("max_query_length", 8),
@@ -87,11 +78,50 @@ def test_a_reranker_may_be_asked_for_what_it_does_anyway(fields: dict[str, Any],
 
 
 def test_every_such_field_is_tried_here() -> None:
-    def own(controls: type[msgspec.Struct], base: type[msgspec.Struct]) -> set[str]:
-        return set(controls.__struct_fields__) - set(base.__struct_fields__)
+    of_forms = {"output_dtype", "embedding_types"}
+    assert {field for field, _ in REFUSED_OF_EMBEDDINGS} == set(EmbeddingControls._rules) | of_forms
+    assert {field for field, _ in REFUSED_OF_RERANK} == set(PairControls._rules)
 
-    assert {field for field, _ in REFUSED_OF_EMBEDDINGS} == own(EmbeddingControls, PromptControls)
-    assert {field for field, _ in REFUSED_OF_RERANK} == own(PairControls, ScoreControls)
+
+OTHER_WORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"output_dimension": 3}, {"dimensions": 3}),
+    ({"normalized": False}, {"normalize": False}),
+    ({"use_activation": False}, {"normalize": False}),
+    ({"truncation": True}, {"truncate": True}),
+    ({"task": "document"}, {"input_type": "document"}),
+    ({"embedding_type": "base64"}, {"encoding_format": "base64"}),
+    ({"embedding_type": ["ubinary"]}, {"output_dtype": "ubinary"}),
+]
+
+
+@pytest.mark.parametrize(("other", "own"), OTHER_WORDS)
+def test_other_servers_words_mean_what_ours_do(other: dict[str, Any], own: dict[str, Any], app: App) -> None:
+    text = "the cats " * 20
+    found, expected = (app.embed(input=text, **fields).json() for fields in (other, own))
+    assert found == expected
+    assert found != app.embed(input=text).json() or set(own) <= {"truncate", "input_type"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dimensions": 4, "output_dimension": 3},
+        {"normalize": True, "normalized": False},
+        {"truncate": False, "truncation": True},
+        {"input_type": "query", "task": "document"},
+        {"output_dtype": "binary", "embedding_type": "float"},
+    ],
+)
+def test_words_that_contradict_each_other_are_refused(fields: dict[str, Any], app: App) -> None:
+    check_error(app.embed(input="cats", **fields), 400, param=list(fields)[1])
+
+
+def test_bits_are_the_signs_eight_to_a_byte(app: App) -> None:
+    vectors = np.array([one["embedding"] for one in app.embed(input=["cats", "hello"]).json()["data"]])
+    for dtype, offset in (("ubinary", 0), ("binary", 128)):
+        found = [one["embedding"] for one in app.embed(input=["cats", "hello"], output_dtype=dtype).json()["data"]]
+        assert found == [[int("".join("01"[bool(value > 0)] for value in row), 2) - offset] for row in vectors]
+    check_error(app.embed(input="cats", output_dtype="binary", dimensions=3), 400, "no multiple of 8")
 
 
 @pytest.mark.parametrize("given", [[2, 9, 3], [[2, 9], [3]]])

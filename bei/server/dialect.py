@@ -1,0 +1,81 @@
+"""A dialect: what another server answers on its own paths, with its field names, defaults, errors and statuses.
+
+Bodies of two dialects may look alike on one path and want different answers, so each has paths of its own under
+``/<name>``: a client that is pointed there cannot tell. Whoever cannot change a path sends the header X-Bei-Dialect, or
+starts the server with ``--dialect``: a path is then looked for under the mount point first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.types import Scope
+
+from bei.errors import InvalidRequestError
+from bei.server.endpoint import Route
+from bei.server.errors import FORM_KEY, ErrorForm
+
+_HEADER = b"x-bei-dialect"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """``routes`` have the paths of the peer. ``error_body``: what ``error_form`` makes, as a type for /openapi.json.
+
+    ``reads``: routes without a body, with the paths of the peer. ``roots``: what clients put in front of these paths,
+    where some put nothing and others ``/v1``. ``any_model``: a model's name that there is not is passed over.
+    """
+
+    name: str
+    routes: Seq[Route[Any]]
+    error_form: ErrorForm
+    error_body: Any
+    reads: APIRouter | None = None
+    roots: Seq[str] = ("",)
+    any_model: bool = False
+
+
+def mounted(dialect: Dialect) -> Iterator[Route[Any]]:
+    """The routes of ``dialect`` under its mount point."""
+    for route in dialect.routes:
+        for root in dialect.roots:
+            path = f"/{dialect.name}{root}{route.path}"
+            yield replace(route, path=path)
+            if route.path == "/":  # clients that are given a server's address ask for exactly that
+                yield replace(route, path=path[:-1])
+
+
+class Dialects:
+    """The dialects of a server, and which of them a request is in. ``default``: of requests that do not say."""
+
+    def __init__(self, dialects: Seq[Dialect], default: str | None = None) -> None:
+        self._by_name: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
+        self._default = default
+
+    def __iter__(self) -> Iterator[Dialect]:
+        return iter(self._by_name.values())
+
+    def enter(self, scope: Scope) -> str | None:
+        """Note in ``scope`` in which form its errors are. The path to look for first, where a header or the server's
+        settings name a dialect and the path does not. Raises InvalidRequestError for a dialect that there is not.
+        """
+        path: str = scope["path"]
+        mounted = self._by_name.get(path[1:].partition("/")[0])
+        if mounted is not None:
+            scope[FORM_KEY] = mounted.error_form
+            return None
+        given = next((value for key, value in scope["headers"] if key == _HEADER), None)
+        name = self._default if given is None else given.decode("latin-1").strip()
+        if name is None:
+            return None
+        dialect = self._by_name.get(name)
+        if dialect is None:
+            names = ", ".join(self._by_name)
+            header = _HEADER.decode()
+            raise InvalidRequestError(f"The header {header} must be one of {names}, not {name!r}.", header)
+        scope[FORM_KEY] = dialect.error_form
+        return f"/{name}{path}"

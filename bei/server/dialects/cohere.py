@@ -1,0 +1,177 @@
+"""Cohere's API: ``/v1/embed`` and ``/v2/embed``, which have paths of their own, and all of it under ``/cohere``.
+
+Reference: docs.cohere.com, "Embed", "Rerank"; the client ``cohere``, whose types read the answers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence as Seq
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+
+import msgspec
+
+from bei.errors import BeiError, InvalidRequestError
+from bei.server import rerank
+from bei.server.controls import Dimensions, Model
+from bei.server.dialect import Dialect
+from bei.server.embedding import embedded
+from bei.server.endpoint import Call, Reply, Route
+from bei.server.parsing import parser
+from bei.server.truncation import encoding_options
+from bei.server.vectors import FLOATS, VectorForm, dtype_of
+from bei.tokenization import EncodingOptions
+
+EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+class Message(TypedDict):
+    """An error."""
+
+    message: str
+
+
+class Text(msgspec.Struct, tag_field="type", tag="text"):
+    """A part of an input."""
+
+    text: str
+
+
+class Content(msgspec.Struct):
+    """An input of v2: its parts. Only texts are read here."""
+
+    content: list[Text]
+
+
+class EmbedRequest(msgspec.Struct, kw_only=True):
+    """``truncate`` says which end of a text that is too long is cut; NONE: an error."""
+
+    texts: list[str] | None = None
+    model: Model | None = None
+    input_type: str | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    truncate: Literal["NONE", "START", "END"] = "END"
+    images: Any = None
+
+
+class EmbedV2Request(EmbedRequest, kw_only=True):
+    """Of ``texts`` and ``inputs`` one."""
+
+    inputs: list[Content] | None = None
+    output_dimension: Dimensions | None = None
+    max_tokens: int | None = None
+
+
+class Meta(TypedDict):
+    """What was used, as Cohere bills it."""
+
+    api_version: rerank.ApiVersion
+    billed_units: InputTokens
+
+
+class InputTokens(TypedDict):
+    """Special tokens included."""
+
+    input_tokens: int
+
+
+class ByType(TypedDict):
+    """A list of vectors for each type that is asked for."""
+
+    float: NotRequired[list[list[float]]]
+    binary: NotRequired[list[list[int]]]
+    ubinary: NotRequired[list[list[int]]]
+    base64: NotRequired[list[str]]
+
+
+class EmbedResponse(TypedDict):
+    """v1 has a bare list of vectors where no types are asked for."""
+
+    id: str
+    embeddings: ByType | list[list[float]]
+    texts: list[str]
+    meta: Meta
+    response_type: Literal["embeddings_floats", "embeddings_by_type"]
+
+
+async def embed_v1(body: EmbedRequest, call: Call) -> Reply:
+    """Embed texts: a list of vectors, or a list for each of `embedding_types`."""
+    return await _embed(body, call, "1", body.embedding_types)
+
+
+async def embed_v2(body: EmbedV2Request, call: Call) -> Reply:
+    """Embed texts: a list of vectors for each of `embedding_types`, floats where none is named."""
+    if body.inputs is not None:
+        if body.texts is not None:
+            raise InvalidRequestError("The request has texts and inputs: send one of them.", "inputs")
+        body.texts = ["\n".join(part.text for part in one.content) for one in body.inputs]
+    limit = body.max_tokens
+    return await _embed(body, call, "2", body.embedding_types or ["float"], body.output_dimension, limit)
+
+
+async def _embed(
+    body: EmbedRequest,
+    call: Call,
+    version: str,
+    types: Seq[EmbeddingType] | None,
+    dimensions: int | None = None,
+    max_tokens: int | None = None,
+) -> Reply:
+    if body.images is not None:
+        raise InvalidRequestError("images are not supported here: bei reads texts.", "images")
+    if body.texts is None:
+        raise InvalidRequestError("The request has no texts: send at least one.", "texts")
+    if types is not None and not types:
+        raise InvalidRequestError("embedding_types is empty: name at least one, or leave it out.", "embedding_types")
+    forms = {name: form_of(name) for name in types or ()}
+    service = call.able("embed", body.model)
+    answer = await embedded(
+        call,
+        service,
+        body.texts,
+        param="texts",
+        forms=list(forms.values()) or [FLOATS],
+        input_type=body.input_type,
+        dimensions=dimensions,
+        options=_options(body.truncate, max_tokens),
+    )
+    by_type = {name: form.items(answer.vectors) for name, form in forms.items()}
+    content = {
+        "id": str(uuid.uuid4()),
+        "embeddings": by_type if forms else FLOATS.items(answer.vectors),
+        "texts": body.texts,
+        "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": answer.num_tokens}},
+        "response_type": "embeddings_by_type" if forms else "embeddings_floats",
+    }
+    return Reply(content, answer.truncated)
+
+
+def form_of(name: EmbeddingType) -> VectorForm:
+    """``base64`` is of float32. Raises InvalidRequestError for types that bei does not make."""
+    return VectorForm(is_base64=True) if name == "base64" else VectorForm(dtype_of(name, "embedding_types"))
+
+
+def _options(truncate: str, max_tokens: int | None) -> EncodingOptions:
+    if max_tokens is None:
+        return encoding_options(truncate)
+    if max_tokens < 1:
+        raise InvalidRequestError("max_tokens must be at least 1.", "max_tokens")
+    return EncodingOptions(truncate != "NONE", "left" if truncate == "START" else "right", max_tokens)
+
+
+def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
+    """A message, on every version."""
+    return status, Message(message=str(error))
+
+
+EMBED_ROUTES: tuple[Route[Any], ...] = (
+    Route("/v1/embed", "Embed (Cohere v1)", EmbedRequest, EmbedResponse, parser(EmbedRequest), embed_v1),
+    Route("/v2/embed", "Embed (Cohere v2)", EmbedV2Request, EmbedResponse, parser(EmbedV2Request), embed_v2),
+)
+
+DIALECT = Dialect(
+    "cohere",
+    (*EMBED_ROUTES, *(route for route in rerank.ROUTES if route.path != "/rerank")),
+    error_form,
+    Message,
+)

@@ -1,0 +1,211 @@
+"""Infinity's API, under ``/infinity``: no ``/v1`` in front, documents as plain strings, numbers as errors' codes.
+
+Reference: github.com/michaelfeil/infinity, ``libs/infinity_emb/infinity_emb/fastapi_schemas``; the client
+``infinity_client``, which always sends every field.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import Meta
+
+from bei.errors import BeiError, EngineDeadError, MalformedRequestError, TaskNotSupportedError
+from bei.server import classify
+from bei.server.controls import Model
+from bei.server.dialect import Dialect
+from bei.server.embedding import embedded
+from bei.server.embeddings import EmbeddingResponse, Usage, render, usage
+from bei.server.endpoint import Call, Reply, Route
+from bei.server.models import Models
+from bei.server.parsing import parser
+from bei.server.rendering import Items
+from bei.server.rerank import order_of
+from bei.server.vectors import VectorForm
+from bei.service import InferenceService, ModelInput
+from bei.tasks import rerank
+
+_RESULT_BYTES = 45
+
+# What Infinity calls the tasks.
+_CAPABILITIES = {"embed": "embed", "rerank": "rerank", "classify": "classify"}
+
+
+class ErrorDetail(TypedDict):
+    """``code`` is the status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(TypedDict):
+    """An error."""
+
+    error: ErrorDetail
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """``dimensions`` 0: all."""
+
+    input: str | list[str]
+    model: Model | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=0)] = 0
+    modality: Literal["text"] = "text"
+    user: str | None = None
+
+
+class RerankRequest(msgspec.Struct, kw_only=True):
+    """``top_n`` null: all."""
+
+    query: str
+    documents: list[str]
+    model: Model | None = None
+    return_documents: bool = False
+    raw_scores: bool = False
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+
+
+class _Result(TypedDict):
+    relevance_score: float
+    index: int
+
+
+class Result(_Result, total=False):
+    """By descending score."""
+
+    document: str
+
+
+class RerankResponse(TypedDict):
+    """Infinity's."""
+
+    object: Literal["rerank"]
+    results: list[Result]
+    model: str
+    usage: Usage
+    id: str
+    created: int
+
+
+class ClassifyRequest(msgspec.Struct, kw_only=True):
+    """A batch of texts."""
+
+    input: list[str]
+    model: Model | None = None
+    raw_scores: bool = False
+
+
+async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+    """Embed texts, in their order."""
+    texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
+    form = VectorForm(is_base64=body.encoding_format == "base64")
+    service = call.able("embed", body.model)
+    answer = await embedded(call, service, texts, param="input", forms=[form], dimensions=body.dimensions or None)
+    return Reply({**render(answer, service.name, form), **_made("infinity")}, answer.truncated)
+
+
+async def rank(body: RerankRequest, call: Call) -> Reply:
+    """Score documents against a query, best first."""
+    service, documents = call.able("rerank", body.model), body.documents
+    call.check_inputs([body.query], "query")
+    call.check_inputs(documents, "documents")
+    call.check_answer(len(documents) * _RESULT_BYTES)
+    ticket = call.admit(service, [(body.query, document) for document in documents])
+    scores = await rerank(service, body.query, documents, ticket=ticket, raw=body.raw_scores)
+    order = order_of(scores)[: body.top_n]
+
+    def result_of(index: int) -> Result:
+        result: Result = {"relevance_score": scores.values[index, 0], "index": index}
+        return {**result, "document": documents[index]} if body.return_documents else result
+
+    num_bytes = len(order) * _RESULT_BYTES + body.return_documents * sum(len(documents[index]) for index in order)
+    results = Items(len(order), num_bytes, lambda start, stop: [result_of(index) for index in order[start:stop]])
+    content = {"object": "rerank", "results": results, "model": service.name, "usage": usage(scores.num_tokens)}
+    return Reply({**content, **_made("infinity")}, scores.truncated)
+
+
+async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
+    """All labels of each text, best first."""
+    asked = classify.ClassifyRequest(input=body.input, model=body.model, raw_scores=body.raw_scores)
+    return await classify.classify_texts(asked, call)
+
+
+def _made(name: str) -> dict[str, object]:
+    return {"id": f"{name}-{uuid.uuid4()}", "created": int(time.time())}
+
+
+def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
+    """Bodies that pydantic would refuse are a 422 there."""
+    status = 422 if isinstance(error, MalformedRequestError) else status
+    status = 400 if error.code == "model_not_found" or isinstance(error, TaskNotSupportedError) else status
+    detail = ErrorDetail(
+        message=str(error), type=type(error).__name__, param=getattr(error, "param", None), code=status
+    )
+    return status, ErrorBody(error=detail)
+
+
+def _reads(models: Models) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/models", summary="List the served models (Infinity)")
+    async def list_models() -> dict[str, Any]:
+        """Every served model, with what waits for it."""
+        return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
+
+    @router.get("/health", summary="Liveness (Infinity)")
+    async def health() -> dict[str, float]:
+        """The time; 503 where a thread of a model has died."""
+        if not all(service.is_alive for service in models):
+            raise EngineDeadError("A thread of a model has died: restart the server.")
+        return {"unix": time.time()}
+
+    return router
+
+
+def _described(service: InferenceService, created: int) -> dict[str, Any]:
+    manifest, waiting = service.manifest, service.num_waiting
+    return {
+        "id": manifest.name,
+        "stats": {
+            "queue_fraction": waiting / max(1, manifest.max_batch_size),
+            "queue_absolute": waiting,
+            "results_pending": waiting,
+            "batch_size": manifest.max_batch_size,
+        },
+        "object": "model",
+        "owned_by": "infinity",
+        "created": created,
+        "backend": manifest.target,
+        "capabilities": [_CAPABILITIES[task] for task in manifest.tasks if task in _CAPABILITIES],
+    }
+
+
+def dialect(models: Models) -> Dialect:
+    """Bound to the served models."""
+    routes: tuple[Route[Any], ...] = (
+        Route(
+            "/embeddings",
+            "Embed (Infinity)",
+            EmbeddingsRequest,
+            EmbeddingResponse,
+            parser(EmbeddingsRequest),
+            create_embeddings,
+        ),
+        Route("/rerank", "Rerank (Infinity)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
+        Route(
+            "/classify",
+            "Classify (Infinity)",
+            ClassifyRequest,
+            classify.ClassifyResponse,
+            parser(ClassifyRequest),
+            classify_texts,
+        ),
+    )
+    return Dialect("infinity", routes, error_form, ErrorBody, _reads(models))

@@ -1,0 +1,186 @@
+"""NVIDIA's retrieval microservices: ``/v1/ranking``, which answers logits, and all of it under ``/nim``.
+
+Reference: docs.nvidia.com, NeMo Retriever, "API Reference" of the embedding and reranking NIM. What their errors look
+like is not documented there; ours have the fields that their clients print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, Literal, TypedDict
+
+import msgspec
+from fastapi import APIRouter
+
+from bei.errors import BeiError, EngineDeadError, InvalidRequestError
+from bei.server.controls import Dimensions, Model
+from bei.server.dialect import Dialect
+from bei.server.embedding import embedded
+from bei.server.embeddings import EmbeddingResponse, Usage, render, usage
+from bei.server.endpoint import Call, Reply, Route
+from bei.server.models import Models, models_router
+from bei.server.parsing import parser
+from bei.server.rendering import Items
+from bei.server.rerank import order_of
+from bei.server.truncation import encoding_options
+from bei.server.vectors import VectorForm, dtype_of
+from bei.service import ModelInput
+from bei.tasks import rerank
+
+# A model's name may end in the kind of the text.
+_SUFFIXES = ("query", "passage")
+_RANK_BYTES = 40
+
+
+class Problem(TypedDict):
+    """An error."""
+
+    object: Literal["error"]
+    message: str
+    type: str
+    detail: dict[str, str]
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """``truncate`` NONE: a text that is too long is an error."""
+
+    input: str | list[str]
+    model: Model | None = None
+    input_type: Literal["query", "passage"] | None = None
+    truncate: Literal["NONE", "START", "END"] = "NONE"
+    encoding_format: Literal["float", "base64"] = "float"
+    embedding_type: Literal["float", "int8", "uint8", "binary", "ubinary"] = "float"
+    dimensions: Dimensions | None = None
+    modality: Literal["text"] | list[Literal["text"]] | None = None
+
+
+class Text(msgspec.Struct):
+    """A query or a passage. Pictures are not read here."""
+
+    text: str
+    image: Any = None
+
+
+class RankingRequest(msgspec.Struct, kw_only=True):
+    """``truncate`` NONE: a pair that is too long is an error."""
+
+    query: Text
+    passages: list[Text]
+    model: Model | None = None
+    truncate: Literal["NONE", "END"] = "NONE"
+
+
+class Rank(TypedDict):
+    """By descending logit."""
+
+    index: int
+    logit: float
+
+
+class RankingResponse(TypedDict):
+    """NVIDIA's."""
+
+    rankings: list[Rank]
+    usage: Usage
+
+
+async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+    """Embed texts, in their order. A model's name may end in `-query` or `-passage` instead of `input_type`."""
+    texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
+    model, input_type = _without_suffix(call.models, body.model, body.input_type)
+    form = VectorForm(dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64")
+    service = call.able("embed", model)
+    answer = await embedded(
+        call,
+        service,
+        texts,
+        param="input",
+        forms=[form],
+        input_type=input_type,
+        dimensions=body.dimensions,
+        options=encoding_options(body.truncate),
+    )
+    return Reply(render(answer, service.name, form), answer.truncated)
+
+
+async def rank(body: RankingRequest, call: Call) -> Reply:
+    """Score passages against a query, best first. Scores are logits."""
+    if any(text.image is not None for text in (body.query, *body.passages)):
+        raise InvalidRequestError("image is not supported here: bei reads texts.", "passages")
+    service, query, passages = call.able("rerank", body.model), body.query.text, [text.text for text in body.passages]
+    call.check_inputs([query], "query")
+    call.check_inputs(passages, "passages")
+    call.check_answer(len(passages) * _RANK_BYTES)
+    ticket = call.admit(service, [(query, passage) for passage in passages])
+    options = encoding_options(body.truncate)
+    scores = await rerank(service, query, passages, ticket=ticket, raw=True, options=options)
+    order = order_of(scores)
+
+    def items(start: int, stop: int) -> Seq[Rank]:
+        return [{"index": index, "logit": scores.values[index, 0]} for index in order[start:stop]]
+
+    rankings = Items(len(order), len(order) * _RANK_BYTES, items)
+    return Reply({"rankings": rankings, "usage": usage(scores.num_tokens)}, scores.truncated)
+
+
+def _without_suffix(models: Models, name: str | None, input_type: str | None) -> tuple[str | None, str | None]:
+    if name is None or name in models:
+        return name, input_type
+    for suffix in _SUFFIXES:
+        if name.endswith(f"-{suffix}"):
+            if input_type not in (None, suffix):
+                raise InvalidRequestError(f"model {name} and input_type {input_type} contradict each other.", "model")
+            return name.removesuffix(f"-{suffix}"), suffix
+    return name, input_type
+
+
+def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
+    """Not documented; the status is ours."""
+    return status, Problem(object="error", message=str(error), type=error.code, detail={})
+
+
+def _reads(models: Models) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/health/live", summary="Liveness (NIM)")
+    async def live() -> dict[str, Any]:
+        """200 while every thread of every model works."""
+        if not all(service.is_alive for service in models):
+            raise EngineDeadError("A thread of a model has died: restart the server.")
+        return {"object": "health.response", "message": "Service is live.", "live": True}
+
+    @router.get("/v1/health/ready", summary="Readiness (NIM)")
+    async def ready() -> dict[str, Any]:
+        """200 when every model answers as it did when it was built."""
+        for service in models:
+            await service.check_ready()
+        return {"object": "health.response", "message": "Service is ready.", "ready": True}
+
+    router.include_router(models_router(models))
+    return router
+
+
+RANKING: Route[Any] = Route(
+    "/v1/ranking", "Rerank (NIM)", RankingRequest, RankingResponse, parser(RankingRequest), rank
+)
+
+
+def dialect(models: Models) -> Dialect:
+    """Bound to the served models."""
+    embeddings: Route[Any] = Route(
+        "/v1/embeddings",
+        "Embed (NIM)",
+        EmbeddingsRequest,
+        EmbeddingResponse,
+        parser(EmbeddingsRequest),
+        create_embeddings,
+    )
+    hosted: Route[Any] = Route(
+        "/v1/retrieval/{model:path}/reranking",
+        "Rerank (NIM, hosted)",
+        RankingRequest,
+        RankingResponse,
+        parser(RankingRequest),
+        rank,
+    )
+    return Dialect("nim", (embeddings, RANKING, hosted), error_form, Problem, _reads(models))

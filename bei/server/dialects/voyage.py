@@ -1,0 +1,186 @@
+"""Voyage AI's API, under ``/voyage``: results of a rerank stand under ``data``, and errors are a ``detail``.
+
+Reference: docs.voyageai.com, "Text embeddings", "Rerankers"; the client ``voyageai``, which asks for base64 and unpacks
+it as ``output_dtype`` says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+from bei.errors import BeiError
+from bei.server.controls import Dimensions, Model
+from bei.server.dialect import Dialect
+from bei.server.embedding import embedded
+from bei.server.endpoint import Call, Reply, Route
+from bei.server.parsing import parser
+from bei.server.rendering import Items
+from bei.server.rerank import order_of
+from bei.server.vectors import VectorForm, dtype_of
+from bei.service import ModelInput
+from bei.tasks import rerank
+from bei.tokenization import EncodingOptions
+
+_AROUND_BYTES = 50
+_RESULT_BYTES = 45
+
+
+class Detail(TypedDict):
+    """An error."""
+
+    detail: str
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """``input_type`` null: no prompt is meant, and the model's default stands."""
+
+    input: str | list[str]
+    model: Model | None = None
+    input_type: Literal["query", "document"] | None = None
+    truncation: bool = True
+    output_dimension: Dimensions | None = None
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = "float"
+    encoding_format: Literal["base64"] | None = None
+
+
+class Usage(TypedDict):
+    """Voyage's."""
+
+    total_tokens: int
+
+
+class Embedding(TypedDict):
+    """Numbers, or their bytes in base64: float32, int8 or uint8, little-endian."""
+
+    object: Literal["embedding"]
+    embedding: list[float] | str
+    index: int
+
+
+class EmbeddingsResponse(TypedDict):
+    """In the order of the texts."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class RerankRequest(msgspec.Struct, kw_only=True):
+    """``top_k`` null: all."""
+
+    query: str
+    documents: list[str]
+    model: Model | None = None
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool = False
+    truncation: bool = True
+
+
+class _Result(TypedDict):
+    index: int
+    relevance_score: float
+
+
+class Result(_Result, total=False):
+    """By descending score."""
+
+    document: str
+
+
+class RerankResponse(TypedDict):
+    """Voyage's."""
+
+    object: Literal["list"]
+    data: list[Result]
+    model: str
+    usage: Usage
+
+
+async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+    """Embed texts, in their order."""
+    texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
+    form = VectorForm(dtype_of(body.output_dtype, "output_dtype"), body.encoding_format == "base64")
+    service = call.able("embed", body.model)
+    answer = await embedded(
+        call,
+        service,
+        texts,
+        param="input",
+        forms=[form],
+        around_bytes=_AROUND_BYTES,
+        input_type=body.input_type,
+        dimensions=body.output_dimension,
+        options=EncodingOptions(truncate=body.truncation),
+    )
+    vectors = answer.vectors
+
+    def items(start: int, stop: int) -> list[dict[str, object]]:
+        made = form.of(vectors[start:stop])
+        return [{"object": "embedding", "embedding": one, "index": i} for i, one in enumerate(made, start)]
+
+    num_bytes = len(texts) * (_AROUND_BYTES + form.num_bytes(vectors.shape[1]))
+    content = {
+        "object": "list",
+        "data": Items(len(texts), num_bytes, items),
+        "model": service.name,
+        "usage": {"total_tokens": answer.num_tokens},
+    }
+    return Reply(content, answer.truncated)
+
+
+async def rank(body: RerankRequest, call: Call) -> Reply:
+    """Score documents against a query, best first."""
+    service, documents = call.able("rerank", body.model), body.documents
+    call.check_inputs([body.query], "query")
+    call.check_inputs(documents, "documents")
+    call.check_answer(len(documents) * _RESULT_BYTES)
+    ticket = call.admit(service, [(body.query, document) for document in documents])
+    options = EncodingOptions(truncate=body.truncation)
+    scores = await rerank(service, body.query, documents, ticket=ticket, options=options)
+    order = order_of(scores)[: body.top_k]
+
+    def items(start: int, stop: int) -> list[Result]:
+        results: list[Result] = [
+            {"index": index, "relevance_score": scores.values[index, 0]} for index in order[start:stop]
+        ]
+        if body.return_documents:
+            for result in results:
+                result["document"] = documents[result["index"]]
+        return results
+
+    num_bytes = len(order) * _RESULT_BYTES + body.return_documents * sum(len(documents[index]) for index in order)
+    content = {
+        "object": "list",
+        "data": Items(len(order), num_bytes, items),
+        "model": service.name,
+        "usage": {"total_tokens": scores.num_tokens},
+    }
+    return Reply(content, scores.truncated)
+
+
+def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
+    """Voyage has 400 for whatever is wrong with a request."""
+    return 400 if status in (404, 413) and error.code != "route_not_found" else status, Detail(detail=str(error))
+
+
+DIALECT = Dialect(
+    "voyage",
+    (
+        Route(
+            "/embeddings",
+            "Embed (Voyage)",
+            EmbeddingsRequest,
+            EmbeddingsResponse,
+            parser(EmbeddingsRequest),
+            create_embeddings,
+        ),
+        Route("/rerank", "Rerank (Voyage)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
+    ),
+    error_form,
+    Detail,
+    roots=("", "/v1"),
+)

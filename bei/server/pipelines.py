@@ -1,0 +1,233 @@
+"""``POST /``: what the served model is for, for clients that know nothing but a server's address.
+
+TEI answers there as its route for the kind of the model does. huggingface_hub's InferenceClient, which writes
+``parameters`` into every request but those for embeddings, reads the forms of transformers' pipelines: lists of labels
+for each text, entities with ``entity_group``, and labels that are named in the request (zero-shot classification).
+Reference: huggingface.co, "Inference Providers", tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+from bei.entities import Aggregation, Entity
+from bei.errors import InvalidRequestError
+from bei.offload import off_loop
+from bei.postprocess import apply_function
+from bei.server import classify, embed, rerank, tokens
+from bei.server.controls import Model
+from bei.server.endpoint import INLINE_BODY_BYTES, Call, Reply
+from bei.server.parsing import parser
+from bei.server.rendering import Items, items_of
+from bei.tasks import classify as classify_inputs
+from bei.tasks import classify_tokens, zero_shot
+
+_ENTITY_BYTES = 90
+_LABEL_BYTES = 33
+
+
+class ClassificationParameters(msgspec.Struct, kw_only=True):
+    """``function_to_apply`` null: as the checkpoint says."""
+
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+
+
+class TokenParameters(msgspec.Struct, kw_only=True):
+    """``aggregation_strategy`` null: as the hosted pipelines do."""
+
+    aggregation_strategy: Aggregation = "simple"
+    ignore_labels: tuple[str, ...] = ("O",)
+    stride: int | None = None
+
+
+class ZeroShotParameters(msgspec.Struct, kw_only=True):
+    """``hypothesis_template`` has a label where its {} is."""
+
+    candidate_labels: list[str]
+    multi_label: bool = False
+    hypothesis_template: str = "This example is {}."
+
+
+class ClassificationRequest(msgspec.Struct, kw_only=True):
+    """One text or several."""
+
+    inputs: str | list[str]
+    parameters: ClassificationParameters
+    model: Model | None = None
+
+
+class TokenRequest(msgspec.Struct, kw_only=True):
+    """One text or several."""
+
+    inputs: str | list[str]
+    parameters: TokenParameters
+    model: Model | None = None
+
+
+class ZeroShotRequest(msgspec.Struct, kw_only=True):
+    """One text."""
+
+    inputs: str
+    parameters: ZeroShotParameters
+    model: Model | None = None
+
+
+class _Entity(TypedDict):
+    word: str
+    score: float
+    start: int
+    end: int
+
+
+class PipelineEntity(_Entity, total=False):
+    """``entity_group`` of several tokens, ``entity`` of one."""
+
+    entity: str
+    entity_group: str
+
+
+# The bodies of all kinds, for /openapi.json.
+REQUESTS = (
+    embed.EmbedRequest,
+    embed.SimilarityRequest,
+    rerank.TextsRequest,
+    classify.PredictRequest,
+    ClassificationRequest,
+    TokenRequest,
+    ZeroShotRequest,
+)
+RESPONSES = (
+    list[embed.Vector],
+    list[list[embed.Weight]],
+    embed.Vector,
+    list[rerank.Rank],
+    list[classify.LabelScore],
+    list[list[classify.LabelScore]],
+    list[PipelineEntity],
+    list[list[PipelineEntity]],
+)
+
+
+_NULL = b"null"
+
+
+class _Fields(msgspec.Struct):
+    """What says which request a body is."""
+
+    model: Model | None = None
+    inputs: msgspec.Raw = msgspec.Raw(_NULL)
+    parameters: msgspec.Raw = msgspec.Raw(_NULL)
+
+
+_parse_fields = parser(_Fields)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a body is read and answered."""
+
+    parse: Callable[[bytes], Any]
+    handle: Callable[[Any, Call], Awaitable[Reply]]
+
+
+async def by_kind(content: bytes, call: Call) -> Reply:
+    """What the route of the model's kind answers: vectors, sparse vectors, scores of texts, or labels.
+
+    With `parameters`, as huggingface_hub's client sends them, labels and entities have the form of its pipelines. With
+    `source_sentence` and `sentences` as `inputs` the answer is their similarity.
+    """
+    given: _Fields = await _read(_parse_fields, content)
+    service = call.named(given.model)
+    kind = _kind_of(service.manifest.tasks[0], given)
+    return await kind.handle(await _read(kind.parse, content), call)
+
+
+def _kind_of(task: str, given: _Fields) -> _Kind:
+    inputs, parameters = bytes(given.inputs), bytes(given.parameters)
+    has_parameters = parameters != _NULL
+    if inputs[:1] == b"{":
+        return _SIMILARITY
+    if task == "classify" and has_parameters:
+        return _ZERO_SHOT if b'"candidate_labels"' in parameters else _CLASSIFICATION
+    if task == "classify_tokens" and has_parameters:
+        return _TOKENS
+    if task == "rerank" and inputs != _NULL:
+        return _KINDS["classify"]
+    return _KINDS[task]
+
+
+async def _read(parse: Callable[[bytes], Any], content: bytes) -> Any:
+    return parse(content) if len(content) <= INLINE_BODY_BYTES else await off_loop(parse, content)
+
+
+async def classify_texts(body: ClassificationRequest, call: Call) -> Reply:
+    """For each text the labels and their scores, best first; a list of one list for one text."""
+    service, asked = call.able("classify", body.model), body.parameters
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    call.check_inputs(texts, "inputs")
+    labels = classify.labels_of(service)
+    call.check_answer(len(texts) * len(labels) * _LABEL_BYTES)
+    raw = asked.function_to_apply is not None
+    answer = await classify_inputs(service, texts, ticket=call.admit(service, texts), raw=raw)
+    values = apply_function(answer.values, asked.function_to_apply or "none")
+    bytes_per_text = len(labels) * _LABEL_BYTES
+    content = items_of(list(values), bytes_per_text, lambda row: classify.by_score(row, labels)[: asked.top_k])
+    return Reply(content, answer.truncated)
+
+
+async def label_tokens(body: TokenRequest, call: Call) -> Reply:
+    """The entities of a text, or a list for each of several."""
+    service, asked = call.able("classify_tokens", body.model), body.parameters
+    if asked.stride is not None:
+        raise InvalidRequestError("stride is not supported here: send a long text in parts.", "parameters")
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    call.check_inputs(texts, "inputs")
+    ticket = call.admit(service, texts, bytes_per_token=_ENTITY_BYTES)
+    answer = await classify_tokens(service, texts, ticket=ticket, aggregation=asked.aggregation_strategy)
+
+    def entities_of(index: int) -> Items:
+        found = [entity for entity in answer.entities_of(index) if entity.label not in asked.ignore_labels]
+        key = "entity" if asked.aggregation_strategy == "none" else "entity_group"
+        return items_of(found, _ENTITY_BYTES, lambda entity: _entity(entity, key))
+
+    num_bytes = answer.num_tokens * _ENTITY_BYTES // len(texts)
+    content = items_of(range(len(texts)), num_bytes, entities_of) if body.inputs is texts else entities_of(0)
+    return Reply(content, answer.truncated)
+
+
+def _entity(entity: Entity, key: str) -> dict[str, object]:
+    found = {key: entity.label, "score": entity.score, "word": entity.text}
+    return {**found, "start": entity.start, "end": entity.end}
+
+
+async def name_labels(body: ZeroShotRequest, call: Call) -> Reply:
+    """The labels of the request with their scores, best first."""
+    service, asked = call.able("classify", body.model), body.parameters
+    call.check_inputs([body.inputs], "inputs")
+    call.check_inputs(asked.candidate_labels, "candidate_labels")
+    hypotheses = [asked.hypothesis_template.replace("{}", label) for label in asked.candidate_labels]
+    if "{}" not in asked.hypothesis_template:
+        raise InvalidRequestError("hypothesis_template has no {} for the label.", "parameters")
+    ticket = call.admit(service, [(body.inputs, hypothesis) for hypothesis in hypotheses])
+    scores = await zero_shot(service, body.inputs, hypotheses, ticket=ticket, multi_label=asked.multi_label)
+    return Reply(classify.by_score(scores.values[0], asked.candidate_labels), scores.truncated)
+
+
+_SIMILARITY = _Kind(parser(embed.SimilarityRequest), embed.similarity)
+_CLASSIFICATION = _Kind(parser(ClassificationRequest), classify_texts)
+_TOKENS = _Kind(parser(TokenRequest), label_tokens)
+_ZERO_SHOT = _Kind(parser(ZeroShotRequest), name_labels)
+_KINDS = {
+    "embed": _Kind(parser(embed.EmbedRequest), embed.embed),
+    "embed_tokens": _Kind(parser(embed.TextsRequest), embed.embed_all),
+    "embed_sparse": _Kind(parser(embed.SparseRequest), embed.embed_vocabulary),
+    "rerank": _Kind(parser(rerank.TextsRequest), rerank.rank_texts),
+    "classify": _Kind(parser(classify.PredictRequest), classify.predict),
+    "classify_tokens": _Kind(parser(tokens.PredictTokensRequest), tokens.predict_tokens),
+}
