@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import voyageai
 from tokenizers import Tokenizer
 
 from bei.artifact import Artifact
@@ -254,3 +255,152 @@ def test_baseten_s_client_embeds_ranks_and_classifies(
     np.testing.assert_allclose([scores[index] for index in range(len(TEXTS))], relevance, atol=TOLERANCE)
     classified = client.classify(TEXTS, model="classifier", truncate=True, preference=preference)
     assert [{entry.label for entry in entries} for entries in classified.data] == [set(LABELS)] * len(TEXTS)
+
+
+# The dialects' mount points, and the root, by the clients that people have.
+
+
+@pytest.fixture(scope="module")
+def voyage(tasks: Server) -> Any:
+    return voyageai.Client(api_key="none", base_url=f"{tasks.url}/voyage/v1", timeout=DEADLINE_S)
+
+
+def test_voyage_s_client_embeds_ranks_and_reads_errors(
+    voyage: Any, vectors: Float32Array, relevance: Float32Array
+) -> None:
+    found = voyage.embed(TEXTS, model="embedder", input_type="document")
+    np.testing.assert_allclose(found.embeddings, vectors, atol=TOLERANCE)
+    bits = voyage.embed(TEXTS, model="embedder", output_dtype="ubinary").embeddings
+    assert np.array_equal(bits, np.packbits(np.array(found.embeddings) > 0, axis=1))
+    best = np.argsort(-relevance, kind="stable")
+    ranked = voyage.rerank(QUERY, TEXTS, model="reranker", top_k=2).results
+    assert [(one.index, one.document) for one in ranked] == [(index, TEXTS[index]) for index in best[:2]]
+    np.testing.assert_allclose(
+        [one.relevance_score for one in ranked], apply_function(relevance, "sigmoid")[best[:2]], atol=TOLERANCE
+    )
+    with pytest.raises(voyageai.error.InvalidRequestError, match="ask for float, binary, ubinary"):
+        voyage.embed(TEXTS, model="embedder", output_dtype="int8")
+    with pytest.raises(voyageai.error.InvalidRequestError, match="Served: "):
+        voyage.embed(TEXTS, model="voyage-3")
+    with pytest.raises(voyageai.error.MalformedRequestError, match="top_k"):
+        voyage.rerank(QUERY, TEXTS, model="reranker", top_k=0)
+
+
+@pytest.mark.parametrize("root", ["", "/cohere"])
+def test_cohere_s_client_embeds_and_reads_errors(
+    tasks: Server, cohere_options: dict[str, Any], vectors: Float32Array, root: str
+) -> None:
+    options = {**cohere_options, "base_url": tasks.url + root}
+    first: Any = cohere.Client(**options).embed(texts=TEXTS, model="embedder", input_type="search_document")
+    np.testing.assert_allclose(first.embeddings, vectors, atol=TOLERANCE)
+    second: Any = cohere.ClientV2(**options)
+    asked = {"texts": TEXTS, "model": "embedder", "input_type": "search_query"}
+    by_type = second.embed(**asked, embedding_types=["float", "ubinary", "binary"]).embeddings
+    np.testing.assert_allclose(by_type.float_, vectors, atol=TOLERANCE)
+    bits = np.packbits(np.array(by_type.float_) > 0, axis=1).astype(int)
+    assert np.array_equal(by_type.ubinary, bits)
+    assert np.array_equal(by_type.binary, bits - 128)
+    short = second.embed(**asked, embedding_types=["float"], output_dimension=8).embeddings.float_
+    np.testing.assert_allclose(short, unit_length(vectors[:, :8]), atol=TOLERANCE)
+    with pytest.raises(cohere.BadRequestError, match="int8 is not supported"):
+        second.embed(**asked, embedding_types=["int8"])
+    with pytest.raises(cohere.BadRequestError, match="leave it out"):
+        second.embed(texts=["a", ""], model="embedder", input_type="search_query", embedding_types=["float"])
+
+
+NLI = ("contradiction", "neutral", "entailment")
+
+
+@pytest.fixture(scope="module")
+def nli(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
+    """A model of natural language inference: its checkpoint and artifact."""
+    folder = tmp_path_factory.mktemp("nli")
+    checkpoint = save_case(folder / "nli", _case("BertForSequenceClassification", **_labels(*NLI)))
+    return checkpoint, build_artifact(checkpoint, folder / "artifact", name="nli", reference="engine")
+
+
+@pytest.mark.parametrize("root", ["", "/tei"])
+def test_hugging_face_s_client_needs_nothing_but_the_address(
+    root: str,
+    artifacts: dict[str, Artifact],
+    vectors: Float32Array,
+    run_hf: Run,
+    env: Mapping[str, str],
+    home: Path,
+) -> None:
+    try:
+        with serve([artifacts["embedder"].path], env, home) as server:
+            client = huggingface_hub.InferenceClient(server.url + root, timeout=DEADLINE_S)
+            np.testing.assert_allclose(client.feature_extraction(TEXTS), vectors, atol=TOLERANCE)
+            similar = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])
+            np.testing.assert_allclose(similar, vectors[1:] @ vectors[0], atol=TOLERANCE)
+            with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="empty text"):
+                client.feature_extraction(["a", ""])
+        with serve([artifacts["classifier"].path], env, home) as server:
+            client = huggingface_hub.InferenceClient(server.url + root, timeout=DEADLINE_S)
+            probabilities = apply_function(run_hf("classifier", TEXTS[:1])[0], "softmax")
+            found: Any = client.text_classification(TEXTS[0])
+            np.testing.assert_allclose(by_label(found, LABELS), probabilities, atol=TOLERANCE)
+            assert [one.label for one in client.text_classification(TEXTS[0], top_k=2)] == [
+                LABELS[index] for index in np.argsort(-probabilities)[:2]
+            ]
+    finally:
+        huggingface_hub.close_session()
+
+
+def test_hugging_face_s_client_reads_entities_as_the_pipeline_gives_them(
+    checkpoints: dict[str, Path], artifacts: dict[str, Artifact], env: Mapping[str, str], home: Path
+) -> None:
+    text = TEXTS[0]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(checkpoints["ner"] / "tokenizer.json"), pad_token="[PAD]"
+    )
+    model = transformers.BertForTokenClassification.from_pretrained(checkpoints["ner"]).eval()
+    try:
+        with serve([artifacts["ner"].path], env, home) as server:
+            client = huggingface_hub.InferenceClient(server.url, timeout=DEADLINE_S)
+            for strategy in ("simple", "first", "none"):
+                pipeline = transformers.pipeline(
+                    "token-classification", model=model, tokenizer=tokenizer, aggregation_strategy=strategy
+                )
+                expected: Any = pipeline(text)
+                found: Any = client.token_classification(text, aggregation_strategy=strategy)
+                key = "entity" if strategy == "none" else "entity_group"
+                assert [(one[key], one.start, one.end) for one in found] == [
+                    (one[key], one["start"], one["end"]) for one in expected
+                ]
+                np.testing.assert_allclose(
+                    [one.score for one in found], [one["score"] for one in expected], atol=TOLERANCE
+                )
+    finally:
+        huggingface_hub.close_session()
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_labels_of_the_request_get_the_pipeline_s_scores(
+    nli: tuple[Path, Artifact], env: Mapping[str, str], home: Path, multi_label: bool
+) -> None:
+    checkpoint, artifact = nli
+    candidates, template = ["travel", "cooking", "dancing"], "It is about {}."
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    model = transformers.BertForSequenceClassification.from_pretrained(checkpoint).eval()
+    rows = []
+    for label in candidates:
+        encoded = tokenizer.encode(TEXTS[0], template.format(label))
+        with torch.no_grad():
+            given = {"input_ids": torch.tensor([encoded.ids]), "token_type_ids": torch.tensor([encoded.type_ids])}
+            rows.append(model(**given)[0][0].numpy())
+    logits = np.stack(rows)
+    expected = (
+        apply_function(logits[:, [0, 2]], "softmax")[:, 1] if multi_label else apply_function(logits[:, 2], "softmax")
+    )
+    try:
+        with serve([artifact.path], env, home) as server:
+            client = huggingface_hub.InferenceClient(server.url, timeout=DEADLINE_S)
+            found: Any = client.zero_shot_classification(
+                TEXTS[0], candidates, multi_label=multi_label, hypothesis_template=template
+            )
+    finally:
+        huggingface_hub.close_session()
+    np.testing.assert_allclose(by_label(found, candidates), expected, atol=TOLERANCE)
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)

@@ -14,7 +14,7 @@ import msgspec
 from fastapi import APIRouter
 from msgspec import Meta
 
-from bei.errors import BeiError, EngineDeadError, MalformedRequestError, TaskNotSupportedError
+from bei.errors import BeiError, EngineDeadError, MalformedRequestError, ModelNotFoundError, TaskNotSupportedError
 from bei.server import classify
 from bei.server.controls import Model
 from bei.server.dialect import Dialect
@@ -48,6 +48,20 @@ class ErrorBody(TypedDict):
     """An error."""
 
     error: ErrorDetail
+
+
+class ValidationDetail(TypedDict):
+    """What is wrong, and where."""
+
+    loc: list[str]
+    msg: str
+    type: str
+
+
+class ValidationErrors(TypedDict):
+    """The error of a body of a wrong form."""
+
+    detail: list[ValidationDetail]
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
@@ -142,13 +156,14 @@ def _made(name: str) -> dict[str, object]:
 
 
 def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
-    """Bodies that pydantic would refuse are a 422 there."""
-    status = 422 if isinstance(error, MalformedRequestError) else status
-    status = 400 if error.code == "model_not_found" or isinstance(error, TaskNotSupportedError) else status
-    detail = ErrorDetail(
-        message=str(error), type=type(error).__name__, param=getattr(error, "param", None), code=status
-    )
-    return status, ErrorBody(error=detail)
+    """Bodies of a wrong form are refused as pydantic does it."""
+    if isinstance(error, MalformedRequestError):
+        place = ["body"] if error.param is None else ["body", error.param]
+        return 422, ValidationErrors(detail=[ValidationDetail(loc=place, msg=str(error), type="value_error")])
+    if isinstance(error, (ModelNotFoundError, TaskNotSupportedError)):
+        status = 400
+    param = getattr(error, "param", None)
+    return status, ErrorBody(error=ErrorDetail(message=str(error), type=type(error).__name__, param=param, code=status))
 
 
 def _reads(models: Models) -> APIRouter:
@@ -208,4 +223,4 @@ def dialect(models: Models) -> Dialect:
             classify_texts,
         ),
     )
-    return Dialect("infinity", routes, error_form, ErrorBody, _reads(models))
+    return Dialect("infinity", routes, error_form, (ErrorBody, ValidationErrors), _reads(models))

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
-from bei.errors import BeiError
+from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect
 from bei.server.embedding import embedded
@@ -42,7 +42,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     input_type: Literal["query", "document"] | None = None
     truncation: bool = True
     output_dimension: Dimensions | None = None
-    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = "float"
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
     encoding_format: Literal["base64"] | None = None
 
 
@@ -103,7 +103,7 @@ class RerankResponse(TypedDict):
 async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     """Embed texts, in their order."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
-    form = VectorForm(dtype_of(body.output_dtype, "output_dtype"), body.encoding_format == "base64")
+    form = VectorForm(dtype_of(body.output_dtype or "float", "output_dtype"), body.encoding_format == "base64")
     service = call.able("embed", body.model)
     answer = await embedded(
         call,
@@ -163,8 +163,12 @@ async def rank(body: RerankRequest, call: Call) -> Reply:
 
 
 def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
-    """Voyage has 400 for whatever is wrong with a request."""
-    return 400 if status in (404, 413) and error.code != "route_not_found" else status, Detail(detail=str(error))
+    """Voyage has 400 for whatever is wrong with a request, but 422 for bodies of a wrong form."""
+    if isinstance(error, MalformedRequestError):
+        status = 422
+    elif status in (404, 413) and not isinstance(error, RouteNotFoundError):
+        status = 400
+    return status, Detail(detail=str(error))
 
 
 DIALECT = Dialect(
