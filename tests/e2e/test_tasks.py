@@ -352,16 +352,15 @@ def test_hugging_face_s_client_reads_entities_as_the_pipeline_gives_them(
     checkpoints: dict[str, Path], artifacts: dict[str, Artifact], env: Mapping[str, str], home: Path
 ) -> None:
     text = TEXTS[0]
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(checkpoints["ner"] / "tokenizer.json"), pad_token="[PAD]"
-    )
-    model = transformers.BertForTokenClassification.from_pretrained(checkpoints["ner"]).eval()
+    fast: Any = transformers.PreTrainedTokenizerFast
+    tokenizer = fast(tokenizer_file=str(checkpoints["ner"] / "tokenizer.json"), pad_token="[PAD]")
+    model: Any = transformers.BertForTokenClassification.from_pretrained(checkpoints["ner"])
     try:
         with serve([artifacts["ner"].path], env, home) as server:
             client = huggingface_hub.InferenceClient(server.url, timeout=DEADLINE_S)
             for strategy in ("simple", "first", "none"):
                 pipeline = transformers.pipeline(
-                    "token-classification", model=model, tokenizer=tokenizer, aggregation_strategy=strategy
+                    "token-classification", model=model.eval(), tokenizer=tokenizer, aggregation_strategy=strategy
                 )
                 expected: Any = pipeline(text)
                 found: Any = client.token_classification(text, aggregation_strategy=strategy)
@@ -383,7 +382,8 @@ def test_labels_of_the_request_get_the_pipeline_s_scores(
     checkpoint, artifact = nli
     candidates, template = ["travel", "cooking", "dancing"], "It is about {}."
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    model = transformers.BertForSequenceClassification.from_pretrained(checkpoint).eval()
+    model: Any = transformers.BertForSequenceClassification.from_pretrained(checkpoint)
+    model.eval()
     rows = []
     for label in candidates:
         encoded = tokenizer.encode(TEXTS[0], template.format(label))
@@ -391,9 +391,8 @@ def test_labels_of_the_request_get_the_pipeline_s_scores(
             given = {"input_ids": torch.tensor([encoded.ids]), "token_type_ids": torch.tensor([encoded.type_ids])}
             rows.append(model(**given)[0][0].numpy())
     logits = np.stack(rows)
-    expected = (
-        apply_function(logits[:, [0, 2]], "softmax")[:, 1] if multi_label else apply_function(logits[:, 2], "softmax")
-    )
+    alone = apply_function(logits[:, [0, 2]], "softmax")[:, 1]
+    expected = alone if multi_label else apply_function(logits[:, 2], "softmax")
     try:
         with serve([artifact.path], env, home) as server:
             client = huggingface_hub.InferenceClient(server.url, timeout=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Every dialect answers to the letter what ``wire/`` says."""
+"""Every dialect answers to the letter what its file says."""
 
 from __future__ import annotations
 

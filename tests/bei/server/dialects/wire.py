@@ -1,4 +1,4 @@
-"""Exchanges of every dialect as data: ``wire/<dialect>.json`` has requests, and what is answered to the letter.
+"""Exchanges of every dialect as data: ``<dialect>.json`` has requests, and what is answered to the letter.
 
     python -m tests.bei.server.dialects.wire
 
@@ -21,7 +21,7 @@ from bei.server.errors import FORM_KEY, error_response
 from tests.bei.server.app import App
 from tests.bei.server.kinds import KINDS, save_kind
 
-FOLDER = Path(__file__).parent / "wire"
+FOLDER = Path(__file__).parent
 
 # What is new in every answer, by name and type, and what stands for it in the files.
 _NEW = {("id", str): "<id>", ("created", int): 0, ("unix", float): 0.0}
