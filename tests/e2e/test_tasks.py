@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-import voyageai
+import voyageai.client
 from tokenizers import Tokenizer
 
 from bei.artifact import Artifact
@@ -262,7 +262,7 @@ def test_baseten_s_client_embeds_ranks_and_classifies(
 
 @pytest.fixture(scope="module")
 def voyage(tasks: Server) -> Any:
-    return voyageai.Client(api_key="none", base_url=f"{tasks.url}/voyage/v1", timeout=DEADLINE_S)
+    return voyageai.client.Client(api_key="none", base_url=f"{tasks.url}/voyage/v1", timeout=DEADLINE_S)
 
 
 def test_voyage_s_client_embeds_ranks_and_reads_errors(
