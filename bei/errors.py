@@ -36,6 +36,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── OverloadedError             too much waits; come back after ``retry_after_s``
     ├── DeadlineExceededError       the answer would come, or would have come, too late
     ├── TooManyConnectionsError     and none of them is idle
+    ├── NotReadyError               a model does not answer as it did at build time
     ├── ShuttingDownError           the server drains; ask another replica
     └── EngineError                 the engine failed on this input
         ├── EngineDeadError         the engine does not work any more; ask another replica
@@ -265,6 +266,12 @@ class ShuttingDownError(BeiError):
     """The server has begun to drain and accepts no new work."""
 
     code = "shutting_down"
+
+
+class NotReadyError(BeiError):
+    """A model does not answer as it did at build time, or not at all."""
+
+    code = "not_ready"
 
 
 class EngineError(BeiError):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -134,6 +134,19 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     return ""
 
 
+def check_dimensions(manifest: Manifest, dimensions: int | None, param: str = "dimensions") -> None:
+    """Raise InvalidRequestError that blames ``param`` unless vectors can be cut to ``dimensions``; None is no cut."""
+    if dimensions is None or manifest.embedding is None:
+        return
+    width = manifest.dimension("embedding") or 0
+    allowed = manifest.embedding.matryoshka_dimensions
+    if allowed is not None and dimensions not in (*allowed, width):
+        names = ", ".join(map(str, (*allowed, width)))
+        raise InvalidRequestError(f"{manifest.name} has dimensions {names}, not {dimensions}.", param)
+    if not 1 <= dimensions <= width:
+        raise InvalidRequestError(f"{param} must be from 1 to {width}, not {dimensions}.", param)
+
+
 def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:
     """How texts are read: as the side that ``prompt_name`` names, else ``input_type``. The default prompt's side counts
     where neither is given, as the default prompt does.
@@ -179,7 +192,7 @@ async def embed_inputs(
     """
     require(service, "embed")
     manifest = service.manifest
-    _check_dimensions(manifest, dimensions)
+    check_dimensions(manifest, dimensions)
     assert manifest.embedding is not None  # require("embed") has passed
     normalize = manifest.embedding.normalize if normalize is None else normalize
     is_cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
@@ -229,7 +242,7 @@ async def embed_chunks(
     """
     require(service, "embed")
     _check_late_chunking(service.manifest)
-    _check_dimensions(service.manifest, dimensions)
+    check_dimensions(service.manifest, dimensions)
     before, behind = _sides_of(prompt)
     document, ends = before, []
     for chunk in chunks:
@@ -280,15 +293,19 @@ async def classify(
     *,
     ticket: Ticket,
     raw: bool = False,
+    function: Literal["sigmoid", "softmax", "none"] | None = None,
     options: EncodingOptions = AS_CONFIGURED,
 ) -> Scores:
-    """Score every label for texts or pairs; ``raw``: the logits themselves."""
+    """Score every label for texts or pairs, by ``function`` of the logits (None: the checkpoint's).
+
+    ``raw``: the logits themselves.
+    """
     require(service, "classify")
     answer = await service.infer(inputs, ticket=ticket, outputs={"logits"}, options=options)
     classification = service.manifest.classification
     assert classification is not None  # require("classify") has passed
-    function = "none" if raw else classification.function
-    values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, function))
+    chosen = "none" if raw else function or classification.function
+    values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
     return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
 
 
@@ -307,25 +324,38 @@ async def zero_shot(
     has a single one. Raises TaskNotSupportedError for a model without such labels. (transformers:
     ZeroShotClassificationPipeline; arXiv:1909.00161)
     """
+    entails, contradicts = nli_labels(service)
+    pairs = [(text, hypothesis) for hypothesis in hypotheses]
+    answer = await service.infer(pairs, ticket=ticket, outputs={"logits"}, options=options)
+
+    def scores_of(logits: Float32Array) -> Float32Array:
+        if multi_label or len(hypotheses) == 1:
+            return apply_function(logits[:, [contradicts, entails]], "softmax")[None, :, 1]
+        return apply_function(logits[None, :, entails], "softmax")
+
+    values = await _computed(answer.rows, "logits", scores_of)
+    return Scores(values, list(hypotheses), answer.num_tokens, answer.truncated)
+
+
+def nli_labels(service: InferenceService) -> tuple[int, int]:
+    """The places of entailment and of contradiction among a model's labels; of two labels the other one is the latter.
+
+    Raises TaskNotSupportedError for a model that has no such labels.
+    """
     require(service, "classify")
     classification = service.manifest.classification
     assert classification is not None  # require("classify") has passed
-    entails = _place_of("entail", classification.labels)
-    contradicts = _place_of("contra", classification.labels)
+    labels = [label.lower() for label in classification.labels]
+    entails = next((index for index, label in enumerate(labels) if label.startswith("entail")), None)
+    others = [index for index, label in enumerate(labels) if label.startswith("contra") or len(labels) == 2]
+    contradicts = next((index for index in others if index != entails), None)
     if entails is None or contradicts is None:
         raise TaskNotSupportedError(
             f"{service.name} has the labels {', '.join(classification.labels)}: labels of a request need a model of "
             "natural language inference, with entailment and contradiction.",
             "model",
         )
-    pairs = [(text, hypothesis) for hypothesis in hypotheses]
-    answer = await service.infer(pairs, ticket=ticket, outputs={"logits"}, options=options)
-    logits = np.stack([row["logits"] for row in answer.rows])
-    if multi_label or len(hypotheses) == 1:
-        values = apply_function(logits[:, [contradicts, entails]], "softmax")[:, 1]
-    else:
-        values = apply_function(logits[:, entails], "softmax")
-    return Scores(values[None], list(hypotheses), answer.num_tokens, answer.truncated)
+    return entails, contradicts
 
 
 async def rerank(
@@ -338,13 +368,26 @@ async def rerank(
     instruction: str | None = None,
     options: EncodingOptions = AS_CONFIGURED,
 ) -> Scores:
-    """Score each of ``documents`` against ``query``; ``raw``: the logit, else its sigmoid. One column.
+    """Score each of ``documents`` against ``query``, as ``rerank_pairs`` does."""
+    pairs = [(query, document) for document in documents]
+    return await rerank_pairs(service, pairs, ticket=ticket, raw=raw, instruction=instruction, options=options)
+
+
+async def rerank_pairs(
+    service: InferenceService,
+    pairs: Seq[tuple[str, str]],
+    *,
+    ticket: Ticket,
+    raw: bool = False,
+    instruction: str | None = None,
+    options: EncodingOptions = AS_CONFIGURED,
+) -> Scores:
+    """Score the second text of each of ``pairs`` against the first; ``raw``: the logit, else its sigmoid. One column.
 
     A model with a template is asked with it; ``instruction`` fills its slot.
     """
     require(service, "rerank")
     template = service.manifest.rerank_template
-    inputs = [(query, document) for document in documents]
     if template is not None:
         if instruction is not None and "{instruction}" not in template.body:
             raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
@@ -353,7 +396,7 @@ async def rerank(
         options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
-    answer = await service.infer(inputs, ticket=ticket, outputs={"logits"}, options=options)
+    answer = await service.infer(pairs, ticket=ticket, outputs={"logits"}, options=options)
     values = await _computed(answer.rows, "logits", lambda rows: rows if raw else apply_function(rows, "sigmoid"))
     return Scores(values, ["score"], answer.num_tokens, answer.truncated)
 
@@ -376,10 +419,6 @@ async def classify_tokens(
     logits = [row["token_logits"] for row in answer.rows]
     num_tokens, truncated = answer.num_tokens, answer.truncated
     return TokenScores(texts, answer.encodings, logits, classification, aggregation, raw, num_tokens, truncated)
-
-
-def _place_of(beginning: str, labels: Seq[str]) -> int | None:
-    return next((index for index, label in enumerate(labels) if label.lower().startswith(beginning)), None)
 
 
 def _prompted_texts(prompt: str, inputs: Seq[ModelInput]) -> Seq[ModelInput]:
@@ -426,18 +465,6 @@ def _sparse_vectors(answer: Answer, special: frozenset[int], top_k: int | None) 
         for row, encoding in zip(answer.rows, answer.encodings, strict=True)
     ]
     return vectors if top_k is None else [_largest(vector, top_k) for vector in vectors]
-
-
-def _check_dimensions(manifest: Manifest, dimensions: int | None) -> None:
-    if dimensions is None or manifest.embedding is None:
-        return
-    width = manifest.dimension("embedding") or 0
-    allowed = manifest.embedding.matryoshka_dimensions
-    if allowed is not None and dimensions not in (*allowed, width):
-        names = ", ".join(map(str, (*allowed, width)))
-        raise InvalidRequestError(f"{manifest.name} has dimensions {names}, not {dimensions}.", "dimensions")
-    if not 1 <= dimensions <= width:
-        raise InvalidRequestError(f"dimensions must be from 1 to {width}, not {dimensions}.", "dimensions")
 
 
 def _check_late_chunking(manifest: Manifest) -> None:

@@ -164,12 +164,14 @@ class TextEncoder:
         return encodings
 
     def decode(self, ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``. Raises InvalidRequestError for an id that the tokenizer does not have."""
-        wrong = next((token_id for token_id in ids if self._tokenizer.id_to_token(token_id) is None), None)
-        if wrong is not None:
-            raise InvalidRequestError(f"This model's tokenizer has no token {wrong}.", "ids")
+        """The text of ``ids``."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    @functools.cached_property
+    def known_ids(self) -> frozenset[int]:
+        """Ids that are tokens."""
+        return frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def token(self, token_id: int) -> str:
         """The token called ``token_id``."""

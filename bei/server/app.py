@@ -22,10 +22,10 @@ from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens
 from bei.server.answers import AnswerMemory
-from bei.server.dialect import Dialects, mounted
-from bei.server.dialects import all_dialects, cohere, nim, tei
+from bei.server.dialect import Dialect, Dialects, mounted
+from bei.server.dialects import all_dialects, cohere, nim, tei, vllm
 from bei.server.endpoint import Context, Endpoint, Route
-from bei.server.errors import HANDLERS, UNEXPECTED, error_response
+from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
 from bei.server.health import health_router
 from bei.server.info import info_router
 from bei.server.models import Models, models_router
@@ -44,8 +44,10 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         replace(openai, path="/embeddings"),
         *cohere.EMBED_ROUTES,
         nim.RANKING,
+        vllm.SCORE,
+        vllm.POOLING,
         *tei.root_routes(),
-        tei.DECODE,
+        tei.decode_route(max_inputs),
         *embed.routes(max_inputs),
         *rerank.ROUTES,
         *classify.ROUTES,
@@ -63,7 +65,7 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
     context = Context(models, config.max_client_batch_size, config.answer_limit, AnswerMemory(config.answer_memory))
-    dialects = Dialects(all_dialects(models, config), None if config.dialect == "bei" else config.dialect)
+    dialects = Dialects(all_dialects(models, config), config.dialect)
     endpoints = [Endpoint(route, context, config.payload_limit) for route in inference_routes(config)]
     for dialect in dialects:
         endpoints += [
@@ -116,16 +118,14 @@ class _Front:
 
         endpoint: Endpoint | None = None
         try:
-            path = self._dialects.enter(scope)
-            endpoint = self._hot.get(path) if path is not None and scope["method"] == "POST" else None
-            if endpoint is None and scope["method"] == "POST":
-                endpoint = self._hot.get(scope["path"])
-            if endpoint is not None:
-                await _answer(endpoint.answer, scope, receive, counting_send)
-            else:
-                scope = self._moved(scope, path)
+            dialect, path = self._dialects.of(scope)
+            scope = self._placed(scope, dialect, path)
+            endpoint = self._hot.get(scope["path"]) if scope["method"] == "POST" else None
+            if endpoint is None:
                 await self._app(scope, receive, counting_send)
-        except BeiError as error:  # of the header that names a dialect
+            else:
+                await _answer(endpoint.answer, scope, receive, counting_send)
+        except BeiError as error:  # the header names a dialect that there is not
             await error_response(error, scope)(scope, receive, counting_send)
         except ClientDisconnect:  # in the middle of its answer
             status = 499
@@ -136,13 +136,15 @@ class _Front:
             route = endpoint.path if endpoint else getattr(scope.get("route"), "path", "unmatched")
             self._metrics.request(route, status, time.perf_counter() - started)
 
-    def _moved(self, scope: Scope, path: str | None) -> Scope:
-        """``scope`` at ``path`` if there is such a route."""
-        if path is None:
+    def _placed(self, scope: Scope, dialect: Dialect | None, path: str) -> Scope:
+        """``scope`` where ``dialect`` has its route, with its form of errors; as it is where it has none."""
+        if dialect is None:
             return scope
-        moved = {**scope, "path": path, "raw_path": path.encode()}
-        is_there = any(route.matches(moved)[0] is not Match.NONE for route in self._app.router.routes)
-        return moved if is_there else scope
+        if path == scope["path"]:
+            return {**scope, FORM_KEY: dialect.error_form}
+        placed = {**scope, "path": path, "raw_path": path.encode(), FORM_KEY: dialect.error_form}
+        is_there = path in self._hot or any(route.matches(placed)[0] is Match.FULL for route in self._app.router.routes)
+        return placed if is_there else scope
 
 
 async def _answer(endpoint: Answer, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from bei.core import Float32Array
-from bei.errors import InvalidRequestError
+from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
@@ -82,7 +82,7 @@ def _one_or_pair(texts: list[str]) -> Input:
     if not 1 <= len(texts) <= 2:
         raise InvalidRequestError(f"inputs has a list of {len(texts)} texts: send {_PREDICT_FORMS}.", "inputs")
     if "" in texts:
-        raise InvalidRequestError("inputs has an empty text: leave it out.", "inputs")
+        raise EmptyInputError("inputs has an empty text: leave it out.", "inputs")
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
@@ -94,7 +94,7 @@ async def predict(body: PredictRequest, call: Call) -> Reply:
     service = call.able("classify", body.model)
     inputs, is_batch = inputs_of(body.inputs)
     call.check_inputs(inputs, "inputs")
-    call.check_answer(len(inputs) * _ranked_bytes(labels_of(service)))
+    call.check_answer(len(inputs) * ranked_bytes(labels_of(service)))
     ticket = call.admit(service, inputs)
     answer = await classify(service, inputs, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
     content = ranked(answer)
@@ -106,7 +106,7 @@ async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
     service = call.able("classify", body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     call.check_inputs(texts, "input")
-    call.check_answer(len(texts) * _ranked_bytes(labels_of(service)))
+    call.check_answer(len(texts) * ranked_bytes(labels_of(service)))
     ticket = call.admit(service, texts)
     answer = await classify(service, texts, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
     is_infinity = body.raw_scores is not None
@@ -126,7 +126,7 @@ def by_score(row: Float32Array, labels: Sequence[str]) -> list[LabelScore]:
 
 def ranked(scores: Scores) -> Items:
     """For each input all labels, by descending score."""
-    return items_of(list(scores.values), _ranked_bytes(scores.labels), lambda row: by_score(row, scores.labels))
+    return items_of(list(scores.values), ranked_bytes(scores.labels), lambda row: by_score(row, scores.labels))
 
 
 def by_class(scores: Scores) -> Items:
@@ -143,7 +143,8 @@ def by_class(scores: Scores) -> Items:
     return Items(len(values), values.size * FLOAT_BYTES + len(values) * _AROUND_BYTES, items)
 
 
-def _ranked_bytes(labels: Sequence[str]) -> int:
+def ranked_bytes(labels: Sequence[str]) -> int:
+    """About what JSON takes for a list of all labels with their scores."""
     return sum(len(label) + _SCORE_BYTES for label in labels)
 
 

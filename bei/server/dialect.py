@@ -7,7 +7,7 @@ starts the server with ``--dialect``: a path is then looked for under the mount 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,18 +16,22 @@ from fastapi import APIRouter
 from starlette.types import Scope
 
 from bei.errors import InvalidRequestError
-from bei.server.endpoint import Route
-from bei.server.errors import FORM_KEY, ErrorForm
+from bei.server.endpoint import Call, Reply, Route
+from bei.server.errors import ErrorForm
 
 _HEADER = b"x-bei-dialect"
+
+# What requests get that ask for no dialect: the routes without a mount point, with our errors.
+OWN = "bei"
 
 
 @dataclass(frozen=True)
 class Dialect:
     """``routes`` have the paths of the peer. ``error_body``: what ``error_form`` makes, as a type for /openapi.json.
 
-    ``reads``: routes without a body, with the paths of the peer. ``roots``: what clients put in front of these paths,
-    where some put nothing and others ``/v1``. ``any_model``: a model's name that there is not is passed over.
+    ``reads``: routes without a body, with the paths of the peer. ``roots``: what may stand between the mount point and
+    these paths; of some peers a base URL ends in ``/v1``. ``any_model``: a request may name a model that is not served;
+    the only one that has the task then answers.
     """
 
     name: str
@@ -37,6 +41,17 @@ class Dialect:
     reads: APIRouter | None = None
     roots: Seq[str] = ("",)
     any_model: bool = False
+
+
+def adjusted(route: Route[Any], adjust: Callable[[Any], None]) -> Route[Any]:
+    """``route`` with a peer's defaults: ``adjust`` sets them in the body of a request that was parsed."""
+
+    async def handle(request: Any, call: Call) -> Reply:
+        adjust(getattr(request, "body", request))
+        return await route.handle(request, call)
+
+    handle.__doc__ = route.handle.__doc__
+    return replace(route, handle=handle)
 
 
 def mounted(dialect: Dialect) -> Iterator[Route[Any]]:
@@ -52,30 +67,28 @@ def mounted(dialect: Dialect) -> Iterator[Route[Any]]:
 class Dialects:
     """The dialects of a server, and which of them a request is in. ``default``: of requests that do not say."""
 
-    def __init__(self, dialects: Seq[Dialect], default: str | None = None) -> None:
+    def __init__(self, dialects: Seq[Dialect], default: str = OWN) -> None:
         self._by_name: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
         self._default = default
 
     def __iter__(self) -> Iterator[Dialect]:
         return iter(self._by_name.values())
 
-    def enter(self, scope: Scope) -> str | None:
-        """Note in ``scope`` in which form its errors are. The path to look for first, where a header or the server's
-        settings name a dialect and the path does not. Raises InvalidRequestError for a dialect that there is not.
+    def of(self, scope: Scope) -> tuple[Dialect | None, str]:
+        """The dialect that a request asks for, and the path on which it has it.
+
+        Raises InvalidRequestError where the header names a dialect that there is not.
         """
         path: str = scope["path"]
         mounted = self._by_name.get(path[1:].partition("/")[0])
         if mounted is not None:
-            scope[FORM_KEY] = mounted.error_form
-            return None
+            return mounted, path
         given = next((value for key, value in scope["headers"] if key == _HEADER), None)
         name = self._default if given is None else given.decode("latin-1").strip()
-        if name is None:
-            return None
+        if name == OWN:
+            return None, path
         dialect = self._by_name.get(name)
         if dialect is None:
-            names = ", ".join(self._by_name)
-            header = _HEADER.decode()
-            raise InvalidRequestError(f"The header {header} must be one of {names}, not {name!r}.", header)
-        scope[FORM_KEY] = dialect.error_form
-        return f"/{name}{path}"
+            names, header = ", ".join((OWN, *self._by_name)), _HEADER.decode()
+            raise InvalidRequestError(f"The header {header} must be one of {names}, not {name[:40]!r}.", header)
+        return dialect, f"/{name}{path}"

@@ -12,6 +12,7 @@ from msgspec import Meta
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.inference import embedded
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.service import ModelInput
@@ -101,15 +102,13 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
 async def embed(body: EmbedRequest, call: Call) -> Reply:
     """Vectors of texts or token ids, of unit length unless `normalize` is false. A list even for one input."""
     service = call.able("embed", body.model)
-    inputs = inputs_of(body.inputs)
-    call.check_inputs(inputs, "inputs")
-    width = service.manifest.dimension("embedding") or 0
-    call.check_answer(len(inputs) * min(width, body.dimensions or width) * FLOAT_BYTES)
-    answer = await embed_inputs(
+    answer = await embedded(
+        call,
         service,
-        inputs,
-        ticket=call.admit(service, inputs),
-        prompt=body.prompt(service.manifest),
+        inputs_of(body.inputs),
+        param="inputs",
+        prompt_name=body.prompt_name,
+        input_type=body.input_type,
         dimensions=body.dimensions,
         normalize=body.normalize,
         options=body.encoding_options(),

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
-from bei.server.embedding import embedded
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.inference import embedded
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.unsupported import EmbeddingControls
@@ -19,7 +19,7 @@ from bei.server.vectors import VectorForm, vector_form
 from bei.service import InferenceService, ModelInput
 from bei.tasks import Embeddings, embed_chunks
 
-_AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
+AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -155,7 +155,7 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
             inputs,
             param="input",
             forms=[form],
-            around_bytes=_AROUND_BYTES,
+            around_bytes=AROUND_BYTES,
             prompt_name=body.prompt_name,
             input_type=body.input_type,
             dimensions=body.dimensions,
@@ -169,8 +169,9 @@ async def _late_chunked(
     call: Call, service: InferenceService, body: EmbeddingRequest, texts: Seq[str], form: VectorForm
 ) -> Embeddings:
     call.check_inputs(texts, "input")
+    form.check_width(body.dimensions or service.manifest.dimension("embedding") or 0, "dimensions")
     width = service.manifest.dimension("embedding") or 0
-    call.check_answer(len(texts) * (_AROUND_BYTES + form.num_bytes(min(width, body.dimensions or width))))
+    call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(min(width, body.dimensions or width))))
     prompt = body.prompt(service.manifest)
     ticket = call.admit(service, [" ".join(texts)])
     dimensions, normalize = body.dimensions, body.normalize
@@ -185,7 +186,7 @@ def render(answer: Embeddings, model: str, form: VectorForm) -> dict[str, object
         made = form.of(vectors[start:stop])
         return [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(made, start)]
 
-    num_bytes = len(vectors) * (_AROUND_BYTES + form.num_bytes(vectors.shape[1]))
+    num_bytes = len(vectors) * (AROUND_BYTES + form.num_bytes(vectors.shape[1]))
     return {
         "object": "list",
         "data": Items(len(vectors), num_bytes, items),

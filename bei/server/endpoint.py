@@ -41,6 +41,7 @@ from bei.service import InferenceService, ModelInput
 RequestT = TypeVar("RequestT")
 
 WARNING_HEADER = "x-bei-warning"
+_SHOWN_CHARS = 100  # of what a client sent
 
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
 INLINE_BODY_BYTES = 64_000
@@ -92,8 +93,18 @@ class Call:
     def _noted(self, service: InferenceService, name: str | None) -> InferenceService:
         """Tell the client where a model answers that has another name."""
         if name != service.name and name not in UNNAMED:
-            self.warnings.append(f"no model is called {name}: {service.name} has answered")
+            self.warn(f"no model is called {str(name)[:_SHOWN_CHARS]}: {service.name} has answered")
         return service
+
+    def warn(self, text: str) -> None:
+        """Tell the client, in a header, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    @property
+    def max_inputs(self) -> int:
+        """Most inputs of one request."""
+        return self._max_inputs
 
     def check_inputs(self, inputs: Seq[object], param: str) -> None:
         """Reject an empty list, too many inputs, or an empty text. Raises InvalidRequestError that blames ``param``."""
@@ -244,5 +255,5 @@ def _headers(reply: Reply, call: Call) -> dict[str, str] | None:
         return None
     headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else {}
     if call.warnings:
-        headers[WARNING_HEADER] = "; ".join(call.warnings).encode("ascii", "backslashreplace").decode()
+        headers[WARNING_HEADER] = ascii("; ".join(call.warnings))[1:-1]  # no control characters either
     return headers

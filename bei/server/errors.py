@@ -34,6 +34,7 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.OverloadedError: (429, "rate_limit_error"),
     errors.TooManyConnectionsError: (503, "server_error"),
     errors.ShuttingDownError: (503, "server_error"),
+    errors.NotReadyError: (503, "server_error"),
     errors.DeadlineExceededError: (504, "server_error"),
     errors.EngineError: (500, "server_error"),
     errors.EngineDeadError: (503, "server_error"),

@@ -9,7 +9,15 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from bei.errors import ConfigError, InvalidRequestError, ModelNotFoundError, TaskNotSupportedError
+from bei.errors import (
+    BeiError,
+    ConfigError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    OverloadedError,
+    TaskNotSupportedError,
+)
 from bei.service import InferenceService
 from bei.tasks import PHRASES, require
 
@@ -73,6 +81,16 @@ class Models:
         """The only model that was built from the checkpoint ``name``: clients of servers without names send that."""
         found = [service for service in self if service.manifest.source.model == name]
         return found[0] if len(found) == 1 else None
+
+    async def check_ready(self) -> None:
+        """Return if every model answers as it did at build time. Raises NotReadyError."""
+        for service in self:
+            try:
+                await service.check_ready()
+            except OverloadedError:
+                continue  # a full queue in front of a path that works: 429 tells clients, not this
+            except BeiError as error:
+                raise NotReadyError(str(error)) from error
 
     def begin_drain(self) -> None:
         """Refuse new work on every model."""

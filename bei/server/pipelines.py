@@ -10,25 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from bei.entities import Aggregation, Entity
 from bei.errors import InvalidRequestError
 from bei.offload import off_loop
-from bei.postprocess import apply_function
 from bei.server import classify, embed, rerank, tokens
 from bei.server.controls import Model
 from bei.server.endpoint import INLINE_BODY_BYTES, Call, Reply
 from bei.server.parsing import parser
 from bei.server.rendering import Items, items_of
 from bei.tasks import classify as classify_inputs
-from bei.tasks import classify_tokens, zero_shot
+from bei.tasks import classify_tokens, nli_labels, zero_shot
 
 _ENTITY_BYTES = 90
-_LABEL_BYTES = 33
 
 
 class ClassificationParameters(msgspec.Struct, kw_only=True):
@@ -51,7 +51,7 @@ class ZeroShotParameters(msgspec.Struct, kw_only=True):
 
     candidate_labels: list[str]
     multi_label: bool = False
-    hypothesis_template: str = "This example is {}."
+    hypothesis_template: Annotated[str, Meta(max_length=1000)] = "This example is {}."
 
 
 class ClassificationRequest(msgspec.Struct, kw_only=True):
@@ -144,21 +144,27 @@ async def by_kind(content: bytes, call: Call) -> Reply:
     """
     given: _Fields = await _read(_parse_fields, content)
     service = call.named(given.model)
-    kind = _kind_of(service.manifest.tasks[0], given)
+    kind = _kind_of(service.manifest.tasks[0], bytes(given.inputs).lstrip(), bytes(given.parameters), call.max_inputs)
     return await kind.handle(await _read(kind.parse, content), call)
 
 
-def _kind_of(task: str, given: _Fields) -> _Kind:
-    inputs, parameters = bytes(given.inputs), bytes(given.parameters)
-    has_parameters = parameters != _NULL
+def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _Kind:
+    """Raises InvalidRequestError for parameters that the kind of the model does not read."""
     if inputs[:1] == b"{":
         return _SIMILARITY
-    if task == "classify" and has_parameters:
-        return _ZERO_SHOT if b'"candidate_labels"' in parameters else _CLASSIFICATION
-    if task == "classify_tokens" and has_parameters:
-        return _TOKENS
     if task == "rerank" and inputs != _NULL:
-        return _KINDS["classify"]
+        task = "classify"
+    if parameters != _NULL:
+        if task == "classify":
+            return _ZERO_SHOT if b'"candidate_labels"' in parameters else _CLASSIFICATION
+        if task == "classify_tokens":
+            return _TOKENS
+        if parameters.replace(b" ", b"") != b"{}":
+            raise InvalidRequestError(
+                "This model's requests have no parameters: write them beside inputs.", "parameters"
+            )
+    if task == "embed":
+        return _Kind(partial(embed.parse_request, max_inputs=max_inputs), embed.embed)
     return _KINDS[task]
 
 
@@ -172,12 +178,11 @@ async def classify_texts(body: ClassificationRequest, call: Call) -> Reply:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     call.check_inputs(texts, "inputs")
     labels = classify.labels_of(service)
-    call.check_answer(len(texts) * len(labels) * _LABEL_BYTES)
-    raw = asked.function_to_apply is not None
-    answer = await classify_inputs(service, texts, ticket=call.admit(service, texts), raw=raw)
-    values = apply_function(answer.values, asked.function_to_apply or "none")
-    bytes_per_text = len(labels) * _LABEL_BYTES
-    content = items_of(list(values), bytes_per_text, lambda row: classify.by_score(row, labels)[: asked.top_k])
+    num_bytes = classify.ranked_bytes(labels)
+    call.check_answer(len(texts) * num_bytes)
+    ticket, function = call.admit(service, texts), asked.function_to_apply
+    answer = await classify_inputs(service, texts, ticket=ticket, function=function)
+    content = items_of(list(answer.values), num_bytes, lambda row: classify.by_score(row, labels)[: asked.top_k])
     return Reply(content, answer.truncated)
 
 
@@ -209,14 +214,24 @@ def _entity(entity: Entity, key: str) -> dict[str, object]:
 async def name_labels(body: ZeroShotRequest, call: Call) -> Reply:
     """The labels of the request with their scores, best first."""
     service, asked = call.able("classify", body.model), body.parameters
+    labels, template = asked.candidate_labels, asked.hypothesis_template
+    nli_labels(service)
     call.check_inputs([body.inputs], "inputs")
-    call.check_inputs(asked.candidate_labels, "candidate_labels")
-    hypotheses = [asked.hypothesis_template.replace("{}", label) for label in asked.candidate_labels]
-    if "{}" not in asked.hypothesis_template:
+    call.check_inputs(labels, "candidate_labels")
+    if "{}" not in template:
         raise InvalidRequestError("hypothesis_template has no {} for the label.", "parameters")
+    num_bytes = classify.ranked_bytes(labels)
+    call.check_answer(num_bytes)
+    hypotheses = [template.replace("{}", label, 1) for label in labels]
     ticket = call.admit(service, [(body.inputs, hypothesis) for hypothesis in hypotheses])
     scores = await zero_shot(service, body.inputs, hypotheses, ticket=ticket, multi_label=asked.multi_label)
-    return Reply(classify.by_score(scores.values[0], asked.candidate_labels), scores.truncated)
+    values = scores.values[0]
+    order = np.argsort(-values, kind="stable")
+
+    def items(start: int, stop: int) -> list[classify.LabelScore]:
+        return [{"score": values[index], "label": labels[index]} for index in order[start:stop].tolist()]
+
+    return Reply(Items(len(labels), num_bytes, items))
 
 
 _SIMILARITY = _Kind(parser(embed.SimilarityRequest), embed.similarity)
@@ -224,7 +239,6 @@ _CLASSIFICATION = _Kind(parser(ClassificationRequest), classify_texts)
 _TOKENS = _Kind(parser(TokenRequest), label_tokens)
 _ZERO_SHOT = _Kind(parser(ZeroShotRequest), name_labels)
 _KINDS = {
-    "embed": _Kind(parser(embed.EmbedRequest), embed.embed),
     "embed_tokens": _Kind(parser(embed.TextsRequest), embed.embed_all),
     "embed_sparse": _Kind(parser(embed.SparseRequest), embed.embed_vocabulary),
     "rerank": _Kind(parser(rerank.TextsRequest), rerank.rank_texts),

@@ -16,13 +16,13 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from bei.admission import Ticket
 from bei.errors import InvalidRequestError
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.inference import order_of
 from bei.server.parsing import parser_by_field
 from bei.server.rendering import Items
 from bei.server.unsupported import PairControls
@@ -229,12 +229,6 @@ async def shortened(
         assert spans is not None  # they were asked for
         shorter[index] = texts[index][: int(spans.offsets[:, 1].max())]
     return shorter, cut
-
-
-def order_of(scores: Scores) -> list[int]:
-    """Indices by descending score; equal ones stay in order."""
-    order: list[int] = np.argsort(-scores.values[:, 0], kind="stable").tolist()
-    return order
 
 
 def render_ranks(scores: Scores, texts: Seq[str] | None) -> Items:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Annotated, TypedDict
 
@@ -9,10 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from bei.core import Encoding
+from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.controls import Model
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.parsing import parser_by_field
 from bei.server.rendering import Items
+from bei.service import InferenceService
 from bei.tasks import in_role, prompt_of, prompted, role_of
 from bei.tokenization import EncodingOptions, TextEncoder
 
@@ -20,6 +23,13 @@ from bei.tokenization import EncodingOptions, TextEncoder
 _TOKEN_BYTES = 70
 _ID_BYTES = 6
 _NAME_BYTES = 10
+
+# The same of what token ids are decoded to: of a token's text, of what stands around the text.
+_DECODED_BYTES = 10
+_AROUND_BYTES = 3
+
+# Of one text that is decoded: the tokenizer holds the interpreter's lock for 13 ms.
+_MOST_IDS = 65_536
 
 
 class InputsRequest(msgspec.Struct, kw_only=True):
@@ -126,6 +136,31 @@ def render_count(encoding: Encoding, encoder: TextEncoder, max_seq_len: int, *, 
         "tokens": Items(len(ids), len(ids) * _ID_BYTES, lambda start, stop: ids[start:stop]),
         "token_strs": Items(len(ids), len(ids) * _NAME_BYTES, token_strs) if names else None,
     }
+
+
+def decoded(
+    call: Call, service: InferenceService, lists: Seq[Seq[int]], param: str, *, skip_special_tokens: bool
+) -> Items:
+    """The text of each of ``lists``, token ids which the field ``param`` holds. Raises InvalidRequestError."""
+    call.check_inputs(lists, param)
+    num_bytes = sum(len(ids) * _DECODED_BYTES + _AROUND_BYTES for ids in lists)
+    call.check_answer(num_bytes)
+    call.admit(service, [[0]] * len(lists))  # no work for the engine
+    known = service.encoder.known_ids
+    for index, ids in enumerate(lists):
+        if not ids:
+            raise EmptyInputError(f"{param} {index} is empty: leave it out.", param)
+        if len(ids) > _MOST_IDS:
+            raise InvalidRequestError(
+                f"{param} {index} has {len(ids)} token ids, the limit is {_MOST_IDS}: send it in parts.", param
+            )
+        if unknown := set(ids) - known:
+            raise InvalidRequestError(f"This model's tokenizer has no token {min(unknown)}.", param)
+
+    def texts(start: int, stop: int) -> list[str]:
+        return [service.encoder.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists[start:stop]]
+
+    return Items(len(lists), num_bytes, texts)
 
 
 ROUTE = Route(

@@ -90,24 +90,21 @@ def vector_form(
 
     Raises InvalidRequestError for a form that there is not, and where two of them contradict each other.
     """
-    given: list[tuple[str, str]] = []
-    for param, value in (
-        ("output_dtype", output_dtype),
-        ("embedding_type", embedding_type),
-        ("embedding_types", embedding_types),
-    ):
-        names = [] if value is None else [value] if isinstance(value, str) else [*value]
-        given += [(param, name) for name in names]
     is_base64 = encoding_format == "base64"
     dtypes: dict[DType, str] = {}
-    for param, name in given:
-        if name == "base64":
+    fields = {"output_dtype": output_dtype, "embedding_type": embedding_type, "embedding_types": embedding_types}
+    for param, value in fields.items():
+        names = [value] if isinstance(value, str) else list(value or ())
+        if len(set(names)) > 1 or ("base64" in names and encoding_format == "float"):
+            raise _contradiction(param, ", ".join(names))
+        if names[:1] == ["base64"]:
             is_base64 = True
-        else:
-            dtypes[dtype_of(name, param)] = param
-    if len(dtypes) > 1:
-        raise InvalidRequestError(
-            f"The request asks for {' and '.join(dtypes)}, and an answer has one form: ask for one of them.",
-            list(dtypes.values())[-1],
-        )
+        elif names:
+            dtypes[dtype_of(names[0], param)] = param
+        if len(dtypes) > 1:
+            raise _contradiction(param, names[0])
     return VectorForm(next(iter(dtypes), "float"), is_base64)
+
+
+def _contradiction(param: str, asked: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param} {asked} contradicts what else is asked: an answer has one form.", param)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bei.config import ServeConfig
 from bei.server.dialect import Dialect
-from bei.server.dialects import cohere, infinity, nim, tei, voyage
+from bei.server.dialects import cohere, infinity, nim, tei, vllm, voyage
 from bei.server.models import Models
 
 
@@ -16,4 +16,5 @@ def all_dialects(models: Models, config: ServeConfig) -> tuple[Dialect, ...]:
         voyage.DIALECT,
         nim.dialect(models),
         infinity.dialect(models),
+        vllm.dialect(config),
     )

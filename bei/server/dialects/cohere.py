@@ -14,13 +14,16 @@ import msgspec
 from bei.errors import BeiError, InvalidRequestError
 from bei.server import rerank
 from bei.server.controls import Dimensions, Model
-from bei.server.dialect import Dialect
-from bei.server.embedding import embedded
+from bei.server.dialect import Dialect, adjusted
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.inference import embedded
 from bei.server.parsing import parser
+from bei.server.rendering import Items
 from bei.server.truncation import encoding_options
 from bei.server.vectors import FLOATS, VectorForm, dtype_of
 from bei.tokenization import EncodingOptions
+
+_AROUND_BYTES = 3
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
@@ -105,8 +108,9 @@ async def embed_v2(body: EmbedV2Request, call: Call) -> Reply:
         if body.texts is not None:
             raise InvalidRequestError("The request has texts and inputs: send one of them.", "inputs")
         body.texts = ["\n".join(part.text for part in one.content) for one in body.inputs]
-    limit = body.max_tokens
-    return await _embed(body, call, "2", body.embedding_types or ["float"], body.output_dimension, limit)
+    param = "texts" if body.inputs is None else "inputs"
+    types: Seq[EmbeddingType] = ["float"] if body.embedding_types is None else body.embedding_types
+    return await _embed(body, call, "2", types, body.output_dimension, body.max_tokens, param)
 
 
 async def _embed(
@@ -116,10 +120,12 @@ async def _embed(
     types: Seq[EmbeddingType] | None,
     dimensions: int | None = None,
     max_tokens: int | None = None,
+    param: str = "texts",
 ) -> Reply:
-    if body.images is not None:
+    if body.images is not None or body.input_type == "image":
         raise InvalidRequestError("images are not supported here: bei reads texts.", "images")
-    if body.texts is None:
+    texts = body.texts
+    if texts is None:
         raise InvalidRequestError("The request has no texts: send at least one.", "texts")
     if types is not None and not types:
         raise InvalidRequestError("embedding_types is empty: name at least one, or leave it out.", "embedding_types")
@@ -128,18 +134,20 @@ async def _embed(
     answer = await embedded(
         call,
         service,
-        body.texts,
-        param="texts",
+        texts,
+        param=param,
         forms=list(forms.values()) or [FLOATS],
+        around_bytes=sum(map(len, texts)) // max(1, len(texts)) + _AROUND_BYTES,
         input_type=body.input_type,
         dimensions=dimensions,
+        dimensions_param="output_dimension",
         options=_options(body.truncate, max_tokens),
     )
     by_type = {name: form.items(answer.vectors) for name, form in forms.items()}
     content = {
         "id": str(uuid.uuid4()),
         "embeddings": by_type if forms else FLOATS.items(answer.vectors),
-        "texts": body.texts,
+        "texts": Items(len(texts), sum(map(len, texts)), lambda start, stop: texts[start:stop]),
         "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": answer.num_tokens}},
         "response_type": "embeddings_by_type" if forms else "embeddings_floats",
     }
@@ -169,9 +177,16 @@ EMBED_ROUTES: tuple[Route[Any], ...] = (
     Route("/v2/embed", "Embed (Cohere v2)", EmbedV2Request, EmbedResponse, parser(EmbedV2Request), embed_v2),
 )
 
+
+def _without_documents(body: rerank.RerankControls) -> None:
+    """v1 returns documents where they are asked for; at the root it does, as Jina and vLLM do."""
+    if isinstance(body, rerank.DocumentsRequest) and body.return_documents is None:
+        body.return_documents = False
+
+
 DIALECT = Dialect(
     "cohere",
-    (*EMBED_ROUTES, *(route for route in rerank.ROUTES if route.path != "/rerank")),
+    (*EMBED_ROUTES, *(adjusted(route, _without_documents) for route in rerank.ROUTES if route.path != "/rerank")),
     error_form,
     Message,
 )

@@ -14,20 +14,18 @@ import msgspec
 from fastapi import APIRouter
 from msgspec import Meta
 
-from bei.errors import BeiError, EngineDeadError, MalformedRequestError, ModelNotFoundError, TaskNotSupportedError
+from bei.errors import BeiError, EngineDeadError, MalformedRequestError, ModelNotFoundError
 from bei.server import classify
 from bei.server.controls import Model
 from bei.server.dialect import Dialect
-from bei.server.embedding import embedded
-from bei.server.embeddings import EmbeddingResponse, Usage, render, usage
+from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.inference import embedded, ranked
 from bei.server.models import Models
 from bei.server.parsing import parser
 from bei.server.rendering import Items
-from bei.server.rerank import order_of
 from bei.server.vectors import VectorForm
 from bei.service import InferenceService, ModelInput
-from bei.tasks import rerank
 
 _RESULT_BYTES = 45
 
@@ -121,19 +119,20 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(is_base64=body.encoding_format == "base64")
     service = call.able("embed", body.model)
-    answer = await embedded(call, service, texts, param="input", forms=[form], dimensions=body.dimensions or None)
+    dimensions = body.dimensions or None
+    answer = await embedded(
+        call, service, texts, param="input", forms=[form], around_bytes=AROUND_BYTES, dimensions=dimensions
+    )
     return Reply({**render(answer, service.name, form), **_made("infinity")}, answer.truncated)
 
 
 async def rank(body: RerankRequest, call: Call) -> Reply:
     """Score documents against a query, best first."""
     service, documents = call.able("rerank", body.model), body.documents
-    call.check_inputs([body.query], "query")
-    call.check_inputs(documents, "documents")
-    call.check_answer(len(documents) * _RESULT_BYTES)
-    ticket = call.admit(service, [(body.query, document) for document in documents])
-    scores = await rerank(service, body.query, documents, ticket=ticket, raw=body.raw_scores)
-    order = order_of(scores)[: body.top_n]
+    scores, order = await ranked(
+        call, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, raw=body.raw_scores
+    )
+    order = order[: body.top_n]
 
     def result_of(index: int) -> Result:
         result: Result = {"relevance_score": scores.values[index, 0], "index": index}
@@ -160,7 +159,7 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     if isinstance(error, MalformedRequestError):
         place = ["body"] if error.param is None else ["body", error.param]
         return 422, ValidationErrors(detail=[ValidationDetail(loc=place, msg=str(error), type="value_error")])
-    if isinstance(error, (ModelNotFoundError, TaskNotSupportedError)):
+    if isinstance(error, ModelNotFoundError):
         status = 400
     param = getattr(error, "param", None)
     return status, ErrorBody(error=ErrorDetail(message=str(error), type=type(error).__name__, param=param, code=status))
@@ -174,6 +173,7 @@ def _reads(models: Models) -> APIRouter:
         """Every served model, with what waits for it."""
         return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Liveness (Infinity)")
     async def health() -> dict[str, float]:
         """The time; 503 where a thread of a model has died."""

@@ -12,20 +12,18 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from fastapi import APIRouter
 
-from bei.errors import BeiError, EngineDeadError, InvalidRequestError
+from bei.errors import BeiError, EngineDeadError, InvalidRequestError, OverloadedError
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect
-from bei.server.embedding import embedded
-from bei.server.embeddings import EmbeddingResponse, Usage, render, usage
+from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.inference import embedded, ranked
 from bei.server.models import Models, models_router
 from bei.server.parsing import parser
 from bei.server.rendering import Items
-from bei.server.rerank import order_of
 from bei.server.truncation import encoding_options
 from bei.server.vectors import VectorForm, dtype_of
 from bei.service import ModelInput
-from bei.tasks import rerank
 
 # A model's name may end in the kind of the text.
 _SUFFIXES = ("query", "passage")
@@ -96,6 +94,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         texts,
         param="input",
         forms=[form],
+        around_bytes=AROUND_BYTES,
         input_type=input_type,
         dimensions=body.dimensions,
         options=encoding_options(body.truncate),
@@ -107,14 +106,17 @@ async def rank(body: RankingRequest, call: Call) -> Reply:
     """Score passages against a query, best first. Scores are logits."""
     if any(text.image is not None for text in (body.query, *body.passages)):
         raise InvalidRequestError("image is not supported here: bei reads texts.", "passages")
-    service, query, passages = call.able("rerank", body.model), body.query.text, [text.text for text in body.passages]
-    call.check_inputs([query], "query")
-    call.check_inputs(passages, "passages")
-    call.check_answer(len(passages) * _RANK_BYTES)
-    ticket = call.admit(service, [(query, passage) for passage in passages])
-    options = encoding_options(body.truncate)
-    scores = await rerank(service, query, passages, ticket=ticket, raw=True, options=options)
-    order = order_of(scores)
+    passages = [text.text for text in body.passages]
+    scores, order = await ranked(
+        call,
+        call.able("rerank", body.model),
+        body.query.text,
+        passages,
+        param="passages",
+        bytes_per_result=_RANK_BYTES,
+        raw=True,
+        options=encoding_options(body.truncate),
+    )
 
     def items(start: int, stop: int) -> Seq[Rank]:
         return [{"index": index, "logit": scores.values[index, 0]} for index in order[start:stop]]
@@ -135,26 +137,28 @@ def _without_suffix(models: Models, name: str | None, input_type: str | None) ->
 
 
 def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
-    """Not documented; the status is ours."""
+    """A full queue is a 503 there. The body is not documented."""
+    status = 503 if isinstance(error, OverloadedError) else status
     return status, Problem(object="error", message=str(error), type=error.code, detail={})
 
 
 def _reads(models: Models) -> APIRouter:
     router = APIRouter()
 
+    @router.head("/v1/health/live", include_in_schema=False)
     @router.get("/v1/health/live", summary="Liveness (NIM)")
     async def live() -> dict[str, Any]:
         """200 while every thread of every model works."""
         if not all(service.is_alive for service in models):
             raise EngineDeadError("A thread of a model has died: restart the server.")
-        return {"object": "health.response", "message": "Service is live.", "live": True}
+        return {"object": "health.response", "message": "live", "live": True}
 
+    @router.head("/v1/health/ready", include_in_schema=False)
     @router.get("/v1/health/ready", summary="Readiness (NIM)")
     async def ready() -> dict[str, Any]:
         """200 when every model answers as it did when it was built."""
-        for service in models:
-            await service.check_ready()
-        return {"object": "health.response", "message": "Service is ready.", "ready": True}
+        await models.check_ready()
+        return {"object": "health.response", "message": "ready", "ready": True}
 
     router.include_router(models_router(models))
     return router

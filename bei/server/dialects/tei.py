@@ -7,6 +7,7 @@ model is for. Under ``/tei`` the model's name is not looked at, as there.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -15,22 +16,16 @@ from starlette.responses import Response
 
 from bei import errors
 from bei.config import ServeConfig
-from bei.offload import off_loop
+from bei.errors import InvalidRequestError
 from bei.server import classify, embed, embeddings, rerank, tokenize
 from bei.server.controls import Model
-from bei.server.dialect import Dialect
+from bei.server.dialect import Dialect, adjusted
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.info import info_router
 from bei.server.models import Models
-from bei.server.parsing import TokenId, parser
+from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.pipelines import REQUESTS, RESPONSES, by_kind
-
-# More are decoded off the event loop: these take a millisecond.
-_MANY_IDS = 2_000
-
-# What JSON takes, about: of a token's text, of what stands around a text.
-_TOKEN_BYTES = 10
-_AROUND_BYTES = 3
+from bei.server.tokenize import decoded
 
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
@@ -58,24 +53,29 @@ class DecodeRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
 
 
+_decode_request = parser(DecodeRequest)
+
+
+def parse_ids(content: bytes, max_inputs: int) -> DecodeRequest:
+    """Long lists in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` of them."""
+    found = long_id_lists(content, "ids", max_inputs)
+    if found is None:
+        return _decode_request(content)
+    body = _decode_request(found.rest.replace(PLACEHOLDER, b"[]", 1))
+    if len(found.lists) > max_inputs:
+        raise too_many_inputs(len(found.lists), max_inputs, "ids")
+    body.ids = [*found.lists]
+    return body
+
+
 async def decode(body: DecodeRequest, call: Call) -> Reply:
     """The texts of token ids."""
     lists = [given for given in body.ids if isinstance(given, list)]
     ids = [given for given in body.ids if isinstance(given, int)]
     if ids and lists:
-        raise errors.InvalidRequestError("ids mixes token ids and lists of them: send one kind.", "ids")
-    lists = [ids] if ids else lists
-    service = call.named(body.model)
-    call.check_inputs(lists, "ids")
-    if [] in lists:
-        raise errors.EmptyInputError(f"ids {lists.index([])} is empty: leave it out.", "ids")
-    call.check_answer(sum(len(ids) * _TOKEN_BYTES + _AROUND_BYTES for ids in lists))
-    call.admit(service, lists)
-
-    def texts() -> list[str]:
-        return [service.encoder.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
-
-    return Reply(await off_loop(texts) if sum(map(len, lists)) > _MANY_IDS else texts())
+        raise InvalidRequestError("ids mixes token ids and lists of them: send one kind.", "ids")
+    skip = body.skip_special_tokens
+    return Reply(decoded(call, call.named(body.model), [ids] if ids else lists, "ids", skip_special_tokens=skip))
 
 
 def error_form(error: errors.BeiError, status: int, path: str) -> tuple[int, object]:
@@ -100,11 +100,21 @@ _KINDS: dict[type[errors.BeiError], tuple[ErrorType, int]] = {
     errors.OverloadedError: ("Overloaded", 429),
     errors.ShuttingDownError: ("Unhealthy", 503),
     errors.EngineDeadError: ("Unhealthy", 503),
+    errors.NotReadyError: ("Unhealthy", 503),
     errors.EngineError: ("Backend", 424),
     errors.DeadlineExceededError: ("Overloaded", 504),
 }
 
-DECODE: Route[Any] = Route("/decode", "Decode token ids (TEI)", DecodeRequest, list[str], parser(DecodeRequest), decode)
+
+def decode_route(max_inputs: int) -> Route[Any]:
+    """Of a server whose requests have at most ``max_inputs`` inputs."""
+    read = partial(parse_ids, max_inputs=max_inputs)
+    return Route("/decode", "Decode token ids (TEI)", DecodeRequest, list[str], read, decode)
+
+
+def _unit_length(body: embeddings.EmbeddingRequest) -> None:
+    """Vectors have unit length on OpenAI's route, whatever the checkpoint says."""
+    body.normalize = True if body.normalize is None else body.normalize
 
 
 def root_routes() -> tuple[Route[Any], ...]:
@@ -118,27 +128,28 @@ def root_routes() -> tuple[Route[Any], ...]:
 def dialect(models: Models, config: ServeConfig) -> Dialect:
     """Bound to the served models."""
     max_inputs = config.max_client_batch_size
-    openai = embeddings.route(max_inputs, accepts_ids=config.openai_token_ids == "accept")
+    accepts_ids = config.openai_token_ids == "accept"
+    openai = adjusted(embeddings.route(max_inputs, accepts_ids=accepts_ids), _unit_length)
     routes = (
         *root_routes(),
         *embed.routes(max_inputs),
         *(route for route in classify.ROUTES if route.path == "/predict"),
         *(route for route in rerank.ROUTES if route.path == "/rerank"),
         tokenize.ROUTE,
-        DECODE,
+        decode_route(max_inputs),
         openai,
         replace(openai, path="/embeddings"),
     )
     reads = APIRouter()
     reads.include_router(info_router(models, config))
 
-    @reads.get("/health", summary="Health (TEI)")
-    @reads.get("/ping", summary="Health (SageMaker)")
-    @reads.get("/", summary="Health (TEI)")
     async def health() -> Response:
         """200 when every model answers as it did when it was built."""
-        for service in models:
-            await service.check_ready()
+        await models.check_ready()
         return Response()
+
+    for path in ("/health", "/ping", "/"):
+        reads.get(path, summary="Health (TEI)")(health)
+        reads.head(path, include_in_schema=False)(health)
 
     return Dialect("tei", routes, error_form, (ErrorBody, OpenAIErrorBody), reads, any_model=True)

@@ -14,14 +14,12 @@ from msgspec import Meta
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect
-from bei.server.embedding import embedded
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.inference import embedded, ranked
 from bei.server.parsing import parser
 from bei.server.rendering import Items
-from bei.server.rerank import order_of
 from bei.server.vectors import VectorForm, dtype_of
 from bei.service import ModelInput
-from bei.tasks import rerank
 from bei.tokenization import EncodingOptions
 
 _AROUND_BYTES = 50
@@ -35,7 +33,7 @@ class Detail(TypedDict):
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """``input_type`` null: no prompt is meant, and the model's default stands."""
+    """``input_type`` null: the model's default prompt."""
 
     input: str | list[str]
     model: Model | None = None
@@ -114,6 +112,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         around_bytes=_AROUND_BYTES,
         input_type=body.input_type,
         dimensions=body.output_dimension,
+        dimensions_param="output_dimension",
         options=EncodingOptions(truncate=body.truncation),
     )
     vectors = answer.vectors
@@ -135,13 +134,11 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
 async def rank(body: RerankRequest, call: Call) -> Reply:
     """Score documents against a query, best first."""
     service, documents = call.able("rerank", body.model), body.documents
-    call.check_inputs([body.query], "query")
-    call.check_inputs(documents, "documents")
-    call.check_answer(len(documents) * _RESULT_BYTES)
-    ticket = call.admit(service, [(body.query, document) for document in documents])
     options = EncodingOptions(truncate=body.truncation)
-    scores = await rerank(service, body.query, documents, ticket=ticket, options=options)
-    order = order_of(scores)[: body.top_k]
+    scores, order = await ranked(
+        call, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, options=options
+    )
+    order = order[: body.top_k]
 
     def items(start: int, stop: int) -> list[Result]:
         results: list[Result] = [

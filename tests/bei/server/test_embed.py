@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bei.engine.fake import FakeEngine
 from bei.errors import InvalidRequestError
 from bei.postprocess import unit_length
 from bei.server.embed import inputs_of
-from tests.artifacts import VOCAB_SIZE, expected_vectors, token_ids
+from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, token_ids
 from tests.bei.server.app import App, check_error
+from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import (
     MARK,
     PROMPTS,
@@ -206,3 +208,23 @@ def test_a_list_is_one_input_if_it_has_numbers_only_and_else_has_none(inputs: li
             inputs_of(inputs)
     else:
         assert inputs_of(inputs) == ([inputs] if numbers else inputs)
+
+
+@pytest.mark.parametrize(("path", "field"), [("/embed", "inputs"), ("/v1/embeddings", "input"), ("/v2/embed", "texts")])
+def test_texts_without_a_prompt_for_a_model_with_prompts_are_answered_with_a_warning(
+    kinds: App, path: str, field: str
+) -> None:
+    warned = post(kinds, path, **{field: ["cat"]}, model="embedder")
+    assert warned.headers["x-bei-warning"] == "embedder has prompts and got none: say by input_type what the texts are"
+    for said in ("query", "document"):
+        assert "x-bei-warning" not in post(kinds, path, **{field: ["cat"]}, model="embedder", input_type=said).headers
+    if path == "/embed":
+        assert "x-bei-warning" not in post(kinds, path, inputs=[[5]], model="embedder").headers
+
+
+def test_a_name_that_no_model_has_is_answered_where_it_can_only_mean_one(make_app: MakeApp) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    for name in ("tei", "text-embeddings-inference"):
+        answered = post(app, "/embed", inputs="cat", model=name)
+        assert answered.headers["x-bei-warning"] == f"no model is called {name}: tiny has answered"
+    check_error(post(app, "/embed", inputs="cat", model="nobody"), 404, code="model_not_found")

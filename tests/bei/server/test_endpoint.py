@@ -41,9 +41,11 @@ GOOD: dict[str, tuple[dict[str, Any], str, str]] = {
     "/embeddings": ({"input": ["cat"]}, "input", "embedder"),
     "/v1/embed": ({"texts": ["cat"]}, "texts", "embedder"),
     "/v2/embed": ({"texts": ["cat"]}, "texts", "embedder"),
+    "/score": ({"text_1": "a", "text_2": ["cat"]}, "text_2", "reranker"),
+    "/pooling": ({"input": ["cat"]}, "input", "embedder"),
     "/v1/ranking": ({"query": {"text": "a"}, "passages": [{"text": "cat"}], "truncate": "END"}, "passages", "reranker"),
 }
-WITH_TASK = sorted(set(GOOD) - {"/tokenize", "/decode", "/", "/invocations"})
+WITH_TASK = sorted(set(GOOD) - {"/tokenize", "/decode", "/", "/invocations", "/score", "/pooling"})
 WITH_CONTROLS = sorted(set(GOOD) - {"/tokenize", "/decode", "/v1/embed", "/v2/embed", "/v1/ranking"})
 NOT_JSON = [b"", b"{", b"hello", b'{"inputs": "\xff"}', b'{"inputs": "\\ud800"}', b"[" * 90_000, b"null", b"[]"]
 

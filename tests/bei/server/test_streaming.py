@@ -198,7 +198,7 @@ def test_http_1_0_gets_its_answer_with_a_length(make_app: MakeApp) -> None:
 
 # The limit of answers
 
-LIMITED = sorted(set(GOOD) - {"/similarity", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/ranking"})
+LIMITED = sorted(set(GOOD) - {"/similarity", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/ranking", "/score"})
 
 
 @pytest.fixture(scope="module")

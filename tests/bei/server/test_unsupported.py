@@ -17,7 +17,7 @@ from tests.bei.server.conftest import MakeApp
 
 REFUSED_OF_EMBEDDINGS: list[tuple[str, Any]] = [
     ("output_dtype", "int8"),
-    ("embedding_types", ["float", "int8"]),
+    ("embedding_types", ["int8"]),
     ("embed_dtype", "float16"),
     ("endianness", "big"),
     ("modality", "image"),

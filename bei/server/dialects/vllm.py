@@ -1,0 +1,301 @@
+"""vLLM's pooling API: ``/score``, ``/pooling`` and ``/detokenize``, which have paths of their own, and all of it under
+``/vllm``, where the code of an error is its status.
+
+Reference: docs.vllm.ai, "OpenAI-Compatible Server", "Pooling API", "Score API", "Re-rank API".
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from bei.config import ServeConfig
+from bei.core import Float32Array
+from bei.errors import BeiError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
+from bei.server import classify, embeddings, rerank, tokenize
+from bei.server.controls import Controls, Model
+from bei.server.dialect import Dialect, adjusted
+from bei.server.embeddings import Usage, usage
+from bei.server.endpoint import Call, Reply, Route
+from bei.server.inference import embedded
+from bei.server.parsing import TokenId, parser
+from bei.server.rendering import FLOAT_BYTES, Items, rows_of
+from bei.service import InferenceService
+from bei.tasks import classify as classify_inputs
+from bei.tasks import embed_inputs, embed_tokens, rerank_pairs
+
+_SCORE_BYTES = 50
+_AROUND_BYTES = 45
+
+
+class ErrorDetail(TypedDict):
+    """``code`` is the status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(TypedDict):
+    """An error."""
+
+    error: ErrorDetail
+
+
+Texts = str | list[str]
+
+
+class ScoreRequest(Controls, kw_only=True):
+    """One text with one or many, or as many with as many: ``text_1`` and ``text_2``, or one of the newer pairs."""
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    use_activation: bool | None = None
+
+
+class Score(TypedDict):
+    """Of a pair, in the order of the pairs."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(TypedDict):
+    """vLLM's."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
+class PoolingRequest(Controls, kw_only=True):
+    """``task`` null: what the model is for."""
+
+    input: Texts
+    task: Literal["embed", "classify", "token_embed"] | None = None
+    encoding_format: Literal["float"] = "float"
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    use_activation: bool | None = None
+
+
+class Pooled(TypedDict):
+    """A vector, scores, or a vector a token."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float | list[float]]
+
+
+class PoolingResponse(TypedDict):
+    """vLLM's."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: Usage
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """The ids of one text."""
+
+    tokens: list[TokenId]
+    model: Model | None = None
+
+
+class DetokenizeResponse(TypedDict):
+    """vLLM's."""
+
+    prompt: str
+
+
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+
+
+def pairs_of(body: ScoreRequest, call: Call) -> list[tuple[str, str]]:
+    """What is scored. Raises InvalidRequestError where the sides cannot be matched."""
+    given = [sides for sides in _SIDES if all(getattr(body, side) is not None for side in sides)]
+    if len(given) != 1:
+        raise InvalidRequestError("The request must have text_1 and text_2, or one of queries and documents.", "text_1")
+    first, second = (_listed(getattr(body, side)) for side in given[0])
+    for side, texts in zip(given[0], (first, second), strict=True):
+        call.check_inputs(texts, side)
+    if len(first) == 1:
+        return [(first[0], text) for text in second]
+    if len(first) != len(second):
+        raise InvalidRequestError(
+            f"{given[0][0]} has {len(first)} texts and {given[0][1]} {len(second)}: send one with many, or as many.",
+            given[0][0],
+        )
+    return list(zip(first, second, strict=True))
+
+
+def _listed(texts: Texts) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+async def score(body: ScoreRequest, call: Call) -> Reply:
+    """How alike two texts are: the score of a reranker, or the cosine of an embedder's vectors."""
+    pairs = pairs_of(body, call)
+    service = call.named(body.model)
+    call.check_answer(len(pairs) * _SCORE_BYTES)
+    if "rerank" not in service.manifest.tasks:
+        service = call.able("embed", body.model)
+        values, num_tokens, truncated = await _cosines(service, pairs, body, call)
+    else:
+        ticket, raw = call.admit(service, pairs), body.use_activation is False
+        scores = await rerank_pairs(service, pairs, ticket=ticket, raw=raw, options=body.encoding_options())
+        values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated
+
+    def items(start: int, stop: int) -> list[Score]:
+        return [{"index": index, "object": "score", "score": values[index]} for index in range(start, stop)]
+
+    data = Items(len(pairs), len(pairs) * _SCORE_BYTES, items)
+    return Reply(_answer("score", service, data, num_tokens), truncated)
+
+
+async def _cosines(
+    service: InferenceService, pairs: Seq[tuple[str, str]], body: ScoreRequest, call: Call
+) -> tuple[Float32Array, int, list[int]]:
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    place = {text: index for index, text in enumerate(texts)}
+    ticket = call.admit(service, texts)
+    answer = await embed_inputs(service, texts, ticket=ticket, normalize=True, options=body.encoding_options())
+    first, second = (answer.vectors[[place[pair[side]] for pair in pairs]] for side in (0, 1))
+    cut = set(answer.truncated)
+    truncated = [index for index, pair in enumerate(pairs) if cut & {place[pair[0]], place[pair[1]]}]
+    return np.einsum("ij,ij->i", first, second), answer.num_tokens, truncated
+
+
+async def pool(body: PoolingRequest, call: Call) -> Reply:
+    """What the model's pooling gives: a vector, scores, or (`token_embed`) a vector a token."""
+    texts = _listed(body.input)
+    service = call.named(body.model)
+    task = body.task or ("embed" if "embed" in service.manifest.tasks else "classify")
+    if task != "embed" and body.dimensions is not None:
+        raise InvalidRequestError("dimensions are of vectors: leave them out.", "dimensions")
+    if task == "token_embed":
+        return await _token_vectors(body, texts, call)
+    if task == "embed":
+        service = call.able("embed", body.model)
+        answer = await embedded(
+            call,
+            service,
+            texts,
+            param="input",
+            around_bytes=_AROUND_BYTES,
+            dimensions=body.dimensions,
+            normalize=body.use_activation,
+            options=body.encoding_options(),
+        )
+        rows, num_tokens, truncated = answer.vectors, answer.num_tokens, answer.truncated
+    else:
+        service = call.able("classify", body.model)
+        call.check_inputs(texts, "input")
+        call.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
+        ticket, raw = call.admit(service, texts), body.use_activation is False
+        scores = await classify_inputs(service, texts, ticket=ticket, raw=raw, options=body.encoding_options())
+        rows, num_tokens, truncated = scores.values, scores.num_tokens, scores.truncated
+
+    def items(start: int, stop: int) -> list[dict[str, object]]:
+        made = np.ascontiguousarray(rows[start:stop])
+        return [{"index": i, "object": "pooling", "data": row} for i, row in enumerate(made, start)]
+
+    num_bytes = rows.size * FLOAT_BYTES + len(rows) * _AROUND_BYTES
+    return Reply(_answer("pool", service, Items(len(rows), num_bytes, items), num_tokens), truncated)
+
+
+async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
+    """The text of token ids, special tokens included."""
+    service = call.named(body.model)
+    texts = tokenize.decoded(call, service, [body.tokens], "tokens", skip_special_tokens=False)
+    return Reply({"prompt": texts.make(0, 1)[0]})
+
+
+async def _token_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("embed_tokens", body.model)
+    call.check_inputs(texts, "input")
+    bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
+    ticket = call.admit(service, texts, bytes_per_token=bytes_per_token)
+    answer = await embed_tokens(service, texts, ticket=ticket, options=body.encoding_options())
+    vectors = answer.vectors
+
+    def items(start: int, stop: int) -> list[dict[str, object]]:
+        made = [rows_of(rows) for rows in vectors[start:stop]]
+        return [{"index": i, "object": "pooling", "data": rows} for i, rows in enumerate(made, start)]
+
+    data = Items(len(vectors), answer.num_tokens * bytes_per_token, items)
+    return Reply(_answer("pool", service, data, answer.num_tokens), answer.truncated)
+
+
+def _answer(kind: str, service: InferenceService, data: Items, num_tokens: int) -> dict[str, object]:
+    return {
+        "id": f"{kind}-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": service.name,
+        "data": data,
+        "usage": usage(num_tokens),
+    }
+
+
+# What vLLM calls the errors of a request.
+_TYPES: dict[type[BeiError], str] = {ModelNotFoundError: "NotFoundError", MalformedRequestError: "BadRequestError"}
+
+
+def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
+    """The status is the code; types are vLLM's for what it has one for."""
+    kind = _TYPES.get(type(error), "BadRequestError" if status == 400 else type(error).__name__)
+    detail = ErrorDetail(message=str(error), type=kind, param=getattr(error, "param", None), code=status)
+    return status, ErrorBody(error=detail)
+
+
+SCORE: Route[Any] = Route("/score", "Score pairs (vLLM)", ScoreRequest, ScoreResponse, parser(ScoreRequest), score)
+POOLING: Route[Any] = Route("/pooling", "Pool (vLLM)", PoolingRequest, PoolingResponse, parser(PoolingRequest), pool)
+
+
+def _uncut(body: Controls) -> None:
+    """A text that is too long is an error unless the request asks for cutting, whatever the server's settings say."""
+    if body.truncate is None and body.truncate_prompt_tokens is None:
+        body.truncate = False
+
+
+def dialect(config: ServeConfig) -> Dialect:
+    """With the server's limits."""
+    accepts_ids = config.openai_token_ids == "accept"
+    routes: tuple[Route[Any], ...] = (
+        embeddings.route(config.max_client_batch_size, accepts_ids=accepts_ids),
+        SCORE,
+        replace(SCORE, path="/v1/score"),
+        POOLING,
+        *rerank.ROUTES,
+        *(route for route in classify.ROUTES if route.path == "/classify"),
+    )
+    detokenizing: Route[Any] = Route(
+        "/detokenize",
+        "Decode token ids (vLLM)",
+        DetokenizeRequest,
+        DetokenizeResponse,
+        parser(DetokenizeRequest),
+        detokenize,
+    )
+    inference = (adjusted(route, _uncut) for route in routes)
+    return Dialect("vllm", (*inference, tokenize.ROUTE, detokenizing), error_form, ErrorBody)

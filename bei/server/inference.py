@@ -1,0 +1,81 @@
+"""What routes of several dialects ask of a model: the vectors of inputs, the scores of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from bei.server.endpoint import Call
+from bei.server.vectors import FLOATS, VectorForm
+from bei.service import InferenceService, ModelInput
+from bei.tasks import Embeddings, Scores, check_dimensions, embed_inputs, prompt_of, rerank
+from bei.tokenization import AS_CONFIGURED, EncodingOptions
+
+
+async def embedded(
+    call: Call,
+    service: InferenceService,
+    inputs: Seq[ModelInput],
+    *,
+    param: str,
+    forms: Seq[VectorForm] = (FLOATS,),
+    around_bytes: int = 0,
+    prompt_name: str | None = None,
+    input_type: str | None = None,
+    dimensions: int | None = None,
+    dimensions_param: str = "dimensions",
+    normalize: bool | None = None,
+    options: EncodingOptions = AS_CONFIGURED,
+) -> Embeddings:
+    """The vectors of ``inputs``, which the field ``param`` holds; ``dimensions_param`` is that of ``dimensions``.
+
+    ``forms`` are those in which each vector will be written, ``around_bytes`` what stands around it. Raises what
+    ``embed_inputs`` and the checks of ``call`` raise.
+    """
+    call.check_inputs(inputs, param)
+    check_dimensions(service.manifest, dimensions, dimensions_param)
+    width = service.manifest.dimension("embedding") or 0
+    width = min(width, dimensions or width)
+    for form in forms:
+        form.check_width(width, dimensions_param)
+    call.check_answer(len(inputs) * (around_bytes + sum(form.num_bytes(width) for form in forms)))
+    prompt = prompt_of(service.manifest, prompt_name, input_type)
+    is_unsaid = not prompt and prompt_name is None and input_type is None
+    if is_unsaid and any(service.manifest.prompts.values()) and any(isinstance(value, str) for value in inputs):
+        call.warn(f"{service.name} has prompts and got none: say by input_type what the texts are")
+    return await embed_inputs(
+        service,
+        inputs,
+        ticket=call.admit(service, inputs),
+        prompt=prompt,
+        dimensions=dimensions,
+        normalize=normalize,
+        options=options,
+    )
+
+
+async def ranked(
+    call: Call,
+    service: InferenceService,
+    query: str,
+    documents: Seq[str],
+    *,
+    param: str,
+    bytes_per_result: int,
+    raw: bool = False,
+    options: EncodingOptions = AS_CONFIGURED,
+) -> tuple[Scores, list[int]]:
+    """The scores of ``documents``, which the field ``param`` holds, against ``query``, and their order, best first."""
+    call.check_inputs([query], "query")
+    call.check_inputs(documents, param)
+    call.check_answer(len(documents) * bytes_per_result)
+    ticket = call.admit(service, [(query, document) for document in documents])
+    scores = await rerank(service, query, documents, ticket=ticket, raw=raw, options=options)
+    return scores, order_of(scores)
+
+
+def order_of(scores: Scores) -> list[int]:
+    """Indices by descending score; equal ones stay in order."""
+    order: list[int] = np.argsort(-scores.values[:, 0], kind="stable").tolist()
+    return order
