@@ -76,7 +76,8 @@ class PortStats(NamedTuple):
     takes: more where other models use the device too, less where several steps run at once. ``is_alive``: answers
     still come. ``is_stalled``: a step has run for so long that the engine is taken to hang; it is being replaced.
     ``is_busy``: a step runs or waits. ``last_step_s``: when the last step ended; -inf before the first.
-    ``step_cap_s``: the longest step of bulk work while interactive work waits or is expected.
+    ``step_cap_s``: the longest step of bulk work while interactive work waits or is expected. ``overtaking``: how many
+    times as long as in the order of arrival a sequence may wait, as later ones that are nearer in length go before it.
     """
 
     lanes: Mapping[Lane, LaneStats]
@@ -87,6 +88,7 @@ class PortStats(NamedTuple):
     is_busy: bool
     last_step_s: float
     step_cap_s: float
+    overtaking: float
 
 
 class EnginePort(Protocol):

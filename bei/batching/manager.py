@@ -27,7 +27,7 @@ from bei.batching.execution import run_isolating
 from bei.batching.gate import DeviceGate, Turn
 from bei.batching.policy import leading_lane, next_batch, step_bounds
 from bei.batching.queue import Entry, Identity, LaneQueues, Waiter
-from bei.batching.shares import ServedShares, capped_step_s
+from bei.batching.shares import ServedShares, capped_step_s, overtaking
 from bei.core import Engine, Row
 from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, ShuttingDownError
@@ -199,6 +199,7 @@ class BatchManager:
                 is_busy=bool(steps) or bool(len(self._queues)),
                 last_step_s=self._last_step_s,
                 step_cap_s=self._cap_s(now_s),
+                overtaking=overtaking(self._costs, self._limits),
             )
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from math import exp
+from math import exp, log
 
 from bei.batching.policy import StepCosts
 from bei.batching.queue import Entry
@@ -61,3 +61,15 @@ def capped_step_s(costs: StepCosts, limits: Limits) -> float:
             break
     tokens = round_tokens(count * length)
     return max(_LEAST_CAP_S, costs.seconds(tokens, min(-(-tokens // length), limits.max_batch_size), length))
+
+
+def overtaking(costs: StepCosts, limits: Limits) -> float:
+    """How many times as long as in the order of arrival the last of what waits may wait, in steps of typical sequences.
+
+    An upper bound: a step of k sequences takes the one that is due first and k - 1 others. Were those any of the n that
+    wait, with as many that come as leave, a sequence would be left after a steps with probability exp(-a(k-1)/n), and
+    the one that is due first would have waited for n ln(k) / (k-1) steps, where it would be n / k in order.
+    """
+    length = min(_TYPICAL_LENGTH, limits.max_seq_len)
+    size = min(max(2, costs.efficient_tokens(length) // length), max(2, limits.max_batch_size))
+    return size * log(size) / (size - 1)

@@ -31,7 +31,11 @@ class LinearCosts:
 
 
 def stats_of(
-    interactive_s: float = 0.0, bulk_s: float = 0.0, running_s: float = 0.0, slowdown: float = 1.0
+    interactive_s: float = 0.0,
+    bulk_s: float = 0.0,
+    running_s: float = 0.0,
+    slowdown: float = 1.0,
+    overtaking: float = 1.0,
 ) -> PortStats:
     costs = {"interactive": interactive_s, "bulk": bulk_s}
     return PortStats(
@@ -43,6 +47,7 @@ def stats_of(
         is_busy=False,
         last_step_s=-inf,
         step_cap_s=0.04,
+        overtaking=overtaking,
     )
 
 

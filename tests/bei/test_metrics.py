@@ -16,6 +16,7 @@ STATS = PortStats(
     is_busy=True,
     last_step_s=0.0,
     step_cap_s=0.04,
+    overtaking=1.0,
 )
 
 

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bei.batching.policy import LaneView, QueueKey, StepBounds, leading_lane, next_batch, step_bounds
-from bei.batching.queue import Entry, Waiter
-from bei.batching.shares import ServedShares, capped_step_s
+from bei.batching.queue import Entry, LaneQueues, Waiter
+from bei.batching.shares import ServedShares, capped_step_s, overtaking
 from bei.core import Encoding, Limits
 from bei.costs import round_tokens
 from bei.port import LANES, Lane
@@ -275,3 +275,25 @@ def test_a_capped_step_is_a_round_number_of_tokens_that_keeps_nearly_the_best_ra
     assert tokens / cap_s >= 0.975 * best_rate
     smaller = max(size for size in range(1, tokens) if round_tokens(size) == size)
     assert smaller / costs.seconds(smaller, 1, 64) < 0.975 * best_rate
+
+
+@pytest.mark.parametrize("step_size", [4, 10, 32])
+def test_nobody_waits_longer_than_overtaking_says_and_some_longer_than_in_order(step_size: int) -> None:
+    """Work comes as fast as it goes, in random lengths: simulated with the queue and the policy."""
+    costs = LinearCosts(per_step=0.0, per_token=1.0, per_slot=0.0, efficient=64 * step_size)
+    limits = Limits(64 * step_size, 4 * step_size, 128)
+    num_waiting, rng = 40 * step_size, np.random.default_rng(0)
+    queues, waits = LaneQueues(), []
+    for step in range(400):
+        missing = num_waiting - len(queues)
+        queues.add(Entry(encoding_of(rng), Waiter(0, 0, inf, frozenset()), "bulk", step, 0.0) for _ in range(missing))
+        bounds = step_bounds(queues.views(), "bulk", costs, inf, interactive_expected=False)
+        entries = queues.cut(next_batch(queues.views(), limits, costs, bounds))
+        waits += [step - entry.arrived_s for entry in entries if step > 200]
+    in_order = num_waiting / step_size
+    assert 1.2 * in_order < max(waits) <= overtaking(costs, limits) * in_order
+
+
+def encoding_of(rng: np.random.Generator) -> Encoding:
+    """A sequence that no other is equal to, of 48 to 80 tokens."""
+    return Encoding(rng.integers(0, 2**31, rng.integers(48, 81), np.int32))
