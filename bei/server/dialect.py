@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from fastapi import APIRouter
 from starlette.types import Scope
@@ -23,6 +23,21 @@ _HEADER = b"x-bei-dialect"
 
 # What requests get that ask for no dialect: the routes without a mount point, with our errors.
 OWN = "bei"
+
+
+class StatusErrorDetail(TypedDict):
+    """``code`` is the status, as Infinity and vLLM have it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class StatusErrorBody(TypedDict):
+    """OpenAI's nested form of an error."""
+
+    error: StatusErrorDetail
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from bei.errors import BeiError, OverloadedError
 from bei.metrics import CONTENT_TYPE, Metrics
 from bei.server.models import Models
 
@@ -27,14 +26,7 @@ def health_router(models: Models, metrics: Metrics) -> APIRouter:
     @router.get("/ready", summary="Readiness")
     async def ready() -> Response:
         """200 when every model answers a canary text, through the whole path, as it did at build time."""
-        problems = {}
-        for service in models:
-            try:
-                await service.check_ready()
-            except OverloadedError:
-                continue  # a full queue in front of a path that works: 429 tells clients, not this
-            except BeiError as error:
-                problems[service.name] = str(error)
+        problems = await models.problems()
         if problems:
             return JSONResponse({"status": "not ready", "models": problems}, 503)
         return JSONResponse({"status": "ready"})

@@ -82,15 +82,23 @@ class Models:
         found = [service for service in self if service.manifest.source.model == name]
         return found[0] if len(found) == 1 else None
 
-    async def check_ready(self) -> None:
-        """Return if every model answers as it did at build time. Raises NotReadyError."""
+    async def problems(self) -> dict[str, str]:
+        """What keeps models from answering as they did at build time, by their names."""
+        found = {}
         for service in self:
             try:
                 await service.check_ready()
             except OverloadedError:
                 continue  # a full queue in front of a path that works: 429 tells clients, not this
             except BeiError as error:
-                raise NotReadyError(str(error)) from error
+                found[service.name] = str(error)
+        return found
+
+    async def check_ready(self) -> None:
+        """Return if every model answers as it did at build time. Raises NotReadyError."""
+        problems = await self.problems()
+        if problems:
+            raise NotReadyError(" ".join(problems.values()))
 
     def begin_drain(self) -> None:
         """Refuse new work on every model."""

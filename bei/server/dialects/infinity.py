@@ -17,7 +17,7 @@ from msgspec import Meta
 from bei.errors import BeiError, EngineDeadError, MalformedRequestError, ModelNotFoundError
 from bei.server import classify
 from bei.server.controls import Model
-from bei.server.dialect import Dialect
+from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.inference import embedded, ranked
@@ -31,21 +31,6 @@ _RESULT_BYTES = 45
 
 # What Infinity calls the tasks.
 _CAPABILITIES = {"embed": "embed", "rerank": "rerank", "classify": "classify"}
-
-
-class ErrorDetail(TypedDict):
-    """``code`` is the status."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class ErrorBody(TypedDict):
-    """An error."""
-
-    error: ErrorDetail
 
 
 class ValidationDetail(TypedDict):
@@ -162,7 +147,9 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     if isinstance(error, ModelNotFoundError):
         status = 400
     param = getattr(error, "param", None)
-    return status, ErrorBody(error=ErrorDetail(message=str(error), type=type(error).__name__, param=param, code=status))
+    return status, StatusErrorBody(
+        error=StatusErrorDetail(message=str(error), type=type(error).__name__, param=param, code=status)
+    )
 
 
 def _reads(models: Models) -> APIRouter:
@@ -223,4 +210,4 @@ def dialect(models: Models) -> Dialect:
             classify_texts,
         ),
     )
-    return Dialect("infinity", routes, error_form, (ErrorBody, ValidationErrors), _reads(models))
+    return Dialect("infinity", routes, error_form, (StatusErrorBody, ValidationErrors), _reads(models))

@@ -21,7 +21,7 @@ from bei.core import Float32Array
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.server import classify, embeddings, rerank, tokenize
 from bei.server.controls import Controls, Model
-from bei.server.dialect import Dialect, adjusted
+from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, adjusted
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.inference import embedded
@@ -33,21 +33,6 @@ from bei.tasks import embed_inputs, embed_tokens, rerank_pairs
 
 _SCORE_BYTES = 50
 _AROUND_BYTES = 45
-
-
-class ErrorDetail(TypedDict):
-    """``code`` is the status."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class ErrorBody(TypedDict):
-    """An error."""
-
-    error: ErrorDetail
 
 
 Texts = str | list[str]
@@ -264,8 +249,8 @@ _TYPES: dict[type[BeiError], str] = {ModelNotFoundError: "NotFoundError", Malfor
 def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     """The status is the code; types are vLLM's for what it has one for."""
     kind = _TYPES.get(type(error), "BadRequestError" if status == 400 else type(error).__name__)
-    detail = ErrorDetail(message=str(error), type=kind, param=getattr(error, "param", None), code=status)
-    return status, ErrorBody(error=detail)
+    detail = StatusErrorDetail(message=str(error), type=kind, param=getattr(error, "param", None), code=status)
+    return status, StatusErrorBody(error=detail)
 
 
 SCORE: Route[Any] = Route("/score", "Score pairs (vLLM)", ScoreRequest, ScoreResponse, parser(ScoreRequest), score)
@@ -298,4 +283,4 @@ def dialect(config: ServeConfig) -> Dialect:
         detokenize,
     )
     inference = (adjusted(route, _uncut) for route in routes)
-    return Dialect("vllm", (*inference, tokenize.ROUTE, detokenizing), error_form, ErrorBody)
+    return Dialect("vllm", (*inference, tokenize.ROUTE, detokenizing), error_form, StatusErrorBody)

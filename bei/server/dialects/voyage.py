@@ -14,6 +14,7 @@ from msgspec import Meta
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect
+from bei.server.embeddings import AROUND_BYTES, render
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.inference import embedded, ranked
 from bei.server.parsing import parser
@@ -22,7 +23,6 @@ from bei.server.vectors import VectorForm, dtype_of
 from bei.service import ModelInput
 from bei.tokenization import EncodingOptions
 
-_AROUND_BYTES = 50
 _RESULT_BYTES = 45
 
 
@@ -109,25 +109,13 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         texts,
         param="input",
         forms=[form],
-        around_bytes=_AROUND_BYTES,
+        around_bytes=AROUND_BYTES,
         input_type=body.input_type,
         dimensions=body.output_dimension,
         dimensions_param="output_dimension",
         options=EncodingOptions(truncate=body.truncation),
     )
-    vectors = answer.vectors
-
-    def items(start: int, stop: int) -> list[dict[str, object]]:
-        made = form.of(vectors[start:stop])
-        return [{"object": "embedding", "embedding": one, "index": i} for i, one in enumerate(made, start)]
-
-    num_bytes = len(texts) * (_AROUND_BYTES + form.num_bytes(vectors.shape[1]))
-    content = {
-        "object": "list",
-        "data": Items(len(texts), num_bytes, items),
-        "model": service.name,
-        "usage": {"total_tokens": answer.num_tokens},
-    }
+    content = {**render(answer, service.name, form), "usage": {"total_tokens": answer.num_tokens}}
     return Reply(content, answer.truncated)
 
 
