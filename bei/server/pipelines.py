@@ -159,7 +159,7 @@ def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _K
             return _ZERO_SHOT if b'"candidate_labels"' in parameters else _CLASSIFICATION
         if task == "classify_tokens":
             return _TOKENS
-        if parameters.replace(b" ", b"") != b"{}":
+        if b"".join(parameters.split()) != b"{}":
             raise InvalidRequestError(
                 "This model's requests have no parameters: write them beside inputs.", "parameters"
             )

@@ -23,7 +23,7 @@ from bei.server.dialect import Dialect, adjusted
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.info import info_router
 from bei.server.models import Models
-from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
+from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.pipelines import REQUESTS, RESPONSES, by_kind
 from bei.server.tokenize import decoded
 
@@ -53,19 +53,27 @@ class DecodeRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
 
 
+class _LongRequest(DecodeRequest, kw_only=True):
+    """Whose ``ids`` were taken out: the placeholder stands there, unless they stood deeper in the body."""
+
+    ids: str | list[TokenId | list[TokenId]]  # type: ignore[assignment]
+
+
 _decode_request = parser(DecodeRequest)
+_decode_long_request = parser(_LongRequest)
 
 
 def parse_ids(content: bytes, max_inputs: int) -> DecodeRequest:
     """Long lists in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` of them."""
     found = long_id_lists(content, "ids", max_inputs)
-    if found is None:
-        return _decode_request(content)
-    body = _decode_request(found.rest.replace(PLACEHOLDER, b"[]", 1))
-    if len(found.lists) > max_inputs:
-        raise too_many_inputs(len(found.lists), max_inputs, "ids")
-    body.ids = [*found.lists]
-    return body
+    if found is not None:
+        body = _decode_long_request(found.rest)
+        if body.ids == PLACEHOLDER_TEXT:
+            if len(found.lists) > max_inputs:
+                raise too_many_inputs(len(found.lists), max_inputs, "ids")
+            skip = body.skip_special_tokens
+            return DecodeRequest(ids=[*found.lists], model=body.model, skip_special_tokens=skip)
+    return _decode_request(content)
 
 
 async def decode(body: DecodeRequest, call: Call) -> Reply:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from bei.artifact import Artifact
 from bei.config import DIALECTS
 from bei.engine.fake import FakeEngine
+from bei.server.dialects import tei
 from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
@@ -91,10 +93,20 @@ def test_ids_are_decoded_up_to_a_number_that_holds_nobody_up(make_app: MakeApp) 
     assert long == short * 8_192
 
 
-def test_openai_s_route_under_tei_gives_unit_length_whatever_the_checkpoint_says(make_app: MakeApp) -> None:
-    app = make_app(FakeEngine(LIMITS))
-    (vector,) = (one["embedding"] for one in post(app, "/tei/v1/embeddings", input="cat").json()["data"])
-    assert sum(value * value for value in vector) == pytest.approx(1, rel=1e-5)
+def test_openai_s_route_under_tei_gives_unit_length_whatever_the_checkpoint_says(
+    make_app: MakeApp, second_artifact: Artifact
+) -> None:
+    app = make_app(FakeEngine(LIMITS), (second_artifact, FakeEngine(LIMITS)))  # the second does not normalize
+    for path, is_unit in (("/tei/v1/embeddings", True), ("/v1/embeddings", False)):
+        (vector,) = (one["embedding"] for one in post(app, path, input="cat", model="org/second").json()["data"])
+        assert (abs(sum(value * value for value in vector) - 1) < 1e-5) == is_unit
+
+
+def test_ids_deeper_in_a_long_body_are_not_decoded() -> None:
+    deeper = {"metadata": {"ids": [[6]] * 70_000}}
+    read = tei.parse_ids(json.dumps({**deeper, "ids": [[5]]}).encode(), 8)
+    assert read.ids == [[5]]
+    assert tei.parse_ids(json.dumps({**deeper, "ids": []}).encode(), 8).ids == []
 
 
 def test_documents_are_returned_by_cohere_s_default_under_its_mount_point(kinds: App) -> None:
