@@ -3,7 +3,8 @@
     python -m benchmarks.overload [--seconds 120] [--deadline-ms 2000] [--serve "--max-queue-size 4096"]
 
 Requests of 16 passages come at ``--times`` the capacity that a closed loop measured first, whatever the server does:
-without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own. Then the truth of Retry-After
+without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own, which has met all of their words:
+a model keeps up to 32 MB of those, which is not what overload costs. Then the truth of Retry-After
 (``benchmarks.retry_after``), and twelve clients that obey it: alone with requests of 2,048 texts, more than the
 server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends.
 """
@@ -11,6 +12,7 @@ server takes at once, and with requests of 16 beside the overload. MiniLM. Prose
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,6 +34,7 @@ from benchmarks.summaries import latency_ms
 TEXTS = 16
 _CAPACITY_CONCURRENCY = 16
 _MOST_BODIES = 4_000  # of one stream: more arrivals send them again
+_POOL_TEXTS = 2_000  # passages that the overload is made of, each time with another number in front
 _CONNECTIONS = 4_000
 _SETTLED_S = 10.0  # memory counts from here: queues are full, pools have their size
 _CLIENTS = 12
@@ -58,7 +61,7 @@ def main() -> None:
                 print(f"{name}: {runs[name].load['all'].statuses}", flush=True)
             fleet.restart()
             port = fleet[NOW].port
-            rounds = truth(port, prose, capacity, options.probe_texts * options.rounds, options.fill_seconds)
+            rounds = truth(port, prose, capacity * TEXTS, options.fill_texts * options.rounds)
             print(f"Retry-After: {rounds.summary()}", flush=True)
             obeying = {
                 f"alone, requests of {options.obey_texts} texts": _obeying_alone(
@@ -89,8 +92,10 @@ class Overload:
         self.rate = rate
         headers = {} if deadline_ms is None else {TIMEOUT: str(deadline_ms)}
         server = fleet[NOW]
+        stream = offered(prose, rate, seconds, headers)
+        warm = Stream("warm", stream.bodies[: _POOL_TEXTS // TEXTS], concurrency=_CAPACITY_CONCURRENCY)
+        drive(server.port, [warm])["warm"].must_be_ok()
         with sampling(server.process.pid) as samples:
-            stream = offered(prose, rate, seconds, headers)
             self.load: Load = drive(server.port, [stream], patience_s=600)
         self.samples: Samples = samples
 
@@ -138,9 +143,14 @@ class Overload:
 
 
 def offered(prose: Prose, rate: float, seconds: float, headers: dict[str, str] | None = None) -> Stream:
-    """An open loop of requests of 16 passages."""
+    """An open loop of requests of 16 passages out of a pool, the first requests of all of it.
+
+    A number in front makes each passage one that no other request has: the server computes what waits twice once.
+    """
     arrivals = poisson(rate, seconds)
-    bodies = requests(prose, min(len(arrivals), _MOST_BODIES), TEXTS)
+    pool, numbers = itertools.cycle(prose.take(_POOL_TEXTS, PASSAGES)), itertools.count()
+    count = max(_POOL_TEXTS // TEXTS, min(len(arrivals), _MOST_BODIES))
+    bodies = [embeddings_body([f"{next(numbers)} {next(pool)}" for _ in range(TEXTS)]) for _ in range(count)]
     return Stream("all", bodies, headers=headers or {}, arrivals_s=arrivals, max_connections=_CONNECTIONS)
 
 
@@ -208,11 +218,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--times", type=float, default=3.0, help="offered load, in capacities")
     parser.add_argument("--deadline-ms", type=int, default=2000)
     parser.add_argument("--capacity-seconds", type=float, default=15.0)
-    parser.add_argument("--rounds", type=int, default=2, help="for each size of a prober's request")
-    parser.add_argument("--probe-texts", type=int, nargs="+", default=[256, 1024, 2048], help="sizes of the prober's")
+    parser.add_argument("--rounds", type=int, default=2, help="for each size of the requests that fill the server")
+    parser.add_argument("--fill-texts", type=int, nargs="+", default=[1024, 2048, 4096], help="those sizes")
     parser.add_argument("--obey-texts", type=int, default=2048, help="of a request of the obeying clients, alone")
-    parser.add_argument("--fill-seconds", type=float, default=6.0, help="of each round, at ten times the capacity")
-    parser.add_argument("--obey-seconds", type=float, default=300.0, help="the obeying clients give up after these")
+    parser.add_argument("--obey-seconds", type=float, default=600.0, help="the obeying clients give up after these")
     parser.add_argument("--serve", default="", help="flags of bei serve, as in a shell")
     return parser
 

@@ -1,29 +1,30 @@
 """What Retry-After says against what is true, on a server that was filled and is then left alone.
 
-A round offers ten times the capacity for some seconds, in requests of 16 texts. Just before the end of it a prober
-comes with a larger request, is refused, and then asks again every 0.1 s until it is accepted: each refusal says how
-long to wait, the acceptance how long it was. Nobody else asks meanwhile, so the truth does not depend on luck. Beside
-it stands when the server had answered everything. (A request of 16 has room as soon as a batch is done: too soon to
-measure.)
+A round fills the queue with large requests, each of which is accepted as long as no more than the longest wait is ahead
+of it: the last one of them takes the queue beyond that wait, by up to its own time. Then a prober comes, is refused, and
+asks again every 0.1 s until it is accepted: each refusal says how long to wait, the acceptance how long it was. Nobody
+else asks meanwhile, so the truth does not depend on luck. Beside it stands when the server had answered everything.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from benchmarks.load import FloatArray, Load, Stream, drive, embeddings_body, evenly
+from benchmarks.load import LANE, FloatArray, Load, Stream, drive, embeddings_body, evenly
 from benchmarks.prose import PASSAGES, Prose
 
-_TIMES = 10.0
-_TEXTS = 16
+_FILLED_S = 60.0  # of work is offered in a round, twice the longest wait of bulk work
+_EVERY_S = 0.4  # comes the next part of it: the one before is tokenized by then
+_PROBE_TEXTS = 64
 _POLL_S = 0.1
 _LEAST_S = 0.5  # nearer to the acceptance than this, the time between two polls counts too much
-_MOST_BODIES = 3_000
 _BOUND = 1.5
+_BULK = {LANE: "bulk"}
 
 
 @dataclass
@@ -37,14 +38,14 @@ class Rounds:
     num_rounds: int = 0
     num_silent: int = 0  # refusals without the header
     num_near: int = 0  # refusals too short before the acceptance to say anything
-    probes: list[int] = field(default_factory=list)  # texts of each round's prober
+    fills: list[int] = field(default_factory=list)  # texts of each round's large requests
     refused: list[int] = field(default_factory=list)  # how often each round's prober was
 
     def summary(self) -> dict[str, Any]:
         """Ratios of what was said to what was true."""
         counts = {
             "rounds": self.num_rounds,
-            "texts of each round's prober": self.probes,
+            "texts of each round's large requests": self.fills,
             "refusals of each": self.refused,
             "refusals without the header": self.num_silent,
             "refusals less than 0.5 s before there was room, not judged": self.num_near,
@@ -65,20 +66,20 @@ class Rounds:
         }
 
 
-def truth(port: int, prose: Prose, capacity: float, probes: Sequence[int], fill_s: float) -> Rounds:
-    """Fill the server and ask when there is room for each of ``probes`` texts.
+def truth(port: int, prose: Prose, texts_per_s: float, fills: Sequence[int]) -> Rounds:
+    """Fill the server with requests of so many texts as each of ``fills`` says, and ask when there is room again.
 
-    ``capacity``: requests of 16 texts a second.
+    ``texts_per_s``: the capacity of the server.
     """
     rounds = Rounds()
-    for size in probes:
-        arrivals = evenly(_TIMES * capacity, fill_s)
-        count = min(len(arrivals), _MOST_BODIES)
-        bodies = [embeddings_body(prose.take(_TEXTS, PASSAGES)) for _ in range(count)]
-        fill = Stream("fill", bodies, arrivals_s=arrivals, max_connections=4_000)
-        body = embeddings_body(prose.take(size, PASSAGES))
-        prober = Stream("prober", [body], arrivals_s=[fill_s - _POLL_S], retry="poll", poll_s=_POLL_S)
-        rounds.probes.append(size)
+    for size in fills:
+        count = math.ceil(_FILLED_S * texts_per_s / size)
+        bodies = [embeddings_body(prose.take(size, PASSAGES)) for _ in range(count)]
+        fill = Stream("fill", bodies, headers=_BULK, arrivals_s=evenly(1 / _EVERY_S, count * _EVERY_S))
+        body = embeddings_body(prose.take(_PROBE_TEXTS, PASSAGES))
+        comes_s = [count * _EVERY_S]
+        prober = Stream("prober", [body], headers=_BULK, arrivals_s=comes_s, retry="poll", poll_s=_POLL_S)
+        rounds.fills.append(size)
         _add(rounds, drive(port, [fill, prober], patience_s=600))
     return rounds
 
