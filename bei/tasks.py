@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from bei.admission import Ticket
 from bei.artifact import SIDES, Classification, Manifest, Role
+from bei.byte_vectors import scaled
 from bei.core import Encoding, Float32Array, Int32Array, Row
 from bei.entities import Aggregation, Entity, entities_of
 from bei.errors import InvalidRequestError, TaskNotSupportedError
@@ -45,11 +46,13 @@ PHRASES = {
 
 @dataclass(frozen=True)
 class Embeddings:
-    """``vectors`` float32 [n, dimension], row i for input i. ``truncated`` lists the inputs that were cut."""
+    """``vectors`` float32 [n, dimension], row i for input i. ``truncated`` lists the inputs that were cut.
+    ``int8_largest``: the component that is 127 where these vectors are written as bytes; None where nothing says it."""
 
     vectors: Float32Array
     num_tokens: int
     truncated: list[int]
+    int8_largest: float | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ async def embed_inputs(
         options = replace(options, unpooled_prompt=_sides_of(prompt)[0])
     answer = await service.infer(_prompted_texts(prompt, inputs), ticket=ticket, outputs={output}, options=options)
     vectors = await _computed(answer.rows, output, lambda rows: _cut(rows, dimensions, normalize) if is_cut else rows)
-    return Embeddings(vectors, answer.num_tokens, answer.truncated)
+    return Embeddings(vectors, answer.num_tokens, answer.truncated, _int8_largest(manifest, vectors.shape[1]))
 
 
 async def embed_tokens(
@@ -261,7 +264,8 @@ async def embed_chunks(
         raise InvalidRequestError(f"input {missing[0]} has no tokens: leave it out.", "input")
     vectors = np.stack([states[owner == index].mean(axis=0) for index in range(len(chunks))])[:, :dimensions]
     unit = service.manifest.embedding.normalize if normalize is None and service.manifest.embedding else normalize
-    return Embeddings(unit_length(vectors) if unit else vectors, answer.num_tokens, [])
+    vectors = unit_length(vectors) if unit else vectors
+    return Embeddings(vectors, answer.num_tokens, [], _int8_largest(service.manifest, vectors.shape[1]))
 
 
 async def embed_sparse(
@@ -436,6 +440,11 @@ async def _computed(rows: Seq[Row], output: str, function: Callable[[Float32Arra
         return function(np.stack(parts) if len(parts) > 1 else parts[0][None])
 
     return await off_loop(work) if len(rows) * rows[0][output].size > _MANY_NUMBERS else work()
+
+
+def _int8_largest(manifest: Manifest, dimensions: int) -> float | None:
+    largest = manifest.embedding.int8_largest if manifest.embedding else None
+    return None if largest is None else scaled(largest, manifest.dimension("embedding") or dimensions, dimensions)
 
 
 def _cut(vectors: Float32Array, dimensions: int | None, normalize: bool) -> Float32Array:

@@ -41,7 +41,13 @@ class EmbeddingRequest(EmbeddingControls, kw_only=True):
 
     def form(self) -> VectorForm:
         """In which form vectors are answered. Raises InvalidRequestError where two fields contradict each other."""
-        return vector_form(self.encoding_format, self.output_dtype, self.embedding_type, self.embedding_types)
+        return vector_form(
+            self.encoding_format,
+            output_dtype=self.output_dtype,
+            embedding_type=self.embedding_type,
+            embedding_types=self.embedding_types,
+            embed_dtype=self.embed_dtype,
+        )
 
 
 class Usage(TypedDict):
@@ -52,7 +58,7 @@ class Usage(TypedDict):
 
 
 class EmbeddingItem(TypedDict):
-    """base64 is of little-endian float32, as OpenAI's clients decode it."""
+    """base64 is of little-endian numbers, float32 unless the request says otherwise, as OpenAI's clients decode it."""
 
     object: Literal["embedding"]
     index: int
@@ -169,9 +175,10 @@ async def _late_chunked(
     call: Call, service: InferenceService, body: EmbeddingRequest, texts: Seq[str], form: VectorForm
 ) -> Embeddings:
     call.check_inputs(texts, "input")
-    form.check_width(body.dimensions or service.manifest.dimension("embedding") or 0, "dimensions")
     width = service.manifest.dimension("embedding") or 0
-    call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(min(width, body.dimensions or width))))
+    width = min(width, body.dimensions or width)
+    form.check(service.manifest, width, body.normalize, "dimensions")
+    call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(width)))
     prompt = body.prompt(service.manifest)
     ticket = call.admit(service, [" ".join(texts)])
     dimensions, normalize = body.dimensions, body.normalize
@@ -180,16 +187,16 @@ async def _late_chunked(
 
 def render(answer: Embeddings, model: str, form: VectorForm) -> dict[str, object]:
     """An EmbeddingResponse; vectors of numbers stay rows of numpy's."""
-    vectors = answer.vectors
+    count, width = answer.vectors.shape
 
     def items(start: int, stop: int) -> list[dict[str, object]]:
-        made = form.of(vectors[start:stop])
+        made = form.of(answer, start, stop)
         return [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(made, start)]
 
-    num_bytes = len(vectors) * (AROUND_BYTES + form.num_bytes(vectors.shape[1]))
+    num_bytes = count * (AROUND_BYTES + form.num_bytes(width))
     return {
         "object": "list",
-        "data": Items(len(vectors), num_bytes, items),
+        "data": Items(count, num_bytes, items),
         "model": model,
         "usage": usage(answer.num_tokens),
     }

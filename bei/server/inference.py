@@ -38,7 +38,7 @@ async def embedded(
     width = service.manifest.dimension("embedding") or 0
     width = min(width, dimensions or width)
     for form in forms:
-        form.check_width(width, dimensions_param)
+        form.check(service.manifest, width, normalize, dimensions_param)
     call.check_answer(len(inputs) * (around_bytes + sum(form.num_bytes(width) for form in forms)))
     prompt = prompt_of(service.manifest, prompt_name, input_type)
     is_unsaid = not prompt and prompt_name is None and input_type is None

@@ -26,6 +26,7 @@ class _Rule(NamedTuple):
 
 
 _OFF: tuple[object, ...] = (False, {}, [])
+_DTYPES = "float, float16, int8, uint8, binary, ubinary"
 
 
 class EmbeddingControls(PromptControls, kw_only=True):
@@ -33,9 +34,9 @@ class EmbeddingControls(PromptControls, kw_only=True):
 
     dimensions: Dimensions | None = None
     normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
-    output_dtype: Annotated[str | None, Meta(description="Voyage's and Mistral's: float, binary, ubinary.")] = None
+    output_dtype: Annotated[str | None, Meta(description=f"Voyage's and Mistral's: {_DTYPES}.")] = None
     embedding_type: Annotated[
-        str | list[str] | None, Meta(description="Jina's and NIM's: float, base64, binary, ubinary.")
+        str | list[str] | None, Meta(description=f"Jina's and NIM's: base64, {_DTYPES}.")
     ] = None
     embedding_types: Annotated[list[str] | None, Meta(description="Cohere's; one of them here.")] = None
     output_dimension: Annotated[Dimensions | None, Meta(description="Voyage's word for dimensions.")] = None
@@ -43,13 +44,12 @@ class EmbeddingControls(PromptControls, kw_only=True):
     use_activation: Annotated[bool | None, Meta(description="vLLM's word for normalize.")] = None
     truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
     task: Annotated[str | None, Meta(description="Jina's word for input_type.")] = None
-    embed_dtype: _Any = None
+    embed_dtype: Annotated[str | None, Meta(description="vLLM's: float32, float16.")] = None
     endianness: _Any = None
     modality: _Any = None
     late_chunking_params: _Any = None
 
     _rules: ClassVar[Mapping[str, _Rule]] = {
-        "embed_dtype": _Rule(("float32", "float"), "vectors are float32; leave it out"),
         "endianness": _Rule(("little", "native"), "vectors in base64 are little-endian; leave it out"),
         "modality": _Rule(("text",), "bei reads texts; leave it out"),
         "late_chunking_params": _Rule(_OFF, "leave it out, and send late_chunking with the chunks as inputs"),

@@ -82,6 +82,8 @@ class ByType(TypedDict):
     """A list of vectors for each type that is asked for."""
 
     float: NotRequired[list[list[float]]]
+    int8: NotRequired[list[list[int]]]
+    uint8: NotRequired[list[list[int]]]
     binary: NotRequired[list[list[int]]]
     ubinary: NotRequired[list[list[int]]]
     base64: NotRequired[list[str]]
@@ -143,10 +145,10 @@ async def _embed(
         dimensions_param="output_dimension",
         options=_options(body.truncate, max_tokens),
     )
-    by_type = {name: form.items(answer.vectors) for name, form in forms.items()}
+    by_type = {name: form.items(answer) for name, form in forms.items()}
     content = {
         "id": str(uuid.uuid4()),
-        "embeddings": by_type if forms else FLOATS.items(answer.vectors),
+        "embeddings": by_type if forms else FLOATS.items(answer),
         "texts": Items(len(texts), sum(map(len, texts)), lambda start, stop: texts[start:stop]),
         "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": answer.num_tokens}},
         "response_type": "embeddings_by_type" if forms else "embeddings_floats",
@@ -155,8 +157,10 @@ async def _embed(
 
 
 def form_of(name: EmbeddingType) -> VectorForm:
-    """``base64`` is of float32. Raises InvalidRequestError for types that bei does not make."""
-    return VectorForm(is_base64=True) if name == "base64" else VectorForm(dtype_of(name, "embedding_types"))
+    """``base64`` is of float32."""
+    if name == "base64":
+        return VectorForm(is_base64=True)
+    return VectorForm(dtype_of(name, "embedding_types"), param="embedding_types")
 
 
 def _options(truncate: str, max_tokens: int | None) -> EncodingOptions:

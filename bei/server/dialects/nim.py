@@ -86,7 +86,9 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     """Embed texts, in their order. A model's name may end in `-query` or `-passage` instead of `input_type`."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     model, input_type = _without_suffix(call.models, body.model, body.input_type)
-    form = VectorForm(dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64")
+    form = VectorForm(
+        dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64", "embedding_type"
+    )
     service = call.able("embed", model)
     answer = await embedded(
         call,
