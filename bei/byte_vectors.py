@@ -1,7 +1,7 @@
 """Vectors with a byte a component. One step for all components and all texts of a model, and zero at zero: so cosines
 and dot products of the bytes are those of the vectors, but for rounding, and an index needs no other arithmetic.
 
-(A range for each component, as sentence-transformers has it, has a finer step, but its bytes must be scaled back first.)
+(A range for each component, as sentence-transformers has it, has finer steps, but its bytes must be scaled back first.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _SHARES = np.linspace(0.3, 1.0, 29)  # of the largest component, which are tried
 
 def int8_of(vectors: Float32Array, largest: float) -> npt.NDArray[np.int8]:
     """``vectors`` [n, width] in steps of ``largest`` / 127; components beyond ``largest`` are cut to it."""
-    return np.clip(np.rint(vectors * np.float32(_MOST / largest)), -_MOST, _MOST).astype(np.int8)
+    steps: npt.NDArray[np.int8] = np.clip(np.rint(vectors * np.float32(_MOST / largest)), -_MOST, _MOST).astype(np.int8)
+    return steps
 
 
 def largest_of(vectors: Float32Array) -> float | None:
@@ -47,4 +48,3 @@ def _mean_cosine(vectors: Float32Array, largest: float) -> float:
     rounded = int8_of(vectors, largest).astype(np.float64)
     lengths = np.maximum(np.linalg.norm(rounded, axis=1), 1e-12) * np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
     return float((np.einsum("ij,ij->i", rounded, vectors.astype(np.float64)) / lengths).mean())
-

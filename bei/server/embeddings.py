@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.inference import embedded
+from bei.server.inference import Embedded, embedded
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.unsupported import EmbeddingControls
@@ -153,9 +153,9 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
         raise InvalidRequestError(_IDS_REFUSED, "input")
     form = body.form()
     if body.late_chunking and len(texts) == len(inputs):
-        answer = await _late_chunked(call, service, body, texts, form)
+        found = Embedded(await _late_chunked(call, service, body, texts, form), form, None)
     else:
-        answer = await embedded(
+        found = await embedded(
             call,
             service,
             inputs,
@@ -168,7 +168,7 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
             normalize=body.normalize,
             options=body.encoding_options(),
         )
-    return Reply(render(answer, service.name, form), answer.truncated)
+    return found.reply(render(found.answer, service.name, form))
 
 
 async def _late_chunked(
@@ -215,4 +215,5 @@ def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
 
     handle.__doc__ = create_embeddings.__doc__
     read = partial(parse, max_inputs=max_inputs)
-    return Route("/v1/embeddings", "Create embeddings (OpenAI)", EmbeddingRequest, EmbeddingResponse, read, handle)
+    summary = "Create embeddings (OpenAI)"
+    return Route("/v1/embeddings", summary, EmbeddingRequest, EmbeddingResponse, read, handle, has_report=True)

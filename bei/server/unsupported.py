@@ -35,9 +35,7 @@ class EmbeddingControls(PromptControls, kw_only=True):
     dimensions: Dimensions | None = None
     normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
     output_dtype: Annotated[str | None, Meta(description=f"Voyage's and Mistral's: {_DTYPES}.")] = None
-    embedding_type: Annotated[
-        str | list[str] | None, Meta(description=f"Jina's and NIM's: base64, {_DTYPES}.")
-    ] = None
+    embedding_type: Annotated[str | list[str] | None, Meta(description=f"Jina's and NIM's: base64, {_DTYPES}.")] = None
     embedding_types: Annotated[list[str] | None, Meta(description="Cohere's; one of them here.")] = None
     output_dimension: Annotated[Dimensions | None, Meta(description="Voyage's word for dimensions.")] = None
     normalized: Annotated[bool | None, Meta(description="Jina's word for normalize.")] = None

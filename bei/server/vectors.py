@@ -24,13 +24,28 @@ from bei.artifact import Manifest
 from bei.byte_vectors import int8_of
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.server.rendering import FLOAT_BYTES, Items
+from bei.server.rendering import FLOAT_BYTES, Items, Octets
 from bei.tasks import Embeddings
 
 DType: TypeAlias = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
 
 _DTYPES: Mapping[str, DType] = {"float32": "float", **{name: name for name in get_args(DType)}}
-_ITEM_BYTES: Mapping[DType, float] = {"float": 4, "float16": 2, "int8": 1, "uint8": 1, "binary": 1 / 8, "ubinary": 1 / 8}
+_ITEM_BYTES: Mapping[DType, float] = {
+    "float": 4,
+    "float16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "binary": 1 / 8,
+    "ubinary": 1 / 8,
+}
+_NUMPY_NAMES: Mapping[DType, str] = {
+    "float": "float32",
+    "float16": "float16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "binary": "int8",
+    "ubinary": "uint8",
+}
 _SIGN = np.uint8(0x80)
 
 _BYTE_BYTES = 4.5  # of a number of a byte in a JSON list, its comma included
@@ -53,7 +68,9 @@ class VectorForm(NamedTuple):
             )
         if self.dtype in ("int8", "uint8") and manifest.embedding is not None:
             if not (manifest.embedding.normalize if normalize is None else normalize):
-                raise InvalidRequestError(f"{self.dtype} is of vectors of unit length: set normalize to true.", self.param)
+                raise InvalidRequestError(
+                    f"{self.dtype} is of vectors of unit length: set normalize to true.", self.param
+                )
             if manifest.embedding.int8_largest is None:
                 raise InvalidRequestError(
                     f"{manifest.name} was built with --no-verify, so nothing says how large its components are: build "
@@ -76,16 +93,31 @@ class VectorForm(NamedTuple):
         return made.astype(made.dtype.newbyteorder("<"), order="C", copy=False)
 
     def of(self, answer: Embeddings, start: int, stop: int) -> list[Any]:
-        """Vectors ``start`` to ``stop``, each as orjson writes it: an array of numbers, or a text in base64."""
+        """Vectors ``start`` to ``stop``, each as it is written: an array of numbers, or a text in base64; None where
+        the input has an error."""
         numbers = self.numbers(answer, start, stop)
+        made: list[Any]
         if self.is_base64:
-            return [binascii.b2a_base64(row.data, newline=False).decode() for row in numbers]
-        return list(numbers.astype(np.float32) if self.dtype == "float16" else numbers)  # orjson knows no float16
+            made = [binascii.b2a_base64(row.data, newline=False).decode() for row in numbers]
+        else:
+            made = list(numbers.astype(np.float32) if self.dtype == "float16" else numbers)  # orjson knows no float16
+        for index in answer.errors:
+            if start <= index < stop:
+                made[index - start] = None
+        return made
 
     def items(self, answer: Embeddings) -> Items:
         """A list of all vectors of ``answer``."""
         count, width = answer.vectors.shape
         return Items(count, count * self.num_bytes(width), lambda start, stop: self.of(answer, start, stop))
+
+    def octets(self, answer: Embeddings) -> Octets:
+        """All vectors of ``answer`` as bytes. Headers say how many there are, of how many components, and of what."""
+        count, width = answer.vectors.shape
+        sizes = _ITEM_BYTES[self.dtype]
+        headers = {"x-bei-shape": f"{count},{round(width * min(1, sizes))}", "x-bei-dtype": _NUMPY_NAMES[self.dtype]}
+        num_bytes = round(count * width * sizes)
+        return Octets(count, num_bytes, lambda start, stop: self.numbers(answer, start, stop).tobytes(), headers)
 
 
 FLOATS = VectorForm()

@@ -299,7 +299,9 @@ def _with_bytes(manifest: Manifest, answers: EngineAnswers) -> Manifest:
     if manifest.embedding is None or not rows:
         return manifest
     largest = largest_of(normalized(np.stack(rows)).astype(np.float32))
-    return msgspec.structs.replace(manifest, embedding=msgspec.structs.replace(manifest.embedding, int8_largest=largest))
+    return msgspec.structs.replace(
+        manifest, embedding=msgspec.structs.replace(manifest.embedding, int8_largest=largest)
+    )
 
 
 def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:

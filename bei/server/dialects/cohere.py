@@ -133,7 +133,7 @@ async def _embed(
         raise InvalidRequestError("embedding_types is empty: name at least one, or leave it out.", "embedding_types")
     forms = {name: form_of(name) for name in types or ()}
     service = call.able("embed", body.model)
-    answer = await embedded(
+    found = await embedded(
         call,
         service,
         texts,
@@ -145,6 +145,7 @@ async def _embed(
         dimensions_param="output_dimension",
         options=_options(body.truncate, max_tokens),
     )
+    answer = found.answer
     by_type = {name: form.items(answer) for name, form in forms.items()}
     content = {
         "id": str(uuid.uuid4()),
@@ -153,7 +154,7 @@ async def _embed(
         "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": answer.num_tokens}},
         "response_type": "embeddings_by_type" if forms else "embeddings_floats",
     }
-    return Reply(content, answer.truncated)
+    return found.reply(content)
 
 
 def form_of(name: EmbeddingType) -> VectorForm:
@@ -176,9 +177,13 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     return status, Message(message=str(error))
 
 
+def _route(path: str, summary: str, request: type[Any], handle: Any) -> Route[Any]:
+    return Route(path, summary, request, EmbedResponse, parser(request), handle, has_report=True)
+
+
 EMBED_ROUTES: tuple[Route[Any], ...] = (
-    Route("/v1/embed", "Embed (Cohere v1)", EmbedRequest, EmbedResponse, parser(EmbedRequest), embed_v1),
-    Route("/v2/embed", "Embed (Cohere v2)", EmbedV2Request, EmbedResponse, parser(EmbedV2Request), embed_v2),
+    _route("/v1/embed", "Embed (Cohere v1)", EmbedRequest, embed_v1),
+    _route("/v2/embed", "Embed (Cohere v2)", EmbedV2Request, embed_v2),
 )
 
 

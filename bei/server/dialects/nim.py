@@ -90,7 +90,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64", "embedding_type"
     )
     service = call.able("embed", model)
-    answer = await embedded(
+    found = await embedded(
         call,
         service,
         texts,
@@ -101,7 +101,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         dimensions=body.dimensions,
         options=encoding_options(body.truncate),
     )
-    return Reply(render(answer, service.name, form), answer.truncated)
+    return found.reply(render(found.answer, service.name, form))
 
 
 async def rank(body: RankingRequest, call: Call) -> Reply:
@@ -180,6 +180,7 @@ def dialect(models: Models) -> Dialect:
         EmbeddingResponse,
         parser(EmbeddingsRequest),
         create_embeddings,
+        has_report=True,
     )
     hosted: Route[Any] = Route(
         "/v1/retrieval/{model:path}/reranking",
