@@ -64,7 +64,13 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         description="Embedding inference server.",
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
     )
-    context = Context(models, config.max_client_batch_size, config.answer_limit, AnswerMemory(config.answer_memory))
+    context = Context(
+        models,
+        config.max_client_batch_size,
+        config.answer_limit,
+        AnswerMemory(config.answer_memory),
+        compresses=config.compress_answers,
+    )
     dialects = Dialects(all_dialects(models, config), config.dialect)
     endpoints = [Endpoint(route, context, config.payload_limit) for route in inference_routes(config)]
     for dialect in dialects:

@@ -21,6 +21,7 @@ from bei.admission import Ticket
 from bei.errors import AnswerTooLargeError, EmptyInputError, InvalidRequestError, NotAcceptableError, OverloadedError
 from bei.offload import off_loop
 from bei.server.answers import AnswerMemory
+from bei.server.coding import coded
 from bei.server.errors import JSON, ErrorBody
 from bei.server.http import (
     TRUNCATED_HEADER,
@@ -57,6 +58,9 @@ _SHOWN_CHARS = 100  # of what a client sent
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
 INLINE_BODY_BYTES = 64_000
 
+# Smaller answers are not compressed: they are a packet or so as they are.
+_LEAST_CODED_BYTES = 1_000
+
 # After larger bodies memory is given back to the system, as after answers that are streamed.
 _LARGE_BODY_BYTES = 1_000_000
 
@@ -69,6 +73,7 @@ class Context:
     max_client_batch_size: int
     answer_limit: int
     answers: AnswerMemory
+    compresses: bool = False
     memory: MemoryRelease = field(default_factory=MemoryRelease)
 
 
@@ -277,20 +282,35 @@ class Endpoint:
                 raise _no_report()
             written, notation, media_type = reply.written_in(form.media_types)
             headers = _headers(reply, call, written)
+            coding = self._coding(form.codings, headers)
             if num_bytes_of(written) <= INLINE_BYTES:
-                return WholeResponse(whole(written, notation), headers, media_type)
+                content = whole(written, notation)
+                if coding is not None and len(content) >= _LEAST_CODED_BYTES:
+                    headers["content-encoding"] = coding
+                    content = await unless_disconnected(request, off_loop(b"".join, coded([content], coding)))
+                return WholeResponse(content, headers, media_type)
             is_large = True
             pieces = pieces_of(written, notation)
+            if coding is not None:
+                headers["content-encoding"] = coding
+                pieces = coded(pieces, coding)
             del reply, written
             if request.scope.get("http_version") == "1.0":  # knows no body without a length
-                body = await unless_disconnected(request, off_loop(b"".join, pieces))
-                return WholeResponse(body, headers, media_type)
+                content = await unless_disconnected(request, off_loop(b"".join, pieces))
+                return WholeResponse(content, headers, media_type)
             first = await unless_disconnected(request, off_loop(next, pieces))  # fails before anything is sent
             is_answered = False
             return StreamedResponse(first, pieces, headers, media_type, partial(self._end, call, is_large))
         finally:
             if is_answered:
                 self._end(call, is_large)
+
+    def _coding(self, accepted: Seq[str], headers: dict[str, str]) -> str | None:
+        """The coding for an answer's bytes, if the server compresses; its ``headers`` then say what they depend on."""
+        if not self._context.compresses:
+            return None
+        headers["vary"] = "accept-encoding"
+        return next(iter(accepted), None)
 
     def _end(self, call: Call, is_large: bool) -> None:
         call.close()
@@ -314,9 +334,7 @@ def empty_text(index: int, param: str) -> EmptyInputError:
     return EmptyInputError(f"{param} {index} is an empty text: leave it out.", param)
 
 
-def _headers(reply: Reply, call: Call, written: object) -> dict[str, str] | None:
-    if not reply.truncated and not call.warnings and not isinstance(written, Octets):
-        return None
+def _headers(reply: Reply, call: Call, written: object) -> dict[str, str]:
     headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else {}
     if isinstance(written, Octets):
         headers |= written.headers

@@ -4,16 +4,17 @@ application/json          every answer
 application/msgpack       the same fields and values in MessagePack (application/x-msgpack and vnd.msgpack mean it too)
 application/octet-stream  vectors alone, little-endian, one after the other; two headers say what they are
 
-Reference: RFC 9110, section 12.5.1.
+Reference: RFC 9110, sections 12.5.1 and 12.5.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from bei.errors import InvalidRequestError
+from bei.server.coding import CODINGS
 from bei.server.errors import JSON
 
 MSGPACK = "application/msgpack"
@@ -30,11 +31,12 @@ _REPORT = {"1": True, "true": True, "0": False, "false": False}
 
 
 class AnswerForm(NamedTuple):
-    """``media_types`` best first; JSON stands in for what there is not, unless only others are accepted.
-    ``has_report``: the answer says of each input what became of it."""
+    """``media_types`` and ``codings`` of the answer's bytes, best first; no coding is always accepted. ``has_report``:
+    the answer says of each input what became of it."""
 
     media_types: tuple[str, ...] = (JSON,)
     has_report: bool = False
+    codings: tuple[str, ...] = ()
 
 
 _PLAIN = AnswerForm()
@@ -42,10 +44,12 @@ _PLAIN = AnswerForm()
 
 def answer_form(headers: Iterable[tuple[bytes, bytes]]) -> AnswerForm:
     """What a request's headers ask for. Raises InvalidRequestError that names the header."""
-    media_types, has_report = _PLAIN
+    media_types, has_report, codings = _PLAIN
     for name, value in headers:
         if name == b"accept":
             media_types = accepted(value)
+        elif name == b"accept-encoding":
+            codings = accepted_codings(value)
         elif name == b"x-bei-report":
             given = value.decode("latin-1").strip().lower()
             if given not in _REPORT:
@@ -53,7 +57,7 @@ def answer_form(headers: Iterable[tuple[bytes, bytes]]) -> AnswerForm:
                     f"The header x-bei-report must be true or false, not {given[:40]!r}.", "x-bei-report"
                 )
             has_report = _REPORT[given]
-    return _PLAIN if media_types == _PLAIN.media_types and not has_report else AnswerForm(media_types, has_report)
+    return AnswerForm(media_types, has_report, codings)
 
 
 @lru_cache(maxsize=256)
@@ -64,9 +68,7 @@ def accepted(header: bytes) -> tuple[str, ...]:
     """
     weights: dict[str, float] = {}
     anything = 0.0
-    for part in header.decode("latin-1").split(","):
-        name, *parameters = (piece.strip().lower() for piece in part.split(";"))
-        weight = _weight(parameters)
+    for name, weight in _weighted(header):
         if name in ("*/*", "application/*"):
             anything = max(anything, weight)
         elif name in _MEDIA_TYPES:
@@ -76,6 +78,19 @@ def accepted(header: bytes) -> tuple[str, ...]:
         weights.setdefault(JSON, anything)
     found = sorted((name for name in weights if weights[name] > 0), key=lambda name: (-weights[name], name != JSON))
     return tuple(found) or (JSON,)
+
+
+@lru_cache(maxsize=256)
+def accepted_codings(header: bytes) -> tuple[str, ...]:
+    """The codings of an Accept-Encoding header that there are, best first; of equal ones zstd."""
+    weights = {name: weight for name, weight in _weighted(header) if name in CODINGS and weight > 0}
+    return tuple(sorted(weights, key=lambda name: (-weights[name], name != "zstd")))
+
+
+def _weighted(header: bytes) -> Iterator[tuple[str, float]]:
+    for part in header.decode("latin-1").split(","):
+        name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        yield name, _weight(parameters)
 
 
 def _weight(parameters: list[str]) -> float:

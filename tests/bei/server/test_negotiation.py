@@ -12,10 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bei.engine.fake import FakeEngine
 from bei.errors import InvalidRequestError
 from bei.server import endpoint, rendering
-from bei.server.negotiation import MSGPACK, OCTETS, accepted, answer_form
+from bei.server.negotiation import MSGPACK, OCTETS, accepted, accepted_codings, answer_form
+from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
+from tests.bei.server.conftest import MakeApp
 from tests.bei.server.test_endpoint import GOOD, filled
 
 JSON = "application/json"
@@ -129,3 +132,50 @@ def test_bytes_of_what_is_no_vector_are_not_acceptable_unless_json_is(kinds: App
 def test_several_types_of_vectors_are_no_bytes(kinds: App) -> None:
     body = {"texts": ["a"], "model": "embedder", "embedding_types": ["float", "int8"]}
     assert ask(kinds, "/v2/embed", OCTETS, **body).status_code == 406
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("", ()),
+        ("identity, br", ()),
+        ("gzip, deflate", ("gzip",)),
+        ("gzip, deflate, br, zstd", ("zstd", "gzip")),
+        ("gzip;q=0.9, zstd;q=0.5", ("gzip", "zstd")),
+        ("gzip;q=0, zstd", ("zstd",)),
+    ],
+)
+def test_the_best_coding_comes_first(header: str, expected: tuple[str, ...]) -> None:
+    assert accepted_codings(header.encode()) == expected
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_server_that_compresses_sends_the_same_answer(
+    make_app: MakeApp, coding: str, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(FakeEngine(LIMITS), compress_answers=True)
+    inputs = [f"cat {index}" for index in range(100)]
+    headers = {"accept-encoding": coding}
+
+    def ask(**body: Any) -> httpx.Response:
+        response: httpx.Response = app.run(app.client.post("/v1/embeddings", json=body, headers=headers))
+        return response
+
+    expected = app.run(app.client.post("/v1/embeddings", json={"input": inputs}, headers={"accept-encoding": "br"}))
+    assert "content-encoding" not in expected.headers
+    if in_pieces:
+        monkeypatch.setattr(endpoint, "INLINE_BYTES", -1)
+        monkeypatch.setattr(rendering, "PIECE_BYTES", 1)
+    found = ask(input=inputs)
+    assert (found.headers["content-encoding"], found.headers["vary"]) == (coding, "accept-encoding")
+    assert found.content == expected.content
+    if not in_pieces:
+        assert int(found.headers["content-length"]) < len(expected.content) / 3
+        assert "content-encoding" not in ask(input="one").headers
+
+
+def test_a_server_compresses_only_if_it_is_told_to(app: App) -> None:
+    inputs = [f"cat {index}" for index in range(30)]
+    response = app.run(app.client.post("/v1/embeddings", json={"input": inputs}, headers={"accept-encoding": "gzip"}))
+    assert "content-encoding" not in response.headers

@@ -64,7 +64,8 @@ def test_wrong_inputs_have_no_vector_and_cost_the_others_nothing(app: App) -> No
     assert [vector is None for vector in vectors] == [False, True, True, True, True, False]
     assert [one["index"] for one in body["data"]] == list(range(6))
     assert body["usage"] == good["usage"]
-    errors = [entry["error"] and entry["error"]["message"] for entry in body["report"]]
+    errors: list[str] = [(entry["error"] or {}).get("message", "") for entry in body["report"]]
+    assert [bool(error) for error in errors] == [False, True, True, True, True, False]
     for index, part in {1: "is an empty text", 2: "allow truncation", 3: "must be from 0 to", 4: "is empty"}.items():
         assert part in errors[index]
     assert [entry["tokens"] for entry in body["report"]] == [
@@ -112,8 +113,8 @@ def test_routes_that_embed_report_and_others_refuse_to(kinds: App, path: str) ->
         return
     found = response.json()
     assert [entry["error"] is None for entry in found["report"]] == [True, False, True]
-    vectors = found.get("embeddings") or found["data"]
-    vectors = vectors.get("float") if isinstance(vectors, dict) else vectors
+    vectors: Any = found.get("embeddings") or found["data"]
+    vectors = vectors["float"] if isinstance(vectors, dict) else vectors
     assert (vectors[1]["embedding"] if isinstance(vectors[1], dict) else vectors[1]) is None
 
 
