@@ -183,12 +183,12 @@ class Call:
 @dataclass(frozen=True)
 class Reply:
     """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in
-    objects. ``truncated`` lists the inputs that were cut, ``octets`` are the vectors of the answer, where it is nothing
-    else, and ``report`` says what became of each input."""
+    objects. ``truncated`` lists the inputs that were cut, ``octets`` makes bytes of the answer's vectors, where it is
+    nothing else, and ``report`` says what became of each input."""
 
     content: object
     truncated: Seq[int] = ()
-    octets: Octets | None = None
+    octets: Callable[[], Octets] | None = None
     report: Items | None = None
 
     def written_in(self, media_types: Seq[str]) -> tuple[object, Notation, str]:
@@ -200,7 +200,7 @@ class Reply:
             if media_type in _NOTATIONS:
                 return self._with_report(), _NOTATIONS[media_type], media_type
             if self.octets is not None and self.report is None:
-                return self.octets, IN_JSON, media_type
+                return self.octets(), IN_JSON, media_type
         raise NotAcceptableError(
             f"This answer is no {' or '.join(media_types)}, which is for vectors alone: accept {JSON} or {MSGPACK}.",
             "accept",

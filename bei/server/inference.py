@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ class Embedded(NamedTuple):
 
     def reply(self, content: object) -> Reply:
         """``content`` with these vectors, or the vectors alone."""
-        octets = self.form.octets(self.answer) if self.form else None
+        octets = partial(self.form.octets, self.answer) if self.form else None
         return Reply(content, self.answer.truncated, octets, self.report)
 
 

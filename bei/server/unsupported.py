@@ -97,14 +97,16 @@ class PairControls(ScoreControls, kw_only=True):
 
 def _agreed(body: msgspec.Struct, *names: str) -> Any:
     """What the fields ``names``, which mean the same, ask for. Raises InvalidRequestError where they contradict."""
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    if not given:
-        return None
-    (first, value), *others = given.items()
-    for name, other in others:
-        if other != value or type(other) is not type(value):
-            raise InvalidRequestError(f"{first} {value} and {name} {other} contradict each other: send one.", name)
-    return value
+    first = found = None
+    for name in names:
+        value = getattr(body, name)
+        if value is None:
+            continue
+        if found is None:
+            first, found = name, value
+        elif value != found or type(value) is not type(found):
+            raise InvalidRequestError(f"{first} {found} and {name} {value} contradict each other: send one.", name)
+    return found
 
 
 def _check(body: msgspec.Struct, rules: Mapping[str, _Rule]) -> None:

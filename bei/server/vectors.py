@@ -121,6 +121,7 @@ class VectorForm(NamedTuple):
 
 
 FLOATS = VectorForm()
+_IN_BASE64 = VectorForm(is_base64=True)
 
 
 def _numbers(dtype: DType, vectors: Float32Array, int8_largest: float | None) -> npt.NDArray[Any]:
@@ -152,6 +153,8 @@ def vector_form(encoding_format: str | None, **fields: str | Seq[str] | None) ->
     Raises InvalidRequestError for a form that there is not, and where two of them contradict each other.
     """
     is_base64 = encoding_format == "base64"
+    if not any(fields.values()):
+        return _IN_BASE64 if is_base64 else FLOATS
     dtypes: dict[DType, str] = {}
     for param, value in fields.items():
         names = [value] if isinstance(value, str) else list(value or ())
