@@ -210,14 +210,25 @@ def test_a_list_is_one_input_if_it_has_numbers_only_and_else_has_none(inputs: li
         assert inputs_of(inputs) == ([inputs] if numbers else inputs)
 
 
-@pytest.mark.parametrize(("path", "field"), [("/embed", "inputs"), ("/v1/embeddings", "input"), ("/v2/embed", "texts")])
+@pytest.mark.parametrize(
+    ("path", "field", "inputs", "model"),
+    [
+        ("/embed", "inputs", ["cat"], "embedder"),
+        ("/embed_all", "inputs", ["cat"], "colbert"),
+        ("/embed_sparse", "inputs", ["cat"], "splade"),
+        ("/similarity", "inputs", {"source_sentence": "a", "sentences": ["cat"]}, "embedder"),
+        ("/v1/embeddings", "input", ["cat"], "embedder"),
+        ("/v2/embed", "texts", ["cat"], "embedder"),
+    ],
+)
 def test_texts_without_a_prompt_for_a_model_with_prompts_are_answered_with_a_warning(
-    kinds: App, path: str, field: str
+    kinds: App, path: str, field: str, inputs: object, model: str
 ) -> None:
-    warned = post(kinds, path, **{field: ["cat"]}, model="embedder")
-    assert warned.headers["x-bei-warning"] == "embedder has prompts and got none: say by input_type what the texts are"
+    body = {field: inputs, "model": model}
+    warned = post(kinds, path, **body)
+    assert warned.headers["x-bei-warning"] == f"{model} has prompts and got none: say by input_type what the texts are"
     for said in ("query", "document"):
-        assert "x-bei-warning" not in post(kinds, path, **{field: ["cat"]}, model="embedder", input_type=said).headers
+        assert "x-bei-warning" not in post(kinds, path, **body, input_type=said).headers
     if path == "/embed":
         assert "x-bei-warning" not in post(kinds, path, inputs=[[5]], model="embedder").headers
 
