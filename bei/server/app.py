@@ -48,9 +48,7 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         vllm.POOLING,
         *tei.root_routes(),
         tei.decode_route(max_inputs),
-        *embed.routes(max_inputs),
-        *rerank.ROUTES,
-        *classify.ROUTES,
+        *tei.with_timing((*embed.routes(max_inputs), *rerank.ROUTES, *classify.ROUTES)),
         tokens.ROUTE,
         tokenize.ROUTE,
     )
@@ -71,7 +69,7 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         AnswerMemory(config.answer_memory),
         compresses=config.compress_answers,
     )
-    dialects = Dialects(all_dialects(models, config), config.dialect)
+    dialects = Dialects(all_dialects(models, config, metrics), config.dialect)
     endpoints = [Endpoint(route, context, config.payload_limit) for route in inference_routes(config)]
     for dialect in dialects:
         endpoints += [
@@ -91,6 +89,7 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         endpoint.add_to(app)
     app.include_router(models_router(models))
     app.include_router(info_router(models, config))
+    app.include_router(tei.openapi_router())
     app.include_router(health_router(models, metrics))
     # Not a middleware of FastAPI's: two more layers would stand in front of it.
     return _Front(app, metrics, endpoints, dialects)

@@ -103,6 +103,7 @@ class Call:
         self._answer_bytes = 0  # counted there
         self._urgency = urgency
         self._tickets: list[Ticket] = []
+        self._whole: Ticket | None = None
         self.timing = timing
         self.warnings: list[str] = []  # for the client, in a header
 
@@ -169,7 +170,7 @@ class Call:
 
         ``bytes_per_token``: what the answer grows by with every token; it is checked while the inputs are tokenized.
         """
-        ticket = self._admitted(service, inputs)
+        ticket = self._admitted(service, inputs) if self._whole is None else self._whole
         if bytes_per_token:
             try:
                 self._hold(min(ticket.admitted.num_tokens * bytes_per_token, self._answer_limit))
@@ -180,6 +181,10 @@ class Call:
         self._tickets.append(ticket)
         return ticket
 
+    def admit_whole(self, service: InferenceService, inputs: Seq[ModelInput]) -> None:
+        """Accept the inputs of all parts of the request: what its parts ``admit`` later is of this ticket."""
+        self._whole = self._admitted(service, inputs)
+
     def _admitted(self, service: InferenceService, inputs: Seq[ModelInput]) -> Ticket:
         ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
         if self.timing is not None:
@@ -189,7 +194,7 @@ class Call:
 
     def close(self) -> None:
         """Give back what was admitted."""
-        for ticket in self._tickets:
+        for ticket in self._tickets if self._whole is None else [self._whole]:
             ticket.close()
         self._answers.give_back(self._answer_bytes)
         self._answer_bytes = 0

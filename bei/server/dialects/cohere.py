@@ -187,15 +187,18 @@ EMBED_ROUTES: tuple[Route[Any], ...] = (
 )
 
 
-def _without_documents(body: rerank.RerankControls) -> None:
-    """v1 returns documents where they are asked for; at the root it does, as Jina and vLLM do."""
-    if isinstance(body, rerank.DocumentsRequest) and body.return_documents is None:
-        body.return_documents = False
+def _as_cohere(body: rerank.RerankControls) -> None:
+    """v1 returns documents where they are asked for; at the root it does, as Jina and vLLM do. ``top_n`` 0 is an error;
+    at the root it is vLLM's word for all. Raises InvalidRequestError."""
+    if isinstance(body, rerank.DocumentsRequest):
+        if body.top_n == 0:
+            raise InvalidRequestError("top_n must be at least 1; leave it out for all documents.", "top_n")
+        body.return_documents = bool(body.return_documents)
 
 
 DIALECT = Dialect(
     "cohere",
-    (*EMBED_ROUTES, *(adjusted(route, _without_documents) for route in rerank.ROUTES if route.path != "/rerank")),
+    (*EMBED_ROUTES, *(adjusted(route, _as_cohere) for route in rerank.ROUTES if route.path != "/rerank")),
     error_form,
     Message,
 )
