@@ -20,7 +20,7 @@ from bei import __version__
 from bei.config import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
-from bei.server import classify, embed, embeddings, rerank, tokenize, tokens
+from bei.server import classify, embed, embeddings, rerank, tokenize, tokens, zero_shot
 from bei.server.answers import AnswerMemory
 from bei.server.dialect import Dialect, Dialects, mounted
 from bei.server.dialects import all_dialects, cohere, nim, tei, vllm
@@ -46,9 +46,11 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         nim.RANKING,
         vllm.SCORE,
         vllm.POOLING,
+        vllm.DETOKENIZE,
         *tei.root_routes(),
         tei.decode_route(max_inputs),
         *tei.with_timing((*embed.routes(max_inputs), *rerank.ROUTES, *classify.ROUTES)),
+        zero_shot.ROUTE,
         tokens.ROUTE,
         tokenize.ROUTE,
     )

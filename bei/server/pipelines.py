@@ -242,7 +242,7 @@ async def name_labels(body: ZeroShotRequest, call: Call) -> Reply:
     call.check_answer(num_bytes)
     hypotheses = [template.replace("{}", label, 1) for label in labels]
     ticket = call.admit(service, [(body.inputs, hypothesis) for hypothesis in hypotheses])
-    scores = await zero_shot(service, body.inputs, hypotheses, ticket=ticket, multi_label=asked.multi_label)
+    scores = await zero_shot(service, [body.inputs], hypotheses, ticket=ticket, multi_label=asked.multi_label)
     values = scores.values[0]
     order = np.argsort(-values, kind="stable")
 

@@ -17,5 +17,5 @@ def all_dialects(models: Models, config: ServeConfig, metrics: Metrics) -> tuple
         voyage.DIALECT,
         nim.dialect(models, metrics),
         infinity.dialect(models, metrics),
-        vllm.dialect(config),
+        vllm.dialect(models, config, metrics),
     )

@@ -44,6 +44,8 @@ GOOD: dict[str, tuple[dict[str, Any], str, str]] = {
     "/score": ({"text_1": "a", "text_2": ["cat"]}, "text_2", "reranker"),
     "/pooling": ({"input": ["cat"]}, "input", "embedder"),
     "/vertex": ({"instances": [{"inputs": ["cat"]}]}, "instances", "embedder"),
+    "/v1/classify": ({"input": ["cat"]}, "input", "classifier"),
+    "/detokenize": ({"tokens": [5]}, "tokens", "embedder"),
     "/v1/ranking": ({"query": {"text": "a"}, "passages": [{"text": "cat"}], "truncate": "END"}, "passages", "reranker"),
 }
 NO_TASK = {"/tokenize", "/decode", "/detokenize", "/", "/invocations", "/vertex", "/score", "/pooling"}
