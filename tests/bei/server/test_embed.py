@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,6 +190,31 @@ def test_token_ids_that_the_model_does_not_take_are_refused(kinds: App, inputs: 
 @pytest.mark.parametrize("inputs", [None, {}, {"source_sentence": "a"}, {"source_sentence": "a", "sentences": "b"}])
 def test_similarity_needs_a_source_and_a_list(kinds: App, inputs: object) -> None:
     check_error(post(kinds, "/similarity", inputs=inputs), 400)
+
+
+@pytest.mark.parametrize("lane", ["interactive", "bulk"])
+def test_as_many_sentences_as_a_request_may_have_are_compared_and_never_sent_away_to_come_back(
+    make_app: MakeApp, lane: str
+) -> None:
+    """An idle server takes any request that it may ever take; a larger one is refused for good."""
+    sentences = [f"cat {index % 10}" for index in range(64)]
+    inputs = {"source_sentence": "cat", "sentences": sentences}
+    app = make_app(
+        FakeEngine(LIMITS),
+        max_client_batch_size=64,
+        max_queue_tokens=65 * 4,
+        interactive_max_wait=1e-9,
+        bulk_max_wait=1e-9,
+    )
+
+    def ask() -> Any:
+        content = json.dumps({"inputs": inputs}).encode()
+        return app.run(app.client.post("/similarity", content=content, headers={"X-Bei-Lane": lane}))
+
+    for _ in range(2):
+        assert len(ask().json()) == 64
+    inputs["source_sentence"] = "the cat on the mat"
+    check_error(ask(), 400, "the limit is 260: split it")
 
 
 def test_similarity_refuses_empty_texts(kinds: App) -> None:
