@@ -1,9 +1,10 @@
-"""Retrieval quality: MiniLM on BEIR's SciFact, nDCG@10 of the engine in FP32 and BF16 against the reference's.
+"""Retrieval quality: MiniLM on BEIR's SciFact, nDCG@10 of the engine in FP32 and BF16 against the reference's, and of
+vectors of bytes: int8 as the server answers them, compared as they are.
 
     python -m benchmarks.scifact [--data FOLDER]
 
 All 809 queries of qrels.tsv over the 5,183 documents (title and text), 256 tokens, cosine. The data are fetched by
-``python -m tests.real.fetch scifact``. Ends with 1 if a precision is further from the reference than 0.002.
+``python -m tests.real.fetch scifact``. Ends with 1 if any is further from the reference than 0.002.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from bei.artifact import TOKENIZER, Artifact
+from bei.byte_vectors import int8_of
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
 from bei.engine import load_engine
 from bei.tokenization import TextEncoder
@@ -53,7 +55,9 @@ def main() -> int:
         raise SystemExit(f"{data} has no corpus.jsonl: python -m tests.real.fetch scifact")
     dataset = read(data)
     with tempfile.TemporaryDirectory() as scratch:
-        results = {precision: measure(dataset, precision, Path(scratch)) for precision in ("fp32", "bf16")}
+        results: dict[str, Any] = {}
+        for precision in ("fp32", "bf16"):
+            results |= measure(dataset, precision, Path(scratch))
     facts = {"documents": len(dataset.documents), "queries": len(dataset.relevance), "max_tokens": _MAX_TOKENS}
     write("scifact", {**facts, "reference_ndcg_at_10": REFERENCE, "tolerance": TOLERANCE, **results})
     return 0 if all(abs(result["ndcg_at_10"] - REFERENCE) <= TOLERANCE for result in results.values()) else 1
@@ -71,7 +75,7 @@ def read(folder: Path) -> Dataset:
 
 
 def measure(dataset: Dataset, precision: str, scratch: Path) -> dict[str, Any]:
-    """nDCG@10 of one precision."""
+    """nDCG@10 of one precision, and of the bytes of its vectors."""
     artifact = built(minilm_folder(), precision, scratch, max_seq_len=_MAX_TOKENS)
     engine = load_engine(artifact.engine_dir, artifact.manifest)
     try:
@@ -79,6 +83,17 @@ def measure(dataset: Dataset, precision: str, scratch: Path) -> dict[str, Any]:
         queries = embed(engine, artifact, [dataset.queries[query] for query in dataset.relevance])
     finally:
         engine.close()
+    largest = artifact.manifest.embedding.int8_largest if artifact.manifest.embedding else None
+    assert largest is not None  # the build verifies
+    coded = [int8_of(vectors, largest).astype(np.float32) for vectors in (queries, documents)]
+    lengths = np.linalg.norm(coded[1], axis=1)
+    cosines = np.einsum("ij,ij->i", coded[1], documents) / lengths
+    found = {precision: _ndcg(dataset, queries, documents), f"{precision}, int8 vectors": _ndcg(dataset, *coded)}
+    found[f"{precision}, int8 vectors"] |= {"mean cosine": round(float(cosines.mean()), 5), "largest": largest}
+    return found
+
+
+def _ndcg(dataset: Dataset, queries: Float32Array, documents: Float32Array) -> dict[str, float]:
     value = ndcg(rank(queries, documents), list(dataset.documents), list(dataset.relevance.values()))
     return {"ndcg_at_10": round(value, 4), "difference": round(value - REFERENCE, 4)}
 
