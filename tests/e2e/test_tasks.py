@@ -21,33 +21,9 @@ from bei.artifact import Artifact
 from bei.core import Float32Array
 from bei.postprocess import apply_function, unit_length
 from tests.bei_build.builds import build_artifact
+from tests.e2e.kinds import LABELS, MODELS, QUERY, TAGS, TEXTS, TOLERANCE, case, labels
 from tests.e2e.process import DEADLINE_S, Server, serve
-from tests.zoo import CASES, Case, save_case
-
-TEXTS = ["The cat sat on the mat.", "hello", "Grüße, 世界! \N{GRINNING FACE}", "a " * 40, "x" * 99]
-QUERY = "Where did the cat sit?"
-LABELS = ["sad", "calm", "glad"]
-TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-TOLERANCE = 2e-4
-
-
-def _case(architecture: str, **settings: Any) -> Case:
-    """The plain BERT case of the zoo under another head."""
-    plain = next(case for case in CASES if case.architecture == "BertModel")
-    return Case("BERT", architecture, {**plain.settings, **settings})
-
-
-def _labels(*names: str) -> dict[str, Any]:
-    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
-
-
-MODELS = {
-    "embedder": _case("BertModel"),
-    "classifier": _case("BertForSequenceClassification", **_labels(*LABELS)),
-    "reranker": _case("BertForSequenceClassification", num_labels=1),
-    "ner": _case("BertForTokenClassification", **_labels(*TAGS)),
-    "splade": _case("BertForMaskedLM"),
-}
+from tests.zoo import save_case
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +291,7 @@ NLI = ("contradiction", "neutral", "entailment")
 def nli(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
     """A model of natural language inference: its checkpoint and artifact."""
     folder = tmp_path_factory.mktemp("nli")
-    checkpoint = save_case(folder / "nli", _case("BertForSequenceClassification", **_labels(*NLI)))
+    checkpoint = save_case(folder / "nli", case("BertForSequenceClassification", **labels(*NLI)))
     return checkpoint, build_artifact(checkpoint, folder / "artifact", name="nli", reference="engine")
 
 
