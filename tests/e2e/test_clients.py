@@ -69,6 +69,9 @@ def vectors_of(response: openai.types.CreateEmbeddingResponse) -> list[list[floa
     return [entry.embedding for entry in response.data]
 
 
+@pytest.mark.client_call(
+    "openai", "OpenAI", "/v1", "embeddings.create, sync and async: texts, in the client's default encoding"
+)
 def test_texts_get_the_engine_s_vectors_in_the_client_s_default_encoding(
     create: Create, alone: list[list[float]]
 ) -> None:
@@ -77,6 +80,7 @@ def test_texts_get_the_engine_s_vectors_in_the_client_s_default_encoding(
     assert response.model == "tiny"
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "embeddings.create: encoding_format float, base64")
 def test_float_and_base64_carry_the_same_vectors(create: Create) -> None:
     as_float = vectors_of(create(model="tiny", input=TEXTS, encoding_format="float"))
     raw = create(model="tiny", input=TEXTS, encoding_format="base64").data
@@ -84,6 +88,7 @@ def test_float_and_base64_carry_the_same_vectors(create: Create) -> None:
     np.testing.assert_allclose(as_float, as_base64, rtol=0, atol=1e-6)
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "embeddings.create: token ids (`openai_token_ids` accept)")
 def test_one_text_token_ids_and_lists_of_token_ids_agree(
     create: Create, tokenizer: Tokenizer, alone: list[list[float]]
 ) -> None:
@@ -93,12 +98,14 @@ def test_one_text_token_ids_and_lists_of_token_ids_agree(
     np.testing.assert_allclose(vectors_of(create(model="tiny", input=ids)), alone, atol=1e-5)
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "embeddings.create: dimensions")
 def test_dimensions_are_the_first_components_at_unit_length(create: Create, alone: list[list[float]]) -> None:
     short = np.array(alone)[:, :8]
     expected = short / np.linalg.norm(short, axis=1, keepdims=True)
     np.testing.assert_allclose(vectors_of(create(model="tiny", input=TEXTS, dimensions=8)), expected, atol=1e-5)
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "embeddings.create: usage")
 def test_usage_counts_are_those_of_the_tokenizers_library(create: Create, tokenizer: Tokenizer) -> None:
     for texts in (TEXTS, TEXTS[3:4], ["a", "b"] * 100):
         usage = create(model="tiny", input=texts, user="someone").usage
@@ -106,6 +113,7 @@ def test_usage_counts_are_those_of_the_tokenizers_library(create: Create, tokeni
         assert (usage.prompt_tokens, usage.total_tokens) == (num_tokens, num_tokens)
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "embeddings.create: 2,000 texts")
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 def test_an_answer_that_is_streamed_is_read_as_any_other(create: Create, encoding_format: str) -> None:
     texts = ["hello", "The cat"] * 1000
@@ -116,12 +124,16 @@ def test_an_answer_that_is_streamed_is_read_as_any_other(create: Create, encodin
     assert found.usage.prompt_tokens == 1000 * few.usage.prompt_tokens
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "embeddings.create: errors: unknown model")
 def test_an_unknown_model_is_the_client_s_not_found_error(create: Create) -> None:
     with pytest.raises(openai.NotFoundError, match="Served: tiny") as caught:
         create(model="text-embedding-3-small", input="a")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
+@pytest.mark.client_call(
+    "openai", "OpenAI", "/v1", "embeddings.create: errors: empty text, empty list, too many dimensions"
+)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"input": ""}, "input"), ({"input": []}, "input"), ({"input": "a", "dimensions": 33}, "dimensions")],
@@ -132,6 +144,7 @@ def test_a_wrong_request_is_the_client_s_bad_request_error(create: Create, field
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "models.list, models.retrieve")
 def test_the_models_are_listed(server: Server) -> None:
     with openai.OpenAI(**_options(server)) as client:
         assert [model.id for model in client.models.list()] == ["tiny"]
@@ -140,6 +153,7 @@ def test_the_models_are_listed(server: Server) -> None:
             client.models.retrieve("nobody")
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "AsyncOpenAI: 120 calls at once")
 def test_many_concurrent_callers_each_get_their_own_vector(server: Server, alone: list[list[float]]) -> None:
     async def call() -> list[list[float]]:
         async with openai.AsyncOpenAI(**_options(server)) as client:

@@ -33,6 +33,7 @@ class Call(threading.Thread):
         return self.response.status_code
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "embeddings.create: overload: RateLimitError with Retry-After")
 def test_a_full_queue_is_a_rate_limit_error_to_the_openai_client(gated: StartServer) -> None:
     server = gated("--max-queue-tokens", "3")
     first = Call(server, [1])

@@ -21,33 +21,9 @@ from bei.artifact import Artifact
 from bei.core import Float32Array
 from bei.postprocess import apply_function, unit_length
 from tests.bei_build.builds import build_artifact
+from tests.e2e.kinds import LABELS, MODELS, QUERY, TAGS, TEXTS, TOLERANCE, case, labels
 from tests.e2e.process import DEADLINE_S, Server, serve
-from tests.zoo import CASES, Case, save_case
-
-TEXTS = ["The cat sat on the mat.", "hello", "Grüße, 世界! \N{GRINNING FACE}", "a " * 40, "x" * 99]
-QUERY = "Where did the cat sit?"
-LABELS = ["sad", "calm", "glad"]
-TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-TOLERANCE = 2e-4
-
-
-def _case(architecture: str, **settings: Any) -> Case:
-    """The plain BERT case of the zoo under another head."""
-    plain = next(case for case in CASES if case.architecture == "BertModel")
-    return Case("BERT", architecture, {**plain.settings, **settings})
-
-
-def _labels(*names: str) -> dict[str, Any]:
-    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
-
-
-MODELS = {
-    "embedder": _case("BertModel"),
-    "classifier": _case("BertForSequenceClassification", **_labels(*LABELS)),
-    "reranker": _case("BertForSequenceClassification", num_labels=1),
-    "ner": _case("BertForTokenClassification", **_labels(*TAGS)),
-    "splade": _case("BertForMaskedLM"),
-}
+from tests.zoo import save_case
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +163,7 @@ def cohere_options(tasks: Server) -> Iterator[dict[str, Any]]:
         yield {"api_key": "none", "base_url": tasks.url, "httpx_client": client}
 
 
+@pytest.mark.client_call("cohere", "Cohere", "/", "Client.rerank, ClientV2.rerank")
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_cohere_s_client_ranks(cohere_options: dict[str, Any], relevance: Float32Array, version: str) -> None:
     client: Any = cohere.Client(**cohere_options) if version == "v1" else cohere.ClientV2(**cohere_options)
@@ -203,6 +180,9 @@ def test_cohere_s_client_ranks(cohere_options: dict[str, Any], relevance: Float3
 LONG = [f"{number} {'cat ' * 200}" for number in range(600)]
 
 
+@pytest.mark.client_call("cohere", "Cohere", "/", "Client.rerank: 600 documents")
+@pytest.mark.client_call("baseten-performance-client", "BEI", "/", "rerank: 600 texts")
+@pytest.mark.client_call("huggingface_hub", "TEI", "/embed", "InferenceClient.feature_extraction: 1,805 texts")
 def test_a_streamed_answer_is_read_by_every_client(tasks: Server, cohere_options: dict[str, Any]) -> None:
     texts = [*TEXTS, *LONG, *LONG, *LONG]
     ranked: Any = cohere.Client(**cohere_options).rerank(model="reranker", query=QUERY, documents=LONG)
@@ -221,11 +201,18 @@ def test_a_streamed_answer_is_read_by_every_client(tasks: Server, cohere_options
     np.testing.assert_allclose(found[:3], expected, atol=TOLERANCE)
 
 
+@pytest.mark.client_call("cohere", "Cohere", "/", "ClientV2.rerank: errors: a model that cannot")
 def test_cohere_s_client_raises_our_message(cohere_options: dict[str, Any]) -> None:
     with pytest.raises(cohere.BadRequestError, match="embedder cannot rerank"):
         cohere.ClientV2(**cohere_options).rerank(model="embedder", query="a", documents=["b"])
 
 
+@pytest.mark.client_call(
+    "huggingface_hub",
+    "TEI",
+    "/embed, /similarity, /predict",
+    "InferenceClient.feature_extraction, .sentence_similarity, .text_classification",
+)
 def test_hugging_face_s_client_embeds_compares_and_classifies(tasks: Server, vectors: Float32Array) -> None:
     def client(path: str) -> huggingface_hub.InferenceClient:
         return huggingface_hub.InferenceClient(tasks.url + path, timeout=DEADLINE_S)
@@ -243,6 +230,7 @@ def test_hugging_face_s_client_embeds_compares_and_classifies(tasks: Server, vec
         huggingface_hub.close_session()
 
 
+@pytest.mark.client_call("baseten-performance-client", "BEI", "/", "embed, rerank, classify")
 def test_baseten_s_client_embeds_ranks_and_classifies(
     tasks: Server, vectors: Float32Array, relevance: Float32Array
 ) -> None:
@@ -265,6 +253,9 @@ def voyage(tasks: Server) -> Any:
     return voyageai.client.Client(api_key="none", base_url=f"{tasks.url}/voyage/v1", timeout=DEADLINE_S)
 
 
+@pytest.mark.client_call(
+    "voyageai", "Voyage", "/voyage/v1", "Client.embed, .rerank; errors: int8, unknown model, top_k 0"
+)
 def test_voyage_s_client_embeds_ranks_and_reads_errors(
     voyage: Any, vectors: Float32Array, relevance: Float32Array
 ) -> None:
@@ -290,6 +281,12 @@ def test_voyage_s_client_embeds_ranks_and_reads_errors(
         voyage.rerank(QUERY, TEXTS, model="reranker", top_k=0)
 
 
+@pytest.mark.client_call(
+    "cohere", "Cohere", "/", "Client.embed, ClientV2.embed: types, output_dimension; errors: int8, empty text"
+)
+@pytest.mark.client_call(
+    "cohere", "Cohere", "/cohere", "Client.embed, ClientV2.embed: types, output_dimension; errors: int8, empty text"
+)
 @pytest.mark.parametrize("root", ["", "/cohere"])
 def test_cohere_s_client_embeds_and_reads_errors(
     tasks: Server, cohere_options: dict[str, Any], vectors: Float32Array, root: str
@@ -320,10 +317,22 @@ NLI = ("contradiction", "neutral", "entailment")
 def nli(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
     """A model of natural language inference: its checkpoint and artifact."""
     folder = tmp_path_factory.mktemp("nli")
-    checkpoint = save_case(folder / "nli", _case("BertForSequenceClassification", **_labels(*NLI)))
+    checkpoint = save_case(folder / "nli", case("BertForSequenceClassification", **labels(*NLI)))
     return checkpoint, build_artifact(checkpoint, folder / "artifact", name="nli", reference="engine")
 
 
+@pytest.mark.client_call(
+    "huggingface_hub",
+    "TEI",
+    "/",
+    "InferenceClient.feature_extraction, .sentence_similarity, .text_classification; errors; one model served",
+)
+@pytest.mark.client_call(
+    "huggingface_hub",
+    "TEI",
+    "/tei",
+    "InferenceClient.feature_extraction, .sentence_similarity, .text_classification; errors; one model served",
+)
 @pytest.mark.parametrize("root", ["", "/tei"])
 def test_hugging_face_s_client_needs_nothing_but_the_address(
     root: str,
@@ -353,6 +362,7 @@ def test_hugging_face_s_client_needs_nothing_but_the_address(
         huggingface_hub.close_session()
 
 
+@pytest.mark.client_call("huggingface_hub", "TEI", "/", "InferenceClient.token_classification, one model served")
 def test_hugging_face_s_client_reads_entities_as_the_pipeline_gives_them(
     checkpoints: dict[str, Path], artifacts: dict[str, Artifact], env: Mapping[str, str], home: Path
 ) -> None:
@@ -380,6 +390,7 @@ def test_hugging_face_s_client_reads_entities_as_the_pipeline_gives_them(
         huggingface_hub.close_session()
 
 
+@pytest.mark.client_call("huggingface_hub", "TEI", "/", "InferenceClient.zero_shot_classification, one model served")
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_labels_of_the_request_get_the_pipeline_s_scores(
     nli: tuple[Path, Artifact], env: Mapping[str, str], home: Path, multi_label: bool

@@ -47,13 +47,13 @@ class Content(msgspec.Struct):
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
-    """``truncate`` says which end of a text that is too long is cut; NONE: an error."""
+    """``truncate`` says which end of a text that is too long is cut; NONE: an error; null (LangChain sends it): END."""
 
     texts: list[str] | None = None
     model: Model | None = None
     input_type: str | None = None
     embedding_types: list[EmbeddingType] | None = None
-    truncate: Literal["NONE", "START", "END"] = "END"
+    truncate: Literal["NONE", "START", "END"] | None = None
     images: Any = None
 
 
@@ -143,7 +143,7 @@ async def _embed(
         input_type=body.input_type,
         dimensions=dimensions,
         dimensions_param="output_dimension",
-        options=_options(body.truncate, max_tokens),
+        options=_options(body.truncate or "END", max_tokens),
     )
     answer = found.answer
     by_type = {name: form.items(answer) for name, form in forms.items()}

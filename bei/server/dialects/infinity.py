@@ -14,10 +14,10 @@ import msgspec
 from fastapi import APIRouter
 from msgspec import Meta
 
-from bei.errors import BeiError, EngineDeadError, MalformedRequestError, ModelNotFoundError
+from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.metrics import Metrics
 from bei.server import classify
-from bei.server.controls import Model
+from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
@@ -49,12 +49,13 @@ class ValidationErrors(TypedDict):
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """``dimensions`` 0: all."""
+    """``dimensions`` 0: all. ``output_dimension`` is what LiteLLM's provider calls them."""
 
     input: str | list[str]
     model: Model | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Meta(ge=0)] = 0
+    output_dimension: Dimensions | None = None
     modality: Literal["text"] = "text"
     user: str | None = None
 
@@ -105,7 +106,9 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(is_base64=body.encoding_format == "base64")
     service = call.able("embed", body.model)
-    dimensions = body.dimensions or None
+    if body.dimensions and body.output_dimension not in (None, body.dimensions):
+        raise InvalidRequestError("dimensions and output_dimension contradict each other: send one.", "dimensions")
+    dimensions = body.dimensions or body.output_dimension
     found = await embedded(
         call, service, texts, param="input", forms=[form], around_bytes=AROUND_BYTES, dimensions=dimensions
     )

@@ -7,10 +7,11 @@ like is not documented there; ours have the fields that their clients print.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import Meta
 
 from bei import __version__
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, OverloadedError
@@ -62,12 +63,13 @@ class Text(msgspec.Struct):
 
 
 class RankingRequest(msgspec.Struct, kw_only=True):
-    """``truncate`` NONE: a pair that is too long is an error."""
+    """``truncate`` NONE: a pair that is too long is an error. ``top_k`` null: all; LiteLLM sends it."""
 
     query: Text
     passages: list[Text]
     model: Model | None = None
     truncate: Literal["NONE", "END"] = "NONE"
+    top_k: Annotated[int, Meta(ge=1)] | None = None
 
 
 class Rank(TypedDict):
@@ -121,6 +123,7 @@ async def rank(body: RankingRequest, call: Call) -> Reply:
         raw=True,
         options=encoding_options(body.truncate),
     )
+    order = order[: body.top_k]
 
     def items(start: int, stop: int) -> Seq[Rank]:
         return [{"index": index, "logit": scores.values[index, 0]} for index in order[start:stop]]

@@ -33,12 +33,12 @@ class Detail(TypedDict):
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """``input_type`` null: the model's default prompt."""
+    """``input_type`` null: the model's default prompt. ``truncation`` null (LlamaIndex sends it): true."""
 
     input: str | list[str]
     model: Model | None = None
     input_type: Literal["query", "document"] | None = None
-    truncation: bool = True
+    truncation: bool | None = None
     output_dimension: Dimensions | None = None
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
     encoding_format: Literal["base64"] | None = None
@@ -75,7 +75,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     model: Model | None = None
     top_k: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool = False
-    truncation: bool = True
+    truncation: bool | None = None
 
 
 class _Result(TypedDict):
@@ -113,7 +113,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         input_type=body.input_type,
         dimensions=body.output_dimension,
         dimensions_param="output_dimension",
-        options=EncodingOptions(truncate=body.truncation),
+        options=EncodingOptions(truncate=body.truncation is not False),
     )
     content = {**render(found.answer, service.name, form), "usage": {"total_tokens": found.answer.num_tokens}}
     return found.reply(content)
@@ -122,7 +122,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
 async def rank(body: RerankRequest, call: Call) -> Reply:
     """Score documents against a query, best first."""
     service, documents = call.able("rerank", body.model), body.documents
-    options = EncodingOptions(truncate=body.truncation)
+    options = EncodingOptions(truncate=body.truncation is not False)
     scores, order = await ranked(
         call, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, options=options
     )
