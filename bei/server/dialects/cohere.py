@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence as Seq
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -16,6 +16,7 @@ from bei.server import rerank
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, adjusted
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Texts, exactly_one, limits, limits_of_inputs
 from bei.server.inference import embedded
 from bei.server.parsing import parser
 from bei.server.rendering import Items
@@ -40,29 +41,33 @@ class Text(msgspec.Struct, tag_field="type", tag="text"):
     text: str
 
 
+# Parts are joined by line breaks, so only a single one must not be empty.
+_NOT_EMPTY = {"properties": {"text": {"minLength": 1}}}
+
+
 class Content(msgspec.Struct):
     """An input of v2: its parts. Only texts are read here."""
 
-    content: list[Text]
+    content: Annotated[list[Text], limits(minItems=1, anyOf=[{"minItems": 2}, {"items": _NOT_EMPTY}])]
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
     """``truncate`` says which end of a text that is too long is cut; NONE: an error."""
 
-    texts: list[str] | None = None
+    texts: Texts | None = None
     model: Model | None = None
-    input_type: str | None = None
-    embedding_types: list[EmbeddingType] | None = None
+    input_type: Annotated[str, limits(**{"not": {"const": "image"}})] | None = None
+    embedding_types: Annotated[list[EmbeddingType], limits(minItems=1)] | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
-    images: Any = None
+    images: Annotated[Any, limits(type="null")] = None
 
 
 class EmbedV2Request(EmbedRequest, kw_only=True):
     """Of ``texts`` and ``inputs`` one."""
 
-    inputs: list[Content] | None = None
+    inputs: Annotated[list[Content], limits_of_inputs] | None = None
     output_dimension: Dimensions | None = None
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, limits(minimum=1)] | None = None
 
 
 class Meta(TypedDict):
@@ -78,13 +83,13 @@ class InputTokens(TypedDict):
     input_tokens: int
 
 
-class ByType(TypedDict):
+class ByType(TypedDict, total=False):
     """A list of vectors for each type that is asked for."""
 
-    float: NotRequired[list[list[float]]]
-    binary: NotRequired[list[list[int]]]
-    ubinary: NotRequired[list[list[int]]]
-    base64: NotRequired[list[str]]
+    float: list[list[float]]
+    binary: list[list[int]]
+    ubinary: list[list[int]]
+    base64: list[str]
 
 
 class EmbedResponse(TypedDict):
@@ -173,8 +178,22 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
 
 
 EMBED_ROUTES: tuple[Route[Any], ...] = (
-    Route("/v1/embed", "Embed (Cohere v1)", EmbedRequest, EmbedResponse, parser(EmbedRequest), embed_v1),
-    Route("/v2/embed", "Embed (Cohere v2)", EmbedV2Request, EmbedResponse, parser(EmbedV2Request), embed_v2),
+    Route(
+        "/v1/embed",
+        "Embed (Cohere v1)",
+        Annotated[EmbedRequest, limits(**exactly_one(["texts"]))],
+        EmbedResponse,
+        parser(EmbedRequest),
+        embed_v1,
+    ),
+    Route(
+        "/v2/embed",
+        "Embed (Cohere v2)",
+        Annotated[EmbedV2Request, limits(**exactly_one(["texts"], ["inputs"]))],
+        EmbedResponse,
+        parser(EmbedV2Request),
+        embed_v2,
+    ),
 )
 
 

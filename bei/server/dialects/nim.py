@@ -7,19 +7,22 @@ like is not documented there; ours have the fields that their clients print.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from fastapi import APIRouter
 
-from bei.errors import BeiError, EngineDeadError, InvalidRequestError, OverloadedError
+from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Text as NonEmptyText
+from bei.server.fields import Texts, limits, limits_of_inputs
 from bei.server.inference import embedded, ranked
 from bei.server.models import Models, models_router
 from bei.server.parsing import parser
+from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.truncation import encoding_options
 from bei.server.vectors import VectorForm, dtype_of
@@ -42,7 +45,7 @@ class Problem(TypedDict):
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """``truncate`` NONE: a text that is too long is an error."""
 
-    input: str | list[str]
+    input: NonEmptyText | Texts
     model: Model | None = None
     input_type: Literal["query", "passage"] | None = None
     truncate: Literal["NONE", "START", "END"] = "NONE"
@@ -55,15 +58,15 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 class Text(msgspec.Struct):
     """A query or a passage. Pictures are not read here."""
 
-    text: str
-    image: Any = None
+    text: NonEmptyText
+    image: Annotated[Any, limits(type="null")] = None
 
 
 class RankingRequest(msgspec.Struct, kw_only=True):
     """``truncate`` NONE: a pair that is too long is an error."""
 
     query: Text
-    passages: list[Text]
+    passages: Annotated[list[Text], limits_of_inputs]
     model: Model | None = None
     truncate: Literal["NONE", "END"] = "NONE"
 
@@ -73,6 +76,25 @@ class Rank(TypedDict):
 
     index: int
     logit: float
+
+
+class Health(TypedDict):
+    """A message."""
+
+    object: Literal["health.response"]
+    message: str
+
+
+class Live(Health):
+    """Every thread works."""
+
+    live: Literal[True]
+
+
+class ReadyHealth(Health):
+    """Every model answers."""
+
+    ready: Literal[True]
 
 
 class RankingResponse(TypedDict):
@@ -145,17 +167,19 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
 def _reads(models: Models) -> APIRouter:
     router = APIRouter()
 
-    @router.head("/v1/health/live", include_in_schema=False)
-    @router.get("/v1/health/live", summary="Liveness (NIM)")
-    async def live() -> dict[str, Any]:
+    @router.head("/v1/health/live", summary="Liveness (NIM)", response_model=None)
+    @router.get("/v1/health/live", summary="Liveness (NIM)", response_model=None)
+    @answers(EngineDeadError)
+    async def live() -> Live:
         """200 while every thread of every model works."""
         if not all(service.is_alive for service in models):
             raise EngineDeadError("A thread of a model has died: restart the server.")
         return {"object": "health.response", "message": "live", "live": True}
 
-    @router.head("/v1/health/ready", include_in_schema=False)
-    @router.get("/v1/health/ready", summary="Readiness (NIM)")
-    async def ready() -> dict[str, Any]:
+    @router.head("/v1/health/ready", summary="Readiness (NIM)", response_model=None)
+    @router.get("/v1/health/ready", summary="Readiness (NIM)", response_model=None)
+    @answers(NotReadyError)
+    async def ready() -> ReadyHealth:
         """200 when every model answers as it did when it was built."""
         await models.check_ready()
         return {"object": "health.response", "message": "ready", "ready": True}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 from fastapi import APIRouter
@@ -21,12 +21,15 @@ from bei.server import classify, embed, embeddings, rerank, tokenize
 from bei.server.controls import Model
 from bei.server.dialect import Dialect, adjusted
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import MAX_INPUTS, limits
 from bei.server.info import info_router
 from bei.server.models import Models
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.pipelines import REQUESTS, RESPONSES, by_kind
-from bei.server.tokenize import decoded
+from bei.server.reads import answers
+from bei.server.tokenize import MOST_IDS, decoded
 
+Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1, maxItems=MOST_IDS)]
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
 
@@ -45,10 +48,16 @@ class OpenAIErrorBody(TypedDict):
     type: ErrorType
 
 
+_ONE_OR_MANY = [
+    {"items": {"type": "integer"}, "maxItems": MOST_IDS},
+    {"items": {"type": "array"}, "maxItems": MAX_INPUTS},
+]
+
+
 class DecodeRequest(msgspec.Struct, kw_only=True):
     """The ids of one text, or a list of them for each."""
 
-    ids: list[TokenId | list[TokenId]]
+    ids: Annotated[list[TokenId | Ids], limits(minItems=1, anyOf=_ONE_OR_MANY)]
     model: Model | None = None
     skip_special_tokens: bool = True
 
@@ -151,6 +160,7 @@ def dialect(models: Models, config: ServeConfig) -> Dialect:
     reads = APIRouter()
     reads.include_router(info_router(models, config))
 
+    @answers(errors.NotReadyError, bodies={200: None})
     async def health() -> Response:
         """200 when every model answers as it did when it was built."""
         await models.check_ready()
@@ -158,6 +168,6 @@ def dialect(models: Models, config: ServeConfig) -> Dialect:
 
     for path in ("/health", "/ping", "/"):
         reads.get(path, summary="Health (TEI)")(health)
-        reads.head(path, include_in_schema=False)(health)
+        reads.head(path, summary="Health (TEI)")(health)
 
     return Dialect("tei", routes, error_form, (ErrorBody, OpenAIErrorBody), reads, any_model=True)

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -24,6 +24,8 @@ from bei.server.controls import Controls, Model
 from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, adjusted
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Limits, Text, exactly_one, limits, not_both
+from bei.server.fields import Texts as ListOfTexts
 from bei.server.inference import embedded
 from bei.server.parsing import TokenId, parser
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
@@ -35,7 +37,10 @@ _SCORE_BYTES = 50
 _AROUND_BYTES = 45
 
 
-Texts = str | list[str]
+Texts = Text | ListOfTexts
+
+
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
 class ScoreRequest(Controls, kw_only=True):
@@ -49,6 +54,8 @@ class ScoreRequest(Controls, kw_only=True):
     data_1: Texts | None = None
     data_2: Texts | None = None
     use_activation: bool | None = None
+
+    _limits: ClassVar[Limits] = (exactly_one(*_SIDES),)
 
 
 class Score(TypedDict):
@@ -79,6 +86,10 @@ class PoolingRequest(Controls, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     use_activation: bool | None = None
 
+    _limits: ClassVar[Limits] = (
+        not_both("task", {"enum": ["classify", "token_embed"]}, "dimensions", {"type": "integer"}),
+    )
+
 
 class Pooled(TypedDict):
     """A vector, scores, or a vector a token."""
@@ -102,7 +113,7 @@ class PoolingResponse(TypedDict):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """The ids of one text."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], limits(minItems=1, maxItems=tokenize.MOST_IDS)]
     model: Model | None = None
 
 
@@ -110,9 +121,6 @@ class DetokenizeResponse(TypedDict):
     """vLLM's."""
 
     prompt: str
-
-
-_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
 def pairs_of(body: ScoreRequest, call: Call) -> list[tuple[str, str]]:
