@@ -25,7 +25,7 @@ from bei.errors import (
     ArtifactSchemaNewerError,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -93,12 +93,17 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the embedding output is to be treated, as the checkpoint's own files say."""
+    """How the embedding output is to be treated, as the checkpoint's own files say.
+
+    ``int8_largest``: the component that is 127 in vectors of bytes (``bei.byte_vectors``), by the held-out texts; None
+    where the build was not verified, and so had no answers to them.
+    """
 
     pooling: str
     normalize: bool
     similarity: str | None
     matryoshka_dimensions: list[int] | None
+    int8_largest: float | None
     pools_prompt: bool = True
 
 

@@ -76,6 +76,7 @@ class ServeConfig:
     cache_megabytes: int = _option(0, "memory for a cache of answers, per model; 0: none")
     answer_limit: int = _option(256_000_000, "largest answer in bytes, as estimated before it is computed")
     answer_memory: int = _option(1_000_000_000, "bytes of all answers under way together, as estimated; beyond it 429")
+    compress_answers: bool = _option(False, "compress answers for clients whose Accept-Encoding has zstd or gzip")
     payload_limit: int = _option(8_000_000, "largest request body in bytes, also after decompression")
     body_memory: int = _option(256_000_000, "bytes of all unfinished request bodies together; beyond it 429")
     max_connections: int = _option(16384, "most open connections; beyond it the one idle for longest is closed")

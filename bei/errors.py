@@ -220,6 +220,12 @@ class EncodingNotSupportedError(RequestError):
     code = "encoding_not_supported"
 
 
+class NotAcceptableError(RequestError):
+    """The client accepts no form that the answer could have."""
+
+    code = "not_acceptable"
+
+
 class HeadersTooLargeError(RequestError):
     """The request has more headers, or more bytes of them, than the server accepts."""
 

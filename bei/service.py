@@ -29,7 +29,14 @@ from bei.config import ServeConfig
 from bei.core import Encoding, Engine, Row
 from bei.costs import CostModel
 from bei.engine import given_options, load_engine
-from bei.errors import BeiError, DeadlineExceededError, EngineError, InvalidRequestError, ShuttingDownError
+from bei.errors import (
+    BeiError,
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    ShuttingDownError,
+)
 from bei.metrics import Metrics, ModelMetrics
 from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
@@ -60,11 +67,16 @@ OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine gave, row i for input i, how the inputs were encoded, and which of them were cut."""
+    """What the engine gave, row i for input i, how the inputs were encoded, and which of them were cut.
+
+    ``errors``, of a call that may be answered in part: what was wrong with inputs, by their places. They have no row
+    (the rows of the others stand one after the other) and an encoding without tokens.
+    """
 
     rows: list[Row]
     encodings: list[Encoding]
     truncated: list[int]
+    errors: Mapping[int, BeiError]
 
     @property
     def num_tokens(self) -> int:
@@ -75,12 +87,17 @@ class Answer:
 class _Call:
     """One call of the service on its way: an answer for each of its inputs, or one error. Safe in threads.
 
-    Exactly one of ``record`` and ``fail`` returns True, once: then it is done.
+    ``in_part``: what is wrong with one input is the answer to it, and no error of the call. Exactly one call of
+    ``record``, ``fail`` and ``fail_at`` returns True: then it is done.
     """
 
-    def __init__(self, request_id: int, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None) -> None:
+    def __init__(
+        self, request_id: int, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None, *, in_part: bool = False
+    ) -> None:
         self.request_id = request_id
         self.reduce = reduce
+        self.in_part = in_part
+        self.errors: dict[int, BeiError] = {}
         self.ticket = ticket
         self.encodings = [_NOT_YET] * num_inputs
         self.rows: list[Row | None] = [None] * num_inputs
@@ -96,6 +113,20 @@ class _Call:
             if self.is_done:
                 return False
             self.rows[index] = row
+            self._remaining -= 1
+            self.is_done = self._remaining == 0
+            return self.is_done
+
+    def fail_at(self, index: int, error: BeiError) -> bool:
+        """Answer input ``index`` with ``error``, or the whole call, where the error is not the input's own or the call
+        is not answered in part; True if it is done by that."""
+        if not self.in_part or not isinstance(error, _OF_AN_INPUT) or isinstance(error, EngineDeadError):
+            return self.fail(error)
+        with self._lock:
+            if self.is_done:
+                return False
+            self.errors[index] = error
+            self.encodings[index] = _NOT_YET
             self._remaining -= 1
             self.is_done = self._remaining == 0
             return self.is_done
@@ -179,8 +210,11 @@ class InferenceService:
         outputs: AbstractSet[str],
         options: EncodingOptions = AS_CONFIGURED,
         reduce: Reduce | None = None,
+        in_part: bool = False,
     ) -> Answer:
         """Run inputs (at least one) through the model. Rows have ``outputs`` and nothing else.
+
+        ``in_part``: an input that is wrong, or that the engine fails on, costs the others nothing; see ``Answer``.
 
         ``reduce`` makes the answer's rows of the engine's as they come, in the port's thread: where rows are wide and
         little of them is wanted, they do not have to wait for each other in memory. It must be quick and not raise.
@@ -188,7 +222,7 @@ class InferenceService:
         still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
         """
         num_ids = sum([len(value) for value in inputs if isinstance(value, list)])
-        call = self._begin(len(inputs), ticket, reduce)
+        call = self._begin(len(inputs), ticket, reduce, in_part=in_part)
         start = partial(self._start, call, inputs, options, frozenset(outputs))
         try:
             if len(inputs) > _MANY_INPUTS or num_ids > _MANY_IDS:
@@ -201,14 +235,22 @@ class InferenceService:
         truncated = [index for index, encoding in enumerate(call.encodings) if encoding.truncated]
         self._metrics.truncated(len(truncated))
         rows = [row for row in call.rows if row is not None]
-        assert len(rows) == len(inputs), "a call is done when every input has its row"
-        return Answer(rows, call.encodings, truncated)
+        assert len(rows) + len(call.errors) == len(inputs), "a call is done when every input has its row, or its error"
+        return Answer(rows, call.encodings, truncated, call.errors)
 
     async def encode(
-        self, inputs: Seq[Input], *, ticket: Ticket, options: EncodingOptions = AS_CONFIGURED
+        self,
+        inputs: Seq[Input],
+        *,
+        ticket: Ticket,
+        options: EncodingOptions = AS_CONFIGURED,
+        in_part: bool = False,
     ) -> list[Encoding]:
-        """Tokenize only (at least one input), in the tokenizers' threads. Raises as ``infer`` does."""
-        call = self._begin(len(inputs), ticket)
+        """Tokenize only (at least one input), in the tokenizers' threads. Raises as ``infer`` does.
+
+        ``in_part``: an input that cannot be tokenized has an encoding without tokens.
+        """
+        call = self._begin(len(inputs), ticket, in_part=in_part)
 
         def on_items(items: list[Item], demand: Demand) -> None:  # in a tokenizer's thread
             ticket.moved(demand, 0)
@@ -273,8 +315,8 @@ class InferenceService:
 
     # On the event loop.
 
-    def _begin(self, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None) -> _Call:
-        call = _Call(next(self._ids), num_inputs, ticket, reduce)
+    def _begin(self, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None, *, in_part: bool = False) -> _Call:
+        call = _Call(next(self._ids), num_inputs, ticket, reduce, in_part=in_part)
         self._calls[call.request_id] = call
         return call
 
@@ -323,7 +365,7 @@ class InferenceService:
 
     def _start(self, call: _Call, inputs: Seq[ModelInput], options: EncodingOptions, wanted: frozenset[str]) -> None:
         """Hand token ids to the engine, and texts to the tokenizers."""
-        given = {i: self._encoding_of_ids(value) for i, value in enumerate(inputs) if isinstance(value, list)}
+        given = self._encodings_of_ids(call, inputs)
         texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
         if given:
             call.ticket.count_tokens(sum(encoding.num_tokens for encoding in given.values()))
@@ -355,12 +397,19 @@ class InferenceService:
                 demand = self._admission.demand(self._estimated(inputs[start : start + len(items)]))
             on_items(items, demand)
 
-        def on_failed(error: BeiError) -> None:
-            if call.fail(error):
-                self._wake([call])
+        self._tokenizers.submit(
+            inputs,
+            on_encoded,
+            lambda index, error: self._fail_at(call, places[index], error),
+            lambda: call.is_done,
+            options,
+            is_urgent=call.ticket.lane == "interactive",
+            one_by_one=call.in_part,
+        )
 
-        urgent = call.ticket.lane == "interactive"
-        self._tokenizers.submit(inputs, on_encoded, on_failed, lambda: call.is_done, options, is_urgent=urgent)
+    def _fail_at(self, call: _Call, index: int, error: BeiError) -> None:
+        if call.fail_at(index, error):
+            self._wake([call])
 
     def _submit(self, call: _Call, items: list[Item], admitted: Demand, outputs: frozenset[str]) -> None:
         """Hand tokenized inputs to the engine. ``admitted``: what they were admitted for."""
@@ -386,7 +435,7 @@ class InferenceService:
                 continue
             num_tokens[call] = num_tokens.get(call, 0) + call.encodings[index].num_tokens
             if isinstance(result, BeiError):
-                if call.fail(result):
+                if call.fail_at(index, result):
                     self._port.cancel(request_id)
                     done.append(call)
             elif call.record(index, result if call.reduce is None else call.reduce(result)):
@@ -399,6 +448,18 @@ class InferenceService:
     def _wake(self, calls: list[_Call]) -> None:
         """Let the callers go on; in any thread."""
         self._loop.call_soon_threadsafe(self._resolve, calls)
+
+    def _encodings_of_ids(self, call: _Call, inputs: Seq[ModelInput]) -> dict[int, Encoding]:
+        found = {}
+        for index, value in enumerate(inputs):
+            if isinstance(value, list):
+                try:
+                    found[index] = self._encoding_of_ids(value)
+                except InvalidRequestError as error:
+                    if not call.in_part:
+                        raise
+                    self._fail_at(call, index, error)
+        return found
 
     def _encoding_of_ids(self, ids: Seq[int]) -> Encoding:
         manifest = self.manifest
@@ -418,6 +479,9 @@ class InferenceService:
 
 
 _NOT_YET = Encoding(np.zeros(0, np.int32))
+
+# Errors that may be an input's own: of its text, and of what the engine makes of it.
+_OF_AN_INPUT = (InvalidRequestError, EngineError)
 
 
 def admission_limits(config: ServeConfig) -> AdmissionLimits:

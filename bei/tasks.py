@@ -5,9 +5,10 @@ Every task checks first that the model has it (TaskNotSupportedError), and raise
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -16,9 +17,10 @@ import numpy.typing as npt
 
 from bei.admission import Ticket
 from bei.artifact import SIDES, Classification, Manifest, Role
+from bei.byte_vectors import scaled
 from bei.core import Encoding, Float32Array, Int32Array, Row
 from bei.entities import Aggregation, Entity, entities_of
-from bei.errors import InvalidRequestError, TaskNotSupportedError
+from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
 from bei.offload import off_loop
 from bei.port import UNIT_EMBEDDING
 from bei.postprocess import apply_function, unit_length
@@ -45,11 +47,19 @@ PHRASES = {
 
 @dataclass(frozen=True)
 class Embeddings:
-    """``vectors`` float32 [n, dimension], row i for input i. ``truncated`` lists the inputs that were cut."""
+    """``vectors`` float32 [n, dimension], row i for input i. ``truncated`` lists the inputs that were cut.
+    ``int8_largest``: the component that is 127 where these vectors are written as bytes; None where nothing says it.
+
+    Where a part of the answer was asked for: ``errors`` of single inputs, by their places, whose vectors are zeros, and
+    ``lengths``, the tokens of each input.
+    """
 
     vectors: Float32Array
     num_tokens: int
     truncated: list[int]
+    int8_largest: float | None = None
+    errors: Mapping[int, BeiError] = field(default_factory=dict)
+    lengths: Seq[int] = ()
 
 
 @dataclass(frozen=True)
@@ -184,11 +194,13 @@ async def embed_inputs(
     dimensions: int | None = None,
     normalize: bool | None = None,
     options: EncodingOptions = AS_CONFIGURED,
+    wrong: Mapping[int, BeiError] | None = None,
 ) -> Embeddings:
     """Embed texts, ``prompt`` in front of each, and lists of token ids, exactly as given: no prompt, no special tokens
     added, never truncated. Vectors are cut to ``dimensions`` (Matryoshka) before they are normalized.
 
-    ``normalize`` None is as the checkpoint says.
+    ``normalize`` None is as the checkpoint says. ``wrong`` asks for a part of the answer, where not all can be had: it
+    holds the errors of inputs, by their places, that are not to be tried (not all of them).
     """
     require(service, "embed")
     manifest = service.manifest
@@ -199,9 +211,47 @@ async def embed_inputs(
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     if prompt and not manifest.embedding.pools_prompt:
         options = replace(options, unpooled_prompt=_sides_of(prompt)[0])
-    answer = await service.infer(_prompted_texts(prompt, inputs), ticket=ticket, outputs={output}, options=options)
-    vectors = await _computed(answer.rows, output, lambda rows: _cut(rows, dimensions, normalize) if is_cut else rows)
-    return Embeddings(vectors, answer.num_tokens, answer.truncated)
+    in_part = wrong is not None
+    places = [index for index in range(len(inputs)) if index not in wrong] if wrong else range(len(inputs))
+    texts = _prompted_texts(prompt, [inputs[index] for index in places] if wrong else inputs)
+    answer = await service.infer(texts, ticket=ticket, outputs={output}, options=options, in_part=in_part)
+    width = min(manifest.dimension("embedding") or 0, dimensions or sys.maxsize)
+    vectors = np.zeros((0, width), np.float32)  # where every input has an error
+    if answer.rows:
+        cut = partial(_cut, dimensions=dimensions, normalize=normalize)
+        vectors = await _computed(answer.rows, output, cut if is_cut else lambda rows: rows)
+    largest = _int8_largest(manifest, width)
+    if wrong is None:
+        return Embeddings(vectors, answer.num_tokens, answer.truncated, largest)
+    errors = {**wrong, **{places[index]: error for index, error in answer.errors.items()}}
+    whole, lengths = np.zeros((len(inputs), width), np.float32), [0] * len(inputs)
+    whole[[index for index in range(len(inputs)) if index not in errors]] = vectors
+    for index, encoding in zip(places, answer.encodings, strict=True):
+        lengths[index] = encoding.num_tokens
+    return Embeddings(whole, answer.num_tokens, [places[i] for i in answer.truncated], largest, errors, lengths)
+
+
+async def dropped_tokens(
+    service: InferenceService,
+    inputs: Seq[ModelInput],
+    answer: Embeddings,
+    *,
+    ticket: Ticket,
+    prompt: str = "",
+    options: EncodingOptions = AS_CONFIGURED,
+) -> dict[int, int | None]:
+    """How many tokens were cut off each of the inputs that ``answer`` names as truncated; None where the tokenizer
+    cannot count so long a text. The other arguments are those of ``embed_inputs``."""
+    if not answer.truncated:
+        return {}
+    cut = _prompted_texts(prompt, [inputs[index] for index in answer.truncated])
+    texts = [text for text in cut if isinstance(text, str)]  # ids are never cut
+    options = replace(options, whole=True, max_tokens=None)
+    encodings = await service.encode(texts, ticket=ticket, options=options, in_part=True)
+    return {
+        index: encoding.num_tokens - answer.lengths[index] if encoding.num_tokens else None
+        for index, encoding in zip(answer.truncated, encodings, strict=True)
+    }
 
 
 async def embed_tokens(
@@ -261,7 +311,8 @@ async def embed_chunks(
         raise InvalidRequestError(f"input {missing[0]} has no tokens: leave it out.", "input")
     vectors = np.stack([states[owner == index].mean(axis=0) for index in range(len(chunks))])[:, :dimensions]
     unit = service.manifest.embedding.normalize if normalize is None and service.manifest.embedding else normalize
-    return Embeddings(unit_length(vectors) if unit else vectors, answer.num_tokens, [])
+    vectors = unit_length(vectors) if unit else vectors
+    return Embeddings(vectors, answer.num_tokens, [], _int8_largest(service.manifest, vectors.shape[1]))
 
 
 async def embed_sparse(
@@ -436,6 +487,11 @@ async def _computed(rows: Seq[Row], output: str, function: Callable[[Float32Arra
         return function(np.stack(parts) if len(parts) > 1 else parts[0][None])
 
     return await off_loop(work) if len(rows) * rows[0][output].size > _MANY_NUMBERS else work()
+
+
+def _int8_largest(manifest: Manifest, dimensions: int) -> float | None:
+    largest = manifest.embedding.int8_largest if manifest.embedding else None
+    return None if largest is None else scaled(largest, manifest.dimension("embedding") or dimensions, dimensions)
 
 
 def _cut(vectors: Float32Array, dimensions: int | None, normalize: bool) -> Float32Array:

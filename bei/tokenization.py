@@ -406,11 +406,12 @@ def _at_blank(text: str, index: int) -> bool:
 _AT_ONCE_CHARS = 512
 
 OnEncoded = Callable[[int, list[Encoding]], None]
-OnFailed = Callable[[BeiError], None]
+# Gets the place of the input that failed; of a chunk that is not tokenized one by one, of its first.
+OnFailed = Callable[[int, BeiError], None]
 
 
 class _Job(NamedTuple):
-    """A chunk of a request: its inputs, and the place of the first one."""
+    """A chunk of a request: its inputs, and the place of the first one. ``one_by_one``: where the chunk fails."""
 
     start: int
     inputs: Seq[Input]
@@ -419,6 +420,7 @@ class _Job(NamedTuple):
     on_failed: OnFailed
     is_cancelled: Callable[[], bool]
     common: CommonText
+    one_by_one: bool
 
 
 class TokenizerPool:
@@ -450,17 +452,21 @@ class TokenizerPool:
         options: EncodingOptions = AS_CONFIGURED,
         *,
         is_urgent: bool = False,
+        one_by_one: bool = False,
     ) -> None:
         """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread, or
         in this one before it returns.
+
+        ``one_by_one``: where a chunk fails, its inputs are tokenized each by itself, and each fails by itself.
         """
         common = CommonText()
         if is_urgent and len(inputs) == 1 and _num_chars(inputs[0]) <= _AT_ONCE_CHARS:
-            self._run(_Job(0, inputs, options, on_encoded, on_failed, is_cancelled, common))
+            self._run(_Job(0, inputs, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
             return
         jobs = self._urgent if is_urgent else self._others
         for start, stop in chunks_of(inputs):
-            jobs.put(_Job(start, inputs[start:stop], options, on_encoded, on_failed, is_cancelled, common))
+            part = inputs[start:stop]
+            jobs.put(_Job(start, part, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
 
     @property
     def is_alive(self) -> bool:
@@ -484,10 +490,18 @@ class TokenizerPool:
         try:
             job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options, job.common))
         except BeiError as error:
-            job.on_failed(error)
+            self._failed(job, error)
         except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
             log.exception("tokenizer failed")
-            job.on_failed(EngineError("The tokenizer failed on an input."))
+            self._failed(job, EngineError("The tokenizer failed on an input."))
+
+    def _failed(self, job: _Job, error: BeiError) -> None:
+        if not job.one_by_one or len(job.inputs) == 1:
+            job.on_failed(job.start, error)
+            return
+        for place, value in enumerate(job.inputs, job.start):
+            if not job.is_cancelled():
+                self._run(job._replace(start=place, inputs=[value]))
 
 
 def _num_chars(value: Input) -> int:

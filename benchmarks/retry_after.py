@@ -1,7 +1,7 @@
 """What Retry-After says against what is true, on a server that was filled and is then left alone.
 
-A round fills the queue with large requests, each of which is accepted as long as no more than the longest wait is ahead
-of it: the last one of them takes the queue beyond that wait, by up to its own time. Then a prober comes, is refused, and
+A round fills the queue with large requests, each of which is accepted as long as no more than the longest wait is
+ahead of it: the last one takes the queue beyond that wait, by up to its own time. Then a prober comes, is refused, and
 asks again every 0.1 s until it is accepted: each refusal says how long to wait, the acceptance how long it was. Nobody
 else asks meanwhile, so the truth does not depend on luck. Beside it stands when the server had answered everything.
 """

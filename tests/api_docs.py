@@ -22,7 +22,8 @@ _TITLE = """# API
 
 Every route with its request, its answer and its statuses, of a server with default settings. Written by `python -m
 tests.api_docs` from the server's own `/openapi.json`; `tests/test_api_docs.py` fails where it is out of date.
-[reference.md](reference.md) says what fields mean for a model.
+[reference.md](reference.md) says what fields mean for a model. Every answer to a POST may also be
+`application/msgpack`, and vectors `application/octet-stream`, where `Accept` asks for it.
 """
 
 # A field that so many requests have in the same form stands in one table for all of them.
@@ -133,9 +134,8 @@ class Document:
         content = holder.get("content", {})
         if not content:
             return "empty"
-        ((media_type, body),) = content.items()
-        plain = "" if media_type == "application/json" else f" (`{media_type}`)"
-        return _type(body["schema"]) + plain
+        media_type, body = next(iter(content.items()))
+        return _type(body["schema"]) + ("" if media_type == "application/json" else f" (`{media_type}`)")
 
     def _errors(self, operation: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         for status, response in operation["responses"].items():

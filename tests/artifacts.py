@@ -27,7 +27,9 @@ CANARY_TEXT = "hello world"
 VOCAB_SIZE = 128
 LIMITS = Limits(max_num_tokens=64, max_batch_size=8, max_seq_len=16)
 
-_EMBEDDING = artifacts.Embedding(pooling="mean", normalize=True, similarity="cosine", matryoshka_dimensions=None)
+_EMBEDDING = artifacts.Embedding(
+    pooling="mean", normalize=True, similarity="cosine", matryoshka_dimensions=None, int8_largest=1.0
+)
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 _WORDS = ["hello", "world", "embed", "##ding", "query", ":", "!", "the", "cat", "##s"]
 

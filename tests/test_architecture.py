@@ -22,6 +22,7 @@ LAYERS = ["cli", "server", "tasks", "service", "batching", "engine", "core"]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {
     "admission": {"bei.core", "bei.errors", "bei.port"},
+    "byte_vectors": {"bei.core"},
     "canary": {"bei.core"},
     "port": {"bei.core", "bei.errors"},
     "costs": {"bei.core"},
@@ -34,7 +35,7 @@ LEAVES = {
     "mapped": set(),
     "word_cache": set(),
 }
-CONTRACT = {"bei", "bei.artifact", "bei.canary", "bei.core", "bei.errors"}
+CONTRACT = {"bei", "bei.artifact", "bei.byte_vectors", "bei.canary", "bei.core", "bei.errors"}
 
 
 def name_of(path: Path) -> str:

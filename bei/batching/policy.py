@@ -169,15 +169,17 @@ class _Step:
         later_s = self._costs.seconds(others * length, others, length) / others
         return together_s <= self.seconds + later_s
 
-    def seconds_of(self, keys: Seq[QueueKey]) -> float:
-        """A step of these alone."""
-        if not keys:
-            return 0.0
-        return self._costs.seconds(sum(key.num_tokens for key in keys), len(keys), keys[-1].num_tokens)
+    def seconds_apart(self, keys: Seq[QueueKey], num_queued: int) -> float:
+        """The part of ``keys`` in a step without those in this one: of an efficient size, if so many like them wait."""
+        longest, num_tokens = keys[-1].num_tokens, sum(key.num_tokens for key in keys)
+        efficient = min(self._costs.efficient_tokens(longest) // longest, self._max_size, num_queued)
+        count = max(len(keys), efficient)
+        return self._costs.seconds(count * num_tokens // len(keys), count, longest) * len(keys) / count
 
 
 def _riders(step: _Step, queued: Seq[QueueKey]) -> slice:
-    """The sequences of another lane that ride along with ``step``: as many as fit, if two steps would take longer.
+    """The sequences of another lane that ride along with ``step``: as many as fit, if they take no longer here than in
+    the step that they would be in otherwise.
 
     One by one they may not pay: the first that is longer than those in the step pads them, and saves only its own part
     of a later step. Where all together do not pay either, those ride that pay one by one.
@@ -185,7 +187,7 @@ def _riders(step: _Step, queued: Seq[QueueKey]) -> slice:
     place = bisect_left(queued, QueueKey(step.longest, 0))
     full = copy(step)
     window = _grow(full, queued, place, place, must_pay=False)
-    if full.seconds <= step.seconds + step.seconds_of(queued[window]):
+    if window.start == window.stop or full.seconds <= step.seconds + step.seconds_apart(queued[window], len(queued)):
         return window
     return _grow(step, queued, place, place)
 

@@ -68,7 +68,13 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
         generate_unique_id_function=openapi.operation_id,
     )
-    context = Context(models, config.max_client_batch_size, config.answer_limit, AnswerMemory(config.answer_memory))
+    context = Context(
+        models,
+        config.max_client_batch_size,
+        config.answer_limit,
+        AnswerMemory(config.answer_memory),
+        compresses=config.compress_answers,
+    )
     dialects = Dialects(all_dialects(models, config), config.dialect)
     routes = [*inference_routes(config)]
     endpoints = [Endpoint(route, context, config.payload_limit) for route in routes]

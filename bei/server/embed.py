@@ -16,6 +16,7 @@ from bei.server.fields import MAX_INPUTS, Text, Texts, limits
 from bei.server.inference import embedded
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
+from bei.server.vectors import FLOATS
 from bei.service import ModelInput
 from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens
 
@@ -110,7 +111,7 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
 async def embed(body: EmbedRequest, call: Call) -> Reply:
     """Vectors of texts or token ids, of unit length unless `normalize` is false. A list even for one input."""
     service = call.able("embed", body.model)
-    answer = await embedded(
+    found = await embedded(
         call,
         service,
         inputs_of(body.inputs),
@@ -121,7 +122,7 @@ async def embed(body: EmbedRequest, call: Call) -> Reply:
         normalize=body.normalize,
         options=body.encoding_options(),
     )
-    return Reply(rows_of(answer.vectors), answer.truncated)
+    return found.reply(FLOATS.items(found.answer))
 
 
 async def embed_all(body: TextsRequest, call: Call) -> Reply:
@@ -197,7 +198,7 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
     """The routes of a server whose requests have at most ``max_inputs`` inputs."""
     parse = partial(parse_request, max_inputs=max_inputs)
     return (
-        Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parse, embed),
+        Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parse, embed, has_report=True),
         Route("/embed_all", "Embed tokens (TEI)", TextsRequest, list[list[Vector]], parser(TextsRequest), embed_all),
         Route(
             "/embed_sparse",

@@ -12,7 +12,7 @@ from msgspec import Meta
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.fields import MAX_INPUTS, limits
-from bei.server.inference import embedded
+from bei.server.inference import Embedded, embedded
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.unsupported import EmbeddingControls
@@ -44,7 +44,13 @@ class EmbeddingRequest(EmbeddingControls, kw_only=True):
 
     def form(self) -> VectorForm:
         """In which form vectors are answered. Raises InvalidRequestError where two fields contradict each other."""
-        return vector_form(self.encoding_format, self.output_dtype, self.embedding_type, self.embedding_types)
+        return vector_form(
+            self.encoding_format,
+            output_dtype=self.output_dtype,
+            embedding_type=self.embedding_type,
+            embedding_types=self.embedding_types,
+            embed_dtype=self.embed_dtype,
+        )
 
 
 class Usage(TypedDict):
@@ -55,7 +61,7 @@ class Usage(TypedDict):
 
 
 class EmbeddingItem(TypedDict):
-    """base64 is of little-endian float32, as OpenAI's clients decode it."""
+    """base64 is of little-endian numbers, float32 unless the request says otherwise, as OpenAI's clients decode it."""
 
     object: Literal["embedding"]
     index: int
@@ -150,9 +156,9 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
         raise InvalidRequestError(_IDS_REFUSED, "input")
     form = body.form()
     if body.late_chunking and len(texts) == len(inputs):
-        answer = await _late_chunked(call, service, body, texts, form)
+        found = Embedded(await _late_chunked(call, service, body, texts, form), form, None)
     else:
-        answer = await embedded(
+        found = await embedded(
             call,
             service,
             inputs,
@@ -165,16 +171,17 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
             normalize=body.normalize,
             options=body.encoding_options(),
         )
-    return Reply(render(answer, service.name, form), answer.truncated)
+    return found.reply(render(found.answer, service.name, form))
 
 
 async def _late_chunked(
     call: Call, service: InferenceService, body: EmbeddingRequest, texts: Seq[str], form: VectorForm
 ) -> Embeddings:
     call.check_inputs(texts, "input")
-    form.check_width(body.dimensions or service.manifest.dimension("embedding") or 0, "dimensions")
     width = service.manifest.dimension("embedding") or 0
-    call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(min(width, body.dimensions or width))))
+    width = min(width, body.dimensions or width)
+    form.check(service.manifest, width, body.normalize, "dimensions")
+    call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(width)))
     prompt = body.prompt(service.manifest)
     ticket = call.admit(service, [" ".join(texts)])
     dimensions, normalize = body.dimensions, body.normalize
@@ -183,16 +190,16 @@ async def _late_chunked(
 
 def render(answer: Embeddings, model: str, form: VectorForm) -> dict[str, object]:
     """An EmbeddingResponse; vectors of numbers stay rows of numpy's."""
-    vectors = answer.vectors
+    count, width = answer.vectors.shape
 
     def items(start: int, stop: int) -> list[dict[str, object]]:
-        made = form.of(vectors[start:stop])
+        made = form.of(answer, start, stop)
         return [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(made, start)]
 
-    num_bytes = len(vectors) * (AROUND_BYTES + form.num_bytes(vectors.shape[1]))
+    num_bytes = count * (AROUND_BYTES + form.num_bytes(width))
     return {
         "object": "list",
-        "data": Items(len(vectors), num_bytes, items),
+        "data": Items(count, num_bytes, items),
         "model": model,
         "usage": usage(answer.num_tokens),
     }
@@ -212,5 +219,5 @@ def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
     handle.__doc__ = create_embeddings.__doc__
     read = partial(parse, max_inputs=max_inputs)
     without_ids = Annotated[EmbeddingRequest, limits(properties={"input": _INPUT_WITHOUT_IDS})]
-    request = EmbeddingRequest if accepts_ids else without_ids
-    return Route("/v1/embeddings", "Create embeddings (OpenAI)", request, EmbeddingResponse, read, handle)
+    request, summary = EmbeddingRequest if accepts_ids else without_ids, "Create embeddings (OpenAI)"
+    return Route("/v1/embeddings", summary, request, EmbeddingResponse, read, handle, has_report=True)

@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bei.admission import Ticket
-from bei.errors import AnswerTooLargeError, EmptyInputError, OverloadedError
+from bei.errors import AnswerTooLargeError, EmptyInputError, InvalidRequestError, NotAcceptableError, OverloadedError
 from bei.offload import off_loop
 from bei.server.answers import AnswerMemory
+from bei.server.coding import coded
 from bei.server.errors import JSON
 from bei.server.http import (
     TRUNCATED_HEADER,
@@ -32,8 +33,19 @@ from bei.server.http import (
 )
 from bei.server.memory import MemoryRelease
 from bei.server.models import UNNAMED, Models
+from bei.server.negotiation import MSGPACK, answer_form
 from bei.server.parsing import too_many_inputs
-from bei.server.rendering import INLINE_BYTES, num_bytes_of, pieces_of, whole
+from bei.server.rendering import (
+    IN_JSON,
+    IN_MSGPACK,
+    INLINE_BYTES,
+    Items,
+    Notation,
+    Octets,
+    num_bytes_of,
+    pieces_of,
+    whole,
+)
 from bei.server.urgency import Urgency, urgency_of
 from bei.service import InferenceService, ModelInput
 
@@ -44,6 +56,9 @@ _SHOWN_CHARS = 100  # of what a client sent
 
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
 INLINE_BODY_BYTES = 64_000
+
+# Smaller answers are not compressed: they are a packet or so as they are.
+_LEAST_CODED_BYTES = 1_000
 
 # After larger bodies memory is given back to the system, as after answers that are streamed.
 _LARGE_BODY_BYTES = 1_000_000
@@ -57,6 +72,7 @@ class Context:
     max_client_batch_size: int
     answer_limit: int
     answers: AnswerMemory
+    compresses: bool = False
     memory: MemoryRelease = field(default_factory=MemoryRelease)
 
 
@@ -67,8 +83,11 @@ class Call:
     name that no model has is passed over.
     """
 
-    def __init__(self, context: Context, urgency: Urgency, *, any_model: bool = False) -> None:
+    def __init__(
+        self, context: Context, urgency: Urgency, *, any_model: bool = False, has_report: bool = False
+    ) -> None:
         self.models = context.models
+        self.has_report = has_report  # the answer is to say of each input what became of it
         self._any_model = any_model
         self._max_inputs = context.max_client_batch_size
         self._answer_limit = context.answer_limit
@@ -107,12 +126,16 @@ class Call:
 
     def check_inputs(self, inputs: Seq[object], param: str) -> None:
         """Reject an empty list, too many inputs, or an empty text. Raises InvalidRequestError that blames ``param``."""
+        self.check_count(inputs, param)
+        if "" in inputs:
+            raise empty_text(inputs.index(""), param)
+
+    def check_count(self, inputs: Seq[object], param: str) -> None:
+        """Reject an empty list, or too many inputs. Raises InvalidRequestError that blames ``param``."""
         if not inputs:
             raise EmptyInputError(f"{param} is an empty list: send at least one input.", param)
         if len(inputs) > self._max_inputs:
             raise too_many_inputs(len(inputs), self._max_inputs, param)
-        if "" in inputs:
-            raise EmptyInputError(f"{param} {inputs.index('')} is an empty text: leave it out.", param)
 
     def check_answer(self, num_bytes: int) -> None:
         """Reject an answer of about ``num_bytes``, as early as they are known.
@@ -159,16 +182,44 @@ class Call:
 @dataclass(frozen=True)
 class Reply:
     """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in
-    objects. ``truncated`` lists the inputs that were cut."""
+    objects. ``truncated`` lists the inputs that were cut, ``octets`` makes bytes of the answer's vectors, where it is
+    nothing else, and ``report`` says what became of each input."""
 
     content: object
     truncated: Seq[int] = ()
+    octets: Callable[[], Octets] | None = None
+    report: Items | None = None
+
+    def written_in(self, media_types: Seq[str]) -> tuple[object, Notation, str]:
+        """What is written, how, and its media type: the first of ``media_types`` that the answer can have.
+
+        Raises NotAcceptableError where there is none.
+        """
+        for media_type in media_types:
+            if media_type in _NOTATIONS:
+                return self._with_report(), _NOTATIONS[media_type], media_type
+            if self.octets is not None and self.report is None:
+                return self.octets(), IN_JSON, media_type
+        raise NotAcceptableError(
+            f"This answer is no {' or '.join(media_types)}, which is for vectors alone: accept {JSON} or {MSGPACK}.",
+            "accept",
+        )
+
+    def _with_report(self) -> object:
+        if self.report is None:
+            return self.content
+        fields = self.content if isinstance(self.content, dict) else {"embeddings": self.content}
+        return {**fields, "report": self.report}
+
+
+_NOTATIONS = {notation.media_type: notation for notation in (IN_JSON, IN_MSGPACK)}
 
 
 @dataclass(frozen=True)
 class Route(Generic[RequestT]):
     """``request`` and ``response`` are the bodies' types (or tuples of alternatives) for /openapi.json; ``summary`` and
-    ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError.
+    ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError. ``has_report``: the
+    handler can say of each input what became of it.
     """
 
     path: str
@@ -177,6 +228,7 @@ class Route(Generic[RequestT]):
     response: Any
     parse: Callable[[bytes], RequestT]
     handle: Callable[[RequestT, Call], Awaitable[Reply]]
+    has_report: bool = False
 
 
 class Endpoint:
@@ -210,30 +262,51 @@ class Endpoint:
 
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
-        urgency = urgency_of(request.scope["headers"])
+        urgency, form = urgency_of(request.scope["headers"]), answer_form(request.scope["headers"])
+        if form.has_report and not self._route.has_report:
+            raise _no_report()
         content = await read_body(request, self._payload_limit)
         is_large = len(content) > _LARGE_BODY_BYTES
         body = await self._parsed(content)
         del content
-        call = Call(self._context, urgency, any_model=self._any_model)
+        call = Call(self._context, urgency, any_model=self._any_model, has_report=form.has_report)
         is_answered = True
         try:
             reply = await unless_disconnected(request, self._route.handle(body, call))
             del body
-            headers = _headers(reply, call)
-            if num_bytes_of(reply.content) <= INLINE_BYTES:
-                return WholeResponse(whole(reply.content), headers)
+            if form.has_report and reply.report is None:
+                raise _no_report()
+            written, notation, media_type = reply.written_in(form.media_types)
+            headers = _headers(reply, call, written)
+            coding = self._coding(form.codings, headers)
+            if num_bytes_of(written) <= INLINE_BYTES:
+                content = whole(written, notation)
+                if coding is not None and len(content) >= _LEAST_CODED_BYTES:
+                    headers["content-encoding"] = coding
+                    content = await unless_disconnected(request, off_loop(b"".join, coded([content], coding)))
+                return WholeResponse(content, headers, media_type)
             is_large = True
-            pieces = pieces_of(reply.content)
-            del reply
+            pieces = pieces_of(written, notation)
+            if coding is not None:
+                headers["content-encoding"] = coding
+                pieces = coded(pieces, coding)
+            del reply, written
             if request.scope.get("http_version") == "1.0":  # knows no body without a length
-                return WholeResponse(await unless_disconnected(request, off_loop(b"".join, pieces)), headers)
+                content = await unless_disconnected(request, off_loop(b"".join, pieces))
+                return WholeResponse(content, headers, media_type)
             first = await unless_disconnected(request, off_loop(next, pieces))  # fails before anything is sent
             is_answered = False
-            return StreamedResponse(first, pieces, headers, JSON, partial(self._end, call, is_large))
+            return StreamedResponse(first, pieces, headers, media_type, partial(self._end, call, is_large))
         finally:
             if is_answered:
                 self._end(call, is_large)
+
+    def _coding(self, accepted: Seq[str], headers: dict[str, str]) -> str | None:
+        """The coding for an answer's bytes, if the server compresses; its ``headers`` then say what they depend on."""
+        if not self._context.compresses:
+            return None
+        headers["vary"] = "accept-encoding"
+        return next(iter(accepted), None)
 
     def _end(self, call: Call, is_large: bool) -> None:
         call.close()
@@ -246,10 +319,21 @@ class Endpoint:
         return await off_loop(self._route.parse, body)
 
 
-def _headers(reply: Reply, call: Call) -> dict[str, str] | None:
-    if not reply.truncated and not call.warnings:
-        return None
+def _no_report() -> InvalidRequestError:
+    return InvalidRequestError(
+        "The header x-bei-report is for routes that embed texts, each by itself: leave it out.", "x-bei-report"
+    )
+
+
+def empty_text(index: int, param: str) -> EmptyInputError:
+    """The error of input ``index`` of ``param``."""
+    return EmptyInputError(f"{param} {index} is an empty text: leave it out.", param)
+
+
+def _headers(reply: Reply, call: Call, written: object) -> dict[str, str]:
     headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else {}
+    if isinstance(written, Octets):
+        headers |= written.headers
     if call.warnings:
         headers[WARNING_HEADER] = ascii("; ".join(call.warnings))[1:-1]  # no control characters either
     return headers

@@ -30,6 +30,7 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.ModelNotFoundError: (404, "invalid_request_error"),
     errors.RouteNotFoundError: (404, "invalid_request_error"),
     errors.MethodNotAllowedError: (405, "invalid_request_error"),
+    errors.NotAcceptableError: (406, "invalid_request_error"),
     errors.RequestTimeoutError: (408, "invalid_request_error"),
     errors.PayloadTooLargeError: (413, "invalid_request_error"),
     errors.AnswerTooLargeError: (413, "invalid_request_error"),  # the remedy is the same: ask for less at once
@@ -74,9 +75,13 @@ FORM_KEY = "bei.error_form"
 
 def own_form(error: errors.BeiError, status: int, _: str) -> tuple[int, object]:
     """An ErrorBody, with the status of the table."""
+    return status, ErrorBody(error=detail_of(error))
+
+
+def detail_of(error: errors.BeiError) -> ErrorDetail:
+    """What a client is told of ``error``."""
     kind = _row_of(error)[1]
-    detail = ErrorDetail(message=str(error), type=kind, param=getattr(error, "param", None), code=error.code)
-    return status, ErrorBody(error=detail)
+    return ErrorDetail(message=str(error), type=kind, param=getattr(error, "param", None), code=error.code)
 
 
 def error_response(error: errors.BeiError, scope: Mapping[str, Any] | None = None) -> Response:

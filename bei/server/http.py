@@ -101,14 +101,14 @@ async def _next_message(request: Request) -> Message:
 
 
 class WholeResponse(Response):
-    """200 with a JSON body. Its headers are put together here: Starlette's general way shows in profiles."""
+    """200 with a body. Its headers are put together here: Starlette's general way shows in profiles."""
 
-    def __init__(self, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, body: bytes, headers: Mapping[str, str], media_type: str) -> None:
         self.status_code = 200
         self.background = None
         self.body = body
-        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
-        if headers is not None:
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode())]
+        if headers:
             self.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from bei.server.endpoint import Call
+from bei.errors import BeiError
+from bei.server.endpoint import Call, Reply, empty_text
+from bei.server.rendering import Items
+from bei.server.reports import report_of
 from bei.server.vectors import FLOATS, VectorForm
 from bei.service import InferenceService, ModelInput
-from bei.tasks import Embeddings, Scores, check_dimensions, embed_inputs, prompt_of, rerank
+from bei.tasks import Embeddings, Scores, check_dimensions, dropped_tokens, embed_inputs, prompt_of, rerank
 from bei.tokenization import AS_CONFIGURED, EncodingOptions
+
+
+class Embedded(NamedTuple):
+    """Vectors, the form in which each is written (None: several), and what became of each input, if that is asked."""
+
+    answer: Embeddings
+    form: VectorForm | None
+    report: Items | None
+
+    def reply(self, content: object) -> Reply:
+        """``content`` with these vectors, or the vectors alone."""
+        octets = partial(self.form.octets, self.answer) if self.form else None
+        return Reply(content, self.answer.truncated, octets, self.report)
 
 
 async def embedded(
@@ -27,32 +45,51 @@ async def embedded(
     dimensions_param: str = "dimensions",
     normalize: bool | None = None,
     options: EncodingOptions = AS_CONFIGURED,
-) -> Embeddings:
+) -> Embedded:
     """The vectors of ``inputs``, which the field ``param`` holds; ``dimensions_param`` is that of ``dimensions``.
 
     ``forms`` are those in which each vector will be written, ``around_bytes`` what stands around it. Raises what
     ``embed_inputs`` and the checks of ``call`` raise.
     """
-    call.check_inputs(inputs, param)
+    wrong = _wrong(call, inputs, param)
     check_dimensions(service.manifest, dimensions, dimensions_param)
     width = service.manifest.dimension("embedding") or 0
     width = min(width, dimensions or width)
     for form in forms:
-        form.check_width(width, dimensions_param)
+        form.check(service.manifest, width, normalize, dimensions_param)
     call.check_answer(len(inputs) * (around_bytes + sum(form.num_bytes(width) for form in forms)))
     prompt = prompt_of(service.manifest, prompt_name, input_type)
     is_unsaid = not prompt and prompt_name is None and input_type is None
     if is_unsaid and any(service.manifest.prompts.values()) and any(isinstance(value, str) for value in inputs):
         call.warn(f"{service.name} has prompts and got none: say by input_type what the texts are")
-    return await embed_inputs(
+    only_form = forms[0] if len(forms) == 1 else None
+    if wrong and len(wrong) == len(inputs):
+        nothing = Embeddings(np.zeros((len(inputs), width), np.float32), 0, [], 1.0, wrong, [0] * len(inputs))
+        return Embedded(nothing, only_form, report_of(nothing, {}))
+    ticket = call.admit(service, inputs)
+    answer = await embed_inputs(
         service,
         inputs,
-        ticket=call.admit(service, inputs),
+        ticket=ticket,
         prompt=prompt,
         dimensions=dimensions,
         normalize=normalize,
         options=options,
+        wrong=wrong,
     )
+    if wrong is None:
+        return Embedded(answer, only_form, None)
+    dropped = await dropped_tokens(service, inputs, answer, ticket=ticket, prompt=prompt, options=options)
+    return Embedded(answer, only_form, report_of(answer, dropped))
+
+
+def _wrong(call: Call, inputs: Seq[ModelInput], param: str) -> dict[int, BeiError] | None:
+    """The empty texts among ``inputs``, for a request that is answered in part; of others they are an error."""
+    if not call.has_report:
+        call.check_inputs(inputs, param)
+        return None
+    call.check_count(inputs, param)
+    return {index: empty_text(index, param) for index, value in enumerate(inputs) if value == ""}
 
 
 async def ranked(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import chain, count
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -28,7 +28,9 @@ from bei.server.dialect import HEADER, OWN, Dialect
 from bei.server.endpoint import WARNING_HEADER, Route
 from bei.server.errors import JSON, UNEXPECTED, ErrorBody, ErrorForm, headers_of, own_form, status_of
 from bei.server.http import TRUNCATED_HEADER
+from bei.server.negotiation import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
 from bei.server.reads import Answers, answers_of
+from bei.server.reports import InputReport
 from bei.server.schemas import Schemas
 from bei.server.urgency import DEADLINES
 
@@ -38,10 +40,14 @@ _TEXT = {"type": "string"}
 _ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
     TRUNCATED_HEADER: {"schema": _RANGES, "description": "Inputs that were cut: 0,4-7."},
     WARNING_HEADER: {"schema": _TEXT, "description": "Where the answer may not be what the client meant."},
+    "x-bei-shape": {"schema": _TEXT, "description": "Of bytes: the number of vectors, and of numbers in each: 2,384."},
+    "x-bei-dtype": {"schema": _TEXT, "description": "Of bytes: the numbers' type, by NumPy's name."},
     "retry-after": {"schema": _WHOLE, "description": "Seconds after which to come back."},
     "retry-after-ms": {"schema": _WHOLE, "description": "The same in milliseconds."},
     "accept-encoding": {"schema": _TEXT, "description": "Codings of bodies that are decoded here."},
 }
+
+_OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
 
 # Of requests that are refused before they have arrived whole: our form on every path.
 _REFUSED: tuple[type[BeiError], ...] = (
@@ -136,6 +142,7 @@ def _form_of(dialect: Dialect) -> Form:
 
 
 def _types(routes: Iterable[Route[Any]], reads: Iterable[Answers], forms: Iterable[Form]) -> Iterator[Any]:
+    yield Reported
     for route in routes:
         yield route.request
         yield route.response
@@ -159,15 +166,16 @@ class _Writer:
         self._urgency = _urgency_headers()
         self._dialect = _dialect_header(config)
         self.responses: dict[str, Any] = {}
-        self.parameters: dict[str, Any] = {one["name"]: one for one in (*self._urgency, self._dialect)}
+        self.parameters: dict[str, Any] = {one["name"]: one for one in (*self._urgency, _REPORT, self._dialect)}
 
     def inference(self, path: str, route: Route[Any]) -> dict[str, Any]:
         """The parts of a route with a body that FastAPI does not know."""
         form = self._form_of(path)
+        headers = (TRUNCATED_HEADER, WARNING_HEADER, *(_OCTET_HEADERS if route.has_report else ()))
         answer = {
             "description": "In the order of the inputs, unless the route sorts.",
-            "headers": {name: _ANSWER_HEADERS[name] for name in (TRUNCATED_HEADER, WARNING_HEADER)},
-            "content": self._content(route.response),
+            "headers": {name: _ANSWER_HEADERS[name] for name in headers},
+            "content": self._answers(route),
         }
         request = {
             "required": True,
@@ -176,7 +184,7 @@ class _Writer:
         }
         parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)}", path)]
         return {
-            "parameters": parameters + self._headers(form, self._urgency),
+            "parameters": parameters + self._headers(form, (*self._urgency, *([_REPORT] if route.has_report else ()))),
             "requestBody": request,
             "responses": {"200": answer, **self._errors(path, form, MODEL_ERRORS)},
         }
@@ -209,6 +217,14 @@ class _Writer:
 
     def _content(self, body: Any, media_type: str = JSON) -> dict[str, Any]:
         return {media_type: {"schema": self._schemas.of(body)}}
+
+    def _answers(self, route: Route[Any]) -> dict[str, Any]:
+        """By media type. A route that can say what became of each input has vectors, which can also be bytes alone."""
+        (schema,) = (one["schema"] for one in self._content(route.response).values())
+        if route.has_report:
+            schema = {"anyOf": [schema, self._schemas.of(Reported)]}
+        content = {media_type: {"schema": schema} for media_type in (JSON, MSGPACK)}
+        return content | ({OCTETS: {"schema": {"type": "string", "format": "binary"}}} if route.has_report else {})
 
     def _errors(
         self,
@@ -250,6 +266,13 @@ class _Writer:
         return {key: value for key, value in answer.items() if key != "content"}
 
 
+class Reported(TypedDict):
+    """Where X-Bei-Report asks for it: beside the fields of the answer, of which a bare list is then `embeddings`, what
+    became of each input. Vectors of inputs that have an error are null."""
+
+    report: list[InputReport]
+
+
 class _Refusal(NamedTuple):
     """One way to be refused: the type of the body, when that is, and the headers it has."""
 
@@ -278,6 +301,13 @@ def _path_parameter(name: str) -> dict[str, Any]:
 
 def _header(name: str, schema: Any, description: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
+
+
+_REPORT = _header(
+    REPORT_HEADER,
+    {"type": "string", "enum": [*REPORT_VALUES]},
+    "Whether an input that is wrong costs the others nothing, and the answer says what became of each.",
+)
 
 
 def _urgency_headers() -> list[dict[str, Any]]:

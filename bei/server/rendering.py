@@ -1,4 +1,4 @@
-"""Answers as JSON: small ones at once, large ones piece by piece.
+"""Answers as JSON or MessagePack, or vectors as bytes: small ones at once, large ones piece by piece.
 
 Rendering holds the interpreter's lock: 3 ns a byte of numbers, 11 of tokens, whose dictionaries are built first. An
 answer of hundreds of megabytes would stop the server for seconds, and lie in memory whole. A handler therefore leaves
@@ -7,12 +7,15 @@ the lists of its answer as ``Items``, and whether they are written at once or in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
+import ormsgpack
 
 from bei.core import Float32Array
 
@@ -43,6 +46,35 @@ class Items:
         self.make = make
 
 
+class Octets:
+    """``count`` vectors as bytes, nothing between them. ``make(start, stop)`` gives those of some; all of them take
+    ``num_bytes``, and ``headers`` say what they are."""
+
+    __slots__ = ("count", "headers", "make", "num_bytes")
+
+    def __init__(
+        self, count: int, num_bytes: int, make: Callable[[int, int], bytes], headers: Mapping[str, str]
+    ) -> None:
+        self.count = count
+        self.num_bytes = num_bytes
+        self.make = make
+        self.headers = headers
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How objects and lists are written. ``dumps`` writes whole ones, numpy arrays and ``Items`` among them."""
+
+    media_type: str
+    dumps: Callable[[object], bytes]
+    list_head: Callable[[int], bytes]
+    list_end: bytes
+    object_head: Callable[[int], bytes]
+    object_end: bytes
+    between: bytes
+    behind_key: bytes
+
+
 def items_of(values: Seq[T], bytes_per_item: int, render: Callable[[T], object]) -> Items:
     """``render(value)`` for each of ``values``."""
     return Items(
@@ -61,23 +93,50 @@ def rows_of(rows: Float32Array) -> Items:
 
 def num_bytes_of(content: object) -> int:
     """About what ``content`` takes as JSON, beside what is always small."""
-    if isinstance(content, Items):
+    if isinstance(content, (Items, Octets)):
         return content.num_bytes
     if isinstance(content, dict):
         return sum([num_bytes_of(value) for value in content.values() if isinstance(value, (Items, dict))])
     return 0
 
 
-def whole(content: object) -> bytes:
-    """``content`` as JSON, at once."""
+def _dumps_json(content: object) -> bytes:
     return orjson.dumps(content, default=_made, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def pieces_of(content: object) -> Iterator[bytes]:
+def _dumps_msgpack(content: object) -> bytes:
+    return ormsgpack.packb(content, default=_made, option=ormsgpack.OPT_SERIALIZE_NUMPY)
+
+
+def _msgpack_head(fixed: int, of_16_bits: int) -> Callable[[int], bytes]:
+    """Heads of lists or of maps: their length, in as few bytes as it takes."""
+
+    def head(count: int) -> bytes:
+        if count < 16:
+            return bytes([fixed | count])
+        if count < 1 << 16:
+            return struct.pack(">BH", of_16_bits, count)
+        return struct.pack(">BI", of_16_bits + 1, count)
+
+    return head
+
+
+IN_JSON = Notation("application/json", _dumps_json, lambda _: b"[", b"]", lambda _: b"{", b"}", b",", b":")
+IN_MSGPACK = Notation(
+    "application/msgpack", _dumps_msgpack, _msgpack_head(0x90, 0xDC), b"", _msgpack_head(0x80, 0xDE), b"", b"", b""
+)
+
+
+def whole(content: object, notation: Notation = IN_JSON) -> bytes:
+    """``content`` at once."""
+    return content.make(0, content.count) if isinstance(content, Octets) else notation.dumps(content)
+
+
+def pieces_of(content: object, notation: Notation = IN_JSON) -> Iterator[bytes]:
     """The bytes of ``whole(content)`` in pieces of about ``PIECE_BYTES``. What is written is not kept."""
     waiting: list[bytes] = []
     size = 0
-    for part in _parts(content):
+    for part in _parts(content, notation):
         waiting.append(part)
         size += len(part)
         if size >= PIECE_BYTES:
@@ -88,38 +147,49 @@ def pieces_of(content: object) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-def _parts(content: object) -> Iterator[bytes]:
+def _parts(content: object, notation: Notation) -> Iterator[bytes]:
     if isinstance(content, Items):
-        yield from _parts_of_items(content)
+        yield from _parts_of_items(content, notation)
+    elif isinstance(content, Octets):
+        step = _step(content)
+        for start in range(0, content.count, step):
+            yield content.make(start, min(start + step, content.count))
     elif isinstance(content, dict) and num_bytes_of(content):
+        yield notation.object_head(len(content))
         for index, (key, value) in enumerate(content.items()):
-            yield (b"," if index else b"{") + orjson.dumps(key) + b":"
-            yield from _parts(value)
-        yield b"}"
+            yield notation.between * bool(index) + notation.dumps(key) + notation.behind_key
+            yield from _parts(value, notation)
+        yield notation.object_end
     else:
-        yield whole(content)
+        yield notation.dumps(content)
 
 
-def _parts_of_items(items: Items) -> Iterator[bytes]:
-    yield b"["
-    step = max(1, PIECE_BYTES * items.count // max(1, items.num_bytes))
+def _step(content: Items | Octets) -> int:
+    """How many of its items make a piece."""
+    return max(1, PIECE_BYTES * content.count // max(1, content.num_bytes))
+
+
+def _parts_of_items(items: Items, notation: Notation) -> Iterator[bytes]:
+    yield notation.list_head(items.count)
+    step = _step(items)
     for start in range(0, items.count, step):
         made = items.make(start, min(start + step, items.count))
         if any(isinstance(item, Items) and item.num_bytes > PIECE_BYTES for item in made):
             for index, item in enumerate(made):
                 if start or index:
-                    yield b","
-                yield from _parts(item)
+                    yield notation.between
+                yield from _parts(item, notation)
         else:
             if start:
-                yield b","
-            yield whole(made)[1:-1]
+                yield notation.between
+            written = notation.dumps(made)
+            yield written[len(notation.list_head(len(made))) : len(written) - len(notation.list_end)]
         del made
-    yield b"]"
+    yield notation.list_end
 
 
 def _made(value: object) -> Any:
     """What orjson shall write for ``value``, which it does not know."""
     if isinstance(value, Items):
         return value.make(0, value.count)
-    raise TypeError(f"{type(value).__name__} is no JSON")  # a bug: orjson turns it into an error of its own
+    raise TypeError(f"{type(value).__name__} cannot be written")  # a bug: the library turns it into its own error

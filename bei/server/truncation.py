@@ -34,6 +34,8 @@ def encoding_options(
 
     Raises InvalidRequestError where two of them contradict each other.
     """
+    if truncate is None and truncation_direction is None and truncate_prompt_tokens is None and add_special_tokens:
+        return AS_CONFIGURED
     direction: Literal["left", "right"] = "left" if (truncation_direction or "").lower() == "left" else "right"
     if isinstance(truncate, str):
         if truncation_direction is not None:
@@ -51,5 +53,4 @@ def encoding_options(
             )
         truncate = True
     limit = truncate_prompt_tokens if (truncate_prompt_tokens or -1) > 0 else None
-    options = EncodingOptions(truncate, direction, limit, add_special_tokens)
-    return AS_CONFIGURED if options == AS_CONFIGURED else options
+    return EncodingOptions(truncate, direction, limit, add_special_tokens)

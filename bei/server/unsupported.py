@@ -33,7 +33,6 @@ class _Rule(NamedTuple):
 _OFF: tuple[object, ...] = (False, {}, [])
 
 _OF_EMBEDDINGS: Mapping[str, _Rule] = {
-    "embed_dtype": _Rule(("float32", "float"), "vectors are float32; leave it out"),
     "endianness": _Rule(("little", "native"), "vectors in base64 are little-endian; leave it out"),
     "modality": _Rule(("text",), "bei reads texts; leave it out"),
     "late_chunking_params": _Rule(_OFF, "leave it out, and send late_chunking with the chunks as inputs"),
@@ -49,7 +48,7 @@ _OF_PAIRS: Mapping[str, _Rule] = {
 }
 
 
-_FORMS = ("base64", *get_args(DType))
+_FORMS = ("base64", "float32", *get_args(DType))
 _FormName: TypeAlias = Annotated[str, limits(enum=_FORMS)]
 # Several times the same is one form.
 _FormNames: TypeAlias = Annotated[list[str], limits(anyOf=[{"items": {"const": form}} for form in _FORMS])]
@@ -68,7 +67,7 @@ class EmbeddingControls(PromptControls, kw_only=True):
     use_activation: Annotated[bool | None, Meta(description="vLLM's word for normalize.")] = None
     truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
     task: Annotated[str | None, Meta(description="Jina's word for input_type.")] = None
-    embed_dtype: Annotated[Any, _OF_EMBEDDINGS["embed_dtype"].meta] = None
+    embed_dtype: Annotated[_FormName | None, Meta(description="vLLM's.")] = None
     endianness: Annotated[Any, _OF_EMBEDDINGS["endianness"].meta] = None
     modality: Annotated[Any, _OF_EMBEDDINGS["modality"].meta] = None
     late_chunking_params: Annotated[Any, _OF_EMBEDDINGS["late_chunking_params"].meta] = None
@@ -111,14 +110,16 @@ class PairControls(ScoreControls, kw_only=True):
 
 def _agreed(body: msgspec.Struct, *names: str) -> Any:
     """What the fields ``names``, which mean the same, ask for. Raises InvalidRequestError where they contradict."""
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    if not given:
-        return None
-    (first, value), *others = given.items()
-    for name, other in others:
-        if other != value or type(other) is not type(value):
-            raise InvalidRequestError(f"{first} {value} and {name} {other} contradict each other: send one.", name)
-    return value
+    first = found = None
+    for name in names:
+        value = getattr(body, name)
+        if value is None:
+            continue
+        if found is None:
+            first, found = name, value
+        elif value != found or type(value) is not type(found):
+            raise InvalidRequestError(f"{first} {found} and {name} {value} contradict each other: send one.", name)
+    return found
 
 
 def _check(body: msgspec.Struct, rules: Mapping[str, _Rule]) -> None:

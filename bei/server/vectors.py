@@ -1,8 +1,13 @@
-"""The forms in which vectors are answered: lists of numbers or base64, of float32 or of a bit a component.
+"""The forms in which vectors are answered: lists of numbers, base64, or bytes by themselves.
 
-float     float32; in base64 little-endian
+float     float32
+float16   the same rounded; in base64 and bytes two bytes a component
+int8      of vectors of unit length, in steps that the build chose (``bei.byte_vectors``)
+uint8     the same and 128
 ubinary   uint8: a bit a component, 1 where it is above 0, eight to a byte, the first of them the highest
 binary    int8: the same less 128 ("offset binary"; sentence-transformers, Cohere, Voyage, Jina)
+
+Bytes are little-endian, in base64 too.
 """
 
 from __future__ import annotations
@@ -15,59 +20,121 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from bei.artifact import Manifest
+from bei.byte_vectors import int8_of
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.server.rendering import FLOAT_BYTES, Items
+from bei.server.rendering import FLOAT_BYTES, Items, Octets
+from bei.tasks import Embeddings
 
-DType: TypeAlias = Literal["float", "binary", "ubinary"]
+DType: TypeAlias = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
 
-_DTYPES: Mapping[str, DType] = {name: name for name in get_args(DType)}
+_DTYPES: Mapping[str, DType] = {"float32": "float", **{name: name for name in get_args(DType)}}
+_ITEM_BYTES: Mapping[DType, float] = {
+    "float": 4,
+    "float16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "binary": 1 / 8,
+    "ubinary": 1 / 8,
+}
+_NUMPY_NAMES: Mapping[DType, str] = {
+    "float": "float32",
+    "float16": "float16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "binary": "int8",
+    "ubinary": "uint8",
+}
+_SIGN = np.uint8(0x80)
 
 _BYTE_BYTES = 4.5  # of a number of a byte in a JSON list, its comma included
 
 
 class VectorForm(NamedTuple):
-    """What the numbers of a vector are, and whether they come as base64 instead of a list."""
+    """What the numbers of a vector are, and whether they come as base64 instead of a list. ``param`` asked for it."""
 
     dtype: DType = "float"
     is_base64: bool = False
+    param: str = "output_dtype"
 
-    def check_width(self, width: int, param: str) -> None:
-        """Raise InvalidRequestError that blames ``param`` unless vectors of ``width`` components have this form."""
-        if self.dtype != "float" and width % 8:
+    def check(self, manifest: Manifest, width: int, normalize: bool | None, dimensions_param: str) -> None:
+        """Raise InvalidRequestError that names a field unless the model's vectors of ``width`` have this form."""
+        if self.dtype in ("binary", "ubinary") and width % 8:
             raise InvalidRequestError(
                 f"{self.dtype} vectors have eight components a byte, and {width} is no multiple of 8: ask for other "
                 "dimensions, or for float.",
-                param,
+                dimensions_param,
             )
+        if self.dtype in ("int8", "uint8") and manifest.embedding is not None:
+            if not (manifest.embedding.normalize if normalize is None else normalize):
+                raise InvalidRequestError(
+                    f"{self.dtype} is of vectors of unit length: set normalize to true.", self.param
+                )
+            if manifest.embedding.int8_largest is None:
+                raise InvalidRequestError(
+                    f"{manifest.name} was built with --no-verify, so nothing says how large its components are: build "
+                    f"it with verification, or ask for float instead of {self.dtype}.",
+                    self.param,
+                )
 
     def num_bytes(self, width: int) -> int:
         """About what JSON takes for a vector of ``width`` components."""
-        if self.dtype == "float":
-            return width * 16 // 3 if self.is_base64 else width * FLOAT_BYTES
-        return width // 6 if self.is_base64 else round(width / 8 * _BYTE_BYTES)
+        if self.is_base64:
+            return round(width * _ITEM_BYTES[self.dtype] * 4 / 3)
+        if self.dtype in ("float", "float16"):
+            return width * FLOAT_BYTES
+        return round(width * min(1.0, _ITEM_BYTES[self.dtype]) * _BYTE_BYTES)
 
-    def of(self, vectors: Float32Array) -> list[Any]:
-        """``vectors`` float32 [n, width], each as orjson writes it: an array of numbers, or a text in base64."""
-        numbers = self._numbers(vectors)
-        if not self.is_base64:
-            return list(np.ascontiguousarray(numbers))
-        little_endian = numbers.astype(numbers.dtype.newbyteorder("<"), order="C", copy=False)
-        return [binascii.b2a_base64(row.data, newline=False).decode() for row in little_endian]
+    def numbers(self, answer: Embeddings, start: int, stop: int) -> npt.NDArray[Any]:
+        """The numbers of vectors ``start`` to ``stop``, little-endian, a contiguous array with a row for each."""
+        vectors = answer.vectors[start:stop]
+        made = _numbers(self.dtype, vectors, answer.int8_largest)
+        return made.astype(made.dtype.newbyteorder("<"), order="C", copy=False)
 
-    def items(self, vectors: Float32Array) -> Items:
-        """A list of all ``vectors``."""
-        num_bytes = len(vectors) * self.num_bytes(vectors.shape[1])
-        return Items(len(vectors), num_bytes, lambda start, stop: self.of(vectors[start:stop]))
+    def of(self, answer: Embeddings, start: int, stop: int) -> list[Any]:
+        """Vectors ``start`` to ``stop``, each as it is written: an array of numbers, or a text in base64; None where
+        the input has an error."""
+        numbers = self.numbers(answer, start, stop)
+        made: list[Any]
+        if self.is_base64:
+            made = [binascii.b2a_base64(row.data, newline=False).decode() for row in numbers]
+        else:
+            made = list(numbers.astype(np.float32) if self.dtype == "float16" else numbers)  # orjson knows no float16
+        for index in answer.errors:
+            if start <= index < stop:
+                made[index - start] = None
+        return made
 
-    def _numbers(self, vectors: Float32Array) -> npt.NDArray[Any]:
-        if self.dtype == "float":
-            return vectors
-        bits = np.packbits(vectors > 0, axis=1)
-        return bits if self.dtype == "ubinary" else (bits ^ 0x80).view(np.int8)
+    def items(self, answer: Embeddings) -> Items:
+        """A list of all vectors of ``answer``."""
+        count, width = answer.vectors.shape
+        return Items(count, count * self.num_bytes(width), lambda start, stop: self.of(answer, start, stop))
+
+    def octets(self, answer: Embeddings) -> Octets:
+        """All vectors of ``answer`` as bytes. Headers say how many there are, of how many components, and of what."""
+        count, width = answer.vectors.shape
+        sizes = _ITEM_BYTES[self.dtype]
+        headers = {"x-bei-shape": f"{count},{round(width * min(1, sizes))}", "x-bei-dtype": _NUMPY_NAMES[self.dtype]}
+        num_bytes = round(count * width * sizes)
+        return Octets(count, num_bytes, lambda start, stop: self.numbers(answer, start, stop).tobytes(), headers)
 
 
 FLOATS = VectorForm()
+_IN_BASE64 = VectorForm(is_base64=True)
+
+
+def _numbers(dtype: DType, vectors: Float32Array, int8_largest: float | None) -> npt.NDArray[Any]:
+    if dtype == "float":
+        return vectors
+    if dtype == "float16":
+        return vectors.astype(np.float16)
+    if dtype in ("int8", "uint8"):
+        assert int8_largest is not None  # ``check`` has passed
+        signed = int8_of(vectors, int8_largest)
+        return signed if dtype == "int8" else signed.view(np.uint8) ^ _SIGN
+    bits = np.packbits(vectors > 0, axis=1)
+    return bits if dtype == "ubinary" else (bits ^ _SIGN).view(np.int8)
 
 
 def dtype_of(name: str, param: str) -> DType:
@@ -76,23 +143,19 @@ def dtype_of(name: str, param: str) -> DType:
         return _DTYPES[name]
     except KeyError:
         raise InvalidRequestError(
-            f"{param} {name} is not supported here: ask for {', '.join(_DTYPES)}.", param
+            f"{param} {name} is not supported here: ask for {', '.join(get_args(DType))}.", param
         ) from None
 
 
-def vector_form(
-    encoding_format: str | None,
-    output_dtype: str | None = None,
-    embedding_type: str | Seq[str] | None = None,
-    embedding_types: Seq[str] | None = None,
-) -> VectorForm:
-    """One form of what OpenAI (``float`` or ``base64``), Voyage, Jina and Cohere call it.
+def vector_form(encoding_format: str | None, **fields: str | Seq[str] | None) -> VectorForm:
+    """One form of what OpenAI (``float`` or ``base64``) and, in ``fields``, Voyage, Jina, Cohere and vLLM call it.
 
     Raises InvalidRequestError for a form that there is not, and where two of them contradict each other.
     """
     is_base64 = encoding_format == "base64"
+    if not any(fields.values()) and "" not in fields.values():
+        return _IN_BASE64 if is_base64 else FLOATS
     dtypes: dict[DType, str] = {}
-    fields = {"output_dtype": output_dtype, "embedding_type": embedding_type, "embedding_types": embedding_types}
     for param, value in fields.items():
         names = [value] if isinstance(value, str) else list(value or ())
         if len(set(names)) > 1 or ("base64" in names and encoding_format == "float"):
@@ -100,10 +163,11 @@ def vector_form(
         if names[:1] == ["base64"]:
             is_base64 = True
         elif names:
-            dtypes[dtype_of(names[0], param)] = param
+            dtypes.setdefault(dtype_of(names[0], param), param)
         if len(dtypes) > 1:
             raise _contradiction(param, names[0])
-    return VectorForm(next(iter(dtypes), "float"), is_base64)
+    dtype, param = next(iter(dtypes.items()), ("float", "output_dtype"))
+    return VectorForm(dtype, is_base64, param)
 
 
 def _contradiction(param: str, asked: str) -> InvalidRequestError:

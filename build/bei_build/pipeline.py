@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from bei import __version__
 from bei.artifact import (
@@ -28,6 +29,7 @@ from bei.artifact import (
     SpecSummary,
     save,
 )
+from bei.byte_vectors import largest_of
 from bei.core import Engine, Limits
 from bei.errors import BuildError, CheckpointError, ConfigError, VerificationError
 from bei_build import memory
@@ -55,6 +57,7 @@ from bei_build.verification import (
     ask_engine,
     certify,
     held_out,
+    normalized,
     uncertified,
 )
 
@@ -122,6 +125,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             with progress.step("Run engine") as details:
                 answers = _answers(config, checkpoint, manifest, scratch, open_engine, questions, budget)
                 details.append(f"{answers.num_texts} texts" if config.verify else "canary only")
+            manifest = _with_bytes(manifest, answers)
             if config.verify:
                 with (
                     progress.step("Verify") as details,
@@ -284,7 +288,19 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
         normalize=normalize,
         similarity=files.similarity,
         matryoshka_dimensions=list(files.matryoshka_dimensions) if files.matryoshka_dimensions else None,
+        int8_largest=None,  # the engine's answers say it
         pools_prompt=checkpoint.spec.pools_prompt,
+    )
+
+
+def _with_bytes(manifest: Manifest, answers: EngineAnswers) -> Manifest:
+    """``manifest`` with the range of vectors of bytes."""
+    rows = answers.rows.get("embedding")
+    if manifest.embedding is None or not rows:
+        return manifest
+    largest = largest_of(normalized(np.stack(rows)).astype(np.float32))
+    return msgspec.structs.replace(
+        manifest, embedding=msgspec.structs.replace(manifest.embedding, int8_largest=largest)
     )
 
 

@@ -161,7 +161,7 @@ def test_the_query_of_many_chunks_is_tokenized_once(tmp_path: Path, query: str, 
     assert len(encoder.texts) < 150
 
 
-def _fail(error: Exception) -> None:
+def _fail(_: int, error: Exception) -> None:
     raise error
 
 

@@ -121,7 +121,7 @@ class Answers:
         if len(self.encodings) == self._num_texts:
             self._done.set()
 
-    def on_failed(self, error: BeiError) -> None:
+    def on_failed(self, _: int, error: BeiError) -> None:
         self.errors.append(error)
         self._done.set()
 

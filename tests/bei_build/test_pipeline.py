@@ -115,6 +115,8 @@ def test_sentence_transformers_settings_arrive(tmp_path: Path, out: Path) -> Non
     assert manifest.embedding is not None
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("cls", True)
     assert (manifest.embedding.similarity, manifest.embedding.matryoshka_dimensions) == ("dot", [8])
+    assert manifest.embedding.int8_largest is not None
+    assert 0.05 < manifest.embedding.int8_largest <= 1.0
     tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
     assert tokenizer.encode("HELLO World").ids == bpe_tokenizer().encode("hello world").ids
 

@@ -278,8 +278,12 @@ def test_voyage_s_client_embeds_ranks_and_reads_errors(
     np.testing.assert_allclose(
         [one.relevance_score for one in ranked], apply_function(relevance, "sigmoid")[best[:2]], atol=TOLERANCE
     )
-    with pytest.raises(voyageai.error.InvalidRequestError, match="ask for float, binary, ubinary"):
-        voyage.embed(TEXTS, model="embedder", output_dtype="int8")
+    signed, unsigned = (
+        np.array(voyage.embed(TEXTS, model="embedder", output_dtype=dtype).embeddings) for dtype in ("int8", "uint8")
+    )
+    assert np.array_equal(unsigned, signed + 128)
+    assert np.abs(signed).max() <= 127
+    assert np.einsum("ij,ij->i", unit_length(signed.astype(np.float32)), vectors).min() > 0.999
     with pytest.raises(voyageai.error.InvalidRequestError, match="Served: "):
         voyage.embed(TEXTS, model="voyage-3")
     with pytest.raises(voyageai.error.MalformedRequestError, match="top_k"):
@@ -302,8 +306,9 @@ def test_cohere_s_client_embeds_and_reads_errors(
     assert np.array_equal(by_type.binary, bits - 128)
     short = second.embed(**asked, embedding_types=["float"], output_dimension=8).embeddings.float_
     np.testing.assert_allclose(short, unit_length(vectors[:, :8]), atol=TOLERANCE)
-    with pytest.raises(cohere.BadRequestError, match="int8 is not supported"):
-        second.embed(**asked, embedding_types=["int8"])
+    in_bytes = second.embed(**asked, embedding_types=["int8", "uint8"]).embeddings
+    assert np.array_equal(np.array(in_bytes.int8) + 128, in_bytes.uint8)
+    assert np.einsum("ij,ij->i", unit_length(np.array(in_bytes.int8, np.float32)), vectors).min() > 0.999
     with pytest.raises(cohere.BadRequestError, match="leave it out"):
         second.embed(texts=["a", ""], model="embedder", input_type="search_query", embedding_types=["float"])
 

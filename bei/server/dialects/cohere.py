@@ -87,6 +87,8 @@ class ByType(TypedDict, total=False):
     """A list of vectors for each type that is asked for."""
 
     float: list[list[float]]
+    int8: list[list[int]]
+    uint8: list[list[int]]
     binary: list[list[int]]
     ubinary: list[list[int]]
     base64: list[str]
@@ -136,7 +138,7 @@ async def _embed(
         raise InvalidRequestError("embedding_types is empty: name at least one, or leave it out.", "embedding_types")
     forms = {name: form_of(name) for name in types or ()}
     service = call.able("embed", body.model)
-    answer = await embedded(
+    found = await embedded(
         call,
         service,
         texts,
@@ -148,20 +150,23 @@ async def _embed(
         dimensions_param="output_dimension",
         options=_options(body.truncate, max_tokens),
     )
-    by_type = {name: form.items(answer.vectors) for name, form in forms.items()}
+    answer = found.answer
+    by_type = {name: form.items(answer) for name, form in forms.items()}
     content = {
         "id": str(uuid.uuid4()),
-        "embeddings": by_type if forms else FLOATS.items(answer.vectors),
+        "embeddings": by_type if forms else FLOATS.items(answer),
         "texts": Items(len(texts), sum(map(len, texts)), lambda start, stop: texts[start:stop]),
         "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": answer.num_tokens}},
         "response_type": "embeddings_by_type" if forms else "embeddings_floats",
     }
-    return Reply(content, answer.truncated)
+    return found.reply(content)
 
 
 def form_of(name: EmbeddingType) -> VectorForm:
-    """``base64`` is of float32. Raises InvalidRequestError for types that bei does not make."""
-    return VectorForm(is_base64=True) if name == "base64" else VectorForm(dtype_of(name, "embedding_types"))
+    """``base64`` is of float32."""
+    if name == "base64":
+        return VectorForm(is_base64=True)
+    return VectorForm(dtype_of(name, "embedding_types"), param="embedding_types")
 
 
 def _options(truncate: str, max_tokens: int | None) -> EncodingOptions:
@@ -177,23 +182,15 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     return status, Message(message=str(error))
 
 
+def _route(path: str, summary: str, request: Any, parse: Any, handle: Any) -> Route[Any]:
+    return Route(path, summary, request, EmbedResponse, parse, handle, has_report=True)
+
+
+_V1 = Annotated[EmbedRequest, limits(**exactly_one(["texts"]))]
+_V2 = Annotated[EmbedV2Request, limits(**exactly_one(["texts"], ["inputs"]))]
 EMBED_ROUTES: tuple[Route[Any], ...] = (
-    Route(
-        "/v1/embed",
-        "Embed (Cohere v1)",
-        Annotated[EmbedRequest, limits(**exactly_one(["texts"]))],
-        EmbedResponse,
-        parser(EmbedRequest),
-        embed_v1,
-    ),
-    Route(
-        "/v2/embed",
-        "Embed (Cohere v2)",
-        Annotated[EmbedV2Request, limits(**exactly_one(["texts"], ["inputs"]))],
-        EmbedResponse,
-        parser(EmbedV2Request),
-        embed_v2,
-    ),
+    _route("/v1/embed", "Embed (Cohere v1)", _V1, parser(EmbedRequest), embed_v1),
+    _route("/v2/embed", "Embed (Cohere v2)", _V2, parser(EmbedV2Request), embed_v2),
 )
 
 

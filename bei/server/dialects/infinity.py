@@ -148,10 +148,10 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     form = VectorForm(is_base64=body.encoding_format == "base64")
     service = call.able("embed", body.model)
     dimensions = body.dimensions or None
-    answer = await embedded(
+    found = await embedded(
         call, service, texts, param="input", forms=[form], around_bytes=AROUND_BYTES, dimensions=dimensions
     )
-    return Reply({**render(answer, service.name, form), **_made("infinity")}, answer.truncated)
+    return found.reply({**render(found.answer, service.name, form), **_made("infinity")})
 
 
 async def rank(body: RerankRequest, call: Call) -> Reply:
@@ -244,6 +244,7 @@ def dialect(models: Models) -> Dialect:
             EmbeddingsResponse,
             parser(EmbeddingsRequest),
             create_embeddings,
+            has_report=True,
         ),
         Route("/rerank", "Rerank (Infinity)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
         Route(

@@ -108,9 +108,11 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     """Embed texts, in their order. A model's name may end in `-query` or `-passage` instead of `input_type`."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     model, input_type = _without_suffix(call.models, body.model, body.input_type)
-    form = VectorForm(dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64")
+    form = VectorForm(
+        dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64", "embedding_type"
+    )
     service = call.able("embed", model)
-    answer = await embedded(
+    found = await embedded(
         call,
         service,
         texts,
@@ -121,7 +123,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         dimensions=body.dimensions,
         options=encoding_options(body.truncate),
     )
-    return Reply(render(answer, service.name, form), answer.truncated)
+    return found.reply(render(found.answer, service.name, form))
 
 
 async def rank(body: RankingRequest, call: Call) -> Reply:
@@ -202,6 +204,7 @@ def dialect(models: Models) -> Dialect:
         EmbeddingResponse,
         parser(EmbeddingsRequest),
         create_embeddings,
+        has_report=True,
     )
     hosted: Route[Any] = Route(
         "/v1/retrieval/{model:path}/reranking",

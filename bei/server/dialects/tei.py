@@ -109,6 +109,7 @@ _KINDS: dict[type[errors.BeiError], tuple[ErrorType, int]] = {
     errors.TaskNotSupportedError: ("Backend", 424),
     errors.RouteNotFoundError: ("Validation", 404),
     errors.MethodNotAllowedError: ("Validation", 405),
+    errors.NotAcceptableError: ("Validation", 406),
     errors.RequestTimeoutError: ("Validation", 408),
     errors.PayloadTooLargeError: ("Validation", 413),
     errors.AnswerTooLargeError: ("Validation", 413),
@@ -137,7 +138,7 @@ def _unit_length(body: embeddings.EmbeddingRequest) -> None:
 def root_routes() -> tuple[Route[Any], ...]:
     """``/``, for clients that are given nothing but a server's address, and SageMaker's path."""
     return tuple(
-        Route(path, "Do what the model is for (TEI)", REQUESTS, RESPONSES, bytes, by_kind)
+        Route(path, "Do what the model is for (TEI)", REQUESTS, RESPONSES, bytes, by_kind, has_report=True)
         for path in ("/", "/invocations")
     )
 

@@ -189,7 +189,7 @@ async def pool(body: PoolingRequest, call: Call) -> Reply:
         return await _token_vectors(body, texts, call)
     if task == "embed":
         service = call.able("embed", body.model)
-        answer = await embedded(
+        found = await embedded(
             call,
             service,
             texts,
@@ -199,6 +199,7 @@ async def pool(body: PoolingRequest, call: Call) -> Reply:
             normalize=body.use_activation,
             options=body.encoding_options(),
         )
+        answer = found.answer
         rows, num_tokens, truncated = answer.vectors, answer.num_tokens, answer.truncated
     else:
         service = call.able("classify", body.model)

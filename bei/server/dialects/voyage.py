@@ -104,7 +104,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(dtype_of(body.output_dtype or "float", "output_dtype"), body.encoding_format == "base64")
     service = call.able("embed", body.model)
-    answer = await embedded(
+    found = await embedded(
         call,
         service,
         texts,
@@ -116,8 +116,8 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         dimensions_param="output_dimension",
         options=EncodingOptions(truncate=body.truncation),
     )
-    content = {**render(answer, service.name, form), "usage": {"total_tokens": answer.num_tokens}}
-    return Reply(content, answer.truncated)
+    content = {**render(found.answer, service.name, form), "usage": {"total_tokens": found.answer.num_tokens}}
+    return found.reply(content)
 
 
 async def rank(body: RerankRequest, call: Call) -> Reply:
@@ -167,6 +167,7 @@ DIALECT = Dialect(
             EmbeddingsResponse,
             parser(EmbeddingsRequest),
             create_embeddings,
+            has_report=True,
         ),
         Route("/rerank", "Rerank (Voyage)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
     ),

@@ -217,7 +217,7 @@ def test_bulk_work_rides_along_up_to_a_capped_step_less_what_interactive_work_wa
 
 
 @pytest.mark.parametrize(("length", "num_riders"), [(40, 9), (100, 0)])
-def test_riders_are_taken_where_two_steps_would_take_longer(length: int, num_riders: int) -> None:
+def test_riders_are_taken_where_steps_of_their_own_would_take_longer(length: int, num_riders: int) -> None:
     lanes: dict[Lane, LaneView] = {
         "interactive": LaneView([QueueKey(10, arrival) for arrival in range(2)], 0),
         "bulk": LaneView([QueueKey(length, arrival) for arrival in range(9)], 0),
@@ -228,6 +228,22 @@ def test_riders_are_taken_where_two_steps_would_take_longer(length: int, num_rid
         lanes, Limits(1024, 128, 512), LinearCosts(per_slot=0.03), StepBounds("interactive", 512, rider_s=1.0)
     )
     assert step.get("bulk", slice(0, 0)) == slice(0, num_riders)
+
+
+def test_few_long_riders_are_left_to_full_steps_of_their_own() -> None:
+    """Two steps would take longer than one with both, but in a full step each of the long ones takes less."""
+    costs = LinearCosts(per_step=5.0, per_token=0.03, per_slot=0.02, efficient=1024)
+    lanes: dict[Lane, LaneView] = {
+        "interactive": LaneView([QueueKey(29, 0)], 0),
+        "bulk": LaneView([QueueKey(256, arrival) for arrival in range(9)], 0),
+    }
+    limits, rider_s = Limits(1024, 128, 512), costs.seconds(3 * 256, 3, 256)
+    one_step, two_steps = costs.seconds(256 * 2 + 29, 3, 256), costs.seconds(29, 1, 29) + costs.seconds(512, 2, 256)
+    assert one_step < two_steps
+    step = next_batch(lanes, limits, costs, StepBounds("interactive", 1024, rider_s=rider_s))
+    assert step == {"interactive": slice(0, 1)}
+    roomy = next_batch(lanes, limits, LinearCosts(per_slot=0.0), StepBounds("interactive", 1024, rider_s=1.0))
+    assert roomy["bulk"] == slice(0, 3)
 
 
 # Who leads

@@ -164,11 +164,18 @@ def test_a_server_of_another_dialect_says_that_its_own_needs_the_header(make_app
         assert page["components"]["parameters"]["X-Bei-Dialect"]["required"] is is_required
         names = [resolved(page, one)["name"] for one in page["paths"]["/embed"]["post"]["parameters"]]
         assert names == [
-            "X-Bei-Lane",
-            "Request-Timeout-Ms",
-            "Request-Deadline-Ms",
-            "X-Request-Timeout",
-            "X-Bei-Dialect",
+            *("X-Bei-Lane", "Request-Timeout-Ms", "Request-Deadline-Ms", "X-Request-Timeout"),
+            *("X-Bei-Report", "X-Bei-Dialect"),
         ]
         mounted_names = [resolved(page, one)["name"] for one in page["paths"]["/tei/embed"]["post"]["parameters"]]
         assert mounted_names == names[:-1]
+
+
+def test_forms_of_answers_are_documented_where_there_are_such(page: dict[str, Any]) -> None:
+    def media_types(path: str) -> list[str]:
+        return list(page["paths"][path]["post"]["responses"]["200"]["content"])
+
+    assert media_types("/rerank") == ["application/json", "application/msgpack"]
+    assert media_types("/embed") == ["application/json", "application/msgpack", "application/octet-stream"]
+    assert "x-bei-shape" in page["paths"]["/embed"]["post"]["responses"]["200"]["headers"]
+    assert "406" in page["paths"]["/rerank"]["post"]["responses"]

@@ -16,6 +16,7 @@ import pytest
 from bei.engine.fake import FakeEngine
 from bei.server import endpoint, http, rendering
 from bei.server.answers import AnswerMemory
+from bei.server.rendering import Notation
 from tests.artifacts import LIMITS
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
@@ -92,7 +93,7 @@ def test_pieces_are_rendered_when_those_before_are_taken(make_app: MakeApp, monk
     app = make_app(FakeEngine(LIMITS))
     rendered: list[bytes] = []
 
-    def noting(content: object) -> Iterator[bytes]:
+    def noting(content: object, _: Notation) -> Iterator[bytes]:
         for piece in rendering.pieces_of(content):
             rendered.append(piece)
             yield piece
@@ -156,8 +157,8 @@ def test_a_client_that_takes_nothing_any_more_is_left(make_app: MakeApp, monkeyp
     assert counted(app, "499") == 1
 
 
-def failing_after(num_pieces: int) -> Callable[[object], Iterator[bytes]]:
-    def pieces(content: object) -> Iterator[bytes]:
+def failing_after(num_pieces: int) -> Callable[[object, Notation], Iterator[bytes]]:
+    def pieces(content: object, _: Notation) -> Iterator[bytes]:
         for index, piece in enumerate(rendering.pieces_of(content)):
             if index == num_pieces:
                 raise ValueError("a bug")

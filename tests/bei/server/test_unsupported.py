@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,14 @@ import pytest
 from bei.config import ServeConfig
 from bei.engine.fake import DIMENSION, FakeEngine
 from bei.server.unsupported import EmbeddingControls, PairControls
-from tests.artifacts import LIMITS
+from tests.artifacts import LIMITS, save_artifact
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 
 REFUSED_OF_EMBEDDINGS: list[tuple[str, Any]] = [
-    ("output_dtype", "int8"),
-    ("embedding_types", ["int8"]),
-    ("embed_dtype", "float16"),
+    ("output_dtype", "int4"),
+    ("embedding_types", ["int4"]),
+    ("embed_dtype", "bfloat16"),
     ("endianness", "big"),
     ("modality", "image"),
     ("late_chunking_params", {"chunk_size": 8}),
@@ -78,7 +80,7 @@ def test_a_reranker_may_be_asked_for_what_it_does_anyway(fields: dict[str, Any],
 
 
 def test_every_such_field_is_tried_here() -> None:
-    of_forms = {"output_dtype", "embedding_types"}
+    of_forms = {"output_dtype", "embedding_types", "embed_dtype"}
     assert {field for field, _ in REFUSED_OF_EMBEDDINGS} == set(EmbeddingControls._rules) | of_forms
     assert {field for field, _ in REFUSED_OF_RERANK} == set(PairControls._rules)
 
@@ -91,6 +93,8 @@ OTHER_WORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"task": "document"}, {"input_type": "document"}),
     ({"embedding_type": "base64"}, {"encoding_format": "base64"}),
     ({"embedding_type": ["ubinary"]}, {"output_dtype": "ubinary"}),
+    ({"embedding_types": ["int8"]}, {"output_dtype": "int8"}),
+    ({"embed_dtype": "float16"}, {"output_dtype": "float16"}),
 ]
 
 
@@ -122,6 +126,40 @@ def test_bits_are_the_signs_eight_to_a_byte(app: App) -> None:
         found = [one["embedding"] for one in app.embed(input=["cats", "hello"], output_dtype=dtype).json()["data"]]
         assert found == [[int("".join("01"[bool(value > 0)] for value in row), 2) - offset] for row in vectors]
     check_error(app.embed(input="cats", output_dtype="binary", dimensions=3), 400, "no multiple of 8")
+
+
+def test_bytes_are_steps_of_the_largest_component_that_the_build_saw(app: App) -> None:
+    texts = ["cats", "hello"]
+    for fields, largest in (({}, 1.0), ({"dimensions": 4}, 1.0)):
+        vectors = np.array([one["embedding"] for one in app.embed(input=texts, **fields).json()["data"]])
+        expected = np.rint(vectors * 127 / largest)
+        for dtype, offset in (("int8", 0), ("uint8", 128)):
+            body = app.embed(input=texts, output_dtype=dtype, **fields).json()
+            assert [one["embedding"] for one in body["data"]] == (expected + offset).tolist()
+        coded = app.embed(input=texts, output_dtype="int8", encoding_format="base64", **fields).json()["data"]
+        found = [np.frombuffer(base64.b64decode(one["embedding"]), np.int8).tolist() for one in coded]
+        assert found == expected.tolist()
+
+
+def test_float16_is_float_rounded(app: App) -> None:
+    vectors = [one["embedding"] for one in app.embed(input=["cats", "hello"]).json()["data"]]
+    asked = {"input": ["cats", "hello"], "embed_dtype": "float16"}
+    numbers = [one["embedding"] for one in app.embed(**asked).json()["data"]]
+    coded = [one["embedding"] for one in app.embed(**asked, encoding_format="base64").json()["data"]]
+    expected = np.array(vectors, np.float16)
+    assert np.array_equal(np.array(numbers, np.float16), expected)
+    assert [np.frombuffer(base64.b64decode(one), "<f2").tolist() for one in coded] == expected.tolist()
+
+
+def test_bytes_of_vectors_of_other_lengths_or_of_an_unverified_build_are_refused(tmp_path: Path) -> None:
+    unverified = save_artifact(tmp_path / "unverified", name="unverified", embedding={"int8_largest": None})
+    longer = save_artifact(tmp_path / "longer", name="longer", embedding={"normalize": False})
+    app = App((unverified, FakeEngine(LIMITS)), (longer, FakeEngine(LIMITS)))
+    asked = {"input": "cats", "output_dtype": "int8"}
+    check_error(app.embed(**asked, model="unverified"), 400, "built with --no-verify", param="output_dtype")
+    check_error(app.embed(**asked, model="longer"), 400, "set normalize to true", param="output_dtype")
+    assert app.embed(**asked, model="longer", normalize=True).status_code == 200
+    app.close()
 
 
 @pytest.mark.parametrize("given", [[2, 9, 3], [[2, 9], [3]]])
