@@ -50,6 +50,7 @@ class Document:
         self._paths: Mapping[str, Any] = content["paths"]
         self._components: Mapping[str, Any] = content["components"]
         self._schemas: Mapping[str, Any] = content["components"]["schemas"]
+        self._shared_limits: list[str] = []  # said once for all requests
 
     def text(self) -> str:
         """All of it."""
@@ -158,12 +159,21 @@ class Document:
             for row in rows:
                 counts[row] = counts.get(row, 0) + 1
         common = [row for row, count in counts.items() if count >= _COMMON]
+        self._shared_limits = self._limits_of_many(names)
         parts = ["## Requests\n", "Fields that many requests have:\n", _table(_FIELDS, common)]
+        parts.append(f"Of requests that have them: {' '.join(self._shared_limits)}\n")
         for name, rows in fields.items():
             own = [row for row in rows if row not in common]
             shared = [row[0] for row in rows if row in common]
             parts.append(self._type_section(name, own, shared))
         return "\n".join(parts)
+
+    def _limits_of_many(self, names: list[str]) -> list[str]:
+        counts: dict[str, int] = {}
+        for name in names:
+            for limit in self._schemas[name].get("allOf", ()):
+                counts[limit["description"]] = counts.get(limit["description"], 0) + 1
+        return [text for text, count in counts.items() if count >= _COMMON]
 
     def _others(self, names: list[str]) -> str:
         sections = [self._type_section(name, list(_fields(self._schemas[name])), []) for name in names]
@@ -171,7 +181,8 @@ class Document:
 
     def _type_section(self, name: str, rows: list[tuple[str, ...]], shared: list[str]) -> str:
         schema = self._schemas[name]
-        texts = [schema.get("description", ""), *(limit["description"] for limit in schema.get("allOf", ()))]
+        limits = [limit["description"] for limit in schema.get("allOf", ())]
+        texts = [schema.get("description", ""), *(text for text in limits if text not in self._shared_limits)]
         parts = [f"### {name}\n", _line(" ".join(filter(None, texts))) + "\n"]
         if rows:
             # Answers have neither defaults nor remarks as a rule.
@@ -217,11 +228,13 @@ def _type(schema: Mapping[str, Any]) -> str:
             return " or ".join(dict.fromkeys(map(_type, schema[alternatives])))
     kind = schema.get("type", "anything")
     if kind == "array":
-        return f"list of {_parenthesized(_type(schema.get('items', {})))}{_sizes(schema, 'minItems', 'maxItems')}"
+        return f"list{_sizes(schema, 'minItems', 'maxItems')} of {_parenthesized(_type(schema.get('items', {})))}"
     if kind == "object" and "additionalProperties" in schema:
         return f"object of {_type(schema['additionalProperties'])}"
     if isinstance(kind, list):
         return " or ".join(kind)
+    if schema.get("minLength") == 1 and "maxLength" not in schema:
+        return "non-empty string"
     return f"{kind}{_sizes(schema, 'minLength', 'maxLength')}{_sizes(schema, 'minimum', 'maximum')}"
 
 
@@ -232,8 +245,8 @@ def _parenthesized(text: str) -> str:
 def _sizes(schema: Mapping[str, Any], least: str, most: str) -> str:
     low, high = schema.get(least), schema.get(most)
     if high is not None:
-        return f", {low or 0} to {high}"
-    return "" if low is None else f" ≥ {low}" if least == "minimum" else f", at least {low}"
+        return f" ({low or 0} to {high})"
+    return "" if low is None else f" ≥ {low}" if least == "minimum" else f" (at least {low})"
 
 
 def _name(reference: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ The decoder does not look at it: a handler refuses with an error that says what 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, TypeAlias, get_args
@@ -37,22 +38,29 @@ def one_of(values: Seq[object]) -> dict[str, Any]:
 def not_both(first: str, first_schema: Mapping[str, Any], second: str, second_schema: Mapping[str, Any]) -> Any:
     """Of a request in which two fields contradict each other where both are as their schemas say."""
     return {
-        "description": f"{first} {_shown(first_schema)} and {second} contradict each other.",
+        "description": f"`{first}` {_shown(first_schema)} and `{second}` contradict each other.",
         "not": {"required": [first, second], "properties": {first: first_schema, second: second_schema}},
     }
 
 
 def _shown(schema: Mapping[str, Any]) -> str:
-    return " or ".join(map(str, schema["enum"])) if "enum" in schema else f"as {schema['type']}"
+    return " or ".join(map(json.dumps, schema["enum"])) if "enum" in schema else f"as a {schema['type']}"
 
 
 def exactly_one(*groups: Seq[str]) -> dict[str, Any]:
-    """Of a request that has all fields of one of ``groups``, and no other group whole. A null field is not there."""
-    there = {"not": {"type": "null"}}
-    texts = [" and ".join(group) for group in groups]
+    """Of a request that has all fields of one of ``groups``, and none of the others. A null field is not there."""
+    fields = dict.fromkeys(field for group in groups for field in group)
+    there, missing = {"not": {"type": "null"}}, {"type": "null"}
+    texts = [" and ".join(f"`{field}`" for field in group) for group in groups]
     return {
         "description": f"Exactly one of {'; '.join(texts)}." if len(groups) > 1 else f"{texts[0]} must be there.",
-        "oneOf": [{"required": [*group], "properties": {field: there for field in group}} for group in groups],
+        "oneOf": [
+            {
+                "required": [*group],
+                "properties": {field: there if field in group else missing for field in fields},
+            }
+            for group in groups
+        ],
     }
 
 

@@ -7,7 +7,7 @@ field. Fields that no answer depends on (``user``, ``priority``, ``request_id``)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,9 @@ from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls, ScoreControls
 from bei.server.fields import limits, one_of
 from bei.server.vectors import DType
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 
 class _Rule(NamedTuple):

@@ -125,8 +125,9 @@ class DetokenizeResponse(TypedDict):
 
 def pairs_of(body: ScoreRequest, call: Call) -> list[tuple[str, str]]:
     """What is scored. Raises InvalidRequestError where the sides cannot be matched."""
-    given = [sides for sides in _SIDES if all(getattr(body, side) is not None for side in sides)]
-    if len(given) != 1:
+    fields = {side for sides in _SIDES for side in sides if getattr(body, side) is not None}
+    given = [sides for sides in _SIDES if fields == {*sides}]
+    if not given:
         raise InvalidRequestError("The request must have text_1 and text_2, or one of queries and documents.", "text_1")
     first, second = (_listed(getattr(body, side)) for side in given[0])
     for side, texts in zip(given[0], (first, second), strict=True):

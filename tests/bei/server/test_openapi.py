@@ -20,6 +20,7 @@ from tests.artifacts import LIMITS
 from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.dialects.wire import ERRORS, exchanges
+from tests.bei.server.kinds import post
 from tests.bei.server.test_endpoint import GOOD
 
 CONFIG = ServeConfig()
@@ -179,3 +180,12 @@ def test_forms_of_answers_are_documented_where_there_are_such(page: dict[str, An
     assert media_types("/embed") == ["application/json", "application/msgpack", "application/octet-stream"]
     assert "x-bei-shape" in page["paths"]["/embed"]["post"]["responses"]["200"]["headers"]
     assert "406" in page["paths"]["/rerank"]["post"]["responses"]
+
+
+def test_a_field_of_another_pair_is_refused_as_the_page_says(kinds: App, page: dict[str, Any]) -> None:
+    body = {"model": "reranker", "queries": "a", "documents": "b"}
+    assert post(kinds, "/score", **body).status_code == 200
+    assert post(kinds, "/score", **body, text_1="").status_code == 400
+    (limit,) = (one for one in schema_of(page, "/score")[0]["allOf"] if "oneOf" in one)
+    pair = next(one["properties"] for one in limit["oneOf"] if one["required"] == ["queries", "documents"])
+    assert pair["text_1"] == {"type": "null"}
