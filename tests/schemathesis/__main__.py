@@ -135,10 +135,13 @@ def _config() -> str:
 
 
 def _closed(page: dict[str, Any]) -> dict[str, Any]:
-    """``page``, in which answers have no other fields than those it names. To clients it does not promise that."""
+    """``page``, in which answers have no other fields than those it names. To clients it does not promise that.
+
+    But for answers with a report, which have the fields of the answer beside it.
+    """
     asked = set(_references([one.get("requestBody") for item in page["paths"].values() for one in item.values()], page))
     for name, schema in page["components"]["schemas"].items():
-        if name not in asked and "properties" in schema:
+        if name not in (*asked, "Reported") and "properties" in schema:
             schema["additionalProperties"] = False
     return page
 
