@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from bei.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.port import LANES, Lane, PortStats
+from bei.timing import Timing
 
 # English has about four characters a token; special tokens come on top. Scripts with fewer characters a token are
 # underestimated until their texts are tokenized.
@@ -71,9 +72,9 @@ class Ticket:
     """What one request was admitted for. Held until its answer is rendered; ``close`` may be called twice.
 
     ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``check_tokens``, where the answer grows with the tokens,
-    is asked in a tokenizer's thread whether they are too many, before the engine gets them. A ticket may be used for
-    several calls of the service, one after the other or at once. A closed one counts nothing any more: a tokenizer's
-    thread may come late.
+    is asked in a tokenizer's thread whether they are too many, before the engine gets them. ``timing``, where it is
+    there, gets the times of the request's calls. A ticket may be used for several calls of the service, one after the
+    other or at once. A closed one counts nothing any more: a tokenizer's thread may come late.
     """
 
     def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
@@ -82,6 +83,7 @@ class Ticket:
         self.num_inputs = num_inputs
         self.accepted_s = time.monotonic()
         self.check_tokens: Callable[[int], None] | None = None
+        self.timing: Timing | None = None
         self._admission = admission
         self.admitted = demand
         self._expected = demand  # of inputs that are not tokenized yet

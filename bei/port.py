@@ -49,12 +49,21 @@ class Submission:
     deadline_s: float | None = None
 
 
+class StepTimes(NamedTuple):
+    """When a step began and ended."""
+
+    started_s: float
+    ended_s: float
+
+
 class Answer(NamedTuple):
-    """The answer to one ``Item``: a row, or the error of this item alone."""
+    """The answer to one ``Item``: a row, or the error of this item alone. ``step``: of the step that computed it; None
+    where there was none, as for answers from a cache."""
 
     request_id: int
     place: int
     result: Row | BeiError
+    step: StepTimes | None = None
 
 
 # Called with answers in any order, in a thread of the port's; it must return soon and not raise.

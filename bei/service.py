@@ -41,6 +41,7 @@ from bei.metrics import Metrics, ModelMetrics
 from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, Submission
+from bei.timing import CallTimes
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
 from bei.tuning import costs_for, engine_for
 
@@ -99,6 +100,7 @@ class _Call:
         self.in_part = in_part
         self.errors: dict[int, BeiError] = {}
         self.ticket = ticket
+        self.times: CallTimes | None = None
         self.encodings = [_NOT_YET] * num_inputs
         self.rows: list[Row | None] = [None] * num_inputs
         self.error: BeiError | None = None
@@ -185,6 +187,11 @@ class InferenceService:
         return self._tokenizers.is_alive and stats.is_alive and not stats.is_stalled
 
     @property
+    def num_open(self) -> int:
+        """Requests that are admitted and not answered yet."""
+        return self._admission.num_open
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that wait for their step."""
         return sum(lane.num_sequences for lane in self._port.stats().lanes.values())
@@ -223,6 +230,8 @@ class InferenceService:
         """
         num_ids = sum([len(value) for value in inputs if isinstance(value, list)])
         call = self._begin(len(inputs), ticket, reduce, in_part=in_part)
+        if ticket.timing is not None:
+            call.times = ticket.timing.of_call(len(inputs), ticket.accepted_s)
         start = partial(self._start, call, inputs, options, frozenset(outputs))
         try:
             if len(inputs) > _MANY_INPUTS or num_ids > _MANY_IDS:
@@ -418,6 +427,8 @@ class InferenceService:
         for index, encoding in items:
             call.encodings[index] = encoding
         call.ticket.moved(admitted, sum(encoding.num_tokens for _, encoding in items))
+        if call.times is not None:
+            call.times.submitted(items)
         if items[0].encoding.spans is not None:  # of no use to an engine
             items = [Item(index, replace(encoding, spans=None)) for index, encoding in items]
         ticket = call.ticket
@@ -429,11 +440,13 @@ class InferenceService:
         """In the port's thread."""
         done: list[_Call] = []
         num_tokens: dict[_Call, int] = {}
-        for request_id, index, result in answers:
+        for request_id, index, result, step in answers:
             call = self._calls.get(request_id)
             if call is None:  # cancelled meanwhile
                 continue
             num_tokens[call] = num_tokens.get(call, 0) + call.encodings[index].num_tokens
+            if call.times is not None:
+                call.times.answered(index, step)
             if isinstance(result, BeiError):
                 if call.fail_at(index, result):
                     self._port.cancel(request_id)

@@ -105,11 +105,14 @@ class TokenScores:
     num_tokens: int
     truncated: list[int]
 
+    def scores_of(self, index: int) -> Float32Array:
+        """Of all tokens of input ``index``, special ones included: probabilities or, if they are ``raw``, logits."""
+        logits = self.logits[index]
+        return logits if self.raw else apply_function(logits, self.classification.function)
+
     def entities_of(self, index: int) -> list[Entity]:
         """The labelled spans (or, without aggregation, the tokens) of input ``index``."""
-        logits = self.logits[index]
-        scores = logits if self.raw else apply_function(logits, self.classification.function)
-        labels = self.classification.labels
+        scores, labels = self.scores_of(index), self.classification.labels
         return entities_of(self.texts[index], self.encodings[index], scores, labels, self.aggregation)
 
 
@@ -362,30 +365,31 @@ async def classify(
 
 async def zero_shot(
     service: InferenceService,
-    text: str,
+    texts: Seq[str],
     hypotheses: Seq[str],
     *,
     ticket: Ticket,
     multi_label: bool = False,
     options: EncodingOptions = AS_CONFIGURED,
 ) -> Scores:
-    """Score each of ``hypotheses`` by how ``text`` entails it, with a model of natural language inference: one row.
+    """Score each of ``hypotheses`` by how a text entails it, with a model of natural language inference: a row a text.
 
     The hypotheses share one probability; ``multi_label``: each has its own, of entailment against contradiction, and so
-    has a single one. Raises TaskNotSupportedError for a model without such labels. (transformers:
-    ZeroShotClassificationPipeline; arXiv:1909.00161)
+    has a single one. ``truncated`` lists texts. Raises TaskNotSupportedError for a model without such labels.
+    (transformers: ZeroShotClassificationPipeline; arXiv:1909.00161)
     """
     entails, contradicts = nli_labels(service)
-    pairs = [(text, hypothesis) for hypothesis in hypotheses]
+    pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
     answer = await service.infer(pairs, ticket=ticket, outputs={"logits"}, options=options)
 
     def scores_of(logits: Float32Array) -> Float32Array:
         if multi_label or len(hypotheses) == 1:
-            return apply_function(logits[:, [contradicts, entails]], "softmax")[None, :, 1]
-        return apply_function(logits[None, :, entails], "softmax")
+            return apply_function(logits[:, [contradicts, entails]], "softmax")[:, 1].reshape(len(texts), -1)
+        return apply_function(logits[:, entails].reshape(len(texts), -1), "softmax")
 
     values = await _computed(answer.rows, "logits", scores_of)
-    return Scores(values, list(hypotheses), answer.num_tokens, answer.truncated)
+    truncated = sorted({index // len(hypotheses) for index in answer.truncated})
+    return Scores(values, list(hypotheses), answer.num_tokens, truncated)
 
 
 def nli_labels(service: InferenceService) -> tuple[int, int]:

@@ -98,7 +98,8 @@ class Document:
         for path in paths:
             for method in sorted(self._paths[path].keys() - {"head"}):
                 rows.setdefault(self._row(path, method), []).append(f"`{path}`")
-        inference = next(self._paths[path]["post"] for path in paths if "post" in self._paths[path])
+        posts = (self._paths[path]["post"] for path in paths if "post" in self._paths[path])
+        inference = next(operation for operation in posts if "requestBody" in operation)
         title = "Without a mount point" if name == "bei" else f"`/{name}`"
         return "\n".join(
             [
@@ -122,7 +123,7 @@ class Document:
         asked = self._body(request) if request else ", ".join(f"`?{name}=`" for name in query)
         errors = ", ".join(status for status in operation["responses"] if status != "200")
         described = f"{operation['summary']}. {self._description(path, method)}"
-        return methods, described, asked, self._body(answer), "below" if method == "post" else errors
+        return methods, described, asked, self._body(answer), "below" if request else errors
 
     def _description(self, path: str, method: str) -> str:
         """Of a mounted route that is also without a mount point: where it is described."""

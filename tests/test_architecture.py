@@ -21,7 +21,7 @@ ENGINE_LIBRARIES = {"openvino": "bei/engine/openvino.py", "tensorrt": "bei/engin
 LAYERS = ["cli", "server", "tasks", "service", "batching", "engine", "core"]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {
-    "admission": {"bei.core", "bei.errors", "bei.port"},
+    "admission": {"bei.core", "bei.errors", "bei.port", "bei.timing"},
     "byte_vectors": {"bei.core"},
     "canary": {"bei.core"},
     "port": {"bei.core", "bei.errors"},
@@ -33,6 +33,7 @@ LEAVES = {
     "long_texts": {"bei.core"},
     "layout": {"bei.core"},
     "mapped": set(),
+    "timing": {"bei.core", "bei.port"},
     "word_cache": set(),
 }
 CONTRACT = {"bei", "bei.artifact", "bei.byte_vectors", "bei.canary", "bei.core", "bei.errors"}

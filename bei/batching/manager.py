@@ -32,7 +32,7 @@ from bei.core import Engine, Row
 from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, ShuttingDownError
 from bei.metrics import ModelMetrics
-from bei.port import Answer, Item, OnAnswers, PortStats, Submission
+from bei.port import Answer, Item, OnAnswers, PortStats, StepTimes, Submission
 
 log = logging.getLogger(__name__)
 
@@ -355,6 +355,10 @@ class BatchManager:
     def _settled(self, done: _Done) -> list[Answer]:
         """The answers to everybody who waits for the entries of ``done``, which are forgotten."""
         settled = []
+        times = None
+        if done.step is not None:
+            step, seconds = done.step
+            times = StepTimes(step.started_s, step.started_s + seconds)
         with self._lock:
             for entry, answer in zip(done.entries, done.answers, strict=True):
                 if self._running.get(entry.identity) is entry:
@@ -362,7 +366,8 @@ class BatchManager:
                 if not isinstance(answer, BeiError):
                     self._keep(entry.identity, answer)
                 for waiter in entry.waiters:
-                    settled.append(Answer(waiter.request_id, waiter.place, _part_of(answer, waiter.outputs)))
+                    part = _part_of(answer, waiter.outputs)
+                    settled.append(Answer(waiter.request_id, waiter.place, part, times))
                     others = self._entries_of.get(waiter.request_id)
                     if others is not None:
                         others.discard(entry)

@@ -21,7 +21,7 @@ from bei import __version__
 from bei.config import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
-from bei.server import classify, embed, embeddings, rerank, tokenize, tokens
+from bei.server import classify, embed, embeddings, rerank, tokenize, tokens, zero_shot
 from bei.server.answers import AnswerMemory
 from bei.server.dialect import Dialect, Dialects, mounted
 from bei.server.dialects import all_dialects, cohere, nim, tei, vllm
@@ -48,11 +48,11 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         nim.RANKING,
         vllm.SCORE,
         vllm.POOLING,
+        vllm.DETOKENIZE,
         *tei.root_routes(),
         tei.decode_route(max_inputs),
-        *embed.routes(max_inputs),
-        *rerank.ROUTES,
-        *classify.ROUTES,
+        *tei.with_timing((*embed.routes(max_inputs), *rerank.ROUTES, *classify.ROUTES)),
+        zero_shot.ROUTE,
         tokens.ROUTE,
         tokenize.ROUTE,
     )
@@ -75,7 +75,7 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         AnswerMemory(config.answer_memory),
         compresses=config.compress_answers,
     )
-    dialects = Dialects(all_dialects(models, config), config.dialect)
+    dialects = Dialects(all_dialects(models, config, metrics), config.dialect)
     routes = [*inference_routes(config)]
     endpoints = [Endpoint(route, context, config.payload_limit) for route in routes]
     for dialect in dialects:
@@ -89,6 +89,7 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         endpoint.add_to(app)
     app.include_router(models_router(models))
     app.include_router(info_router(models, config))
+    app.include_router(tei.openapi_router())
     app.include_router(health_router(models, metrics))
     # Made when it is first asked for: a server that starts does not wait for it.
     app.openapi = cache(partial(openapi.page, app, routes, [*dialects], config))  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from msgspec import Meta
 from bei.artifact import Manifest, Role
 from bei.server.fields import Limits
 from bei.server.truncation import CONTRADICTIONS, Direction, TokenLimit, Truncate, encoding_options
-from bei.tasks import prompt_of, role_of
+from bei.tasks import role_of
 from bei.tokenization import EncodingOptions
 
 Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]
@@ -44,10 +44,6 @@ class PromptControls(Controls, kw_only=True):
 
     prompt_name: Annotated[str | None, Meta(description="A prompt of the model's: see /v1/models.")] = None
     input_type: Annotated[str | None, Meta(description="query, document, or the name of a prompt.")] = None
-
-    def prompt(self, manifest: Manifest) -> str:
-        """The text in front of every input. Raises InvalidRequestError that lists the prompts."""
-        return prompt_of(manifest, self.prompt_name, self.input_type)
 
     def role(self, manifest: Manifest) -> Role | None:
         """The side of late interaction that the texts are on."""

@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from fastapi import APIRouter
+from starlette.responses import Response
 from starlette.types import Scope
 
 from bei.errors import InvalidRequestError
+from bei.metrics import CONTENT_TYPE, Metrics
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.errors import ErrorForm
+from bei.server.reads import answers
 
 HEADER = b"x-bei-dialect"
 
@@ -67,6 +70,16 @@ def adjusted(route: Route[Any], adjust: Callable[[Any], None]) -> Route[Any]:
 
     handle.__doc__ = route.handle.__doc__
     return replace(route, handle=handle)
+
+
+def add_metrics(router: APIRouter, path: str, metrics: Metrics) -> None:
+    """This server's metrics, under its own names, on a peer's path."""
+
+    @router.get(path, summary="Prometheus metrics")
+    @answers(bodies={200: str}, media_type=CONTENT_TYPE)
+    async def metrics_text() -> Response:
+        """Exposition format; docs/reference.md lists the names."""
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
 def mounted(dialect: Dialect) -> Iterator[Route[Any]]:

@@ -13,7 +13,7 @@ from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.fields import MAX_INPUTS, Text, Texts, limits
-from bei.server.inference import embedded
+from bei.server.inference import asked_prompt, embedded
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.server.vectors import FLOATS
@@ -131,7 +131,7 @@ async def embed_all(body: TextsRequest, call: Call) -> Reply:
     service = call.able("embed_tokens", body.model)
     texts = body.texts()
     call.check_inputs(texts, "inputs")
-    prompt, role = body.prompt(service.manifest), body.role(service.manifest)
+    prompt, role = asked_prompt(call, service, body.prompt_name, body.input_type), body.role(service.manifest)
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
     ticket, options = call.admit(service, texts, bytes_per_token=bytes_per_token), body.encoding_options()
     answer = await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role, options=options)
@@ -152,7 +152,7 @@ async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
     service = call.able("embed_sparse", body.model)
     texts = body.texts()
     call.check_inputs(texts, "inputs")
-    prompt, options = body.prompt(service.manifest), body.encoding_options()
+    prompt, options = asked_prompt(call, service, body.prompt_name, body.input_type), body.encoding_options()
     ticket = call.admit(service, texts)
     answer = await embed_sparse(service, texts, ticket=ticket, prompt=prompt, top_k=body.top_k, options=options)
     content = Items(
@@ -187,7 +187,7 @@ async def similarity(body: SimilarityRequest, call: Call) -> Reply:
         service,
         texts,
         ticket=call.admit(service, texts),
-        prompt=controls.prompt(service.manifest),
+        prompt=asked_prompt(call, service, controls.prompt_name, controls.input_type),
         normalize=True,
         options=controls.encoding_options(),
     )

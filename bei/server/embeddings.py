@@ -12,7 +12,7 @@ from msgspec import Meta
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.fields import MAX_INPUTS, limits
-from bei.server.inference import Embedded, embedded
+from bei.server.inference import Embedded, asked_prompt, embedded
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.unsupported import EmbeddingControls
@@ -182,7 +182,7 @@ async def _late_chunked(
     width = min(width, body.dimensions or width)
     form.check(service.manifest, width, body.normalize, "dimensions")
     call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(width)))
-    prompt = body.prompt(service.manifest)
+    prompt = asked_prompt(call, service, body.prompt_name, body.input_type)
     ticket = call.admit(service, [" ".join(texts)])
     dimensions, normalize = body.dimensions, body.normalize
     return await embed_chunks(service, texts, ticket=ticket, prompt=prompt, dimensions=dimensions, normalize=normalize)

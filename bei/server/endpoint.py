@@ -7,7 +7,7 @@ answer. Handlers know neither bytes nor HTTP; everything that is the same for al
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +48,7 @@ from bei.server.rendering import (
 )
 from bei.server.urgency import Urgency, urgency_of
 from bei.service import InferenceService, ModelInput
+from bei.timing import Timing
 
 RequestT = TypeVar("RequestT")
 
@@ -80,11 +81,17 @@ class Call:
     """One request on its way through a handler: the served models, its urgency, and what it was admitted for.
 
     What it was admitted for is held until ``close``, when the last byte of the answer is rendered. ``any_model``: a
-    name that no model has is passed over.
+    name that no model has is passed over. ``timing``: gets the times of what is admitted.
     """
 
     def __init__(
-        self, context: Context, urgency: Urgency, *, any_model: bool = False, has_report: bool = False
+        self,
+        context: Context,
+        urgency: Urgency,
+        *,
+        any_model: bool = False,
+        has_report: bool = False,
+        timing: Timing | None = None,
     ) -> None:
         self.models = context.models
         self.has_report = has_report  # the answer is to say of each input what became of it
@@ -95,6 +102,8 @@ class Call:
         self._answer_bytes = 0  # counted there
         self._urgency = urgency
         self._tickets: list[Ticket] = []
+        self._whole: Ticket | None = None
+        self.timing = timing
         self.warnings: list[str] = []  # for the client, in a header
 
     def able(self, task: str, name: str | None) -> InferenceService:
@@ -160,7 +169,7 @@ class Call:
 
         ``bytes_per_token``: what the answer grows by with every token; it is checked while the inputs are tokenized.
         """
-        ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
+        ticket = self._admitted(service, inputs) if self._whole is None else self._whole
         if bytes_per_token:
             try:
                 self._hold(min(ticket.admitted.num_tokens * bytes_per_token, self._answer_limit))
@@ -171,9 +180,20 @@ class Call:
         self._tickets.append(ticket)
         return ticket
 
+    def admit_whole(self, service: InferenceService, inputs: Seq[ModelInput]) -> None:
+        """Accept the inputs of all parts of the request: what its parts ``admit`` later is of this ticket."""
+        self._whole = self._admitted(service, inputs)
+
+    def _admitted(self, service: InferenceService, inputs: Seq[ModelInput]) -> Ticket:
+        ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
+        if self.timing is not None:
+            self.timing.admitted(inputs, service.manifest.target)
+            ticket.timing = self.timing
+        return ticket
+
     def close(self) -> None:
         """Give back what was admitted."""
-        for ticket in self._tickets:
+        for ticket in self._tickets if self._whole is None else [self._whole]:
             ticket.close()
         self._answers.give_back(self._answer_bytes)
         self._answer_bytes = 0
@@ -219,7 +239,7 @@ _NOTATIONS = {notation.media_type: notation for notation in (IN_JSON, IN_MSGPACK
 class Route(Generic[RequestT]):
     """``request`` and ``response`` are the bodies' types (or tuples of alternatives) for /openapi.json; ``summary`` and
     ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError. ``has_report``: the
-    handler can say of each input what became of it.
+    handler can say of each input what became of it. ``timing_headers``: what a good answer says about its time.
     """
 
     path: str
@@ -229,6 +249,7 @@ class Route(Generic[RequestT]):
     parse: Callable[[bytes], RequestT]
     handle: Callable[[RequestT, Call], Awaitable[Reply]]
     has_report: bool = False
+    timing_headers: Callable[[Timing], Mapping[str, str]] | None = None
 
 
 class Endpoint:
@@ -269,7 +290,8 @@ class Endpoint:
         is_large = len(content) > _LARGE_BODY_BYTES
         body = await self._parsed(content)
         del content
-        call = Call(self._context, urgency, any_model=self._any_model, has_report=form.has_report)
+        timing = None if self._route.timing_headers is None else Timing()
+        call = Call(self._context, urgency, any_model=self._any_model, has_report=form.has_report, timing=timing)
         is_answered = True
         try:
             reply = await unless_disconnected(request, self._route.handle(body, call))
@@ -278,6 +300,8 @@ class Endpoint:
                 raise _no_report()
             written, notation, media_type = reply.written_in(form.media_types)
             headers = _headers(reply, call, written)
+            if timing is not None and self._route.timing_headers is not None:
+                headers.update(self._route.timing_headers(timing))
             coding = self._coding(form.codings, headers)
             if num_bytes_of(written) <= INLINE_BYTES:
                 content = whole(written, notation)

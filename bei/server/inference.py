@@ -58,10 +58,8 @@ async def embedded(
     for form in forms:
         form.check(service.manifest, width, normalize, dimensions_param)
     call.check_answer(len(inputs) * (around_bytes + sum(form.num_bytes(width) for form in forms)))
-    prompt = prompt_of(service.manifest, prompt_name, input_type)
-    is_unsaid = not prompt and prompt_name is None and input_type is None
-    if is_unsaid and any(service.manifest.prompts.values()) and any(isinstance(value, str) for value in inputs):
-        call.warn(f"{service.name} has prompts and got none: say by input_type what the texts are")
+    has_texts = any(isinstance(value, str) for value in inputs)
+    prompt = asked_prompt(call, service, prompt_name, input_type, has_texts=has_texts)
     only_form = forms[0] if len(forms) == 1 else None
     if wrong and len(wrong) == len(inputs):
         nothing = Embeddings(np.zeros((len(inputs), width), np.float32), 0, [], 1.0, wrong, [0] * len(inputs))
@@ -90,6 +88,23 @@ def _wrong(call: Call, inputs: Seq[ModelInput], param: str) -> dict[int, BeiErro
         return None
     call.check_count(inputs, param)
     return {index: empty_text(index, param) for index, value in enumerate(inputs) if value == ""}
+
+
+def asked_prompt(
+    call: Call,
+    service: InferenceService,
+    prompt_name: str | None = None,
+    input_type: str | None = None,
+    *,
+    has_texts: bool = True,
+) -> str:
+    """What ``prompt_of`` gives. Texts that get no prompt because nobody said what they are, of a model that was trained
+    with prompts, are answered with a warning. Raises InvalidRequestError."""
+    prompt = prompt_of(service.manifest, prompt_name, input_type)
+    is_unsaid = not prompt and prompt_name is None and input_type is None
+    if is_unsaid and has_texts and any(service.manifest.prompts.values()):
+        call.warn(f"{service.name} has prompts and got none: say by input_type what the texts are")
+    return prompt
 
 
 async def ranked(

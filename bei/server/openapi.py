@@ -33,6 +33,7 @@ from bei.server.reads import Answers, answers_of
 from bei.server.reports import InputReport
 from bei.server.schemas import Schemas
 from bei.server.urgency import DEADLINES
+from bei.timing import Timing
 
 _RANGES = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*(,\.\.\.)?$"}
 _WHOLE = {"type": "integer", "minimum": 0}
@@ -47,6 +48,7 @@ _ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
     "accept-encoding": {"schema": _TEXT, "description": "Codings of bodies that are decoded here."},
 }
 
+_TIMING_HEADER = {"schema": _TEXT, "description": "TEI's: what the request took, times in milliseconds."}
 _OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
 
 # Of requests that are refused before they have arrived whole: our form on every path.
@@ -114,7 +116,7 @@ class OpenAPI:
         reads = {
             (path, method): answers_of(self._functions[frame["paths"][path][method]["operationId"]])
             for path, method in operations
-            if method != "post"
+            if method != "post" or path not in bodies
         }
         forms = {dialect.name: _form_of(dialect) for dialect in dialects}
         schemas = Schemas(_types(bodies.values(), reads.values(), forms.values()), config.max_client_batch_size)
@@ -171,10 +173,11 @@ class _Writer:
     def inference(self, path: str, route: Route[Any]) -> dict[str, Any]:
         """The parts of a route with a body that FastAPI does not know."""
         form = self._form_of(path)
-        headers = (TRUNCATED_HEADER, WARNING_HEADER, *(_OCTET_HEADERS if route.has_report else ()))
+        names = (TRUNCATED_HEADER, WARNING_HEADER, *(_OCTET_HEADERS if route.has_report else ()))
+        timing = {} if route.timing_headers is None else route.timing_headers(Timing())
         answer = {
             "description": "In the order of the inputs, unless the route sorts.",
-            "headers": {name: _ANSWER_HEADERS[name] for name in headers},
+            "headers": {name: _ANSWER_HEADERS[name] for name in names} | dict.fromkeys(timing, _TIMING_HEADER),
             "content": self._answers(route),
         }
         request = {

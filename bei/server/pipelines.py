@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from bei.server.endpoint import INLINE_BODY_BYTES, Call, Reply
 from bei.server.fields import Text, Texts, limits
 from bei.server.parsing import parser
 from bei.server.rendering import Items, items_of
+from bei.service import InferenceService
 from bei.tasks import classify as classify_inputs
 from bei.tasks import classify_tokens, nli_labels, zero_shot
 
@@ -142,16 +143,33 @@ class _Kind:
     handle: Callable[[Any, Call], Awaitable[Reply]]
 
 
+class Asked(NamedTuple):
+    """A request that was read as one of the kind of ``service``, and what answers it."""
+
+    service: InferenceService
+    body: Any
+    handle: Callable[[Any, Call], Awaitable[Reply]]
+
+
+async def read_by_kind(content: bytes, call: Call, model: str | None = None) -> Asked:
+    """``model``: of a request that names none. Raises InvalidRequestError, ModelNotFoundError."""
+    given: _Fields = await _read(_parse_fields, content)
+    name = model if given.model is None else given.model
+    service = call.named(name)
+    kind = _kind_of(service.manifest.tasks[0], bytes(given.inputs).lstrip(), bytes(given.parameters), call.max_inputs)
+    body = await _read(kind.parse, content)
+    body.model = name
+    return Asked(service, body, kind.handle)
+
+
 async def by_kind(content: bytes, call: Call) -> Reply:
     """What the route of the model's kind answers: vectors, sparse vectors, scores of texts, or labels.
 
     With `parameters`, as huggingface_hub's client sends them, labels and entities have the form of its pipelines. With
     `source_sentence` and `sentences` as `inputs` the answer is their similarity.
     """
-    given: _Fields = await _read(_parse_fields, content)
-    service = call.named(given.model)
-    kind = _kind_of(service.manifest.tasks[0], bytes(given.inputs).lstrip(), bytes(given.parameters), call.max_inputs)
-    return await kind.handle(await _read(kind.parse, content), call)
+    asked = await read_by_kind(content, call)
+    return await asked.handle(asked.body, call)
 
 
 def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _Kind:
@@ -230,7 +248,7 @@ async def name_labels(body: ZeroShotRequest, call: Call) -> Reply:
     call.check_answer(num_bytes)
     hypotheses = [template.replace("{}", label, 1) for label in labels]
     ticket = call.admit(service, [(body.inputs, hypothesis) for hypothesis in hypotheses])
-    scores = await zero_shot(service, body.inputs, hypotheses, ticket=ticket, multi_label=asked.multi_label)
+    scores = await zero_shot(service, [body.inputs], hypotheses, ticket=ticket, multi_label=asked.multi_label)
     values = scores.values[0]
     order = np.argsort(-values, kind="stable")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,61 @@ def test_words_are_the_tokenizer_s_where_it_marks_them_else_what_stands_between_
 @pytest.mark.parametrize("kind", ["byte-level bpe", "unigram"])
 def test_a_word_ends_at_any_blank_where_the_pipeline_knows_spaces_only(kind: str, blank: str) -> None:
     assert words(kind, f"the{blank}the")[-1].strip() == "the"
+
+
+# Astral characters, combining marks, scripts from right to left, joiners and variation selectors: where a character is
+# several bytes, several UTF-16 units, or several of them are one to the eye.
+_marked = st.text(
+    st.sampled_from("aetzä世😀👩💻🏽𝔘𐍈אבمرحبا ﷺﬁ①")
+    | st.sampled_from("\u0301\u0308\u200d\u200c\u202e\u200f\ufe0f\u20e3"),
+    max_size=20,
+)
+_any_text = _marked | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def is_written_at(kind: str, token: str, text: str, start: int, end: int) -> bool:
+    """Whether the vocabulary's ``token`` stands in this part of the text, as the tokenizer's normalizer reads it.
+
+    Blanks around a token are not in its part, nor are marks that the normalizer composed with its last letter.
+    """
+    if token in ("[UNK]", "<unk>"):
+        return start < end
+    if kind == "byte-level bpe":
+        byte_of = {symbol: byte for byte, symbol in zip(*_byte_level_alphabet(), strict=True)}
+        return bytes(byte_of[symbol] for symbol in token).strip(b" ") in text[start:end].encode()
+    while end < len(text) and unicodedata.combining(text[end]):
+        end += 1
+    written = TOKENIZERS[kind][0]().normalizer.normalize_str(text[start:end])
+    return token.removeprefix("##") in written if kind == "wordpiece" else token.replace("▁", "") in written
+
+
+@functools.cache
+def _byte_level_alphabet() -> tuple[list[int], list[str]]:
+    """Bytes and the characters that stand for them in byte-level vocabularies (GPT-2's table)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return [*shown, *hidden], [*map(chr, shown), *(chr(256 + index) for index in range(len(hidden)))]
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("kind", list(TOKENIZERS))
+@settings(max_examples=60, deadline=None)
+@given(text=_any_text, seed=st.integers(0, 2**32 - 1))
+@example(text="a👩🏽\u200d💻 e\u0301t אב", seed=0)
+@example(text="😀😀 the cat", seed=0)
+@example(text="ﬁ ① ﷺ", seed=0)
+def test_offsets_count_code_points_and_cut_the_entity_out_of_any_text(
+    kind: str, aggregation: Aggregation, text: str, seed: int
+) -> None:
+    entities, _ = ours(kind, "BIO", text, seed, aggregation)
+    ends = [0]
+    for entity in entities:
+        assert 0 <= entity.start <= entity.end <= len(text)
+        assert entity.text == text[entity.start : entity.end]
+        token = encoder(kind).token(entity.token_id)
+        assert is_written_at(kind, token, text, entity.start, entity.end), (token, entity)
+        assert entity.end >= ends[-1]
+        ends.append(entity.end)
 
 
 def test_decomposed_accents_do_not_break_words_as_they_do_in_the_pipeline() -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from bei.config import ServeConfig
+from bei.metrics import Metrics
 from bei.server.dialect import Dialect
 from bei.server.dialects import cohere, infinity, nim, tei, vllm, voyage
 from bei.server.models import Models
 
 
-def all_dialects(models: Models, config: ServeConfig) -> tuple[Dialect, ...]:
+def all_dialects(models: Models, config: ServeConfig, metrics: Metrics) -> tuple[Dialect, ...]:
     """In the order in which messages name them; ``bei.config.DIALECTS`` has the same names."""
     return (
-        tei.dialect(models, config),
+        tei.dialect(models, config, metrics),
         cohere.DIALECT,
         voyage.DIALECT,
-        nim.dialect(models),
-        infinity.dialect(models),
-        vllm.dialect(config),
+        nim.dialect(models, metrics),
+        infinity.dialect(models, metrics),
+        vllm.dialect(models, config, metrics),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
@@ -16,7 +17,7 @@ from bei.server import rerank
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, adjusted
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.fields import Texts, exactly_one, limits, limits_of_inputs
+from bei.server.fields import Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.inference import embedded
 from bei.server.parsing import parser
 from bei.server.rendering import Items
@@ -194,15 +195,29 @@ EMBED_ROUTES: tuple[Route[Any], ...] = (
 )
 
 
-def _without_documents(body: rerank.RerankControls) -> None:
-    """v1 returns documents where they are asked for; at the root it does, as Jina and vLLM do."""
-    if isinstance(body, rerank.DocumentsRequest) and body.return_documents is None:
-        body.return_documents = False
+def _as_cohere(body: rerank.RerankControls) -> None:
+    """v1 returns documents where they are asked for; at the root it does, as Jina and vLLM do. ``top_n`` 0 is an error;
+    at the root it is vLLM's word for all. Raises InvalidRequestError."""
+    if isinstance(body, rerank.DocumentsRequest):
+        if body.top_n == 0:
+            raise InvalidRequestError("top_n must be at least 1; leave it out for all documents.", "top_n")
+        body.return_documents = bool(body.return_documents)
 
+
+_TOP_N = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
+_COHERE = limits(properties={"texts": {"type": "null"}, "top_n": _TOP_N})
+_RERANK_ROUTES = tuple(
+    replace(
+        adjusted(route, _as_cohere),
+        request=(Annotated[rerank.TextsRequest, without("documents")], Annotated[rerank.DocumentsRequest, _COHERE]),
+    )
+    for route in rerank.ROUTES
+    if route.path != "/rerank"
+)
 
 DIALECT = Dialect(
     "cohere",
-    (*EMBED_ROUTES, *(adjusted(route, _without_documents) for route in rerank.ROUTES if route.path != "/rerank")),
+    (*EMBED_ROUTES, *_RERANK_ROUTES),
     error_form,
     Message,
 )

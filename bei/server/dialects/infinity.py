@@ -15,9 +15,10 @@ from fastapi import APIRouter
 from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, MalformedRequestError, ModelNotFoundError
+from bei.metrics import Metrics
 from bei.server import classify
 from bei.server.controls import Model
-from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail
+from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.fields import Text, Texts
@@ -119,6 +120,11 @@ class ServedModel(TypedDict):
     created: int
     backend: str
     capabilities: list[str]
+    embedding_dtype: Literal["float32"]
+    dtype: str
+    revision: str | None
+    lengths_via_tokenize: bool
+    device: str
 
 
 class ModelList(TypedDict):
@@ -195,8 +201,9 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     )
 
 
-def _reads(models: Models) -> APIRouter:
+def _reads(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
+    add_metrics(router, "/metrics", metrics)
 
     @router.get("/models", summary="List the served models (Infinity)", response_model=None)
     @answers()
@@ -231,10 +238,15 @@ def _described(service: InferenceService, created: int) -> ServedModel:
         "created": created,
         "backend": manifest.target,
         "capabilities": [_CAPABILITIES[task] for task in manifest.tasks if task in _CAPABILITIES],
+        "embedding_dtype": "float32",
+        "dtype": manifest.precision,
+        "revision": manifest.source.revision,
+        "lengths_via_tokenize": True,
+        "device": manifest.target,
     }
 
 
-def dialect(models: Models) -> Dialect:
+def dialect(models: Models, metrics: Metrics) -> Dialect:
     """Bound to the served models."""
     routes: tuple[Route[Any], ...] = (
         Route(
@@ -256,4 +268,4 @@ def dialect(models: Models) -> Dialect:
             classify_texts,
         ),
     )
-    return Dialect("infinity", routes, error_form, (StatusErrorBody, ValidationErrors), _reads(models))
+    return Dialect("infinity", routes, error_form, (StatusErrorBody, ValidationErrors), _reads(models, metrics))

@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from fastapi import APIRouter
 
+from bei import __version__
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError
+from bei.metrics import Metrics
 from bei.server.controls import Dimensions, Model
-from bei.server.dialect import Dialect
+from bei.server.dialect import Dialect, add_metrics
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.fields import Text as NonEmptyText
@@ -97,6 +99,13 @@ class ReadyHealth(Health):
     ready: Literal[True]
 
 
+class Version(TypedDict):
+    """``api`` is what paths begin with."""
+
+    release: str
+    api: str
+
+
 class RankingResponse(TypedDict):
     """NVIDIA's."""
 
@@ -166,7 +175,7 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     return status, Problem(object="error", message=str(error), type=error.code, detail={})
 
 
-def _reads(models: Models) -> APIRouter:
+def _reads(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
     @router.head("/v1/health/live", summary="Liveness (NIM)", response_model=None)
@@ -186,6 +195,13 @@ def _reads(models: Models) -> APIRouter:
         await models.check_ready()
         return {"object": "health.response", "message": "ready", "ready": True}
 
+    @router.get("/v1/version", summary="Version (NIM)", response_model=None)
+    @answers()
+    async def version() -> Version:
+        """This server's, and that of the API, which its paths begin with."""
+        return {"release": __version__, "api": "1"}
+
+    add_metrics(router, "/v1/metrics", metrics)
     router.include_router(models_router(models))
     return router
 
@@ -195,7 +211,7 @@ RANKING: Route[Any] = Route(
 )
 
 
-def dialect(models: Models) -> Dialect:
+def dialect(models: Models, metrics: Metrics) -> Dialect:
     """Bound to the served models."""
     embeddings: Route[Any] = Route(
         "/v1/embeddings",
@@ -214,4 +230,4 @@ def dialect(models: Models) -> Dialect:
         parser(RankingRequest),
         rank,
     )
-    return Dialect("nim", (embeddings, RANKING, hosted), error_form, Problem, _reads(models))
+    return Dialect("nim", (embeddings, RANKING, hosted), error_form, Problem, _reads(models, metrics))

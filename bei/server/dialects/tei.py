@@ -6,28 +6,39 @@ model is for. Under ``/tei`` the model's name is not looked at, as there.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 from fastapi import APIRouter
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from bei import errors
 from bei.config import ServeConfig
 from bei.errors import InvalidRequestError
+from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize
 from bei.server.controls import Model
-from bei.server.dialect import Dialect, adjusted
+from bei.server.dialect import Dialect, add_metrics, adjusted
 from bei.server.endpoint import Call, Reply, Route
-from bei.server.fields import MAX_INPUTS, limits
+from bei.server.fields import MAX_INPUTS, limits, limits_of_inputs
 from bei.server.info import info_router
 from bei.server.models import Models
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
-from bei.server.pipelines import REQUESTS, RESPONSES, by_kind
+from bei.server.pipelines import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
 from bei.server.reads import answers
+from bei.server.rendering import FLOAT_BYTES, Items, num_bytes_of
 from bei.server.tokenize import MOST_IDS, decoded
+from bei.service import InferenceService, ModelInput
+from bei.timing import Timing
+
+# So many are read, or begun, before the event loop serves others: a few milliseconds.
+_INSTANCES_AT_ONCE = 32
 
 Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1, maxItems=MOST_IDS)]
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
@@ -95,6 +106,111 @@ async def decode(body: DecodeRequest, call: Call) -> Reply:
     return Reply(decoded(call, call.named(body.model), [ids] if ids else lists, "ids", skip_special_tokens=skip))
 
 
+class VertexRequest(msgspec.Struct, kw_only=True):
+    """Vertex AI's envelope. Each instance is the body of a request for the kind of the model; ``model`` is that of
+    instances that name none."""
+
+    instances: Annotated[list[Annotated[msgspec.Raw, limits(type="object")]], limits_of_inputs]
+    model: Model | None = None
+
+
+class VertexResponse(TypedDict):
+    """For each instance what the route for its kind answers, in their order."""
+
+    predictions: list[Any]
+
+
+async def vertex(body: VertexRequest, call: Call) -> Reply:
+    """For each of `instances` what the route for the kind of the model answers: vectors, sparse vectors, labels or, for
+    an instance with `query` and `texts`, ranks. All instances ask one model."""
+    call.check_inputs(body.instances, "instances")
+    parts: list[Asked] = []
+    for instance in body.instances:
+        parts.append(await read_by_kind(bytes(instance), call, body.model))
+        await _pause(parts)
+    service = parts[0].service
+    if any(part.service is not service for part in parts):
+        raise InvalidRequestError("instances name several models: send a request for each.", "instances")
+    inputs = [one for part in parts for one in _inputs_of(part)]
+    call.check_inputs(inputs, "instances")
+    call.check_answer(len(inputs) * _bytes_per_input(service))
+    call.admit_whole(service, inputs)
+    replies = await _all_answered(parts, call)
+    contents = [reply.content for reply in replies]
+    predictions = Items(len(contents), sum(map(num_bytes_of, contents)), lambda start, stop: contents[start:stop])
+    call.check_answer(predictions.num_bytes)
+    return Reply({"predictions": predictions}, [index for index, reply in enumerate(replies) if reply.truncated])
+
+
+def _inputs_of(part: Asked) -> Seq[ModelInput]:
+    body = part.body
+    if isinstance(body, embed.EmbedRequest):
+        return embed.inputs_of(body.inputs)
+    if isinstance(body, rerank.TextsRequest):
+        return [(body.query, text) for text in body.texts]
+    if isinstance(body, classify.PredictRequest):
+        return classify.inputs_of(body.inputs)[0]
+    if isinstance(body, embed.SparseRequest):
+        return body.texts()
+    raise InvalidRequestError("instances must ask for embeddings, sparse embeddings, labels or ranks.", "instances")
+
+
+def _bytes_per_input(service: InferenceService) -> int:
+    width = service.manifest.dimension("embedding") or 0
+    return width * FLOAT_BYTES + classify.ranked_bytes(classify.labels_of(service))
+
+
+async def _all_answered(parts: Seq[Asked], call: Call) -> Seq[Reply]:
+    """Where one fails the others are cancelled."""
+    tasks: list[asyncio.Future[Reply]] = []
+    try:
+        for part in parts:
+            tasks.append(asyncio.ensure_future(part.handle(part.body, call)))
+            await _pause(tasks)
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _pause(done: Seq[object]) -> None:
+    """Let the event loop serve others now and then."""
+    if len(done) % _INSTANCES_AT_ONCE == 0:
+        await asyncio.sleep(0)
+
+
+# What runs on a GPU; TEI says "gpu+optimized" always.
+_GPU_TARGETS = frozenset(("cuda", "tensorrt", "trtllm"))
+
+
+def timing_headers(timing: Timing) -> dict[str, str]:
+    """TEI's: whole milliseconds, and of the request's inputs the means."""
+    means, total = timing.means(), _milliseconds(timing.total_s)
+    return {
+        "x-compute-type": f"{'gpu' if timing.target in _GPU_TARGETS else 'cpu'}+optimized",
+        "x-compute-time": total,
+        "x-compute-characters": str(timing.num_characters),
+        "x-compute-tokens": str(timing.num_tokens),
+        "x-total-time": total,
+        "x-tokenization-time": _milliseconds(means.tokenization_s),
+        "x-queue-time": _milliseconds(means.queue_s),
+        "x-inference-time": _milliseconds(means.inference_s),
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+_TIMED = frozenset(("/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict", "/rerank"))
+
+
+def with_timing(routes: Iterable[Route[Any]]) -> Iterator[Route[Any]]:
+    """``routes``, those that TEI times with its headers."""
+    for route in routes:
+        yield replace(route, timing_headers=timing_headers) if route.path in _TIMED else route
+
+
 def error_form(error: errors.BeiError, status: int, path: str) -> tuple[int, object]:
     """TEI's kinds of errors and their statuses; ours where TEI has none of the kind."""
     kind, status = next((row for cls, row in _KINDS.items() if isinstance(error, cls)), ("Backend", status))
@@ -136,23 +252,39 @@ def _unit_length(body: embeddings.EmbeddingRequest) -> None:
 
 
 def root_routes() -> tuple[Route[Any], ...]:
-    """``/``, for clients that are given nothing but a server's address, and SageMaker's path."""
-    return tuple(
-        Route(path, "Do what the model is for (TEI)", REQUESTS, RESPONSES, bytes, by_kind, has_report=True)
-        for path in ("/", "/invocations")
+    """``/``, for clients that are given nothing but a server's address, SageMaker's path, and Vertex AI's."""
+    summary = "Do what the model is for (TEI)"
+    by_address: Route[Any] = Route(
+        "/", summary, REQUESTS, RESPONSES, bytes, by_kind, has_report=True, timing_headers=timing_headers
     )
+    by_instance: Route[Any] = Route(
+        "/vertex", f"{summary[:-1]}, Vertex AI)", VertexRequest, VertexResponse, parser(VertexRequest), vertex
+    )
+    return by_address, replace(by_address, path="/invocations"), by_instance
 
 
-def dialect(models: Models, config: ServeConfig) -> Dialect:
+def openapi_router() -> APIRouter:
+    """The description of the API on TEI's path."""
+    router = APIRouter()
+
+    @router.get("/api-doc/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        """What /openapi.json answers."""
+        return JSONResponse(request.app.openapi())
+
+    return router
+
+
+def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
     """Bound to the served models."""
     max_inputs = config.max_client_batch_size
     accepts_ids = config.openai_token_ids == "accept"
     openai = adjusted(embeddings.route(max_inputs, accepts_ids=accepts_ids), _unit_length)
+    openai = replace(openai, timing_headers=timing_headers)
+    shared = (*embed.routes(max_inputs), *classify.ROUTES, *rerank.ROUTES)
     routes = (
         *root_routes(),
-        *embed.routes(max_inputs),
-        *(route for route in classify.ROUTES if route.path == "/predict"),
-        *(route for route in rerank.ROUTES if route.path == "/rerank"),
+        *with_timing(route for route in shared if route.path in _TIMED),
         tokenize.ROUTE,
         decode_route(max_inputs),
         openai,
@@ -160,6 +292,8 @@ def dialect(models: Models, config: ServeConfig) -> Dialect:
     )
     reads = APIRouter()
     reads.include_router(info_router(models, config))
+    reads.include_router(openapi_router())
+    add_metrics(reads, "/metrics", metrics)
 
     @answers(errors.NotReadyError, bodies={200: None})
     async def health() -> Response:

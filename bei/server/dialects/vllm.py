@@ -1,39 +1,58 @@
 """vLLM's pooling API: ``/score``, ``/pooling`` and ``/detokenize``, which have paths of their own, and all of it under
 ``/vllm``, where the code of an error is its status.
 
-Reference: docs.vllm.ai, "OpenAI-Compatible Server", "Pooling API", "Score API", "Re-rank API".
+Reference: docs.vllm.ai, "OpenAI-Compatible Server", "Pooling API", "Score API", "Re-rank API";
+github.com/vllm-project/vllm, ``vllm/entrypoints``.
 """
 
 from __future__ import annotations
 
+import binascii
 import time
 import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
+from fastapi import APIRouter
 from msgspec import Meta
+from starlette.responses import Response
 
+from bei import __version__
 from bei.config import ServeConfig
 from bei.core import Float32Array
-from bei.errors import BeiError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
+from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
+from bei.metrics import Metrics
 from bei.server import classify, embeddings, rerank, tokenize
 from bei.server.controls import Controls, Model
-from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, adjusted
+from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.fields import Limits, Text, exactly_one, limits, not_both
 from bei.server.fields import Texts as ListOfTexts
 from bei.server.inference import embedded
+from bei.server.models import Models
 from bei.server.parsing import TokenId, parser
+from bei.server.reads import answers
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.service import InferenceService
+from bei.tasks import (
+    Embeddings,
+    Scores,
+    TokenEmbeddings,
+    TokenScores,
+    classify_tokens,
+    embed_inputs,
+    embed_tokens,
+    rerank_pairs,
+)
 from bei.tasks import classify as classify_inputs
-from bei.tasks import embed_inputs, embed_tokens, rerank_pairs
 
 _SCORE_BYTES = 50
+_BASE64_BYTES = 16 / 3  # of a float32
 _AROUND_BYTES = 45
 
 
@@ -77,26 +96,31 @@ class ScoreResponse(TypedDict):
     usage: Usage
 
 
+PoolingTask: TypeAlias = Literal["embed", "classify", "token_embed", "token_classify"]
+
+
 class PoolingRequest(Controls, kw_only=True):
-    """``task`` null: what the model is for."""
+    """``task`` null: what the model is for. base64 is of little-endian float32."""
 
     input: Texts
-    task: Literal["embed", "classify", "token_embed"] | None = None
-    encoding_format: Literal["float"] = "float"
+    task: PoolingTask | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    embed_dtype: Literal["float32"] = "float32"
+    endianness: Literal["native", "little"] = "native"
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     use_activation: bool | None = None
 
     _limits: ClassVar[Limits] = (
-        not_both("task", {"enum": ["classify", "token_embed"]}, "dimensions", {"type": "integer"}),
+        not_both("task", {"enum": ["classify", "token_embed", "token_classify"]}, "dimensions", {"type": "integer"}),
     )
 
 
 class Pooled(TypedDict):
-    """A vector, scores, or a vector a token."""
+    """A vector, scores, or a vector or scores a token."""
 
     index: int
     object: Literal["pooling"]
-    data: list[float | list[float]]
+    data: list[float | list[float]] | str
 
 
 class PoolingResponse(TypedDict):
@@ -108,6 +132,38 @@ class PoolingResponse(TypedDict):
     model: str
     data: list[Pooled]
     usage: Usage
+
+
+class Version(TypedDict):
+    """This server's, not vLLM's."""
+
+    version: str
+
+
+class Load(TypedDict):
+    """Requests that are accepted and not answered yet."""
+
+    server_load: int
+
+
+class ServedModel(TypedDict):
+    """``root`` is the checkpoint; bei has neither parents nor permissions."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["vllm"]
+    root: str
+    parent: None
+    max_model_len: int
+    permission: list[str]
+
+
+class ModelList(TypedDict):
+    """Every served model."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -180,42 +236,106 @@ async def _cosines(
 
 
 async def pool(body: PoolingRequest, call: Call) -> Reply:
-    """What the model's pooling gives: a vector, scores, or (`token_embed`) a vector a token."""
-    texts = _listed(body.input)
-    service = call.named(body.model)
-    task = body.task or ("embed" if "embed" in service.manifest.tasks else "classify")
+    """What the model's pooling gives: a vector, scores, or for each token, special ones included, a vector
+    (`token_embed`) or scores (`token_classify`)."""
+    task = body.task or _task_of(call.named(body.model))
     if task != "embed" and body.dimensions is not None:
         raise InvalidRequestError("dimensions are of vectors: leave them out.", "dimensions")
-    if task == "token_embed":
-        return await _token_vectors(body, texts, call)
-    if task == "embed":
-        service = call.able("embed", body.model)
-        found = await embedded(
-            call,
-            service,
-            texts,
-            param="input",
-            around_bytes=_AROUND_BYTES,
-            dimensions=body.dimensions,
-            normalize=body.use_activation,
-            options=body.encoding_options(),
-        )
-        answer = found.answer
-        rows, num_tokens, truncated = answer.vectors, answer.num_tokens, answer.truncated
-    else:
-        service = call.able("classify", body.model)
-        call.check_inputs(texts, "input")
-        call.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
-        ticket, raw = call.admit(service, texts), body.use_activation is False
-        scores = await classify_inputs(service, texts, ticket=ticket, raw=raw, options=body.encoding_options())
-        rows, num_tokens, truncated = scores.values, scores.num_tokens, scores.truncated
+    return await _POOLS[task](body, _listed(body.input), call)
+
+
+async def _pool_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("embed", body.model)
+    found = await embedded(
+        call,
+        service,
+        texts,
+        param="input",
+        around_bytes=_AROUND_BYTES,
+        dimensions=body.dimensions,
+        normalize=body.use_activation,
+        options=body.encoding_options(),
+    )
+    answer = found.answer
+    return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
+
+
+async def _pool_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("classify", body.model)
+    call.check_inputs(texts, "input")
+    call.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
+    ticket, raw = call.admit(service, texts), body.use_activation is False
+    scores = await classify_inputs(service, texts, ticket=ticket, raw=raw, options=body.encoding_options())
+    return _pooled(body, service, len(texts), scores.values.size, lambda index: scores.values[index], scores)
+
+
+async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("embed_tokens", body.model)
+    call.check_inputs(texts, "input")
+    width = service.manifest.dimension("token_embedding") or 0
+    ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
+    answer = await embed_tokens(service, texts, ticket=ticket, options=body.encoding_options())
+    size = answer.num_tokens * width
+    return _pooled(body, service, len(texts), size, lambda index: answer.vectors[index], answer)
+
+
+async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("classify_tokens", body.model)
+    call.check_inputs(texts, "input")
+    width = len(classify.labels_of(service))
+    ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
+    raw, options = body.use_activation is False, body.encoding_options()
+    answer = await classify_tokens(service, texts, ticket=ticket, raw=raw, options=options)
+    return _pooled(body, service, len(texts), answer.num_tokens * width, answer.scores_of, answer)
+
+
+# What vLLM calls our tasks, the first that a model has where a request names none.
+_TASKS: Mapping[str, PoolingTask] = {
+    "embed": "embed",
+    "classify": "classify",
+    "embed_tokens": "token_embed",
+    "classify_tokens": "token_classify",
+}
+_POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], Call], Awaitable[Reply]]] = {
+    "embed": _pool_vectors,
+    "classify": _pool_scores,
+    "token_embed": _pool_token_vectors,
+    "token_classify": _pool_token_scores,
+}
+
+
+def _task_of(service: InferenceService) -> PoolingTask:
+    """What the model is for."""
+    return next((task for ours, task in _TASKS.items() if ours in service.manifest.tasks), "embed")
+
+
+def _pooled(
+    body: PoolingRequest,
+    service: InferenceService,
+    count: int,
+    size: int,
+    value_of: Callable[[int], Float32Array],
+    answer: Embeddings | TokenEmbeddings | Scores | TokenScores,
+) -> Reply:
+    """A PoolingResponse of ``count`` values, ``size`` numbers in all."""
+    data_of = _base64 if body.encoding_format == "base64" else _numbers
 
     def items(start: int, stop: int) -> list[dict[str, object]]:
-        made = np.ascontiguousarray(rows[start:stop])
-        return [{"index": i, "object": "pooling", "data": row} for i, row in enumerate(made, start)]
+        values = [data_of(value_of(index)) for index in range(start, stop)]
+        return [{"index": index, "object": "pooling", "data": data} for index, data in enumerate(values, start)]
 
-    num_bytes = rows.size * FLOAT_BYTES + len(rows) * _AROUND_BYTES
-    return Reply(_answer("pool", service, Items(len(rows), num_bytes, items), num_tokens), truncated)
+    number_bytes = _BASE64_BYTES if body.encoding_format == "base64" else FLOAT_BYTES
+    data = Items(count, round(size * number_bytes) + count * _AROUND_BYTES, items)
+    return Reply(_answer("pool", service, data, answer.num_tokens), answer.truncated)
+
+
+def _numbers(value: Float32Array) -> object:
+    return np.ascontiguousarray(value) if value.ndim == 1 else rows_of(value)
+
+
+def _base64(value: Float32Array) -> str:
+    """Of little-endian float32; one token behind the other."""
+    return binascii.b2a_base64(value.astype("<f4", order="C", copy=False).data, newline=False).decode()
 
 
 async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
@@ -223,22 +343,6 @@ async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
     service = call.named(body.model)
     texts = tokenize.decoded(call, service, [body.tokens], "tokens", skip_special_tokens=False)
     return Reply({"prompt": texts.make(0, 1)[0]})
-
-
-async def _token_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("embed_tokens", body.model)
-    call.check_inputs(texts, "input")
-    bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
-    ticket = call.admit(service, texts, bytes_per_token=bytes_per_token)
-    answer = await embed_tokens(service, texts, ticket=ticket, options=body.encoding_options())
-    vectors = answer.vectors
-
-    def items(start: int, stop: int) -> list[dict[str, object]]:
-        made = [rows_of(rows) for rows in vectors[start:stop]]
-        return [{"index": i, "object": "pooling", "data": rows} for i, rows in enumerate(made, start)]
-
-    data = Items(len(vectors), answer.num_tokens * bytes_per_token, items)
-    return Reply(_answer("pool", service, data, answer.num_tokens), answer.truncated)
 
 
 def _answer(kind: str, service: InferenceService, data: Items, num_tokens: int) -> dict[str, object]:
@@ -266,6 +370,65 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
 SCORE: Route[Any] = Route("/score", "Score pairs (vLLM)", ScoreRequest, ScoreResponse, parser(ScoreRequest), score)
 POOLING: Route[Any] = Route("/pooling", "Pool (vLLM)", PoolingRequest, PoolingResponse, parser(PoolingRequest), pool)
 
+DETOKENIZE: Route[Any] = Route(
+    "/detokenize",
+    "Decode token ids (vLLM)",
+    DetokenizeRequest,
+    DetokenizeResponse,
+    parser(DetokenizeRequest),
+    detokenize,
+)
+
+
+def _reads(models: Models, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+    add_metrics(router, "/metrics", metrics)
+
+    @answers(EngineDeadError, bodies={200: None})
+    async def health() -> Response:
+        """200 while every thread of every model works."""
+        if not all(service.is_alive for service in models):
+            raise EngineDeadError("A thread of a model has died: restart the server.")
+        return Response()
+
+    for path in ("/health", "/ping"):
+        router.get(path, summary="Liveness (vLLM)")(health)
+        router.head(path, summary="Liveness (vLLM)")(health)
+    router.post("/ping", summary="Liveness (vLLM, SageMaker)")(health)
+
+    @router.get("/version", summary="Version (vLLM)", response_model=None)
+    @answers()
+    async def version() -> Version:
+        """This server's, not vLLM's."""
+        return {"version": __version__}
+
+    @router.get("/load", summary="Load (vLLM)", response_model=None)
+    @answers()
+    async def load() -> Load:
+        """Requests that are accepted and not answered yet."""
+        return {"server_load": sum(service.num_open for service in models)}
+
+    @router.get("/v1/models", summary="List the served models (vLLM)", response_model=None)
+    @answers()
+    async def list_models() -> ModelList:
+        """Every served model."""
+        return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
+
+    return router
+
+
+def _described(service: InferenceService, created: int) -> ServedModel:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",
+        "root": service.manifest.source.model,
+        "parent": None,
+        "max_model_len": service.manifest.max_seq_len,
+        "permission": [],
+    }
+
 
 def _uncut(body: Controls) -> None:
     """A text that is too long is an error unless the request asks for cutting, whatever the server's settings say."""
@@ -273,24 +436,20 @@ def _uncut(body: Controls) -> None:
         body.truncate = False
 
 
-def dialect(config: ServeConfig) -> Dialect:
-    """With the server's limits."""
+def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
+    """Bound to the served models."""
     accepts_ids = config.openai_token_ids == "accept"
+    classifying = next(route for route in classify.ROUTES if route.path == "/classify")
     routes: tuple[Route[Any], ...] = (
         embeddings.route(config.max_client_batch_size, accepts_ids=accepts_ids),
         SCORE,
         replace(SCORE, path="/v1/score"),
         POOLING,
         *rerank.ROUTES,
-        *(route for route in classify.ROUTES if route.path == "/classify"),
-    )
-    detokenizing: Route[Any] = Route(
-        "/detokenize",
-        "Decode token ids (vLLM)",
-        DetokenizeRequest,
-        DetokenizeResponse,
-        parser(DetokenizeRequest),
-        detokenize,
+        classifying,
+        replace(classifying, path="/v1/classify"),
     )
     inference = (adjusted(route, _uncut) for route in routes)
-    return Dialect("vllm", (*inference, tokenize.ROUTE, detokenizing), error_form, StatusErrorBody)
+    return Dialect(
+        "vllm", (*inference, tokenize.ROUTE, DETOKENIZE), error_form, StatusErrorBody, _reads(models, metrics)
+    )

@@ -69,7 +69,7 @@ class Front:
         return request
 
     def _on_answers(self, answers: Sequence[Answer]) -> None:
-        for request_id, place, result in answers:
+        for request_id, place, result, _ in answers:
             request = self._requests[request_id]
             request.num_answers += 1
             assert request.rows[place] is None, "answered twice"

@@ -99,7 +99,7 @@ class Port(RuleBasedStateMachine):
         return self.engines[-1]
 
     def on_answers(self, answers: Sequence[Answer]) -> None:
-        for request_id, place, result in answers:
+        for request_id, place, result, _ in answers:
             if (request_id, place) in self.answers:
                 self.problems.append(f"{request_id}, {place} was answered twice")
             self.answers[request_id, place] = result

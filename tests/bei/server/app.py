@@ -34,7 +34,7 @@ class App:
         self.metrics = Metrics()
         self.models = self.run(self._load(served, settings))
         config = ServeConfig(**settings)
-        self.dialects = all_dialects(self.models, config)
+        self.dialects = all_dialects(self.models, config, self.metrics)
         self.asgi = create_app(self.models, config, self.metrics)
         transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")

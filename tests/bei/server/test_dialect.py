@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from bei import __version__
 from bei.artifact import Artifact
 from bei.config import DIALECTS
 from bei.engine.fake import FakeEngine
@@ -15,6 +17,7 @@ from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import post
+from tests.engines import GatedEngine
 
 
 def send(app: App, method: str, path: str, body: Any = None, dialect: str | None = None) -> Any:
@@ -74,8 +77,51 @@ def test_every_model_that_answers_is_ready_in_every_dialect(app: App) -> None:
         "/nim/v1/health/ready",
         "/nim/v1/health/live",
         "/infinity/health",
+        "/vllm/health",
+        "/vllm/ping",
     ):
         assert app.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/vllm/health", "/vllm/ping", "/nim/v1/health/live", "/infinity/health"])
+def test_a_dead_model_is_unavailable_in_every_dialect(make_app: MakeApp, path: str) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    assert app.get(path).status_code == 200
+    (service,) = app.models
+    service.close()
+    assert app.get(path).status_code == 503
+    assert app.request("HEAD", path).status_code == 503
+
+
+@pytest.mark.parametrize("path", ["/tei/metrics", "/nim/v1/metrics", "/infinity/metrics", "/vllm/metrics"])
+def test_this_server_s_metrics_are_on_the_peers_paths(app: App, path: str) -> None:
+    response = app.get(path)
+    assert response.headers["content-type"] == app.get("/metrics").headers["content-type"]
+    assert "# TYPE bei_requests_total counter" in response.text
+
+
+def test_versions_are_this_server_s(app: App) -> None:
+    assert app.get("/vllm/version").json() == {"version": __version__}
+    assert app.get("/nim/v1/version").json() == {"release": __version__, "api": "1"}
+
+
+def test_vllm_s_load_is_the_number_of_requests_that_are_not_answered(make_app: MakeApp) -> None:
+    engine = GatedEngine(LIMITS)
+    app = make_app(engine)
+
+    async def loads() -> list[int]:
+        async def load() -> int:
+            number: int = (await app.client.get("/vllm/load")).json()["server_load"]
+            return number
+
+        asked = asyncio.ensure_future(app.client.post("/embed", content=b'{"inputs": ["a", "b"]}'))
+        await asyncio.get_running_loop().run_in_executor(None, engine.wait_entered)
+        found = [await load()]
+        engine.open()
+        await asked
+        return [*found, await load()]
+
+    assert app.run(loads()) == [1, 0]
 
 
 @pytest.mark.parametrize("ids", [[5_000_000_000], [10**30], [[2**31]], [[2, 9], [4000]]])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,6 +192,31 @@ def test_similarity_needs_a_source_and_a_list(kinds: App, inputs: object) -> Non
     check_error(post(kinds, "/similarity", inputs=inputs), 400)
 
 
+@pytest.mark.parametrize("lane", ["interactive", "bulk"])
+def test_as_many_sentences_as_a_request_may_have_are_compared_and_never_sent_away_to_come_back(
+    make_app: MakeApp, lane: str
+) -> None:
+    """An idle server takes any request that it may ever take; a larger one is refused for good."""
+    sentences = [f"cat {index % 10}" for index in range(64)]
+    inputs = {"source_sentence": "cat", "sentences": sentences}
+    app = make_app(
+        FakeEngine(LIMITS),
+        max_client_batch_size=64,
+        max_queue_tokens=65 * 4,
+        interactive_max_wait=1e-9,
+        bulk_max_wait=1e-9,
+    )
+
+    def ask() -> Any:
+        content = json.dumps({"inputs": inputs}).encode()
+        return app.run(app.client.post("/similarity", content=content, headers={"X-Bei-Lane": lane}))
+
+    for _ in range(2):
+        assert len(ask().json()) == 64
+    inputs["source_sentence"] = "the cat on the mat"
+    check_error(ask(), 400, "the limit is 260: split it")
+
+
 def test_similarity_refuses_empty_texts(kinds: App) -> None:
     no_source = {"source_sentence": "", "sentences": ["a"]}
     check_error(post(kinds, "/similarity", inputs=no_source), 400, "empty text", param="source_sentence")
@@ -210,14 +237,25 @@ def test_a_list_is_one_input_if_it_has_numbers_only_and_else_has_none(inputs: li
         assert inputs_of(inputs) == ([inputs] if numbers else inputs)
 
 
-@pytest.mark.parametrize(("path", "field"), [("/embed", "inputs"), ("/v1/embeddings", "input"), ("/v2/embed", "texts")])
+@pytest.mark.parametrize(
+    ("path", "field", "inputs", "model"),
+    [
+        ("/embed", "inputs", ["cat"], "embedder"),
+        ("/embed_all", "inputs", ["cat"], "colbert"),
+        ("/embed_sparse", "inputs", ["cat"], "splade"),
+        ("/similarity", "inputs", {"source_sentence": "a", "sentences": ["cat"]}, "embedder"),
+        ("/v1/embeddings", "input", ["cat"], "embedder"),
+        ("/v2/embed", "texts", ["cat"], "embedder"),
+    ],
+)
 def test_texts_without_a_prompt_for_a_model_with_prompts_are_answered_with_a_warning(
-    kinds: App, path: str, field: str
+    kinds: App, path: str, field: str, inputs: object, model: str
 ) -> None:
-    warned = post(kinds, path, **{field: ["cat"]}, model="embedder")
-    assert warned.headers["x-bei-warning"] == "embedder has prompts and got none: say by input_type what the texts are"
+    body = {field: inputs, "model": model}
+    warned = post(kinds, path, **body)
+    assert warned.headers["x-bei-warning"] == f"{model} has prompts and got none: say by input_type what the texts are"
     for said in ("query", "document"):
-        assert "x-bei-warning" not in post(kinds, path, **{field: ["cat"]}, model="embedder", input_type=said).headers
+        assert "x-bei-warning" not in post(kinds, path, **body, input_type=said).headers
     if path == "/embed":
         assert "x-bei-warning" not in post(kinds, path, inputs=[[5]], model="embedder").headers
 

@@ -43,10 +43,17 @@ GOOD: dict[str, tuple[dict[str, Any], str, str]] = {
     "/v2/embed": ({"texts": ["cat"]}, "texts", "embedder"),
     "/score": ({"text_1": "a", "text_2": ["cat"]}, "text_2", "reranker"),
     "/pooling": ({"input": ["cat"]}, "input", "embedder"),
+    "/vertex": ({"instances": [{"inputs": ["cat"]}]}, "instances", "embedder"),
+    "/v1/classify": ({"input": ["cat"]}, "input", "classifier"),
+    "/detokenize": ({"tokens": [5]}, "tokens", "embedder"),
     "/v1/ranking": ({"query": {"text": "a"}, "passages": [{"text": "cat"}], "truncate": "END"}, "passages", "reranker"),
 }
-WITH_TASK = sorted(set(GOOD) - {"/tokenize", "/decode", "/", "/invocations", "/score", "/pooling"})
-WITH_CONTROLS = sorted(set(GOOD) - {"/tokenize", "/decode", "/v1/embed", "/v2/embed", "/v1/ranking"})
+NO_TASK = {"/tokenize", "/decode", "/detokenize", "/", "/invocations", "/vertex", "/score", "/pooling"}
+NO_CONTROLS = {"/tokenize", "/decode", "/detokenize", "/vertex", "/v1/embed", "/v2/embed", "/v1/ranking"}
+# Of one text: no list of inputs is too long or empty.
+WITH_LISTS = sorted(set(GOOD) - {"/detokenize"})
+WITH_TASK = sorted(set(GOOD) - NO_TASK)
+WITH_CONTROLS = sorted(set(GOOD) - NO_CONTROLS)
 NOT_JSON = [b"", b"{", b"hello", b'{"inputs": "\xff"}', b'{"inputs": "\\ud800"}', b"[" * 90_000, b"null", b"[]"]
 
 
@@ -55,11 +62,15 @@ def filled(path: str, texts: list[Any]) -> dict[str, Any]:
     body, field, _ = GOOD[path]
     if path == "/similarity":
         return {"inputs": {"source_sentence": "a", "sentences": texts}}
+    if path == "/detokenize":
+        return {"tokens": [5] * sum(map(len, texts))}
     in_lists = ("/predict", "/predict_tokens")
 
     def form(text: Any) -> Any:
         if path == "/decode":
             return [5] if text else []
+        if path == "/vertex":
+            return {"inputs": text}
         return {"text": text} if path == "/v1/ranking" else [text] if path in in_lists else text
 
     return {**body, field: [form(text) for text in texts]}
@@ -146,7 +157,7 @@ def test_an_unknown_model_is_404_and_names_those_that_are_served(kinds: App, pat
     check_error(response, 404, "Served: embedder", code="model_not_found", param="model")
 
 
-@pytest.mark.parametrize("path", sorted(GOOD))
+@pytest.mark.parametrize("path", WITH_LISTS)
 def test_empty_lists_empty_texts_and_too_many_of_them_are_refused(kinds: App, path: str) -> None:
     def send(texts: list[str]) -> Any:
         return post(kinds, path, **filled(path, texts), model=GOOD[path][2])

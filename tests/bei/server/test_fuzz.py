@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from bei.config import DIALECTS, ServeConfig
 from bei.errors import BeiError
+from bei.metrics import Metrics
 from bei.server.app import inference_routes
 from bei.server.dialect import mounted
 from bei.server.dialects import all_dialects
@@ -71,7 +72,7 @@ def _root_parser(task: str) -> Parse:
 def _routes() -> Iterator[tuple[Route[Any], ErrorForm]]:
     config = ServeConfig(openai_token_ids="accept")
     yield from ((route, own_form) for route in inference_routes(config))
-    for dialect in all_dialects(Models([]), config):
+    for dialect in all_dialects(Models([]), config, Metrics()):
         yield from ((route, dialect.error_form) for route in mounted(dialect))
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from bei.config import DIALECTS, ServeConfig
 from bei.engine.fake import FakeEngine
+from bei.metrics import Metrics
 from bei.server.app import inference_routes
 from bei.server.dialect import mounted
 from bei.server.dialects import all_dialects
@@ -24,7 +25,7 @@ from tests.bei.server.kinds import post
 from tests.bei.server.test_endpoint import GOOD
 
 CONFIG = ServeConfig()
-DIALECT_LIST = all_dialects(Models([]), CONFIG)
+DIALECT_LIST = all_dialects(Models([]), CONFIG, Metrics())
 # All routes with a body, and the form and types of their errors.
 ROUTES = [(route, own_form, ErrorBody) for route in inference_routes(CONFIG)] + [
     (route, dialect.error_form, dialect.error_body) for dialect in DIALECT_LIST for route in mounted(dialect)
@@ -135,7 +136,7 @@ def test_a_good_request_has_documented_fields(page: dict[str, Any], path: str) -
 
 
 def test_reads_have_types(page: dict[str, Any]) -> None:
-    empty = {"/tei/health", "/tei/ping", "/tei/"}
+    empty = {"/tei/health", "/tei/ping", "/tei/", "/vllm/health", "/vllm/ping"}
     for path, item in page["paths"].items():
         for method, operation in item.items():
             if method == "post":

@@ -18,7 +18,7 @@ from tests.bei.server.kinds import KindEngine, expected_output, post, softmax
 NLI = {"contradiction": 0, "neutral": 1, "entailment": 2}
 
 
-def app_of(path: Path, *labels: str) -> App:
+def app_of(path: Path, *labels: str, **settings: Any) -> App:
     artifact = save_artifact(
         path,
         name="nli",
@@ -27,7 +27,7 @@ def app_of(path: Path, *labels: str) -> App:
         classification=Classification(labels=list(labels), function="softmax"),
         embedding=None,
     )
-    return App((artifact, KindEngine({"logits": len(labels)})))
+    return App((artifact, KindEngine({"logits": len(labels)})), **settings)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from bei.server.rerank import DocumentsRequest, Result, render_results, text_of
 from bei.tasks import Scores
 from tests.artifacts import token_ids
 from tests.bei.server.app import App, check_error
-from tests.bei.server.kinds import answer, expected_output, post
+from tests.bei.server.kinds import answer, expected_output, post, save_kind
 
 PATHS = ["/rerank", "/v1/rerank", "/v2/rerank"]
 QUERY = "cat"
@@ -81,6 +82,21 @@ def test_documents_get_results_with_a_relevance_score(kinds: App, path: str) -> 
     assert found["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     version = "2" if path == "/v2/rerank" else "1"
     assert found["meta"] == {"api_version": {"version": version}, "billed_units": {"search_units": 1}}
+
+
+@pytest.mark.parametrize("field", ["documents", "texts"])
+def test_as_many_documents_as_a_request_may_have_are_ranked_in_batches(tmp_path: Path, field: str) -> None:
+    """Far more than a batch, a queue's wait or the interactive lane holds: an idle server takes them all the same."""
+    app = App(save_kind(tmp_path / "reranker", "reranker"), max_client_batch_size=500, interactive_max_wait=1e-9)
+    try:
+        documents = [f"{'cat ' * (index % 7)}{index % 10}" for index in range(500)]
+        for _ in range(2):
+            found = answer(app, "/rerank", query=QUERY, **{field: documents})
+            results = found if field == "texts" else found["results"]
+            assert indices_of(results) == best_first(documents)
+        check_error(post(app, "/rerank", query=QUERY, **{field: [*documents, "a"]}), 400, "has 501 inputs", param=field)
+    finally:
+        app.close()
 
 
 @pytest.mark.parametrize(("top_n", "length"), [(None, 5), (0, 5), (1, 1), (4, 4), (99, 5)])

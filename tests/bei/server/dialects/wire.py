@@ -69,7 +69,11 @@ def asked(app: App, request: dict[str, Any]) -> dict[str, Any]:
     response: httpx.Response = app.run(work)
     is_json = response.headers.get("content-type") == "application/json"
     answer: dict[str, Any] = {"status": response.status_code}
-    headers = {key: value for key, value in response.headers.items() if key.startswith("x-") or key == "retry-after"}
+    headers = {
+        key: "<ms>" if key.endswith("-time") and value.isdecimal() else value
+        for key, value in response.headers.items()
+        if key.startswith("x-") or key == "retry-after"
+    }
     if headers:
         answer["headers"] = headers
     return {**answer, "body": _settled(response.json()) if is_json else response.text}

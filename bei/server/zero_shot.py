@@ -1,0 +1,135 @@
+"""``/v1/classify``: with ``labels`` in the request Jina's zero-shot classification, without them vLLM's ``/classify``.
+
+Jina compares embeddings of texts and labels. Here a model of natural language inference says how a text entails "This
+example is LABEL.", as transformers' pipeline does; other models are refused. Reference: jina.ai, "Classifier API".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
+
+import msgspec
+
+from bei.core import Float32Array
+from bei.errors import InvalidRequestError
+from bei.server.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
+from bei.server.controls import Controls
+from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Limits, Texts, exactly_one, limits, limits_of_inputs, without
+from bei.server.fields import Text as NonEmptyText
+from bei.server.parsing import parser, too_many_inputs
+from bei.server.rendering import Items
+from bei.tasks import nli_labels, zero_shot
+
+_HYPOTHESIS = "This example is {}."
+_AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
+
+
+class Text(msgspec.Struct):
+    """A text as an object. Pictures are not read here."""
+
+    text: NonEmptyText
+
+
+class LabelsRequest(Controls, kw_only=True):
+    """Jina's. A ``classifier_id`` names a classifier that Jina has trained: there are none here."""
+
+    input: NonEmptyText | Annotated[list[NonEmptyText | Text], limits_of_inputs]
+    labels: Texts | None = None
+    classifier_id: Annotated[Any, limits(type="null")] = None
+
+    _limits: ClassVar[Limits] = (exactly_one(["labels"]),)
+
+
+class Classification(TypedDict):
+    """The best label of a text, and all of them in the request's order."""
+
+    object: Literal["classification"]
+    index: int
+    prediction: str
+    score: float
+    predictions: list[LabelScore]
+
+
+class TokensUsage(TypedDict):
+    """Special tokens included."""
+
+    total_tokens: int
+
+
+class LabelsResponse(TypedDict):
+    """Jina's."""
+
+    usage: TokensUsage
+    data: list[Classification]
+
+
+class _Marks(msgspec.Struct):
+    labels: Any = None
+    classifier_id: Any = None
+
+
+_parse_marks = parser(_Marks)
+_parse_labels = parser(LabelsRequest)
+_parse_plain = parser(ClassifyRequest)
+
+
+def parse(content: bytes) -> LabelsRequest | ClassifyRequest:
+    """A body in either dialect. Raises InvalidRequestError."""
+    marks = _parse_marks(content)
+    if marks.labels is None and marks.classifier_id is None:
+        return _parse_plain(content)
+    return _parse_labels(content)
+
+
+async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
+    """A score for each label of each text: with `labels` those of the request (Jina; models of natural language
+    inference), without them the model's own (vLLM)."""
+    if isinstance(body, ClassifyRequest):
+        return await classify_texts(body, call)
+    if body.classifier_id is not None:
+        raise InvalidRequestError("classifier_id is not supported here: send labels.", "classifier_id")
+    service = call.able("classify", body.model)
+    nli_labels(service)
+    texts = [body.input] if isinstance(body.input, str) else [_text_of(given) for given in body.input]
+    labels = body.labels or []
+    call.check_inputs(texts, "input")
+    call.check_inputs(labels, "labels")
+    if len(texts) * len(labels) > call.max_inputs:
+        raise too_many_inputs(len(texts) * len(labels), call.max_inputs, "input")
+    text_bytes = ranked_bytes(labels) + max(map(len, labels)) + _AROUND_BYTES
+    call.check_answer(len(texts) * text_bytes)
+    hypotheses = [_HYPOTHESIS.replace("{}", label) for label in labels]
+    ticket = call.admit(service, [(text, hypothesis) for text in texts for hypothesis in hypotheses])
+    scores = await zero_shot(service, texts, hypotheses, ticket=ticket, options=body.encoding_options())
+
+    def items(start: int, stop: int) -> list[Classification]:
+        return [_classified(index, scores.values[index], labels) for index in range(start, stop)]
+
+    data = Items(len(texts), len(texts) * text_bytes, items)
+    return Reply({"usage": {"total_tokens": scores.num_tokens}, "data": data}, scores.truncated)
+
+
+def _text_of(given: str | Text) -> str:
+    return given if isinstance(given, str) else given.text
+
+
+def _classified(index: int, row: Float32Array, labels: list[str]) -> Classification:
+    best = int(row.argmax())
+    return {
+        "object": "classification",
+        "index": index,
+        "prediction": labels[best],
+        "score": row[best],
+        "predictions": [{"label": label, "score": score} for label, score in zip(labels, row, strict=True)],
+    }
+
+
+ROUTE: Route[Any] = Route(
+    "/v1/classify",
+    "Classify (vLLM, SGLang; Jina with labels)",
+    (Annotated[ClassifyRequest, without("labels", "classifier_id")], LabelsRequest),
+    (ClassifyResponse, LabelsResponse),
+    parse,
+    classify,
+)
