@@ -158,13 +158,23 @@ class ArtifactWrongDeviceError(ArtifactError):
     code = "artifact_wrong_device"
 
 
+# A message may quote what a client sent, which may be megabytes.
+_MOST_CHARS = 2_000
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= _MOST_CHARS:
+        return message
+    return f"{message[: _MOST_CHARS // 2]} ... {message[5 - _MOST_CHARS // 2 :]}"
+
+
 class RequestError(BeiError):
     """The client's request is at fault. ``param`` names the field, if one is to blame."""
 
     code = "invalid_request"
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(_shortened(message))
         self.param = param
 
 

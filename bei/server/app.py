@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,6 +30,7 @@ from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
 from bei.server.health import health_router
 from bei.server.info import info_router
 from bei.server.models import Models, models_router
+from bei.server.openapi import OpenAPI
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +60,13 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
 
 def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp:
     """The application over ``models``. It holds no state of its own."""
+    openapi = OpenAPI()
     app = FastAPI(
         title="bei",
         version=__version__,
         description="Embedding inference server.",
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
+        generate_unique_id_function=openapi.operation_id,
     )
     context = Context(
         models,
@@ -72,18 +76,12 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
         compresses=config.compress_answers,
     )
     dialects = Dialects(all_dialects(models, config, metrics), config.dialect)
-    endpoints = [Endpoint(route, context, config.payload_limit) for route in inference_routes(config)]
+    routes = [*inference_routes(config)]
+    endpoints = [Endpoint(route, context, config.payload_limit) for route in routes]
     for dialect in dialects:
-        endpoints += [
-            Endpoint(
-                route,
-                context,
-                config.payload_limit,
-                error_body=dialect.error_body,
-                any_model=dialect.any_model,
-            )
-            for route in mounted(dialect)
-        ]
+        under = [*mounted(dialect)]
+        routes += under
+        endpoints += [Endpoint(route, context, config.payload_limit, any_model=dialect.any_model) for route in under]
         if dialect.reads is not None:
             for root in dialect.roots:
                 app.include_router(dialect.reads, prefix=f"/{dialect.name}{root}")
@@ -93,6 +91,8 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
     app.include_router(info_router(models, config))
     app.include_router(tei.openapi_router())
     app.include_router(health_router(models, metrics))
+    # Made when it is first asked for: a server that starts does not wait for it.
+    app.openapi = cache(partial(openapi.page, app, routes, [*dialects], config))  # type: ignore[method-assign]
     # Not a middleware of FastAPI's: two more layers would stand in front of it.
     return _Front(app, metrics, endpoints, dialects)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import MAX_INPUTS, Text, Texts, limits
 from bei.server.parsing import parser
 from bei.server.rendering import FLOAT_BYTES, Items, items_of
 from bei.service import InferenceService
@@ -27,16 +28,21 @@ _AROUND_BYTES = 60
 _PREDICT_FORMS = 'a text; a pair as ["a", "b"]; or a batch of texts and pairs as [["a"], ["b", "c"]]'
 
 
+_TEXT = {"type": "string", "minLength": 1}
+_ONE_OR_TWO = {"type": "array", "minItems": 1, "maxItems": 2, "items": _TEXT}
+_BATCH = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": _ONE_OR_TWO}
+
+
 class PredictRequest(ScoreControls, kw_only=True):
     """TEI's and BEI's. A list of two strings is one pair, not two texts."""
 
-    inputs: str | list[str | list[str]]
+    inputs: Annotated[str | list[str | list[str]], limits(oneOf=[_TEXT, _ONE_OR_TWO, _BATCH])]
 
 
 class ClassifyRequest(ScoreControls, kw_only=True):
     """vLLM's and Infinity's."""
 
-    input: str | list[str]
+    input: Text | Texts
 
 
 class LabelScore(TypedDict):

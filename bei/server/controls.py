@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from bei.artifact import Manifest, Role
-from bei.server.truncation import Direction, TokenLimit, Truncate, encoding_options
+from bei.server.fields import Limits
+from bei.server.truncation import CONTRADICTIONS, Direction, TokenLimit, Truncate, encoding_options
 from bei.tasks import role_of
 from bei.tokenization import EncodingOptions
 
@@ -25,6 +26,8 @@ class Controls(msgspec.Struct, kw_only=True):
     truncation_side: Annotated[Direction | None, Meta(description="vLLM's word for truncation_direction.")] = None
     truncate_prompt_tokens: Annotated[TokenLimit | None, Meta(description="-1: the model's limit.")] = None
     add_special_tokens: bool = True
+
+    _limits: ClassVar[Limits] = CONTRADICTIONS
 
     def encoding_options(self) -> EncodingOptions:
         """Raises InvalidRequestError where two fields contradict each other."""

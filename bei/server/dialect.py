@@ -20,8 +20,9 @@ from bei.errors import InvalidRequestError
 from bei.metrics import CONTENT_TYPE, Metrics
 from bei.server.endpoint import Call, Reply, Route
 from bei.server.errors import ErrorForm
+from bei.server.reads import answers
 
-_HEADER = b"x-bei-dialect"
+HEADER = b"x-bei-dialect"
 
 # What requests get that ask for no dialect: the routes without a mount point, with our errors.
 OWN = "bei"
@@ -75,6 +76,7 @@ def add_metrics(router: APIRouter, path: str, metrics: Metrics) -> None:
     """This server's metrics, under its own names, on a peer's path."""
 
     @router.get(path, summary="Prometheus metrics")
+    @answers(bodies={200: str}, media_type=CONTENT_TYPE)
     async def metrics_text() -> Response:
         """Exposition format; docs/reference.md lists the names."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)
@@ -109,12 +111,12 @@ class Dialects:
         mounted = self._by_name.get(path[1:].partition("/")[0])
         if mounted is not None:
             return mounted, path
-        given = next((value for key, value in scope["headers"] if key == _HEADER), None)
+        given = next((value for key, value in scope["headers"] if key == HEADER), None)
         name = self._default if given is None else given.decode("latin-1").strip()
         if name == OWN:
             return None, path
         dialect = self._by_name.get(name)
         if dialect is None:
-            names, header = ", ".join((OWN, *self._by_name)), _HEADER.decode()
+            names, header = ", ".join((OWN, *self._by_name)), HEADER.decode()
             raise InvalidRequestError(f"The header {header} must be one of {names}, not {name[:40]!r}.", header)
         return dialect, f"/{name}{path}"

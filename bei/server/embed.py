@@ -12,6 +12,7 @@ from msgspec import Meta
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import MAX_INPUTS, Text, Texts, limits
 from bei.server.inference import asked_prompt, embedded
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
@@ -20,6 +21,13 @@ from bei.service import ModelInput
 from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens
 
 Vector: TypeAlias = list[float]
+Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1)]
+
+# A list of numbers is one input, and nothing else may stand in it.
+_ONE_OR_MANY = [
+    {"items": {"type": "integer"}},
+    {"items": {"type": ["string", "array"]}, "maxItems": MAX_INPUTS},
+]
 
 _WEIGHT_BYTES = 37  # {"index":12345,"value":0.12345678},
 _WRITTEN = np.zeros((0, 0), np.float32)  # in the place of vectors that are rendered, and need not be kept
@@ -28,7 +36,7 @@ _WRITTEN = np.zeros((0, 0), np.float32)  # in the place of vectors that are rend
 class TextsRequest(PromptControls, kw_only=True):
     """A text or a list of texts."""
 
-    inputs: str | list[str]
+    inputs: Text | Texts
 
     def texts(self) -> list[str]:
         """One text is a list of one."""
@@ -44,7 +52,7 @@ class SparseRequest(TextsRequest, kw_only=True):
 class EmbedRequest(PromptControls, kw_only=True):
     """A text, the token ids of one input, or a list in which texts and lists of token ids may mix."""
 
-    inputs: str | list[str | TokenId | list[TokenId]]
+    inputs: Text | Annotated[list[Text | TokenId | Ids], limits(minItems=1, anyOf=_ONE_OR_MANY)]
     normalize: bool = True
     dimensions: Dimensions | None = None
 
@@ -59,8 +67,8 @@ class Weight(TypedDict):
 class Sentences(msgspec.Struct):
     """What is compared with what."""
 
-    source_sentence: str
-    sentences: list[str]
+    source_sentence: Text
+    sentences: Texts
 
 
 class SimilarityRequest(PromptControls, kw_only=True):

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import MAX_INPUTS, limits
 from bei.server.inference import Embedded, asked_prompt, embedded
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import Items
@@ -24,10 +25,12 @@ AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _INPUT_FORMS = "a text, a list of token ids, or a list in which each is a text or a list of token ids"
+_MANY = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
 _INPUT = {
     "description": _INPUT_FORMS,
-    "oneOf": [_TEXT, _IDS, {"type": "array", "minItems": 1, "items": {"oneOf": [_TEXT, _IDS]}}],
+    "oneOf": [_TEXT, _IDS, {**_MANY, "items": {"oneOf": [_TEXT, _IDS]}}],
 }
+_INPUT_WITHOUT_IDS = {"oneOf": [_TEXT, {**_MANY, "items": _TEXT}]}
 
 
 class EmbeddingRequest(EmbeddingControls, kw_only=True):
@@ -215,5 +218,6 @@ def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
 
     handle.__doc__ = create_embeddings.__doc__
     read = partial(parse, max_inputs=max_inputs)
-    summary = "Create embeddings (OpenAI)"
-    return Route("/v1/embeddings", summary, EmbeddingRequest, EmbeddingResponse, read, handle, has_report=True)
+    without_ids = Annotated[EmbeddingRequest, limits(properties={"input": _INPUT_WITHOUT_IDS})]
+    request, summary = EmbeddingRequest if accepts_ids else without_ids, "Create embeddings (OpenAI)"
+    return Route("/v1/embeddings", summary, request, EmbeddingResponse, read, handle, has_report=True)

@@ -22,7 +22,7 @@ from bei.errors import AnswerTooLargeError, EmptyInputError, InvalidRequestError
 from bei.offload import off_loop
 from bei.server.answers import AnswerMemory
 from bei.server.coding import coded
-from bei.server.errors import JSON, ErrorBody
+from bei.server.errors import JSON
 from bei.server.http import (
     TRUNCATED_HEADER,
     StreamedResponse,
@@ -34,7 +34,6 @@ from bei.server.http import (
 from bei.server.memory import MemoryRelease
 from bei.server.models import UNNAMED, Models
 from bei.server.negotiation import MSGPACK, answer_form
-from bei.server.openapi import operation
 from bei.server.parsing import too_many_inputs
 from bei.server.rendering import (
     IN_JSON,
@@ -262,11 +261,9 @@ class Endpoint:
         context: Context,
         payload_limit: int,
         *,
-        error_body: Any = ErrorBody,
         any_model: bool = False,
     ) -> None:
         self.path = route.path
-        self._error_body = error_body
         self._any_model = any_model
         self._route = route
         self._context = context
@@ -274,7 +271,7 @@ class Endpoint:
         self._memory = context.memory
 
     def add_to(self, app: FastAPI) -> None:
-        """Register the route, with its description for /openapi.json."""
+        """Register the route; ``bei.server.openapi`` describes its bodies."""
         app.add_api_route(
             self.path,
             self.answer,
@@ -282,7 +279,6 @@ class Endpoint:
             response_class=Response,
             summary=self._route.summary,
             description=inspect.getdoc(self._route.handle) or "",
-            openapi_extra=operation(self._route.request, self._route.response, self._error_body),
         )
 
     async def answer(self, request: Request) -> Response:

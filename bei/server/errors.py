@@ -11,6 +11,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from bei import errors
 from bei.server.coding import CODINGS
@@ -18,6 +19,9 @@ from bei.server.coding import CODINGS
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
+
+# Those that routes have.
+_METHODS = ("GET", "HEAD", "POST")
 
 # Nearest class along the error's ancestry wins. The types are those that OpenAI clients know.
 _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
@@ -84,7 +88,17 @@ def error_response(error: errors.BeiError, scope: Mapping[str, Any] | None = Non
     """The answer to a request that ends with ``error``, in the form of its ``scope``."""
     scope = {} if scope is None else scope
     form: ErrorForm = scope.get(FORM_KEY, own_form)
-    status, body = form(error, _row_of(error)[0], scope.get("path", ""))
+    status, body = form(error, status_of(error), scope.get("path", ""))
+    return Response(orjson.dumps(body), status, headers_of(error), JSON)
+
+
+def status_of(error: errors.BeiError) -> int:
+    """The status of ``error`` in our own form; a dialect's form may change it."""
+    return _row_of(error)[0]
+
+
+def headers_of(error: errors.BeiError) -> dict[str, str]:
+    """What the answer says beside its body, in every form."""
     headers = {}
     if isinstance(error, (errors.OverloadedError, errors.TooManyConnectionsError)):
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
@@ -93,7 +107,7 @@ def error_response(error: errors.BeiError, scope: Mapping[str, Any] | None = Non
         headers["connection"] = "close"
     if isinstance(error, errors.EncodingNotSupportedError):
         headers["accept-encoding"] = ", ".join(CODINGS)  # RFC 9110, section 12.5.3
-    return Response(orjson.dumps(body), status, headers, JSON)
+    return headers
 
 
 def _row_of(error: errors.BeiError) -> tuple[int, str]:
@@ -115,9 +129,16 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         message = f"{path} does not take {request.method}: see /openapi.json."
         response = error_response(errors.MethodNotAllowedError(message), scope)
-        response.headers.update(error.headers or {})
+        response.headers["allow"] = ", ".join(_methods_of(request))
         return response
     return error_response(errors.InvalidRequestError(str(error.detail)), scope)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """All that the path takes: the framework names those of one route, and a path may have several."""
+    scopes = [{**request.scope, "method": method} for method in _METHODS]
+    routes = request.app.router.routes
+    return [scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)]
 
 
 async def on_disconnect(_: Request, __: Exception) -> Response:

@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypedDict
+
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from bei.metrics import CONTENT_TYPE, Metrics
 from bei.server.models import Models
+from bei.server.reads import answers
+
+
+class Alive(TypedDict):
+    """Every thread of every model works."""
+
+    status: Literal["alive"]
+
+
+class Dead(TypedDict):
+    """``models`` are those of which a thread has died."""
+
+    status: Literal["dead"]
+    models: list[str]
+
+
+class Ready(TypedDict):
+    """Every model answers."""
+
+    status: Literal["ready"]
+
+
+class NotReady(TypedDict):
+    """``models``: what keeps each of them from answering."""
+
+    status: Literal["not ready"]
+    models: dict[str, str]
 
 
 def health_router(models: Models, metrics: Metrics) -> APIRouter:
     """The routes, bound to the served models."""
     router = APIRouter()
 
-    @router.head("/health", include_in_schema=False)
+    @router.head("/health", summary="Liveness")
     @router.get("/health", summary="Liveness")
+    @answers(bodies={200: Alive, 503: Dead})
     async def health() -> Response:
         """200 while every thread of every model works; 503 means: restart me."""
         dead = [service.name for service in models if not service.is_alive]
         if dead:
-            return JSONResponse({"status": "dead", "models": dead}, 503)
-        return JSONResponse({"status": "alive"})
+            return JSONResponse(Dead(status="dead", models=dead), 503)
+        return JSONResponse(Alive(status="alive"))
 
-    @router.head("/ready", include_in_schema=False)
+    @router.head("/ready", summary="Readiness")
     @router.get("/ready", summary="Readiness")
+    @answers(bodies={200: Ready, 503: NotReady})
     async def ready() -> Response:
         """200 when every model answers a canary text, through the whole path, as it did at build time."""
         problems = await models.problems()
         if problems:
-            return JSONResponse({"status": "not ready", "models": problems}, 503)
-        return JSONResponse({"status": "ready"})
+            return JSONResponse(NotReady(status="not ready", models=problems), 503)
+        return JSONResponse(Ready(status="ready"))
 
     @router.get("/metrics", summary="Prometheus metrics")
+    @answers(bodies={200: str}, media_type=CONTENT_TYPE)
     async def metrics_text() -> Response:
         """Exposition format; docs/reference.md lists the names."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal, TypedDict
 
 from fastapi import APIRouter
 
@@ -18,6 +18,7 @@ from bei.errors import (
     OverloadedError,
     TaskNotSupportedError,
 )
+from bei.server.reads import answers
 from bei.service import InferenceService
 from bei.tasks import PHRASES, require
 
@@ -130,26 +131,51 @@ def _the_only(services: list[InferenceService], otherwise: str) -> InferenceServ
     return services[0]
 
 
+class Model(TypedDict):
+    """OpenAI's first, then what a client may want to know. ``created`` is when the server was started."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["bei"]
+    max_model_len: int
+    embedding_dimension: int | None
+    tasks: list[str]
+    prompts: list[str]
+    labels: list[str] | None
+    target: str
+    precision: str
+
+
+class ModelList(TypedDict):
+    """Every served model."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
 def models_router(models: Models) -> APIRouter:
-    """``GET /v1/models`` and ``GET /v1/models/{name}`` in OpenAI's form, with what a client may want to know."""
+    """``GET /v1/models`` and ``GET /v1/models/{name}`` in OpenAI's form."""
     router = APIRouter()
 
-    @router.get("/models", summary="List the served models")
-    @router.get("/v1/models", summary="List the served models")
-    async def list_models() -> dict[str, Any]:
+    @router.get("/models", summary="List the served models", response_model=None)
+    @router.get("/v1/models", summary="List the served models", response_model=None)
+    @answers()
+    async def list_models() -> ModelList:
         """Every served model."""
         return {"object": "list", "data": [_describe(service, models.started_s) for service in models]}
 
-    @router.get("/models/{name:path}", summary="Describe a model")
-    @router.get("/v1/models/{name:path}", summary="Describe a model")
-    async def get_model(name: str) -> dict[str, Any]:
+    @router.get("/models/{name:path}", summary="Describe a model", response_model=None)
+    @router.get("/v1/models/{name:path}", summary="Describe a model", response_model=None)
+    @answers(InvalidRequestError, ModelNotFoundError)
+    async def get_model(name: str) -> Model:
         """One served model."""
         return _describe(models.named(name), models.started_s)
 
     return router
 
 
-def _describe(service: InferenceService, created: int) -> dict[str, Any]:
+def _describe(service: InferenceService, created: int) -> Model:
     manifest = service.manifest
     return {
         "id": manifest.name,

@@ -27,7 +27,8 @@ _MEDIA_TYPES = {
     "application/vnd.msgpack": MSGPACK,
     OCTETS: OCTETS,
 }
-_REPORT = {"1": True, "true": True, "0": False, "false": False}
+REPORT_HEADER = "X-Bei-Report"
+REPORT_VALUES = {"1": True, "true": True, "0": False, "false": False}
 
 
 class AnswerForm(NamedTuple):
@@ -52,11 +53,11 @@ def answer_form(headers: Iterable[tuple[bytes, bytes]]) -> AnswerForm:
             codings = accepted_codings(value)
         elif name == b"x-bei-report":
             given = value.decode("latin-1").strip().lower()
-            if given not in _REPORT:
+            if given not in REPORT_VALUES:
                 raise InvalidRequestError(
                     f"The header x-bei-report must be true or false, not {given[:40]!r}.", "x-bei-report"
                 )
-            has_report = _REPORT[given]
+            has_report = REPORT_VALUES[given]
     return AnswerForm(media_types, has_report, codings)
 
 

@@ -1,57 +1,335 @@
-"""Descriptions of inference routes for /openapi.json, from the types of their bodies."""
+"""/openapi.json: what every route reads and answers.
+
+Schemas come from the types of bodies, the statuses of errors from the table of errors and the forms of dialects: there
+is no second list of them. FastAPI gives the frame: paths, summaries, parameters of routes without a body.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from itertools import chain, count
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypedDict
 
-import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from fastapi.utils import generate_unique_id
 
-from bei.server.errors import JSON
+from bei import errors
+from bei.config import ServeConfig
+from bei.errors import BeiError
+from bei.port import LANES
+from bei.server.coding import CODINGS
+from bei.server.dialect import HEADER, OWN, Dialect
+from bei.server.endpoint import WARNING_HEADER, Route
+from bei.server.errors import JSON, UNEXPECTED, ErrorBody, ErrorForm, headers_of, own_form, status_of
 from bei.server.http import TRUNCATED_HEADER
+from bei.server.negotiation import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
+from bei.server.reads import Answers, answers_of
+from bei.server.reports import InputReport
+from bei.server.schemas import Schemas
+from bei.server.urgency import DEADLINES
+from bei.timing import Timing
 
-_REF = "#/{name}"
-_ERRORS = {
-    "400": "The request is wrong, or no model here can do it; the message says how, or what they can do.",
-    "404": "No served model has this name.",
-    "413": "The body is too large, or the answer would be.",
-    "429": "Too much is waiting; see Retry-After.",
-    "500": "The engine failed on an input.",
-    "503": "The server is shutting down.",
+_RANGES = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*(,\.\.\.)?$"}
+_WHOLE = {"type": "integer", "minimum": 0}
+_TEXT = {"type": "string"}
+_ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
+    TRUNCATED_HEADER: {"schema": _RANGES, "description": "Inputs that were cut: 0,4-7."},
+    WARNING_HEADER: {"schema": _TEXT, "description": "Where the answer may not be what the client meant."},
+    "x-bei-shape": {"schema": _TEXT, "description": "Of bytes: the number of vectors, and of numbers in each: 2,384."},
+    "x-bei-dtype": {"schema": _TEXT, "description": "Of bytes: the numbers' type, by NumPy's name."},
+    "retry-after": {"schema": _WHOLE, "description": "Seconds after which to come back."},
+    "retry-after-ms": {"schema": _WHOLE, "description": "The same in milliseconds."},
+    "accept-encoding": {"schema": _TEXT, "description": "Codings of bodies that are decoded here."},
 }
-_TRUNCATED = {"schema": {"type": "string"}, "description": "Inputs that were cut: 0,4-7"}
+
+_TIMING_HEADER = {"schema": _TEXT, "description": "TEI's: what the request took, times in milliseconds."}
+_OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
+
+# Of requests that are refused before they have arrived whole: our form on every path.
+_REFUSED: tuple[type[BeiError], ...] = (
+    errors.RequestTimeoutError,
+    errors.HeadersTooLargeError,
+    errors.TooManyConnectionsError,
+)
+# Errors of requests that no route has, and the root of those of all requests.
+_ELSEWHERE = {errors.RequestError, errors.HeadersTooLargeError, errors.RouteNotFoundError, errors.MethodNotAllowedError}
 
 
-def operation(request: Any, response: Any, error_body: Any) -> dict[str, Any]:
-    """The parts of an operation that FastAPI cannot know of a route whose bodies are bytes to it.
-
-    The bodies are types as msgspec reads them, or tuples of alternatives.
-    """
-    error = _content(error_body)
-    answer = {
-        "description": "In the order of the inputs, unless the route sorts.",
-        "headers": {TRUNCATED_HEADER: _TRUNCATED},
-        "content": _content(response),
-    }
-    errors = {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
-    return {
-        "requestBody": {"required": True, "content": _content(request)},
-        "responses": {"200": answer, **errors},
-    }
+def _tree(root: type[BeiError]) -> Iterator[type[BeiError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
 
 
-def _content(body: Any) -> dict[str, Any]:
-    forms = body if isinstance(body, tuple) else (body,)
-    schemas, named = msgspec.json.schema_components(forms, ref_template=_REF)
-    inlined = [_inlined(schema, named) for schema in schemas]
-    return {JSON: {"schema": inlined[0] if len(inlined) == 1 else {"anyOf": inlined}}}
+# What a request to a model may end with; a bug is a BeiError.
+MODEL_ERRORS: tuple[type[BeiError], ...] = (
+    *(cls for cls in _tree(errors.RequestError) if cls not in _ELSEWHERE),
+    errors.OverloadedError,
+    errors.DeadlineExceededError,
+    errors.ShuttingDownError,
+    *_tree(errors.EngineError),
+    BeiError,
+)
 
 
-def _inlined(node: Any, named: dict[str, Any]) -> Any:
-    """``node`` with every reference replaced by what it refers to: a page without names of ours that clash."""
-    if isinstance(node, list):
-        return [_inlined(value, named) for value in node]
-    if not isinstance(node, dict):
-        return node
-    if "$ref" in node:
-        return _inlined(named[node["$ref"].rpartition("/")[2]], named)
-    return {key: _inlined(value, named) for key, value in node.items()}
+class Form(NamedTuple):
+    """How a mount point writes errors: its name, the function that does it, and the types of what it makes."""
+
+    name: str
+    write: ErrorForm
+    bodies: tuple[Any, ...]
+
+    def body_of(self, written: object) -> Any:
+        """The type of what ``write`` has made."""
+        assert isinstance(written, dict)
+        return next(body for body in self.bodies if set(body.__annotations__) == set(written))
+
+
+_OWN = Form(OWN, own_form, (ErrorBody,))
+
+
+class OpenAPI:
+    """The page of an application. ``operation_id`` is what the application names its operations by."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def operation_id(self, route: APIRoute) -> str:
+        """FastAPI's name; the function behind it is remembered, since the frame does not have it."""
+        name = generate_unique_id(route)
+        self._functions[name] = route.endpoint
+        return name
+
+    def page(
+        self, app: FastAPI, routes: Iterable[Route[Any]], dialects: Seq[Dialect], config: ServeConfig
+    ) -> dict[str, Any]:
+        """``routes`` are all that read a body, those of dialects under their mount points."""
+        frame = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        operations = [(path, method) for path, item in frame["paths"].items() for method in item]
+        bodies = {_template(route.path): route for route in routes}
+        reads = {
+            (path, method): answers_of(self._functions[frame["paths"][path][method]["operationId"]])
+            for path, method in operations
+            if method != "post" or path not in bodies
+        }
+        forms = {dialect.name: _form_of(dialect) for dialect in dialects}
+        schemas = Schemas(_types(bodies.values(), reads.values(), forms.values()), config.max_client_batch_size)
+        writer = _Writer(forms, schemas, config)
+        for path, method in operations:
+            operation = frame["paths"][path][method]
+            found = reads.get((path, method))
+            written = (
+                writer.inference(path, bodies[path])
+                if found is None
+                else writer.read(path, operation.pop("parameters", []), found, has_body=method != "head")
+            )
+            frame["paths"][path][method] = operation | written
+        frame["components"] = {
+            "schemas": schemas.components,
+            "responses": writer.responses,
+            "parameters": writer.parameters,
+        }
+        return frame
+
+
+def _form_of(dialect: Dialect) -> Form:
+    body = dialect.error_body
+    return Form(dialect.name, dialect.error_form, body if isinstance(body, tuple) else (body,))
+
+
+def _types(routes: Iterable[Route[Any]], reads: Iterable[Answers], forms: Iterable[Form]) -> Iterator[Any]:
+    yield Reported
+    for route in routes:
+        yield route.request
+        yield route.response
+    for answers in reads:
+        yield from (body for body in answers.bodies.values() if body is not None)
+    for form in (_OWN, *forms):
+        yield from form.bodies
+
+
+def _template(path: str) -> str:
+    """As OpenAPI has paths: without the kinds of their parameters."""
+    return re.sub(r"{(\w+):\w+}", r"{\1}", path)
+
+
+class _Writer:
+    """Writes operations. ``responses`` and ``parameters`` are what they share."""
+
+    def __init__(self, forms: Mapping[str, Form], schemas: Schemas, config: ServeConfig) -> None:
+        self._forms = forms
+        self._schemas = schemas
+        self._urgency = _urgency_headers()
+        self._dialect = _dialect_header(config)
+        self.responses: dict[str, Any] = {}
+        self.parameters: dict[str, Any] = {one["name"]: one for one in (*self._urgency, _REPORT, self._dialect)}
+
+    def inference(self, path: str, route: Route[Any]) -> dict[str, Any]:
+        """The parts of a route with a body that FastAPI does not know."""
+        form = self._form_of(path)
+        names = (TRUNCATED_HEADER, WARNING_HEADER, *(_OCTET_HEADERS if route.has_report else ()))
+        timing = {} if route.timing_headers is None else route.timing_headers(Timing())
+        answer = {
+            "description": "In the order of the inputs, unless the route sorts.",
+            "headers": {name: _ANSWER_HEADERS[name] for name in names} | dict.fromkeys(timing, _TIMING_HEADER),
+            "content": self._answers(route),
+        }
+        request = {
+            "required": True,
+            "description": f"Content-Encoding may be {' or '.join(CODINGS)}.",
+            "content": self._content(route.request),
+        }
+        parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)}", path)]
+        return {
+            "parameters": parameters + self._headers(form, (*self._urgency, *([_REPORT] if route.has_report else ()))),
+            "requestBody": request,
+            "responses": {"200": answer, **self._errors(path, form, MODEL_ERRORS)},
+        }
+
+    def read(self, path: str, parameters: Seq[Any], answers: Answers, *, has_body: bool) -> dict[str, Any]:
+        """The same of a route without a body; answers to HEAD have none either."""
+        form = self._form_of(path)
+        raised = (*answers.errors, BeiError)
+        if form is _OWN:
+            raised = (errors.InvalidRequestError, *raised)  # of the header with the dialect
+        refusals = {status: body for status, body in answers.bodies.items() if status >= 400}
+        responses = self._errors(path, form, raised, refusals)
+        answer: dict[str, Any] = {"description": "As asked."}
+        if answers.bodies[200] is not None:
+            answer["content"] = self._content(answers.bodies[200], answers.media_type)
+        responses["200"] = answer
+        if not has_body:
+            responses = {status: self._without_body(answer) for status, answer in responses.items()}
+        return {
+            "parameters": [*parameters, *self._headers(form)],
+            "responses": dict(sorted(responses.items())),
+        }
+
+    def _form_of(self, path: str) -> Form:
+        return self._forms.get(path[1:].partition("/")[0], _OWN)
+
+    def _headers(self, form: Form, parameters: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+        mine = (*parameters, self._dialect) if form is _OWN else parameters
+        return [{"$ref": f"#/components/parameters/{one['name']}"} for one in mine]
+
+    def _content(self, body: Any, media_type: str = JSON) -> dict[str, Any]:
+        return {media_type: {"schema": self._schemas.of(body)}}
+
+    def _answers(self, route: Route[Any]) -> dict[str, Any]:
+        """By media type. A route that can say what became of each input has vectors, which can also be bytes alone."""
+        (schema,) = (one["schema"] for one in self._content(route.response).values())
+        if route.has_report:
+            schema = {"anyOf": [schema, self._schemas.of(Reported)]}
+        content = {media_type: {"schema": schema} for media_type in (JSON, MSGPACK)}
+        return content | ({OCTETS: {"schema": {"type": "string", "format": "binary"}}} if route.has_report else {})
+
+    def _errors(
+        self,
+        path: str,
+        form: Form,
+        raised: Iterable[type[BeiError]],
+        refusals: Mapping[int, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """A response for each status that one of ``raised`` has in ``form``, and one of ``refusals``, by status."""
+        found = {status: [_Refusal(body, _text_of_type(body), frozenset())] for status, body in refusals.items()}
+        for used, cls in [(form, cls) for cls in raised] + [(_OWN, cls) for cls in _REFUSED]:
+            error = _example(cls)
+            status, written = used.write(error, status_of(error), path)
+            headers = frozenset(headers_of(error)) - {"connection"}
+            found.setdefault(status, []).append(_Refusal(used.body_of(written), _text_of(error), headers))
+        return {str(status): self._shared(f"{form.name}_{status}", found[status]) for status in sorted(found)}
+
+    def _shared(self, name: str, members: Seq[_Refusal]) -> dict[str, Any]:
+        """A reference to the response of ``members``, which have one status."""
+        bodies = {id(one.body): one.body for one in members}
+        headers = [one.headers for one in members]
+        response: dict[str, Any] = {
+            "description": " ".join(dict.fromkeys(one.text for one in members)),
+            "content": self._content(tuple(bodies.values())),
+        }
+        if any(headers):
+            always = frozenset.intersection(*headers)
+            response["headers"] = {
+                header: {**_ANSWER_HEADERS[header], "required": header in always}
+                for header in sorted(frozenset.union(*headers))
+            }
+        names = chain([name], (f"{name}_{number}" for number in count(2)))
+        free = next(one for one in names if self.responses.setdefault(one, response) == response)
+        return {"$ref": f"#/components/responses/{free}"}
+
+    def _without_body(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        if "$ref" in answer:
+            answer = self.responses[answer["$ref"].rpartition("/")[2]]
+        return {key: value for key, value in answer.items() if key != "content"}
+
+
+class Reported(TypedDict):
+    """Where X-Bei-Report asks for it: beside the fields of the answer, of which a bare list is then `embeddings`, what
+    became of each input. Vectors of inputs that have an error are null."""
+
+    report: list[InputReport]
+
+
+class _Refusal(NamedTuple):
+    """One way to be refused: the type of the body, when that is, and the headers it has."""
+
+    body: Any
+    text: str
+    headers: frozenset[str]
+
+
+def _example(cls: type[BeiError]) -> BeiError:
+    if issubclass(cls, errors.OverloadedError):
+        return cls("", 1.0)
+    return UNEXPECTED if cls is BeiError else cls("")
+
+
+def _text_of(error: BeiError) -> str:
+    return str(error) if error is UNEXPECTED else _text_of_type(type(error))
+
+
+def _text_of_type(cls: Any) -> str:
+    return (inspect.getdoc(cls) or "").split("\n")[0]
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": _TEXT}
+
+
+def _header(name: str, schema: Any, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
+
+
+_REPORT = _header(
+    REPORT_HEADER,
+    {"type": "string", "enum": [*REPORT_VALUES]},
+    "Whether an input that is wrong costs the others nothing, and the answer says what became of each.",
+)
+
+
+def _urgency_headers() -> list[dict[str, Any]]:
+    lane = {"type": "string", "enum": [*LANES]}
+    return [
+        _header("X-Bei-Lane", lane, "By default a request's size decides."),
+        *(
+            _header(deadline.header, {"type": "number", "minimum": 0}, deadline.description)
+            for deadline in DEADLINES.values()
+        ),
+    ]
+
+
+def _dialect_header(config: ServeConfig) -> dict[str, Any]:
+    """Another dialect's name asks for another operation: the one that stands under its mount point."""
+    is_default = config.dialect == OWN
+    described = _header(
+        HEADER.decode().title(),
+        {"type": "string", "enum": [OWN]},
+        "The name of a mount point asks for the same path there, where it has one.",
+    )
+    return described if is_default else {**described, "required": True}

@@ -23,6 +23,7 @@ from bei.offload import off_loop
 from bei.server import classify, embed, rerank, tokens
 from bei.server.controls import Model
 from bei.server.endpoint import INLINE_BODY_BYTES, Call, Reply
+from bei.server.fields import Text, Texts, limits
 from bei.server.parsing import parser
 from bei.server.rendering import Items, items_of
 from bei.service import InferenceService
@@ -44,21 +45,21 @@ class TokenParameters(msgspec.Struct, kw_only=True):
 
     aggregation_strategy: Aggregation = "simple"
     ignore_labels: tuple[str, ...] = ("O",)
-    stride: int | None = None
+    stride: Annotated[int | None, limits(type="null")] = None
 
 
 class ZeroShotParameters(msgspec.Struct, kw_only=True):
     """``hypothesis_template`` has a label where its {} is."""
 
-    candidate_labels: list[str]
+    candidate_labels: Texts
     multi_label: bool = False
-    hypothesis_template: Annotated[str, Meta(max_length=1000)] = "This example is {}."
+    hypothesis_template: Annotated[str, Meta(max_length=1000), limits(pattern=r"\{\}")] = "This example is {}."
 
 
 class ClassificationRequest(msgspec.Struct, kw_only=True):
     """One text or several."""
 
-    inputs: str | list[str]
+    inputs: Text | Texts
     parameters: ClassificationParameters
     model: Model | None = None
 
@@ -66,7 +67,7 @@ class ClassificationRequest(msgspec.Struct, kw_only=True):
 class TokenRequest(msgspec.Struct, kw_only=True):
     """One text or several."""
 
-    inputs: str | list[str]
+    inputs: Text | Texts
     parameters: TokenParameters
     model: Model | None = None
 
@@ -74,7 +75,7 @@ class TokenRequest(msgspec.Struct, kw_only=True):
 class ZeroShotRequest(msgspec.Struct, kw_only=True):
     """One text."""
 
-    inputs: str
+    inputs: Text
     parameters: ZeroShotParameters
     model: Model | None = None
 
@@ -96,20 +97,25 @@ class PipelineEntity(_Entity, total=False):
 # The bodies of all kinds, for /openapi.json.
 REQUESTS = (
     embed.EmbedRequest,
+    embed.TextsRequest,
+    embed.SparseRequest,
     embed.SimilarityRequest,
     rerank.TextsRequest,
     classify.PredictRequest,
+    tokens.PredictTokensRequest,
     ClassificationRequest,
     TokenRequest,
     ZeroShotRequest,
 )
 RESPONSES = (
     list[embed.Vector],
+    list[list[embed.Vector]],
     list[list[embed.Weight]],
     embed.Vector,
     list[rerank.Rank],
     list[classify.LabelScore],
     list[list[classify.LabelScore]],
+    list[list[tokens.LabelledToken]],
     list[PipelineEntity],
     list[list[PipelineEntity]],
 )

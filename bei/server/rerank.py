@@ -13,7 +13,7 @@ import math
 import time
 import uuid
 from collections.abc import Sequence as Seq
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,8 @@ from bei.admission import Ticket
 from bei.errors import InvalidRequestError
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Limits, Texts, limits_of_inputs, without
+from bei.server.fields import Text as NonEmptyText
 from bei.server.inference import order_of
 from bei.server.parsing import parser_by_field
 from bei.server.rendering import Items
@@ -36,11 +38,23 @@ _RESULT_BYTES = 50  # of JSON, about: {"index":123,"relevance_score":0.12345678}
 
 Document: TypeAlias = str | dict[str, Any]
 
+_NOT_EMPTY = {"type": "string", "minLength": 1}
+_DOCUMENT = {"anyOf": [_NOT_EMPTY, {"type": "object"}]}
+_HAS_TEXT = {"type": ["string", "object"], "properties": {"text": _NOT_EMPTY}, "required": ["text"]}
+# Objects have a text, unless fields are named: which those must have, a schema cannot say.
+_TEXT_UNLESS_NAMED = {
+    "description": "Objects among documents have a text, unless rank_fields names other fields.",
+    "anyOf": [
+        {"required": ["rank_fields"], "properties": {"rank_fields": {"type": "array", "minItems": 1}}},
+        {"properties": {"documents": {"items": _HAS_TEXT}}},
+    ],
+}
+
 
 class RerankControls(PairControls, kw_only=True):
     """The fields of both dialects."""
 
-    query: str
+    query: NonEmptyText
     instruction: Annotated[str | None, Meta(description="vLLM's; for models with a template that has a slot.")] = None
     instruct: Annotated[str | None, Meta(description="SGLang's word for instruction.")] = None
 
@@ -48,7 +62,7 @@ class RerankControls(PairControls, kw_only=True):
 class TextsRequest(RerankControls, kw_only=True):
     """TEI's and BEI's."""
 
-    texts: list[str]
+    texts: Texts
     return_text: bool = False
 
 
@@ -56,11 +70,13 @@ class DocumentsRequest(RerankControls, kw_only=True):
     """Cohere's, Jina's, vLLM's, Infinity's. Objects have a `text`, or the fields that `rank_fields` names."""
 
     # Decoded in a second step, one by one: objects may have fields by the hundred thousand.
-    documents: list[Annotated[msgspec.Raw, Meta(extra_json_schema=msgspec.json.schema(Document))]]
+    documents: Annotated[list[Annotated[msgspec.Raw, Meta(extra_json_schema=_DOCUMENT)]], limits_of_inputs]
     top_n: Annotated[int, Meta(ge=0, description="Null or 0: all.")] | None = None
     return_documents: bool | None = None
     rank_fields: list[str] | None = None
     max_tokens_per_doc: Annotated[int, Meta(ge=1, description="Special tokens counted.")] | None = None
+
+    _limits: ClassVar[Limits] = (_TEXT_UNLESS_NAMED,)
 
 
 class _Rank(TypedDict):
@@ -286,7 +302,10 @@ def _route(path: str, summary: str) -> Route[ParsedRequest]:
         return await rank(request, call, path)
 
     handle.__doc__ = rank.__doc__
-    return Route(path, summary, (TextsRequest, DocumentsRequest), (list[Rank], RerankResponse), parse, handle)
+    return Route(path, summary, _REQUESTS, (list[Rank], RerankResponse), parse, handle)
+
+
+_REQUESTS = (Annotated[TextsRequest, without("documents")], Annotated[DocumentsRequest, without("texts")])
 
 
 ROUTES = (

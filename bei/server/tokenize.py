@@ -13,6 +13,7 @@ from bei.core import Encoding
 from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.controls import Model
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Text, Texts, without
 from bei.server.parsing import parser_by_field
 from bei.server.rendering import Items
 from bei.service import InferenceService
@@ -29,13 +30,13 @@ _DECODED_BYTES = 10
 _AROUND_BYTES = 3
 
 # Of one text that is decoded: the tokenizer holds the interpreter's lock for 13 ms.
-_MOST_IDS = 65_536
+MOST_IDS = 65_536
 
 
 class InputsRequest(msgspec.Struct, kw_only=True):
     """TEI's."""
 
-    inputs: str | list[str]
+    inputs: Text | Texts
     model: Model | None = None
     add_special_tokens: bool = True
     prompt_name: Annotated[str | None, Meta(description="A prompt of the model's: see /v1/models.")] = None
@@ -45,7 +46,7 @@ class InputsRequest(msgspec.Struct, kw_only=True):
 class PromptRequest(msgspec.Struct, kw_only=True):
     """vLLM's, for one text."""
 
-    prompt: str
+    prompt: Text
     model: Model | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
@@ -150,9 +151,9 @@ def decoded(
     for index, ids in enumerate(lists):
         if not ids:
             raise EmptyInputError(f"{param} {index} is empty: leave it out.", param)
-        if len(ids) > _MOST_IDS:
+        if len(ids) > MOST_IDS:
             raise InvalidRequestError(
-                f"{param} {index} has {len(ids)} token ids, the limit is {_MOST_IDS}: send it in parts.", param
+                f"{param} {index} has {len(ids)} token ids, the limit is {MOST_IDS}: send it in parts.", param
             )
         if unknown := set(ids) - known:
             raise InvalidRequestError(f"This model's tokenizer has no token {min(unknown)}.", param)
@@ -166,7 +167,7 @@ def decoded(
 ROUTE = Route(
     "/tokenize",
     "Tokenize (TEI, vLLM)",
-    (InputsRequest, PromptRequest),
+    (Annotated[InputsRequest, without("prompt")], Annotated[PromptRequest, without("inputs")]),
     (list[list[Token]], Count),
     parser_by_field(inputs=InputsRequest, prompt=PromptRequest),
     tokenize,

@@ -6,12 +6,13 @@ all labels. An aggregated entity has one label (PER, not B-PER), which is no col
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 from bei.entities import Aggregation, Entity
 from bei.errors import InvalidRequestError
 from bei.server.controls import ScoreControls
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Text, limits, limits_of_inputs
 from bei.server.parsing import parser
 from bei.server.rendering import Items, items_of
 from bei.tasks import classify_tokens
@@ -25,7 +26,7 @@ _LABEL_BYTES = 18
 class PredictTokensRequest(ScoreControls, kw_only=True):
     """BEI's client writes every text as a list of one."""
 
-    inputs: str | list[str | list[str]]
+    inputs: Text | Annotated[list[Text | Annotated[list[Text], limits(minItems=1, maxItems=1)]], limits_of_inputs]
     aggregation_strategy: Aggregation = "none"
 
 

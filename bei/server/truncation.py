@@ -7,12 +7,20 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from bei.errors import InvalidRequestError
+from bei.server.fields import not_both
 from bei.tokenization import AS_CONFIGURED, EncodingOptions
 
 # TEI and BEI: a boolean. Cohere and NIM: which end is cut.
 Truncate: TypeAlias = bool | Literal["NONE", "START", "END"]
 Direction: TypeAlias = Literal["Left", "Right", "left", "right"]
-TokenLimit: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
+TokenLimit: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, extra_json_schema={"not": {"const": 0}})]
+
+# What ``encoding_options`` refuses.
+CONTRADICTIONS = (
+    not_both("truncate", {"type": "string"}, "truncation_direction", {"type": "string"}),
+    not_both("truncate", {"type": "string"}, "truncation_side", {"type": "string"}),
+    not_both("truncate", {"enum": [False, "NONE"]}, "truncate_prompt_tokens", {"type": "integer"}),
+)
 
 
 def encoding_options(

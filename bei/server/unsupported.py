@@ -7,15 +7,18 @@ field. Fields that no answer depends on (``user``, ``priority``, ``request_id``)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
 from bei.server.controls import Dimensions, PromptControls, ScoreControls
+from bei.server.fields import limits, one_of
+from bei.server.vectors import DType
 
-_Any: TypeAlias = Annotated[Any, Meta(description="Not supported; what is done anyway may be sent.")]
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 
 class _Rule(NamedTuple):
@@ -24,9 +27,34 @@ class _Rule(NamedTuple):
     accepted: tuple[object, ...]
     remedy: str
 
+    @property
+    def meta(self) -> Meta:
+        """Of the field, for /openapi.json."""
+        return Meta(description=f"Not supported: {self.remedy}.", extra_json_schema=one_of(self.accepted))
+
 
 _OFF: tuple[object, ...] = (False, {}, [])
-_DTYPES = "float, float16, int8, uint8, binary, ubinary"
+
+_OF_EMBEDDINGS: Mapping[str, _Rule] = {
+    "endianness": _Rule(("little", "native"), "vectors in base64 are little-endian; leave it out"),
+    "modality": _Rule(("text",), "bei reads texts; leave it out"),
+    "late_chunking_params": _Rule(_OFF, "leave it out, and send late_chunking with the chunks as inputs"),
+}
+_OF_PAIRS: Mapping[str, _Rule] = {
+    "top_k": _Rule((), "send top_n, or point Voyage's client at /voyage"),
+    "max_chunks_per_doc": _Rule((), "leave it out; documents are not read in chunks"),
+    "max_doc_length": _Rule((), "send max_tokens_per_doc"),
+    "max_query_length": _Rule((), "leave it out; of a pair the longer side is cut"),
+    "max_tokens_per_query": _Rule((-1, 0), "leave it out; of a pair the longer side is cut"),
+    "return_embeddings": _Rule((False,), "leave it out; ask /v1/embeddings"),
+    "chat_template_kwargs": _Rule(_OFF, "leave it out; the model's template is fixed when it is built"),
+}
+
+
+_FORMS = ("base64", "float32", *get_args(DType))
+_FormName: TypeAlias = Annotated[str, limits(enum=_FORMS)]
+# Several times the same is one form.
+_FormNames: TypeAlias = Annotated[list[str], limits(anyOf=[{"items": {"const": form}} for form in _FORMS])]
 
 
 class EmbeddingControls(PromptControls, kw_only=True):
@@ -34,24 +62,20 @@ class EmbeddingControls(PromptControls, kw_only=True):
 
     dimensions: Dimensions | None = None
     normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
-    output_dtype: Annotated[str | None, Meta(description=f"Voyage's and Mistral's: {_DTYPES}.")] = None
-    embedding_type: Annotated[str | list[str] | None, Meta(description=f"Jina's and NIM's: base64, {_DTYPES}.")] = None
-    embedding_types: Annotated[list[str] | None, Meta(description="Cohere's; one of them here.")] = None
+    output_dtype: Annotated[_FormName | None, Meta(description="Voyage's and Mistral's.")] = None
+    embedding_type: Annotated[_FormName | _FormNames | None, Meta(description="Jina's and NIM's.")] = None
+    embedding_types: Annotated[_FormNames | None, Meta(description="Cohere's; one of them here.")] = None
     output_dimension: Annotated[Dimensions | None, Meta(description="Voyage's word for dimensions.")] = None
     normalized: Annotated[bool | None, Meta(description="Jina's word for normalize.")] = None
     use_activation: Annotated[bool | None, Meta(description="vLLM's word for normalize.")] = None
     truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
     task: Annotated[str | None, Meta(description="Jina's word for input_type.")] = None
-    embed_dtype: Annotated[str | None, Meta(description="vLLM's: float32, float16.")] = None
-    endianness: _Any = None
-    modality: _Any = None
-    late_chunking_params: _Any = None
+    embed_dtype: Annotated[_FormName | None, Meta(description="vLLM's.")] = None
+    endianness: Annotated[Any, _OF_EMBEDDINGS["endianness"].meta] = None
+    modality: Annotated[Any, _OF_EMBEDDINGS["modality"].meta] = None
+    late_chunking_params: Annotated[Any, _OF_EMBEDDINGS["late_chunking_params"].meta] = None
 
-    _rules: ClassVar[Mapping[str, _Rule]] = {
-        "endianness": _Rule(("little", "native"), "vectors in base64 are little-endian; leave it out"),
-        "modality": _Rule(("text",), "bei reads texts; leave it out"),
-        "late_chunking_params": _Rule(_OFF, "leave it out, and send late_chunking with the chunks as inputs"),
-    }
+    _rules: ClassVar[Mapping[str, _Rule]] = _OF_EMBEDDINGS
 
     def settled(self) -> Self:
         """The request with each thing under one name, ours.
@@ -70,23 +94,15 @@ class PairControls(ScoreControls, kw_only=True):
     """ScoreControls, and fields of Voyage, Cohere v1, Jina and vLLM."""
 
     truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
-    top_k: _Any = None
-    max_chunks_per_doc: _Any = None
-    max_doc_length: _Any = None
-    max_query_length: _Any = None
-    max_tokens_per_query: _Any = None
-    return_embeddings: _Any = None
-    chat_template_kwargs: _Any = None
+    top_k: Annotated[Any, _OF_PAIRS["top_k"].meta] = None
+    max_chunks_per_doc: Annotated[Any, _OF_PAIRS["max_chunks_per_doc"].meta] = None
+    max_doc_length: Annotated[Any, _OF_PAIRS["max_doc_length"].meta] = None
+    max_query_length: Annotated[Any, _OF_PAIRS["max_query_length"].meta] = None
+    max_tokens_per_query: Annotated[Any, _OF_PAIRS["max_tokens_per_query"].meta] = None
+    return_embeddings: Annotated[Any, _OF_PAIRS["return_embeddings"].meta] = None
+    chat_template_kwargs: Annotated[Any, _OF_PAIRS["chat_template_kwargs"].meta] = None
 
-    _rules: ClassVar[Mapping[str, _Rule]] = {
-        "top_k": _Rule((), "send top_n, or point Voyage's client at /voyage"),
-        "max_chunks_per_doc": _Rule((), "leave it out; documents are not read in chunks"),
-        "max_doc_length": _Rule((), "send max_tokens_per_doc"),
-        "max_query_length": _Rule((), "leave it out; of a pair the longer side is cut"),
-        "max_tokens_per_query": _Rule((-1, 0), "leave it out; of a pair the longer side is cut"),
-        "return_embeddings": _Rule((False,), "leave it out; ask /v1/embeddings"),
-        "chat_template_kwargs": _Rule(_OFF, "leave it out; the model's template is fixed when it is built"),
-    }
+    _rules: ClassVar[Mapping[str, _Rule]] = _OF_PAIRS
 
     def settled(self) -> Self:
         """As that of EmbeddingControls."""

@@ -27,12 +27,24 @@ class Urgency(NamedTuple):
 _LANE = b"x-bei-lane"
 _LANES: dict[str, Lane] = {lane: lane for lane in get_args(Lane)}
 
-# Header -> the deadline that its number means, on the monotonic clock.
-_DEADLINES: Mapping[bytes, Callable[[float], float]] = {
-    b"request-timeout-ms": lambda number: time.monotonic() + number / 1000,
-    b"request-deadline-ms": lambda number: time.monotonic() + number / 1000 - time.time(),
-    b"x-request-timeout": lambda number: time.monotonic() + number,
-}
+
+class Deadline(NamedTuple):
+    """A header whose number ``meant`` turns into a deadline on the monotonic clock."""
+
+    header: str
+    description: str
+    meant: Callable[[float], float]
+
+
+_IN_MS = Deadline("Request-Timeout-Ms", "Milliseconds from now.", lambda number: time.monotonic() + number / 1000)
+_AT_MS = Deadline(
+    "Request-Deadline-Ms",
+    "Milliseconds since the epoch.",
+    lambda number: time.monotonic() + number / 1000 - time.time(),
+)
+_IN_S = Deadline("X-Request-Timeout", "Seconds from now.", lambda number: time.monotonic() + number)
+
+DEADLINES: Mapping[bytes, Deadline] = {one.header.lower().encode(): one for one in (_IN_MS, _AT_MS, _IN_S)}
 
 
 def urgency_of(headers: Iterable[tuple[bytes, bytes]]) -> Urgency:
@@ -45,8 +57,8 @@ def urgency_of(headers: Iterable[tuple[bytes, bytes]]) -> Urgency:
             if lane is None:
                 names = " or ".join(_LANES)
                 raise InvalidRequestError(f"The header x-bei-lane must be {names}, not {_text(value)!r}.", "x-bei-lane")
-        elif name in _DEADLINES:
-            meant_s = _DEADLINES[name](_number(name, value))
+        elif name in DEADLINES:
+            meant_s = DEADLINES[name].meant(_number(name, value))
             deadline_s = meant_s if deadline_s is None else min(deadline_s, meant_s)
     return Urgency(lane, deadline_s)
 

@@ -153,7 +153,7 @@ def vector_form(encoding_format: str | None, **fields: str | Seq[str] | None) ->
     Raises InvalidRequestError for a form that there is not, and where two of them contradict each other.
     """
     is_base64 = encoding_format == "base64"
-    if not any(fields.values()):
+    if not any(fields.values()) and "" not in fields.values():
         return _IN_BASE64 if is_base64 else FLOATS
     dtypes: dict[DType, str] = {}
     for param, value in fields.items():

@@ -6,7 +6,7 @@ example is LABEL.", as transformers' pipeline does; other models are refused. Re
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
@@ -15,6 +15,8 @@ from bei.errors import InvalidRequestError
 from bei.server.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
 from bei.server.controls import Controls
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Limits, Texts, exactly_one, limits, limits_of_inputs, without
+from bei.server.fields import Text as NonEmptyText
 from bei.server.parsing import parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.tasks import nli_labels, zero_shot
@@ -26,15 +28,17 @@ _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its sco
 class Text(msgspec.Struct):
     """A text as an object. Pictures are not read here."""
 
-    text: str
+    text: NonEmptyText
 
 
 class LabelsRequest(Controls, kw_only=True):
     """Jina's. A ``classifier_id`` names a classifier that Jina has trained: there are none here."""
 
-    input: str | list[str | Text]
-    labels: list[str] | None = None
-    classifier_id: Any = None
+    input: NonEmptyText | Annotated[list[NonEmptyText | Text], limits_of_inputs]
+    labels: Texts | None = None
+    classifier_id: Annotated[Any, limits(type="null")] = None
+
+    _limits: ClassVar[Limits] = (exactly_one(["labels"]),)
 
 
 class Classification(TypedDict):
@@ -124,7 +128,7 @@ def _classified(index: int, row: Float32Array, labels: list[str]) -> Classificat
 ROUTE: Route[Any] = Route(
     "/v1/classify",
     "Classify (vLLM, SGLang; Jina with labels)",
-    (ClassifyRequest, LabelsRequest),
+    (Annotated[ClassifyRequest, without("labels", "classifier_id")], LabelsRequest),
     (ClassifyResponse, LabelsResponse),
     parse,
     classify,

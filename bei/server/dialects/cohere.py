@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence as Seq
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -16,6 +17,7 @@ from bei.server import rerank
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, adjusted
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.inference import embedded
 from bei.server.parsing import parser
 from bei.server.rendering import Items
@@ -40,29 +42,33 @@ class Text(msgspec.Struct, tag_field="type", tag="text"):
     text: str
 
 
+# Parts are joined by line breaks, so only a single one must not be empty.
+_NOT_EMPTY = {"properties": {"text": {"minLength": 1}}}
+
+
 class Content(msgspec.Struct):
     """An input of v2: its parts. Only texts are read here."""
 
-    content: list[Text]
+    content: Annotated[list[Text], limits(minItems=1, anyOf=[{"minItems": 2}, {"items": _NOT_EMPTY}])]
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
     """``truncate`` says which end of a text that is too long is cut; NONE: an error; null (LangChain sends it): END."""
 
-    texts: list[str] | None = None
+    texts: Texts | None = None
     model: Model | None = None
-    input_type: str | None = None
-    embedding_types: list[EmbeddingType] | None = None
+    input_type: Annotated[str, limits(**{"not": {"const": "image"}})] | None = None
+    embedding_types: Annotated[list[EmbeddingType], limits(minItems=1)] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
-    images: Any = None
+    images: Annotated[Any, limits(type="null")] = None
 
 
 class EmbedV2Request(EmbedRequest, kw_only=True):
     """Of ``texts`` and ``inputs`` one."""
 
-    inputs: list[Content] | None = None
+    inputs: Annotated[list[Content], limits_of_inputs] | None = None
     output_dimension: Dimensions | None = None
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, limits(minimum=1)] | None = None
 
 
 class Meta(TypedDict):
@@ -78,15 +84,15 @@ class InputTokens(TypedDict):
     input_tokens: int
 
 
-class ByType(TypedDict):
+class ByType(TypedDict, total=False):
     """A list of vectors for each type that is asked for."""
 
-    float: NotRequired[list[list[float]]]
-    int8: NotRequired[list[list[int]]]
-    uint8: NotRequired[list[list[int]]]
-    binary: NotRequired[list[list[int]]]
-    ubinary: NotRequired[list[list[int]]]
-    base64: NotRequired[list[str]]
+    float: list[list[float]]
+    int8: list[list[int]]
+    uint8: list[list[int]]
+    binary: list[list[int]]
+    ubinary: list[list[int]]
+    base64: list[str]
 
 
 class EmbedResponse(TypedDict):
@@ -177,13 +183,15 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     return status, Message(message=str(error))
 
 
-def _route(path: str, summary: str, request: type[Any], handle: Any) -> Route[Any]:
-    return Route(path, summary, request, EmbedResponse, parser(request), handle, has_report=True)
+def _route(path: str, summary: str, request: Any, parse: Any, handle: Any) -> Route[Any]:
+    return Route(path, summary, request, EmbedResponse, parse, handle, has_report=True)
 
 
+_V1 = Annotated[EmbedRequest, limits(**exactly_one(["texts"]))]
+_V2 = Annotated[EmbedV2Request, limits(**exactly_one(["texts"], ["inputs"]))]
 EMBED_ROUTES: tuple[Route[Any], ...] = (
-    _route("/v1/embed", "Embed (Cohere v1)", EmbedRequest, embed_v1),
-    _route("/v2/embed", "Embed (Cohere v2)", EmbedV2Request, embed_v2),
+    _route("/v1/embed", "Embed (Cohere v1)", _V1, parser(EmbedRequest), embed_v1),
+    _route("/v2/embed", "Embed (Cohere v2)", _V2, parser(EmbedV2Request), embed_v2),
 )
 
 
@@ -196,9 +204,20 @@ def _as_cohere(body: rerank.RerankControls) -> None:
         body.return_documents = bool(body.return_documents)
 
 
+_TOP_N = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
+_COHERE = limits(properties={"texts": {"type": "null"}, "top_n": _TOP_N})
+_RERANK_ROUTES = tuple(
+    replace(
+        adjusted(route, _as_cohere),
+        request=(Annotated[rerank.TextsRequest, without("documents")], Annotated[rerank.DocumentsRequest, _COHERE]),
+    )
+    for route in rerank.ROUTES
+    if route.path != "/rerank"
+)
+
 DIALECT = Dialect(
     "cohere",
-    (*EMBED_ROUTES, *(adjusted(route, _as_cohere) for route in rerank.ROUTES if route.path != "/rerank")),
+    (*EMBED_ROUTES, *_RERANK_ROUTES),
     error_form,
     Message,
 )

@@ -21,9 +21,11 @@ from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Text, Texts
 from bei.server.inference import embedded, ranked
 from bei.server.models import Models
 from bei.server.parsing import parser
+from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.vectors import VectorForm
 from bei.service import InferenceService, ModelInput
@@ -51,7 +53,7 @@ class ValidationErrors(TypedDict):
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """``dimensions`` 0: all. ``output_dimension`` is what LiteLLM's provider calls them."""
 
-    input: str | list[str]
+    input: Text | Texts
     model: Model | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Meta(ge=0)] = 0
@@ -60,11 +62,18 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
 
 
+class EmbeddingsResponse(EmbeddingResponse):
+    """OpenAI's, with what Infinity says beside it."""
+
+    id: str
+    created: int
+
+
 class RerankRequest(msgspec.Struct, kw_only=True):
     """``top_n`` null: all."""
 
-    query: str
-    documents: list[str]
+    query: Text
+    documents: Texts
     model: Model | None = None
     return_documents: bool = False
     raw_scores: bool = False
@@ -93,10 +102,49 @@ class RerankResponse(TypedDict):
     created: int
 
 
+class Stats(TypedDict):
+    """What waits for a model."""
+
+    queue_fraction: float
+    queue_absolute: int
+    results_pending: int
+    batch_size: int
+
+
+class ServedModel(TypedDict):
+    """One model."""
+
+    id: str
+    stats: Stats
+    object: Literal["model"]
+    owned_by: Literal["infinity"]
+    created: int
+    backend: str
+    capabilities: list[str]
+    embedding_dtype: Literal["float32"]
+    dtype: str
+    revision: str | None
+    lengths_via_tokenize: bool
+    device: str
+
+
+class ModelList(TypedDict):
+    """Every served model."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+class Health(TypedDict):
+    """The time, in seconds since the epoch."""
+
+    unix: float
+
+
 class ClassifyRequest(msgspec.Struct, kw_only=True):
     """A batch of texts."""
 
-    input: list[str]
+    input: Texts
     model: Model | None = None
     raw_scores: bool = False
 
@@ -160,14 +208,16 @@ def _reads(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
     add_metrics(router, "/metrics", metrics)
 
-    @router.get("/models", summary="List the served models (Infinity)")
-    async def list_models() -> dict[str, Any]:
+    @router.get("/models", summary="List the served models (Infinity)", response_model=None)
+    @answers()
+    async def list_models() -> ModelList:
         """Every served model, with what waits for it."""
         return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
 
-    @router.head("/health", include_in_schema=False)
-    @router.get("/health", summary="Liveness (Infinity)")
-    async def health() -> dict[str, float]:
+    @router.head("/health", summary="Liveness (Infinity)", response_model=None)
+    @router.get("/health", summary="Liveness (Infinity)", response_model=None)
+    @answers(EngineDeadError)
+    async def health() -> Health:
         """The time; 503 where a thread of a model has died."""
         if not all(service.is_alive for service in models):
             raise EngineDeadError("A thread of a model has died: restart the server.")
@@ -176,7 +226,7 @@ def _reads(models: Models, metrics: Metrics) -> APIRouter:
     return router
 
 
-def _described(service: InferenceService, created: int) -> dict[str, Any]:
+def _described(service: InferenceService, created: int) -> ServedModel:
     manifest, waiting = service.manifest, service.num_waiting
     return {
         "id": manifest.name,
@@ -206,7 +256,7 @@ def dialect(models: Models, metrics: Metrics) -> Dialect:
             "/embeddings",
             "Embed (Infinity)",
             EmbeddingsRequest,
-            EmbeddingResponse,
+            EmbeddingsResponse,
             parser(EmbeddingsRequest),
             create_embeddings,
             has_report=True,

@@ -14,15 +14,18 @@ from fastapi import APIRouter
 from msgspec import Meta
 
 from bei import __version__
-from bei.errors import BeiError, EngineDeadError, InvalidRequestError, OverloadedError
+from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError
 from bei.metrics import Metrics
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, add_metrics
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Text as NonEmptyText
+from bei.server.fields import Texts, limits, limits_of_inputs
 from bei.server.inference import embedded, ranked
 from bei.server.models import Models, models_router
 from bei.server.parsing import parser
+from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.truncation import encoding_options
 from bei.server.vectors import VectorForm, dtype_of
@@ -45,7 +48,7 @@ class Problem(TypedDict):
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """``truncate`` NONE: a text that is too long is an error."""
 
-    input: str | list[str]
+    input: NonEmptyText | Texts
     model: Model | None = None
     input_type: Literal["query", "passage"] | None = None
     truncate: Literal["NONE", "START", "END"] = "NONE"
@@ -58,15 +61,15 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 class Text(msgspec.Struct):
     """A query or a passage. Pictures are not read here."""
 
-    text: str
-    image: Any = None
+    text: NonEmptyText
+    image: Annotated[Any, limits(type="null")] = None
 
 
 class RankingRequest(msgspec.Struct, kw_only=True):
     """``truncate`` NONE: a pair that is too long is an error. ``top_k`` null: all; LiteLLM sends it."""
 
     query: Text
-    passages: list[Text]
+    passages: Annotated[list[Text], limits_of_inputs]
     model: Model | None = None
     truncate: Literal["NONE", "END"] = "NONE"
     top_k: Annotated[int, Meta(ge=1)] | None = None
@@ -77,6 +80,32 @@ class Rank(TypedDict):
 
     index: int
     logit: float
+
+
+class Health(TypedDict):
+    """A message."""
+
+    object: Literal["health.response"]
+    message: str
+
+
+class Live(Health):
+    """Every thread works."""
+
+    live: Literal[True]
+
+
+class ReadyHealth(Health):
+    """Every model answers."""
+
+    ready: Literal[True]
+
+
+class Version(TypedDict):
+    """``api`` is what paths begin with."""
+
+    release: str
+    api: str
 
 
 class RankingResponse(TypedDict):
@@ -152,23 +181,26 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
 def _reads(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
-    @router.head("/v1/health/live", include_in_schema=False)
-    @router.get("/v1/health/live", summary="Liveness (NIM)")
-    async def live() -> dict[str, Any]:
+    @router.head("/v1/health/live", summary="Liveness (NIM)", response_model=None)
+    @router.get("/v1/health/live", summary="Liveness (NIM)", response_model=None)
+    @answers(EngineDeadError)
+    async def live() -> Live:
         """200 while every thread of every model works."""
         if not all(service.is_alive for service in models):
             raise EngineDeadError("A thread of a model has died: restart the server.")
         return {"object": "health.response", "message": "live", "live": True}
 
-    @router.head("/v1/health/ready", include_in_schema=False)
-    @router.get("/v1/health/ready", summary="Readiness (NIM)")
-    async def ready() -> dict[str, Any]:
+    @router.head("/v1/health/ready", summary="Readiness (NIM)", response_model=None)
+    @router.get("/v1/health/ready", summary="Readiness (NIM)", response_model=None)
+    @answers(NotReadyError)
+    async def ready() -> ReadyHealth:
         """200 when every model answers as it did when it was built."""
         await models.check_ready()
         return {"object": "health.response", "message": "ready", "ready": True}
 
-    @router.get("/v1/version", summary="Version (NIM)")
-    async def version() -> dict[str, str]:
+    @router.get("/v1/version", summary="Version (NIM)", response_model=None)
+    @answers()
+    async def version() -> Version:
         """This server's, and that of the API, which its paths begin with."""
         return {"release": __version__, "api": "1"}
 

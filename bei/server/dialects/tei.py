@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 from fastapi import APIRouter
@@ -26,18 +26,21 @@ from bei.server import classify, embed, embeddings, rerank, tokenize
 from bei.server.controls import Model
 from bei.server.dialect import Dialect, add_metrics, adjusted
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import MAX_INPUTS, limits, limits_of_inputs
 from bei.server.info import info_router
 from bei.server.models import Models
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.pipelines import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
+from bei.server.reads import answers
 from bei.server.rendering import FLOAT_BYTES, Items, num_bytes_of
-from bei.server.tokenize import decoded
+from bei.server.tokenize import MOST_IDS, decoded
 from bei.service import InferenceService, ModelInput
 from bei.timing import Timing
 
 # So many are read, or begun, before the event loop serves others: a few milliseconds.
 _INSTANCES_AT_ONCE = 32
 
+Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1, maxItems=MOST_IDS)]
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
 
@@ -56,10 +59,16 @@ class OpenAIErrorBody(TypedDict):
     type: ErrorType
 
 
+_ONE_OR_MANY = [
+    {"items": {"type": "integer"}, "maxItems": MOST_IDS},
+    {"items": {"type": "array"}, "maxItems": MAX_INPUTS},
+]
+
+
 class DecodeRequest(msgspec.Struct, kw_only=True):
     """The ids of one text, or a list of them for each."""
 
-    ids: list[TokenId | list[TokenId]]
+    ids: Annotated[list[TokenId | Ids], limits(minItems=1, anyOf=_ONE_OR_MANY)]
     model: Model | None = None
     skip_special_tokens: bool = True
 
@@ -101,7 +110,7 @@ class VertexRequest(msgspec.Struct, kw_only=True):
     """Vertex AI's envelope. Each instance is the body of a request for the kind of the model; ``model`` is that of
     instances that name none."""
 
-    instances: list[msgspec.Raw]
+    instances: Annotated[list[Annotated[msgspec.Raw, limits(type="object")]], limits_of_inputs]
     model: Model | None = None
 
 
@@ -286,6 +295,7 @@ def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
     reads.include_router(openapi_router())
     add_metrics(reads, "/metrics", metrics)
 
+    @answers(errors.NotReadyError, bodies={200: None})
     async def health() -> Response:
         """200 when every model answers as it did when it was built."""
         await models.check_ready()
@@ -293,6 +303,6 @@ def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
 
     for path in ("/health", "/ping", "/"):
         reads.get(path, summary="Health (TEI)")(health)
-        reads.head(path, include_in_schema=False)(health)
+        reads.head(path, summary="Health (TEI)")(health)
 
     return Dialect("tei", routes, error_form, (ErrorBody, OpenAIErrorBody), reads, any_model=True)

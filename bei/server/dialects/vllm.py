@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -31,9 +31,12 @@ from bei.server.controls import Controls, Model
 from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Limits, Text, exactly_one, limits, not_both
+from bei.server.fields import Texts as ListOfTexts
 from bei.server.inference import embedded
 from bei.server.models import Models
 from bei.server.parsing import TokenId, parser
+from bei.server.reads import answers
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.service import InferenceService
 from bei.tasks import (
@@ -53,7 +56,10 @@ _BASE64_BYTES = 16 / 3  # of a float32
 _AROUND_BYTES = 45
 
 
-Texts = str | list[str]
+Texts = Text | ListOfTexts
+
+
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
 class ScoreRequest(Controls, kw_only=True):
@@ -67,6 +73,8 @@ class ScoreRequest(Controls, kw_only=True):
     data_1: Texts | None = None
     data_2: Texts | None = None
     use_activation: bool | None = None
+
+    _limits: ClassVar[Limits] = (exactly_one(*_SIDES),)
 
 
 class Score(TypedDict):
@@ -102,6 +110,10 @@ class PoolingRequest(Controls, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     use_activation: bool | None = None
 
+    _limits: ClassVar[Limits] = (
+        not_both("task", {"enum": ["classify", "token_embed", "token_classify"]}, "dimensions", {"type": "integer"}),
+    )
+
 
 class Pooled(TypedDict):
     """A vector, scores, or a vector or scores a token."""
@@ -122,10 +134,42 @@ class PoolingResponse(TypedDict):
     usage: Usage
 
 
+class Version(TypedDict):
+    """This server's, not vLLM's."""
+
+    version: str
+
+
+class Load(TypedDict):
+    """Requests that are accepted and not answered yet."""
+
+    server_load: int
+
+
+class ServedModel(TypedDict):
+    """``root`` is the checkpoint; bei has neither parents nor permissions."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["vllm"]
+    root: str
+    parent: None
+    max_model_len: int
+    permission: list[str]
+
+
+class ModelList(TypedDict):
+    """Every served model."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """The ids of one text."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], limits(minItems=1, maxItems=tokenize.MOST_IDS)]
     model: Model | None = None
 
 
@@ -135,13 +179,11 @@ class DetokenizeResponse(TypedDict):
     prompt: str
 
 
-_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-
-
 def pairs_of(body: ScoreRequest, call: Call) -> list[tuple[str, str]]:
     """What is scored. Raises InvalidRequestError where the sides cannot be matched."""
-    given = [sides for sides in _SIDES if all(getattr(body, side) is not None for side in sides)]
-    if len(given) != 1:
+    fields = {side for sides in _SIDES for side in sides if getattr(body, side) is not None}
+    given = [sides for sides in _SIDES if fields == {*sides}]
+    if not given:
         raise InvalidRequestError("The request must have text_1 and text_2, or one of queries and documents.", "text_1")
     first, second = (_listed(getattr(body, side)) for side in given[0])
     for side, texts in zip(given[0], (first, second), strict=True):
@@ -342,6 +384,7 @@ def _reads(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
     add_metrics(router, "/metrics", metrics)
 
+    @answers(EngineDeadError, bodies={200: None})
     async def health() -> Response:
         """200 while every thread of every model works."""
         if not all(service.is_alive for service in models):
@@ -350,28 +393,31 @@ def _reads(models: Models, metrics: Metrics) -> APIRouter:
 
     for path in ("/health", "/ping"):
         router.get(path, summary="Liveness (vLLM)")(health)
-        router.head(path, include_in_schema=False)(health)
-    router.post("/ping", include_in_schema=False)(health)
+        router.head(path, summary="Liveness (vLLM)")(health)
+    router.post("/ping", summary="Liveness (vLLM, SageMaker)")(health)
 
-    @router.get("/version", summary="Version (vLLM)")
-    async def version() -> dict[str, str]:
+    @router.get("/version", summary="Version (vLLM)", response_model=None)
+    @answers()
+    async def version() -> Version:
         """This server's, not vLLM's."""
         return {"version": __version__}
 
-    @router.get("/load", summary="Load (vLLM)")
-    async def load() -> dict[str, int]:
+    @router.get("/load", summary="Load (vLLM)", response_model=None)
+    @answers()
+    async def load() -> Load:
         """Requests that are accepted and not answered yet."""
         return {"server_load": sum(service.num_open for service in models)}
 
-    @router.get("/v1/models", summary="List the served models (vLLM)")
-    async def list_models() -> dict[str, Any]:
+    @router.get("/v1/models", summary="List the served models (vLLM)", response_model=None)
+    @answers()
+    async def list_models() -> ModelList:
         """Every served model."""
         return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
 
     return router
 
 
-def _described(service: InferenceService, created: int) -> dict[str, Any]:
+def _described(service: InferenceService, created: int) -> ServedModel:
     return {
         "id": service.name,
         "object": "model",

@@ -16,6 +16,7 @@ from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect
 from bei.server.embeddings import AROUND_BYTES, render
 from bei.server.endpoint import Call, Reply, Route
+from bei.server.fields import Text, Texts
 from bei.server.inference import embedded, ranked
 from bei.server.parsing import parser
 from bei.server.rendering import Items
@@ -35,7 +36,7 @@ class Detail(TypedDict):
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """``input_type`` null: the model's default prompt. ``truncation`` null (LlamaIndex sends it): true."""
 
-    input: str | list[str]
+    input: Text | Texts
     model: Model | None = None
     input_type: Literal["query", "document"] | None = None
     truncation: bool | None = None
@@ -70,8 +71,8 @@ class EmbeddingsResponse(TypedDict):
 class RerankRequest(msgspec.Struct, kw_only=True):
     """``top_k`` null: all."""
 
-    query: str
-    documents: list[str]
+    query: Text
+    documents: Texts
     model: Model | None = None
     top_k: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool = False

@@ -19,17 +19,9 @@ ROUTES = {
     *(("post", route.path) for route in inference_routes(ServeConfig())),
     ("get", "/info"),
     *(("get", f"{root}/models{name}") for root in ("", "/v1") for name in ("", "/{name}")),
-    ("get", "/health"),
-    ("get", "/ready"),
+    *((method, path) for path in ("/health", "/ready") for method in ("get", "head")),
     ("get", "/metrics"),
 }
-
-
-def _refs(node: Any) -> list[str]:
-    if isinstance(node, dict):
-        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
-        return own + [ref for value in node.values() for ref in _refs(value)]
-    return [ref for value in node for ref in _refs(value)] if isinstance(node, list) else []
 
 
 def test_the_openapi_page_lists_every_route_and_no_other(app: App) -> None:
@@ -48,20 +40,8 @@ def test_every_operation_of_the_openapi_page_is_complete(app: App) -> None:
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     for operation in operations:
         assert operation["summary"]
+        assert operation["description"]
         assert operation["responses"]
-        assert all(response["description"] for response in operation["responses"].values())
-    for ref in _refs(page):
-        node = page
-        for name in ref.removeprefix("#/").split("/"):
-            node = node[name]
-
-
-def test_the_openapi_page_describes_the_embeddings_request_and_its_errors(app: App) -> None:
-    operation = app.get("/openapi.json").json()["paths"]["/v1/embeddings"]["post"]
-    body = operation["requestBody"]["content"]["application/json"]["schema"]
-    assert set(body["properties"]) >= {"input", "model", "encoding_format", "dimensions", "user", "truncate"}
-    assert body["required"] == ["input"]
-    assert {"200", "400", "404", "413", "429", "500", "503"} <= set(operation["responses"])
 
 
 def test_the_docs_page_loads(app: App) -> None:
@@ -78,7 +58,7 @@ def test_an_unknown_route_is_404_in_openai_form(app: App, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("GET", "/v1/embeddings", "POST"), ("DELETE", "/v1/models", "GET"), ("POST", "/health", "GET")],
+    [("GET", "/v1/embeddings", "POST"), ("DELETE", "/v1/models", "GET"), ("POST", "/health", "GET, HEAD")],
 )
 def test_a_wrong_method_is_405_and_names_the_right_one(app: App, method: str, path: str, allowed: str) -> None:
     response = app.request(method, path)

@@ -1,0 +1,41 @@
+"""What a route without a body answers, for /openapi.json: said beside the function that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+from bei.errors import BeiError
+from bei.server.errors import JSON
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class Answers(NamedTuple):
+    """``bodies``: the type of the body by status; None: an empty one. ``errors``: those that the route raises."""
+
+    bodies: Mapping[int, Any]
+    errors: tuple[type[BeiError], ...] = ()
+    media_type: str = JSON
+
+
+def answers(
+    *errors: type[BeiError], bodies: Mapping[int, Any] | None = None, media_type: str = JSON
+) -> Callable[[FunctionT], FunctionT]:
+    """Note what a function answers; without ``bodies`` it is 200 with what its annotation says it returns."""
+
+    def noted(function: FunctionT) -> FunctionT:
+        found = {200: get_type_hints(function)["return"]} if bodies is None else bodies
+        setattr(function, _ATTRIBUTE, Answers(found, errors, media_type))
+        return function
+
+    return noted
+
+
+def answers_of(function: Callable[..., Any]) -> Answers:
+    """What ``answers`` noted, or else what the annotation says."""
+    noted: Answers | None = getattr(function, _ATTRIBUTE, None)
+    return Answers({200: get_type_hints(function)["return"]}) if noted is None else noted
+
+
+_ATTRIBUTE = "bei_answers"

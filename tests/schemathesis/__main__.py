@@ -1,0 +1,208 @@
+"""Schemathesis against a server's own /openapi.json: ``python -m tests.schemathesis --minutes 10``.
+
+The server is a process of its own with a tiny random model of every kind. What schemathesis sends is made from the
+page: bodies that the page allows, and bodies that it does not. Four fifths of the time go to *conformance*: on every
+route, whatever the server answers to good and bad requests must be as the page says. The rest goes to *acceptance*:
+what the page allows must be answered with 200. That holds for the fields of which a schema can say all; the page is
+narrowed to those (``_narrowed``), since others depend on the model, on each other, or on the text's length.
+
+Exit code 1 where something was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.bei_build.builds import build_artifact
+from tests.e2e.process import DEADLINE_S, environment, serve
+from tests.e2e.test_tasks import MODELS
+from tests.schemathesis.models import MODELS_VARIABLE
+from tests.zoo import save_case
+
+_CONFORMANCE = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+)
+# Left out everywhere: ignored_auth and object_level_authorization (bei has no users), use_after_free and
+# ensure_resource_availability (nothing is made or deleted), missing_required_header (no header is required).
+_ACCEPTANCE = (*(check for check in _CONFORMANCE if "negative" not in check), "positive_data_acceptance")
+
+# An answer that takes longer is a hang: the slowest request of a tiny model takes a tenth of a second.
+_HANG_S = 20
+
+# A deadline ends most requests before the engine: one route of each form of errors has these headers, as all share the
+# code that reads them.
+_DEADLINES = ("Request-Timeout-Ms", "Request-Deadline-Ms", "X-Request-Timeout")
+_WITH_DEADLINES = ("/v1/embeddings", "/tei/embed")
+# With this header an input that the page refuses costs the others nothing: the answer is 200, and its report refuses
+# it. So only good requests have it.
+_REPORT = "X-Bei-Report"
+
+# Fields that are refused for what a schema cannot say: they depend on the model, or contradict each other.
+_DEPENDENT = {
+    *("model", "prompt_name", "input_type", "task", "instruction", "instruct", "late_chunking", "rank_fields"),
+    *("dimensions", "output_dimension", "normalize", "normalized", "use_activation", "add_special_tokens"),
+    *("encoding_format", "output_dtype", "embedding_type", "embedding_types"),
+    *("truncate", "truncation", "truncation_direction", "truncation_side", "truncate_prompt_tokens"),
+    *("max_tokens", "max_tokens_per_doc"),
+}
+# Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model; or
+# that need a model's name where several are served.
+_DEPENDENT_ROUTES = ("decode", "detokenize", "score", "invocations", "tokenize", "pooling")
+
+
+def main() -> int:
+    """Build, serve, and run both parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of sending requests, for both parts")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="a part of the paths to test")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        artifacts = list(_built(folder))
+        flags = ["--max-client-batch-size", "16", "--payload-limit", "200000"]
+        with serve([*artifacts, *flags], environment(folder), folder) as server:
+            page = _closed(httpx.get(f"{server.url}/openapi.json", timeout=DEADLINE_S).raise_for_status().json())
+            if arguments.only:
+                page["paths"] = {path: item for path, item in page["paths"].items() if arguments.only in path}
+            seconds = arguments.minutes * 60
+            parts = [
+                _run(folder, _without_exceptions(page), server.url, _CONFORMANCE, "all", seconds * 0.8, arguments.seed),
+                _run(folder, _narrowed(page), server.url, _ACCEPTANCE, "positive", seconds * 0.2, arguments.seed),
+            ]
+            assert server.get_status("/ready") == 200
+            metrics = httpx.get(f"{server.url}/metrics", timeout=DEADLINE_S).text
+            errors = [line for line in server.log if "unexpected error" in line or "Traceback" in line]
+    print("\n".join([*errors, *_statuses(metrics)]))  # noqa: T201
+    return int(any(parts) or bool(errors))
+
+
+def _statuses(metrics: str) -> Iterator[str]:
+    """How often each status was answered, and which routes never answered 200."""
+    pattern = r'^bei_requests_total{route="([^"]*)",status="(\d+)"} (\S+)'
+    found = [(route, status, float(count)) for route, status, count in re.findall(pattern, metrics, re.M)]
+    totals = {status: sum(count for _, one, count in found if one == status) for _, status, _ in found}
+    yield "Answers by status: " + ", ".join(f"{status}: {totals[status]:.0f}" for status in sorted(totals))
+    missing = {route for route, *_ in found} - {route for route, status, _ in found if status == "200"}
+    yield "Never answered 200: " + (", ".join(sorted(missing)) or "none")
+
+
+def _built(folder: Path) -> Iterator[Path]:
+    for name, case in MODELS.items():
+        checkpoint = save_case(folder / f"{name}-checkpoint", case)
+        tokens: dict[str, Any] = {"token_embeddings": True} if name == "embedder" else {}
+        yield build_artifact(checkpoint, folder / name, name=name, reference="engine", **tokens).path
+
+
+def _run(
+    folder: Path, page: dict[str, Any], url: str, checks: Sequence[str], mode: str, seconds: float, seed: int
+) -> int:
+    """One run of schemathesis, whose output goes to this process's; its exit code."""
+    file, config = folder / "page.json", folder / "schemathesis.toml"
+    file.write_text(json.dumps(page))
+    config.write_text(_config())
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", config, "run", file, "--url", url),
+        *("--checks", ",".join(checks), "--mode", mode, "--max-time", str(max(1, round(seconds)))),
+        *("--request-timeout", str(_HANG_S), "--seed", str(seed), "--generation-database", "none", "--no-color"),
+        *("--phases", "coverage,fuzzing", "--suppress-health-check", "all", "--continue-on-failure"),
+    ]
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.schemathesis.hooks", MODELS_VARIABLE: json.dumps([*MODELS])}
+    return subprocess.run([str(part) for part in command], env={**os.environ, **hooks}, check=False).returncode
+
+
+def _config() -> str:
+    """A deadline that has passed is no failure; a path that names a model names one that is served."""
+    lines = ["[checks.not_a_server_error]", 'expected-statuses = ["2xx", "3xx", "4xx", "504"]']
+    lines += ["[dictionaries.models]", f"values = {json.dumps([*MODELS])}"]
+    lines += ["[parameters]", '"path.name" = { dictionary = "models", probability = 0.9 }']
+    return "\n".join(lines)
+
+
+def _closed(page: dict[str, Any]) -> dict[str, Any]:
+    """``page``, in which answers have no other fields than those it names. To clients it does not promise that.
+
+    But for answers with a report, which have the fields of the answer beside it.
+    """
+    asked = set(_references([one.get("requestBody") for item in page["paths"].values() for one in item.values()], page))
+    for name, schema in page["components"]["schemas"].items():
+        if name not in (*asked, "Reported") and "properties" in schema:
+            schema["additionalProperties"] = False
+    return page
+
+
+def _references(node: Any, page: dict[str, Any]) -> Iterator[str]:
+    """The names of all schemas that ``node`` refers to."""
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            name = node["$ref"].rpartition("/")[2]
+            yield name
+            yield from _references(page["components"]["schemas"].get(name), page)
+        for value in node.values():
+            yield from _references(value, page)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value, page)
+
+
+def _without_exceptions(page: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``page`` without the header that forgives wrong inputs and, but for a few routes, without those that
+    make most answers a 504."""
+    return _with_operations(
+        page, lambda path, name: name != _REPORT and (path in _WITH_DEADLINES or name not in _DEADLINES)
+    )
+
+
+def _narrowed(page: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``page`` that allows only what a server with these models answers with 200."""
+    narrow = _with_operations(page, lambda _, name: name not in _DEADLINES)
+    narrow["paths"] = {
+        path: {"post": item["post"]}
+        for path, item in narrow["paths"].items()
+        if "post" in item and path.strip("/") not in ("", "tei") and not any(part in path for part in _DEPENDENT_ROUTES)
+    }
+    for schema in narrow["components"]["schemas"].values():
+        for field in _DEPENDENT & schema.get("properties", {}).keys() - set(schema.get("required", ())):
+            del schema["properties"][field]
+        limits = [_without_dependent(limit) for limit in schema.pop("allOf", ()) if "not" not in limit]
+        schema |= {"allOf": limits} if limits else {}
+    return narrow
+
+
+def _without_dependent(limit: dict[str, Any]) -> dict[str, Any]:
+    """A limit on a request as a whole, without alternatives in which a dependent field must be there."""
+    kept = [one for one in limit.get("anyOf", ()) if not _DEPENDENT & set(one.get("required", ()))]
+    return {**limit, "anyOf": kept} if kept else limit
+
+
+def _with_operations(page: dict[str, Any], is_kept: Callable[[str, str], bool]) -> dict[str, Any]:
+    """A copy of ``page`` with those parameters for which ``is_kept(path, name)``."""
+    copy: dict[str, Any] = json.loads(json.dumps(page))
+    for path, item in copy["paths"].items():
+        for operation in item.values():
+            operation["parameters"] = [
+                one for one in operation.get("parameters", []) if is_kept(path, str(one.get("$ref")).rpartition("/")[2])
+            ]
+    return copy
+
+
+if __name__ == "__main__":
+    sys.exit(main())
