@@ -23,9 +23,10 @@ from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens, zero_shot
 from bei.server.answers import AnswerMemory
+from bei.server.call import Context
 from bei.server.dialect import Dialect, Dialects, mounted
 from bei.server.dialects import all_dialects, cohere, nim, tei, vllm
-from bei.server.endpoint import Context, Endpoint, Route
+from bei.server.endpoint import Endpoint, Route
 from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
 from bei.server.health import health_router
 from bei.server.info import info_router

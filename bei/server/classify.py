@@ -11,12 +11,14 @@ import numpy as np
 
 from bei.core import Float32Array
 from bei.errors import EmptyInputError, InvalidRequestError
+from bei.server.call import Call
 from bei.server.controls import ScoreControls
 from bei.server.embeddings import Usage, usage
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, Text, Texts, limits
 from bei.server.parsing import parser
 from bei.server.rendering import FLOAT_BYTES, Items, items_of
+from bei.server.reply import Reply
 from bei.service import InferenceService
 from bei.tasks import Scores, classify
 from bei.tokenization import Input

@@ -18,9 +18,11 @@ from starlette.types import Scope
 
 from bei.errors import InvalidRequestError
 from bei.metrics import CONTENT_TYPE, Metrics
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.call import Call
+from bei.server.endpoint import Route
 from bei.server.errors import ErrorForm
 from bei.server.reads import answers
+from bei.server.reply import Reply
 
 HEADER = b"x-bei-dialect"
 

@@ -10,12 +10,14 @@ import numpy as np
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
+from bei.server.call import Call
 from bei.server.controls import Dimensions, PromptControls
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, Text, Texts, limits
 from bei.server.inference import asked_prompt, embedded
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
+from bei.server.reply import Reply
 from bei.server.vectors import FLOATS
 from bei.service import ModelInput
 from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens

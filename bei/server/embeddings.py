@@ -10,11 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.call import Call
+from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, limits
 from bei.server.inference import Embedded, asked_prompt, embedded
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.server.unsupported import EmbeddingControls
 from bei.server.vectors import VectorForm, vector_form
 from bei.service import InferenceService, ModelInput

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.errors import BeiError
-from bei.server.endpoint import Call, Reply, empty_text
+from bei.server.call import Call, empty_text
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.server.reports import report_of
 from bei.server.vectors import FLOATS, VectorForm
 from bei.service import InferenceService, ModelInput

@@ -21,11 +21,13 @@ from bei.entities import Aggregation, Entity
 from bei.errors import InvalidRequestError
 from bei.offload import off_loop
 from bei.server import classify, embed, rerank, tokens
+from bei.server.call import Call
 from bei.server.controls import Model
-from bei.server.endpoint import INLINE_BODY_BYTES, Call, Reply
+from bei.server.endpoint import INLINE_BODY_BYTES
 from bei.server.fields import Text, Texts, limits
 from bei.server.parsing import parser
 from bei.server.rendering import Items, items_of
+from bei.server.reply import Reply
 from bei.service import InferenceService
 from bei.tasks import classify as classify_inputs
 from bei.tasks import classify_tokens, nli_labels, zero_shot

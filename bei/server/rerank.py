@@ -20,13 +20,15 @@ from msgspec import Meta
 
 from bei.admission import Ticket
 from bei.errors import InvalidRequestError
+from bei.server.call import Call
 from bei.server.embeddings import Usage, usage
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Limits, Texts, limits_of_inputs, without
 from bei.server.fields import Text as NonEmptyText
 from bei.server.inference import order_of
 from bei.server.parsing import parser_by_field
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.server.unsupported import PairControls
 from bei.service import InferenceService
 from bei.tasks import Scores, rerank

@@ -11,11 +11,13 @@ from msgspec import Meta
 
 from bei.core import Encoding
 from bei.errors import EmptyInputError, InvalidRequestError
+from bei.server.call import Call
 from bei.server.controls import Model
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Text, Texts, without
 from bei.server.parsing import parser_by_field
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.service import InferenceService
 from bei.tasks import in_role, prompt_of, prompted, role_of
 from bei.tokenization import EncodingOptions, TextEncoder

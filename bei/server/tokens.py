@@ -10,11 +10,13 @@ from typing import Annotated, TypedDict
 
 from bei.entities import Aggregation, Entity
 from bei.errors import InvalidRequestError
+from bei.server.call import Call
 from bei.server.controls import ScoreControls
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Text, limits, limits_of_inputs
 from bei.server.parsing import parser
 from bei.server.rendering import Items, items_of
+from bei.server.reply import Reply
 from bei.tasks import classify_tokens
 
 # What JSON takes, about: of a token without its scores, of a score beside its label, of the best label with its score.

@@ -12,13 +12,15 @@ import msgspec
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
+from bei.server.call import Call
 from bei.server.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
 from bei.server.controls import Controls
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Limits, Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.fields import Text as NonEmptyText
 from bei.server.parsing import parser, too_many_inputs
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.tasks import nli_labels, zero_shot
 
 _HYPOTHESIS = "This example is {}."

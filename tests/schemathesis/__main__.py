@@ -25,8 +25,8 @@ from typing import Any
 import httpx
 
 from tests.bei_build.builds import build_artifact
+from tests.e2e.kinds import MODELS
 from tests.e2e.process import DEADLINE_S, environment, serve
-from tests.e2e.test_tasks import MODELS
 from tests.schemathesis.models import MODELS_VARIABLE
 from tests.zoo import save_case
 

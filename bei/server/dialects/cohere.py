@@ -14,13 +14,15 @@ import msgspec
 
 from bei.errors import BeiError, InvalidRequestError
 from bei.server import rerank
+from bei.server.call import Call
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, adjusted
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.inference import embedded
 from bei.server.parsing import parser
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.server.truncation import encoding_options
 from bei.server.vectors import FLOATS, VectorForm, dtype_of
 from bei.tokenization import EncodingOptions

@@ -17,16 +17,18 @@ from msgspec import Meta
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.metrics import Metrics
 from bei.server import classify
+from bei.server.call import Call
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Text, Texts
 from bei.server.inference import embedded, ranked
 from bei.server.models import Models
 from bei.server.parsing import parser
 from bei.server.reads import answers
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.server.vectors import VectorForm
 from bei.service import InferenceService, ModelInput
 

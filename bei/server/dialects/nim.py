@@ -16,10 +16,11 @@ from msgspec import Meta
 from bei import __version__
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError
 from bei.metrics import Metrics
+from bei.server.call import Call
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, add_metrics
 from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Text as NonEmptyText
 from bei.server.fields import Texts, limits, limits_of_inputs
 from bei.server.inference import embedded, ranked
@@ -27,6 +28,7 @@ from bei.server.models import Models, models_router
 from bei.server.parsing import parser
 from bei.server.reads import answers
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.server.truncation import encoding_options
 from bei.server.vectors import VectorForm, dtype_of
 from bei.service import ModelInput

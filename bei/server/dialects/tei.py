@@ -23,9 +23,10 @@ from bei.config import ServeConfig
 from bei.errors import InvalidRequestError
 from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize
+from bei.server.call import Call
 from bei.server.controls import Model
 from bei.server.dialect import Dialect, add_metrics, adjusted
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, limits, limits_of_inputs
 from bei.server.info import info_router
 from bei.server.models import Models
@@ -33,6 +34,7 @@ from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser,
 from bei.server.pipelines import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
 from bei.server.reads import answers
 from bei.server.rendering import FLOAT_BYTES, Items, num_bytes_of
+from bei.server.reply import Reply
 from bei.server.tokenize import MOST_IDS, decoded
 from bei.service import InferenceService, ModelInput
 from bei.timing import Timing

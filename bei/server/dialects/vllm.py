@@ -27,10 +27,11 @@ from bei.core import Float32Array
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.metrics import Metrics
 from bei.server import classify, embeddings, rerank, tokenize
+from bei.server.call import Call
 from bei.server.controls import Controls, Model
 from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
 from bei.server.embeddings import Usage, usage
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Limits, Text, exactly_one, limits, not_both
 from bei.server.fields import Texts as ListOfTexts
 from bei.server.inference import embedded
@@ -38,6 +39,7 @@ from bei.server.models import Models
 from bei.server.parsing import TokenId, parser
 from bei.server.reads import answers
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
+from bei.server.reply import Reply
 from bei.service import InferenceService
 from bei.tasks import (
     Embeddings,

@@ -12,14 +12,16 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
+from bei.server.call import Call
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect
 from bei.server.embeddings import AROUND_BYTES, render
-from bei.server.endpoint import Call, Reply, Route
+from bei.server.endpoint import Route
 from bei.server.fields import Text, Texts
 from bei.server.inference import embedded, ranked
 from bei.server.parsing import parser
 from bei.server.rendering import Items
+from bei.server.reply import Reply
 from bei.server.vectors import VectorForm, dtype_of
 from bei.service import ModelInput
 from bei.tokenization import EncodingOptions

@@ -24,9 +24,10 @@ from bei.config import DIALECTS, ServeConfig
 from bei.errors import BeiError
 from bei.metrics import Metrics
 from bei.server.app import inference_routes
+from bei.server.call import Call
 from bei.server.dialect import mounted
 from bei.server.dialects import all_dialects
-from bei.server.endpoint import Call, Route
+from bei.server.endpoint import Route
 from bei.server.errors import ErrorForm, own_form, status_of
 from bei.server.models import Models
 from bei.server.pipelines import REQUESTS, by_kind

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from bei.engine.fake import FakeEngine
-from bei.server import endpoint, http, rendering
+from bei.server import call, endpoint, http, rendering
 from bei.server.answers import AnswerMemory
 from bei.server.rendering import Notation
 from tests.artifacts import LIMITS
@@ -31,6 +31,7 @@ BODY = json.dumps({"input": [[token] for token in range(1, 31)]}).encode()
 @pytest.fixture(autouse=True)
 def _in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "INLINE_BYTES", 0)
+    monkeypatch.setattr(call, "INLINE_BYTES", 0)
     monkeypatch.setattr(rendering, "PIECE_BYTES", 100)
 
 

@@ -1,0 +1,158 @@
+"""One request on its way through a handler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from bei.admission import Ticket
+from bei.errors import AnswerTooLargeError, EmptyInputError, OverloadedError
+from bei.server.answers import AnswerMemory
+from bei.server.memory import MemoryRelease
+from bei.server.models import UNNAMED, Models
+from bei.server.parsing import too_many_inputs
+from bei.server.rendering import INLINE_BYTES
+from bei.server.urgency import Urgency
+from bei.service import InferenceService, ModelInput
+from bei.timing import Timing
+
+_SHOWN_CHARS = 100  # of what a client sent
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all calls share."""
+
+    models: Models
+    max_client_batch_size: int
+    answer_limit: int
+    answers: AnswerMemory
+    compresses: bool = False
+    memory: MemoryRelease = field(default_factory=MemoryRelease)
+
+
+class Call:
+    """One request on its way through a handler: the served models, its urgency, and what it was admitted for.
+
+    What it was admitted for is held until ``close``, when the last byte of the answer is rendered. ``any_model``: a
+    name that no model has is passed over. ``timing``: gets the times of what is admitted.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        urgency: Urgency,
+        *,
+        any_model: bool = False,
+        has_report: bool = False,
+        timing: Timing | None = None,
+    ) -> None:
+        self.models = context.models
+        self.has_report = has_report  # the answer is to say of each input what became of it
+        self._any_model = any_model
+        self._max_inputs = context.max_client_batch_size
+        self._answer_limit = context.answer_limit
+        self._answers = context.answers
+        self._answer_bytes = 0  # counted there
+        self._urgency = urgency
+        self._tickets: list[Ticket] = []
+        self._whole: Ticket | None = None
+        self.timing = timing
+        self.warnings: list[str] = []  # for the client, in a header
+
+    def able(self, task: str, name: str | None) -> InferenceService:
+        """The model that is called ``name`` and can do ``task``. Raises what ``Models.able`` raises."""
+        return self._noted(self.models.able(task, self._known(name)), name)
+
+    def named(self, name: str | None) -> InferenceService:
+        """The model that is called ``name``. Raises what ``Models.named`` raises."""
+        return self._noted(self.models.named(self._known(name)), name)
+
+    def _known(self, name: str | None) -> str | None:
+        return None if self._any_model and name not in self.models else name
+
+    def _noted(self, service: InferenceService, name: str | None) -> InferenceService:
+        """Tell the client where a model answers that has another name."""
+        if name != service.name and name not in UNNAMED:
+            self.warn(f"no model is called {str(name)[:_SHOWN_CHARS]}: {service.name} has answered")
+        return service
+
+    def warn(self, text: str) -> None:
+        """Tell the client, in a header, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    @property
+    def max_inputs(self) -> int:
+        """Most inputs of one request."""
+        return self._max_inputs
+
+    def check_inputs(self, inputs: Seq[object], param: str) -> None:
+        """Reject an empty list, too many inputs, or an empty text. Raises InvalidRequestError that blames ``param``."""
+        self.check_count(inputs, param)
+        if "" in inputs:
+            raise empty_text(inputs.index(""), param)
+
+    def check_count(self, inputs: Seq[object], param: str) -> None:
+        """Reject an empty list, or too many inputs. Raises InvalidRequestError that blames ``param``."""
+        if not inputs:
+            raise EmptyInputError(f"{param} is an empty list: send at least one input.", param)
+        if len(inputs) > self._max_inputs:
+            raise too_many_inputs(len(inputs), self._max_inputs, param)
+
+    def check_answer(self, num_bytes: int) -> None:
+        """Reject an answer of about ``num_bytes``, as early as they are known.
+
+        Raises AnswerTooLargeError, and OverloadedError where large answers take all memory that they may; of an
+        accepted request only the first.
+        """
+        if num_bytes > self._answer_limit:
+            raise AnswerTooLargeError(
+                f"The answer would have about {num_bytes} bytes, the limit is {self._answer_limit}: send fewer or "
+                "shorter inputs at a time, or start the server with a larger --answer-limit."
+            )
+        self._hold(num_bytes)
+
+    def _hold(self, num_bytes: int) -> None:
+        if num_bytes > max(INLINE_BYTES, self._answer_bytes):
+            self._answers.take(num_bytes - self._answer_bytes, may_exceed=bool(self._tickets))
+            self._answer_bytes = num_bytes
+
+    def admit(self, service: InferenceService, inputs: Seq[ModelInput], *, bytes_per_token: int = 0) -> Ticket:
+        """Accept the request with all of its inputs. Raises what ``InferenceService.admit`` raises.
+
+        ``bytes_per_token``: what the answer grows by with every token; it is checked while the inputs are tokenized.
+        """
+        ticket = self._admitted(service, inputs) if self._whole is None else self._whole
+        if bytes_per_token:
+            try:
+                self._hold(min(ticket.admitted.num_tokens * bytes_per_token, self._answer_limit))
+            except OverloadedError:
+                ticket.close()
+                raise
+            ticket.check_tokens = lambda num_tokens: self.check_answer(num_tokens * bytes_per_token)
+        self._tickets.append(ticket)
+        return ticket
+
+    def admit_whole(self, service: InferenceService, inputs: Seq[ModelInput]) -> None:
+        """Accept the inputs of all parts of the request: what its parts ``admit`` later is of this ticket."""
+        self._whole = self._admitted(service, inputs)
+
+    def _admitted(self, service: InferenceService, inputs: Seq[ModelInput]) -> Ticket:
+        ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
+        if self.timing is not None:
+            self.timing.admitted(inputs, service.manifest.target)
+            ticket.timing = self.timing
+        return ticket
+
+    def close(self) -> None:
+        """Give back what was admitted."""
+        for ticket in self._tickets if self._whole is None else [self._whole]:
+            ticket.close()
+        self._answers.give_back(self._answer_bytes)
+        self._answer_bytes = 0
+
+
+def empty_text(index: int, param: str) -> EmptyInputError:
+    """The error of input ``index`` of ``param``."""
+    return EmptyInputError(f"{param} {index} is an empty text: leave it out.", param)
