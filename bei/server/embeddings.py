@@ -52,6 +52,7 @@ class EmbeddingRequest(EmbeddingControls, kw_only=True):
             embedding_type=self.embedding_type,
             embedding_types=self.embedding_types,
             embed_dtype=self.embed_dtype,
+            encoding_type=self.encoding_type,
         )
 
 

@@ -70,6 +70,7 @@ class EmbeddingControls(PromptControls, kw_only=True):
     use_activation: Annotated[bool | None, Meta(description="vLLM's word for normalize.")] = None
     truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
     task: Annotated[str | None, Meta(description="Jina's word for input_type.")] = None
+    encoding_type: Annotated[_FormName | None, Meta(description="LlamaIndex's word, for Jina.")] = None
     embed_dtype: Annotated[_FormName | None, Meta(description="vLLM's.")] = None
     endianness: Annotated[Any, _OF_EMBEDDINGS["endianness"].meta] = None
     modality: Annotated[Any, _OF_EMBEDDINGS["modality"].meta] = None

@@ -95,6 +95,7 @@ OTHER_WORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"embedding_type": ["ubinary"]}, {"output_dtype": "ubinary"}),
     ({"embedding_types": ["int8"]}, {"output_dtype": "int8"}),
     ({"embed_dtype": "float16"}, {"output_dtype": "float16"}),
+    ({"encoding_type": "ubinary"}, {"output_dtype": "ubinary"}),
 ]
 
 
