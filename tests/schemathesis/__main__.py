@@ -63,9 +63,9 @@ _DEPENDENT = {
     *("truncate", "truncation", "truncation_direction", "truncation_side", "truncate_prompt_tokens"),
     *("max_tokens", "max_tokens_per_doc"),
 }
-# Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model; or
-# that need a model's name where several are served.
-_DEPENDENT_ROUTES = ("decode", "detokenize", "score", "invocations", "tokenize", "pooling")
+# Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model,
+# labels for a model of natural language inference; or that need a model's name where several are served.
+_DEPENDENT_ROUTES = ("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling")
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ _MODEL_OF = {
     "embed": "embedder",
     "similarity": "embedder",
     "pooling": "embedder",
+    "vertex": "embedder",
 }
 
 
