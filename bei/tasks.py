@@ -214,6 +214,7 @@ async def embed_inputs(
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     if prompt and not manifest.embedding.pools_prompt:
         options = replace(options, unpooled_prompt=_sides_of(prompt)[0])
+    options = _keeping(prompt, options)
     in_part = wrong is not None
     places = [index for index in range(len(inputs)) if index not in wrong] if wrong else range(len(inputs))
     texts = _prompted_texts(prompt, [inputs[index] for index in places] if wrong else inputs)
@@ -269,7 +270,7 @@ async def embed_tokens(
     """A vector a token, of unit length in models for late interaction (arXiv:2004.12832), which read and answer
     queries and documents as their ``role`` says."""
     require(service, "embed_tokens")
-    inputs, options = prompted(prompt, texts), in_role(options, role)
+    inputs, options = prompted(prompt, texts), in_role(_keeping(prompt, options), role)
     answer = await service.infer(inputs, ticket=ticket, outputs={"token_embedding"}, options=options)
     unit = any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding")
     work = partial(_token_vectors, answer, role, unit)
@@ -334,7 +335,7 @@ async def embed_sparse(
     require(service, "embed_sparse")
     output = "sparse" if service.manifest.dimension("sparse") else "token_weights"
     reduce = _nonzero if output == "sparse" else None
-    given = prompted(prompt, texts)
+    given, options = prompted(prompt, texts), _keeping(prompt, options)
     answer = await service.infer(given, ticket=ticket, outputs={output}, options=options, reduce=reduce)
     work = partial(_sparse_vectors, answer, service.encoder.special_ids, top_k)
     vectors = await off_loop(work) if len(texts) > _MANY_TEXTS else work()
@@ -544,6 +545,12 @@ def _check_late_chunking(manifest: Manifest) -> None:
 def _sides_of(prompt: str) -> tuple[str, str]:
     before, _, behind = prompt.partition("{text}")
     return before, behind
+
+
+def _keeping(prompt: str, options: EncodingOptions) -> EncodingOptions:
+    """``options`` that keep ``prompt`` whole where a text is cut on the side on which it stands."""
+    before, behind = _sides_of(prompt)
+    return replace(options, kept=(before, behind)) if behind or (before and options.direction == "left") else options
 
 
 def _no_prompt(manifest: Manifest, name: str) -> str:

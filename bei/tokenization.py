@@ -76,7 +76,7 @@ class EncodingOptions:
     only they are cut. ``template``: inputs are pairs, and read as its text. ``with_spans``: encodings say where in the
     text their tokens lie. ``whole``: tokens beyond the model's limit are kept; for counting, not for an engine.
     ``expansion``: short inputs are filled up with its tokens. ``unpooled_prompt``: what stands in front of every text
-    and is left out of its mean.
+    and is left out of its mean. ``kept``: what stands in front of and behind every text, and is not cut off.
     """
 
     truncate: bool | None = None
@@ -89,12 +89,15 @@ class EncodingOptions:
     whole: bool = False
     expansion: Expansion | None = None
     unpooled_prompt: str = ""
+    kept: tuple[str, str] = ("", "")
 
     @property
     def is_plain(self) -> bool:
         """Whether all that may be unusual is how long inputs may be, and how they are filled up."""
         return (
-            self.direction == "right" and self.add_special_tokens and not (self.framed or self.with_spans or self.whole)
+            self.direction == "right"
+            and self.add_special_tokens
+            and not (self.framed or self.with_spans or self.whole or any(self.kept))
         )
 
 
@@ -179,13 +182,7 @@ class TextEncoder:
 
     def _without_prompt(self, encodings: list[Encoding], options: EncodingOptions) -> list[Encoding]:
         """Leave the prompt's tokens out of means: as many as it has by itself, with what stands in front of it (as
-        sentence-transformers counts). Raises InvalidRequestError where the prompt was cut."""
-        if options.direction == "left" and any(encoding.truncated for encoding in encodings):
-            raise InvalidRequestError(
-                "An input is too long, and cutting it on the left would cut its prompt, which this model leaves out of "
-                "the mean: cut it on the right, or send a shorter text.",
-                param="input",
-            )
+        sentence-transformers counts)."""
         prompt = self._tokenizer.encode(options.unpooled_prompt, add_special_tokens=options.add_special_tokens)
         count = len(prompt.ids) - (prompt.ids[-1:] != [] and prompt.ids[-1] in self.special_ids)
         return [replace(one, num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
@@ -294,6 +291,8 @@ class TextEncoder:
                 "input: allow more.",
                 param="input",
             )
+        if any(options.kept) and sum(len(part.ids) for part in parts) > room:
+            return self._between(parts[0], room, layout, options, show)
         kept = kept_lengths([len(part.ids) for part in parts], room)
         if len(set(kept)) == 2 and min(kept) == room // 2 and not all(part.is_whole for part in parts):
             # The longer of two long texts keeps one token more: which it is shows in their ends.
@@ -312,6 +311,19 @@ class TextEncoder:
             texts = [self._spans(part, cut, options) for part, cut in zip(parts, cuts, strict=True)]
             spans = layout.spans_around(texts)
         return Encoding(ids, types, truncated, spans)
+
+    def _between(self, part: _Shown, room: int, layout: Layout, options: EncodingOptions, show: _Show) -> Encoding:
+        """The encoding of a text that is cut, whole what is ``kept`` in front of it and behind."""
+        before, behind = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in options.kept)
+        count = room - len(before) - len(behind)
+        if count < 1:
+            raise InvalidRequestError(
+                f"{self._limit(options)} tokens leave no room for a text beside its prompt: allow more.", param="input"
+            )
+        (text,) = show([part.text[len(options.kept[0]) : len(part.text) - len(options.kept[1])]])
+        cut = slice(0, count) if options.direction == "right" else slice(max(0, len(text.ids) - count), None)
+        ids = np.concatenate([np.array(before, np.int32), text.ids[cut], np.array(behind, np.int32)])
+        return Encoding(*layout.around([ids]), truncated=True)
 
     def _spans(self, part: _Shown, cut: slice, options: EncodingOptions) -> TokenSpans:
         """Where the tokens of ``part`` that are kept lie in its text.

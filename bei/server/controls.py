@@ -44,6 +44,7 @@ class PromptControls(Controls, kw_only=True):
 
     prompt_name: Annotated[str | None, Meta(description="A prompt of the model's: see /v1/models.")] = None
     input_type: Annotated[str | None, Meta(description="query, document, or the name of a prompt.")] = None
+    prompt: Annotated[str | None, Meta(description="The prompt itself, in front of texts, or around {text}.")] = None
 
     def role(self, manifest: Manifest) -> Role | None:
         """The side of late interaction that the texts are on."""

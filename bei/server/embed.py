@@ -120,6 +120,7 @@ async def embed(body: EmbedRequest, call: Call) -> Reply:
         param="inputs",
         prompt_name=body.prompt_name,
         input_type=body.input_type,
+        prompt=body.prompt,
         dimensions=body.dimensions,
         normalize=body.normalize,
         options=body.encoding_options(),
@@ -133,7 +134,10 @@ async def embed_all(body: TextsRequest, call: Call) -> Reply:
     service = call.able("embed_tokens", body.model)
     texts = body.texts()
     call.check_inputs(texts, "inputs")
-    prompt, role = asked_prompt(call, service, body.prompt_name, body.input_type), body.role(service.manifest)
+    prompt, role = (
+        asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt),
+        body.role(service.manifest),
+    )
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
     ticket, options = call.admit(service, texts, bytes_per_token=bytes_per_token), body.encoding_options()
     answer = await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role, options=options)
@@ -154,7 +158,10 @@ async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
     service = call.able("embed_sparse", body.model)
     texts = body.texts()
     call.check_inputs(texts, "inputs")
-    prompt, options = asked_prompt(call, service, body.prompt_name, body.input_type), body.encoding_options()
+    prompt, options = (
+        asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt),
+        body.encoding_options(),
+    )
     ticket = call.admit(service, texts)
     answer = await embed_sparse(service, texts, ticket=ticket, prompt=prompt, top_k=body.top_k, options=options)
     content = Items(
@@ -189,7 +196,7 @@ async def similarity(body: SimilarityRequest, call: Call) -> Reply:
         service,
         texts,
         ticket=call.admit(service, texts),
-        prompt=asked_prompt(call, service, controls.prompt_name, controls.input_type),
+        prompt=asked_prompt(call, service, controls.prompt_name, controls.input_type, controls.prompt),
         normalize=True,
         options=controls.encoding_options(),
     )

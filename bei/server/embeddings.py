@@ -170,6 +170,7 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
             around_bytes=AROUND_BYTES,
             prompt_name=body.prompt_name,
             input_type=body.input_type,
+            prompt=body.prompt,
             dimensions=body.dimensions,
             normalize=body.normalize,
             options=body.encoding_options(),
@@ -181,14 +182,31 @@ async def _late_chunked(
     call: Call, service: InferenceService, body: EmbeddingRequest, texts: Seq[str], form: VectorForm
 ) -> Embeddings:
     call.check_inputs(texts, "input")
+    _check_uncut(body)
     width = service.manifest.dimension("embedding") or 0
     width = min(width, body.dimensions or width)
     form.check(service.manifest, width, body.normalize, "dimensions")
     call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(width)))
-    prompt = asked_prompt(call, service, body.prompt_name, body.input_type)
+    prompt = asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt)
     ticket = call.admit(service, [" ".join(texts)])
     dimensions, normalize = body.dimensions, body.normalize
     return await embed_chunks(service, texts, ticket=ticket, prompt=prompt, dimensions=dimensions, normalize=normalize)
+
+
+def _check_uncut(body: EmbeddingRequest) -> None:
+    """Raise InvalidRequestError for a field that asks to cut a document which is read in chunks, or to read it bare."""
+    asked = {
+        "truncate": body.truncate not in (None, False, "NONE"),
+        "truncate_prompt_tokens": body.truncate_prompt_tokens is not None,
+        "add_special_tokens": not body.add_special_tokens,
+    }
+    name = next((name for name, is_asked in asked.items() if is_asked), None)
+    if name is not None:
+        raise InvalidRequestError(
+            f"{name} {getattr(body, name)} is not supported with late_chunking: the document is read whole, with its "
+            "special tokens. Leave it out.",
+            name,
+        )
 
 
 def render(answer: Embeddings, model: str, form: VectorForm) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bei.errors import BeiError
+from bei.errors import BeiError, InvalidRequestError
 from bei.server.call import Call, empty_text
 from bei.server.rendering import Items
 from bei.server.reply import Reply
@@ -42,6 +42,7 @@ async def embedded(
     around_bytes: int = 0,
     prompt_name: str | None = None,
     input_type: str | None = None,
+    prompt: str | None = None,
     dimensions: int | None = None,
     dimensions_param: str = "dimensions",
     normalize: bool | None = None,
@@ -60,7 +61,7 @@ async def embedded(
         form.check(service.manifest, width, normalize, dimensions_param)
     call.check_answer(len(inputs) * (around_bytes + sum(form.num_bytes(width) for form in forms)))
     has_texts = any(isinstance(value, str) for value in inputs)
-    prompt = asked_prompt(call, service, prompt_name, input_type, has_texts=has_texts)
+    chosen = asked_prompt(call, service, prompt_name, input_type, prompt, has_texts=has_texts)
     only_form = forms[0] if len(forms) == 1 else None
     if wrong and len(wrong) == len(inputs):
         nothing = Embeddings(np.zeros((len(inputs), width), np.float32), 0, [], 1.0, wrong, [0] * len(inputs))
@@ -70,7 +71,7 @@ async def embedded(
         service,
         inputs,
         ticket=ticket,
-        prompt=prompt,
+        prompt=chosen,
         dimensions=dimensions,
         normalize=normalize,
         options=options,
@@ -78,7 +79,7 @@ async def embedded(
     )
     if wrong is None:
         return Embedded(answer, only_form, None)
-    dropped = await dropped_tokens(service, inputs, answer, ticket=ticket, prompt=prompt, options=options)
+    dropped = await dropped_tokens(service, inputs, answer, ticket=ticket, prompt=chosen, options=options)
     return Embedded(answer, only_form, report_of(answer, dropped))
 
 
@@ -96,16 +97,21 @@ def asked_prompt(
     service: InferenceService,
     prompt_name: str | None = None,
     input_type: str | None = None,
+    prompt: str | None = None,
     *,
     has_texts: bool = True,
 ) -> str:
-    """What ``prompt_of`` gives. Texts that get no prompt because nobody said what they are, of a model that was trained
-    with prompts, are answered with a warning. Raises InvalidRequestError."""
-    prompt = prompt_of(service.manifest, prompt_name, input_type)
-    is_unsaid = not prompt and prompt_name is None and input_type is None
+    """``prompt`` itself, or what ``prompt_of`` gives. Texts that get none because nobody said what they are, of a model
+    that was trained with prompts, are answered with a warning. Raises InvalidRequestError."""
+    if prompt is not None:
+        if prompt_name is not None:
+            raise InvalidRequestError("prompt and prompt_name contradict each other: send one.", "prompt_name")
+        return prompt
+    found = prompt_of(service.manifest, prompt_name, input_type)
+    is_unsaid = not found and prompt_name is None and input_type is None
     if is_unsaid and has_texts and any(service.manifest.prompts.values()):
         call.warn(f"{service.name} has prompts and got none: say by input_type what the texts are")
-    return prompt
+    return found
 
 
 async def ranked(

@@ -372,3 +372,39 @@ def test_ids_go_back_to_tokens_and_texts() -> None:
     assert encoder("wordpiece").token(10**6) == ""
     assert encoder("wordpiece").decode(ids) == "the cat"
     assert encoder("wordpiece").decode(ids, skip_special_tokens=False) == "[CLS] the cat [SEP]"
+
+
+@pytest.mark.parametrize("kind", list(TOKENIZERS))
+@settings(max_examples=40, deadline=None)
+@given(
+    text=texts,
+    kept=st.sampled_from([("the cats ", ""), ("", " hello"), ("a b c ", " the")]),
+    direction=st.sampled_from(["left", "right"]),
+)
+def test_what_is_kept_around_a_text_is_whole_however_much_of_it_is_cut(
+    kind: str, text: str, kept: tuple[str, str], direction: Literal["left", "right"]
+) -> None:
+    asked = EncodingOptions(truncate=True, direction=direction)
+    prompted = kept[0] + text + kept[1]
+    (found,) = encoder(kind).encode([prompted], replace(asked, kept=kept))
+    whole = plain(kind, prompted, asked, 10_000)
+    if len(whole.ids) <= 32:
+        assert found.input_ids.tolist() == whole.ids
+        return
+    before, inner, behind = (
+        library(kind).encode(part, add_special_tokens=False).ids for part in (kept[0], text, kept[1])
+    )
+    num_special = len(whole.ids) - len(library(kind).encode(prompted, add_special_tokens=False).ids)
+    count = 32 - num_special - len(before) - len(behind)
+    cut = inner[:count] if direction == "right" else inner[max(0, len(inner) - count) :]
+    expected = [*before, *cut, *behind]
+    assert found.truncated
+    ids = found.input_ids.tolist()
+    assert any(ids[start : start + len(expected)] == expected for start in range(len(ids) - len(expected) + 1))
+    assert len(ids) == num_special + len(expected) <= 32
+
+
+def test_a_prompt_without_room_for_a_text_is_an_error() -> None:
+    asked = EncodingOptions(truncate=True, max_tokens=6, direction="left", kept=("a b c d e ", ""))
+    with pytest.raises(InvalidRequestError, match="no room for a text beside its prompt"):
+        encoder("wordpiece").encode(["a b c d e the cats"], asked)

@@ -14,7 +14,7 @@ import transformers
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.core import Float32Array
-from bei.errors import CheckpointError, ConfigError, InvalidRequestError
+from bei.errors import CheckpointError, ConfigError
 from bei.metrics import Metrics
 from bei.postprocess import unit_length
 from bei.service import ModelInput, load_service
@@ -105,10 +105,17 @@ def test_token_ids_have_no_prompt(t5: Path, artifact: Path) -> None:
     np.testing.assert_allclose(embed(artifact, [ids], PROMPT), expected(t5, TEXTS[:1], ""), atol=1e-5)
 
 
-def test_a_prompt_that_would_be_cut_is_an_error(artifact: Path) -> None:
-    options = EncodingOptions(max_tokens=5, direction="left", truncate=True)
-    with pytest.raises(InvalidRequestError, match="cutting it on the left would cut its prompt"):
-        embed(artifact, TEXTS, PROMPT, options)
+def test_a_text_that_is_cut_on_the_left_keeps_its_prompt_out_of_the_mean(t5: Path, artifact: Path) -> None:
+    text, limit = "the cat sat on " * 10 + "a mat", 16
+    options = EncodingOptions(max_tokens=limit, direction="left", truncate=True)
+    (row,) = embed(artifact, [text], PROMPT, options)
+    first, last = unigram_tokenizer().encode("").ids
+    before, inner = (unigram_tokenizer().encode(part, add_special_tokens=False).ids for part in (PROMPT, text))
+    ids = [first, *before, *inner[len(inner) - (limit - 2 - len(before)) :], last]
+    model = transformers.T5EncoderModel.from_pretrained(t5, dtype=torch.float32)
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+    np.testing.assert_allclose(row, unit_length(states[1 + len(before) :].mean(axis=0)[None])[0], atol=1e-5)
 
 
 def test_of_a_text_without_room_its_end_is_pooled(t5: Path, artifact: Path) -> None:

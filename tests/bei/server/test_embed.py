@@ -67,6 +67,26 @@ def test_a_prompt_is_put_in_front_of_texts(kinds: App, control: dict[str, str]) 
     np.testing.assert_allclose(answer(kinds, "/embed", inputs="hello", **control), prompted, rtol=1e-6)
 
 
+def test_a_prompt_may_be_said_itself(kinds: App) -> None:
+    for prompt, text in (("the cats ", "the cats hello"), ("query: {text} !", "query: hello !"), ("", "hello")):
+        expected = expected_vectors([token_ids(text)])
+        response = post(kinds, "/embed", inputs="hello", prompt=prompt)
+        np.testing.assert_allclose(response.json(), expected, rtol=1e-6)
+        assert "x-bei-warning" not in response.headers
+        openai = answer(kinds, "/v1/embeddings", input="hello", prompt=prompt, model="embedder")["data"]
+        np.testing.assert_allclose(openai[0]["embedding"], expected[0], rtol=1e-6)
+    check_error(post(kinds, "/embed", inputs="a", prompt="x", prompt_name="cats"), 400, param="prompt_name")
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse"])
+def test_a_text_that_is_cut_keeps_its_prompt(kinds: App, path: str) -> None:
+    text = "a " * 20 + "b " * 20
+    left = answer(kinds, path, inputs=text, prompt="cat ", truncation_direction="left")
+    assert left == answer(kinds, path, inputs="cat " + "b " * 13, prompt="")
+    around = answer(kinds, path, inputs=text, prompt="cat {text} !")
+    assert around == answer(kinds, path, inputs="cat " + "a " * 12 + "!", prompt="")
+
+
 def test_a_prompt_that_the_model_has_not_is_an_error_that_names_those_it_has(kinds: App) -> None:
     check_error(post(kinds, "/embed", inputs="a", prompt_name="x"), 400, "query, cats", param="prompt_name")
 
@@ -157,6 +177,13 @@ def test_late_chunking_is_refused_where_the_model_has_no_states_to_pool(kinds: A
     response = post(kinds, "/v1/embeddings", input=["a", "b"], late_chunking=True)
     check_error(response, 400, "build it with --token-embeddings", param="late_chunking")
     assert post(kinds, "/v1/embeddings", input=["a", "b"], late_chunking=False).status_code == 200
+
+
+@pytest.mark.parametrize("field", [{"truncate": True}, {"truncate_prompt_tokens": 4}, {"add_special_tokens": False}])
+def test_late_chunking_names_what_it_does_not_do(kinds: App, field: dict[str, object]) -> None:
+    (name,) = field
+    response = post(kinds, "/v1/embeddings", input=["a", "b"], late_chunking=True, **field)
+    check_error(response, 400, "is not supported with late_chunking", param=name)
 
 
 def test_similarity_is_the_cosine_with_each_sentence_in_order(kinds: App) -> None:
