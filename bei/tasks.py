@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.admission import Ticket
-from bei.artifact import SIDES, Classification, Manifest, Role
+from bei.artifact import Classification, Manifest, Role
 from bei.byte_vectors import scaled
 from bei.core import Encoding, Float32Array, Int32Array, Row
 from bei.entities import Aggregation, Entity, entities_of
@@ -24,6 +24,7 @@ from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
 from bei.offload import off_loop
 from bei.port import UNIT_EMBEDDING
 from bei.postprocess import apply_function, unit_length
+from bei.prompts import in_role, keeping, prompted, prompted_inputs, sides_of
 from bei.service import Answer, InferenceService, ModelInput
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
 
@@ -123,30 +124,6 @@ def require(service: InferenceService, task: str) -> None:
         raise TaskNotSupportedError(f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
 
 
-def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:
-    """What stands in front of every input, or around it (``prompted``): the prompt called ``prompt_name``, the one for
-    ``input_type``, or the default.
-
-    A model without prompts treats all input types alike, and documents have a prompt only where the model has one for
-    them. Raises InvalidRequestError that lists the prompts.
-    """
-    prompts = manifest.prompts
-    if prompt_name is not None:
-        if prompt_name not in prompts:
-            raise InvalidRequestError(_no_prompt(manifest, prompt_name), "prompt_name")
-        return prompts[prompt_name]
-    if input_type is None:
-        return prompts.get(manifest.default_prompt_name or "", "")
-    names = next((names for names in SIDES.values() if input_type in names), ())
-    for name in (input_type, *names):
-        if name in prompts:
-            return prompts[name]
-    # An adapter is of one kind of text: a query's vector is no document's.
-    if prompts and (input_type not in SIDES["document"] or manifest.spec.adapter):
-        raise InvalidRequestError(_no_prompt(manifest, input_type), "input_type")
-    return ""
-
-
 def check_dimensions(manifest: Manifest, dimensions: int | None, param: str = "dimensions") -> None:
     """Raise InvalidRequestError that blames ``param`` unless vectors can be cut to ``dimensions``; None is no cut."""
     if dimensions is None or manifest.embedding is None:
@@ -158,34 +135,6 @@ def check_dimensions(manifest: Manifest, dimensions: int | None, param: str = "d
         raise InvalidRequestError(f"{manifest.name} has dimensions {names}, not {dimensions}.", param)
     if not 1 <= dimensions <= width:
         raise InvalidRequestError(f"{param} must be from 1 to {width}, not {dimensions}.", param)
-
-
-def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:
-    """How texts are read: as the side that ``prompt_name`` names, else ``input_type``. The default prompt's side counts
-    where neither is given, as the default prompt does.
-    """
-    given = [name for name in (prompt_name, input_type) if name is not None]
-    for name in given or [manifest.default_prompt_name or ""]:
-        for side, role in manifest.roles.items():
-            if name in SIDES[side]:
-                return role
-    return None
-
-
-def in_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
-    """``options`` with what ``role`` asks for; a request may lower its limit."""
-    if role is None:
-        return options
-    limits = [limit for limit in (options.max_tokens, role.max_tokens) if limit is not None]
-    return replace(options, max_tokens=min(limits, default=None), expansion=role.expansion)
-
-
-def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
-    """``texts`` with ``prompt`` in front of each or, where it has the slot {text}, around each."""
-    if not prompt:
-        return texts
-    before, behind = _sides_of(prompt)
-    return [before + text + behind for text in texts]
 
 
 async def embed_inputs(
@@ -213,11 +162,11 @@ async def embed_inputs(
     is_cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     if prompt and not manifest.embedding.pools_prompt:
-        options = replace(options, unpooled_prompt=_sides_of(prompt)[0])
-    options = _keeping(prompt, options)
+        options = replace(options, unpooled_prompt=sides_of(prompt)[0])
+    options = keeping(prompt, options)
     in_part = wrong is not None
     places = [index for index in range(len(inputs)) if index not in wrong] if wrong else range(len(inputs))
-    texts = _prompted_texts(prompt, [inputs[index] for index in places] if wrong else inputs)
+    texts = prompted_inputs(prompt, [inputs[index] for index in places] if wrong else inputs)
     answer = await service.infer(texts, ticket=ticket, outputs={output}, options=options, in_part=in_part)
     width = min(manifest.dimension("embedding") or 0, dimensions or sys.maxsize)
     vectors = np.zeros((0, width), np.float32)  # where every input has an error
@@ -248,7 +197,7 @@ async def dropped_tokens(
     cannot count so long a text. The other arguments are those of ``embed_inputs``."""
     if not answer.truncated:
         return {}
-    cut = _prompted_texts(prompt, [inputs[index] for index in answer.truncated])
+    cut = prompted_inputs(prompt, [inputs[index] for index in answer.truncated])
     texts = [text for text in cut if isinstance(text, str)]  # ids are never cut
     options = replace(options, whole=True, max_tokens=None)
     encodings = await service.encode(texts, ticket=ticket, options=options, in_part=True)
@@ -270,7 +219,7 @@ async def embed_tokens(
     """A vector a token, of unit length in models for late interaction (arXiv:2004.12832), which read and answer
     queries and documents as their ``role`` says."""
     require(service, "embed_tokens")
-    inputs, options = prompted(prompt, texts), in_role(_keeping(prompt, options), role)
+    inputs, options = prompted(prompt, texts), in_role(keeping(prompt, options), role)
     answer = await service.infer(inputs, ticket=ticket, outputs={"token_embedding"}, options=options)
     unit = any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding")
     work = partial(_token_vectors, answer, role, unit)
@@ -297,7 +246,7 @@ async def embed_chunks(
     require(service, "embed")
     _check_late_chunking(service.manifest)
     check_dimensions(service.manifest, dimensions)
-    before, behind = _sides_of(prompt)
+    before, behind = sides_of(prompt)
     document, ends = before, []
     for chunk in chunks:
         document += chunk
@@ -335,7 +284,7 @@ async def embed_sparse(
     require(service, "embed_sparse")
     output = "sparse" if service.manifest.dimension("sparse") else "token_weights"
     reduce = _nonzero if output == "sparse" else None
-    given, options = prompted(prompt, texts), _keeping(prompt, options)
+    given, options = prompted(prompt, texts), keeping(prompt, options)
     answer = await service.infer(given, ticket=ticket, outputs={output}, options=options, reduce=reduce)
     work = partial(_sparse_vectors, answer, service.encoder.special_ids, top_k)
     vectors = await off_loop(work) if len(texts) > _MANY_TEXTS else work()
@@ -477,13 +426,6 @@ async def classify_tokens(
     return TokenScores(texts, answer.encodings, logits, classification, aggregation, raw, num_tokens, truncated)
 
 
-def _prompted_texts(prompt: str, inputs: Seq[ModelInput]) -> Seq[ModelInput]:
-    if not prompt:
-        return inputs
-    before, behind = _sides_of(prompt)
-    return [before + value + behind if isinstance(value, str) else value for value in inputs]
-
-
 async def _computed(rows: Seq[Row], output: str, function: Callable[[Float32Array], Float32Array]) -> Float32Array:
     """``function`` of the ``output`` of all ``rows``, float32 [n, width]."""
 
@@ -540,22 +482,6 @@ def _check_late_chunking(manifest: Manifest) -> None:
             "late_chunking false.",
             "late_chunking",
         )
-
-
-def _sides_of(prompt: str) -> tuple[str, str]:
-    before, _, behind = prompt.partition("{text}")
-    return before, behind
-
-
-def _keeping(prompt: str, options: EncodingOptions) -> EncodingOptions:
-    """``options`` that keep ``prompt`` whole where a text is cut on the side on which it stands."""
-    before, behind = _sides_of(prompt)
-    return replace(options, kept=(before, behind)) if behind or (before and options.direction == "left") else options
-
-
-def _no_prompt(manifest: Manifest, name: str) -> str:
-    known = ", ".join(manifest.prompts) or "none"
-    return f"{manifest.name} has no prompt for {name!r}. Its prompts: {known}."
 
 
 def _nonzero(row: Row) -> dict[str, Any]:

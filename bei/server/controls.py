@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from bei.artifact import Manifest, Role
+from bei.prompts import role_of
 from bei.server.fields import Limits
 from bei.server.truncation import CONTRADICTIONS, Direction, TokenLimit, Truncate, encoding_options
-from bei.tasks import role_of
 from bei.tokenization import EncodingOptions
 
 Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]

@@ -61,9 +61,13 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorBody(TypedDict):
-    """The body of every error, on every route (docs/decisions.md, "One form of errors")."""
+    """The body of every error, on every route (docs/decisions.md, "One form of errors").
+
+    ``detail`` is the message again, where Jina's clients look for it.
+    """
 
     error: ErrorDetail
+    detail: str
 
 
 # An error as a dialect has it: status and body, of the error, the status that the table gives it, and the path.
@@ -75,7 +79,7 @@ FORM_KEY = "bei.error_form"
 
 def own_form(error: errors.BeiError, status: int, _: str) -> tuple[int, object]:
     """An ErrorBody, with the status of the table."""
-    return status, ErrorBody(error=detail_of(error))
+    return status, ErrorBody(error=detail_of(error), detail=str(error))
 
 
 def detail_of(error: errors.BeiError) -> ErrorDetail:

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.errors import BeiError, InvalidRequestError
+from bei.prompts import prompt_of
 from bei.server.call import Call, empty_text
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.server.reports import report_of
 from bei.server.vectors import FLOATS, VectorForm
 from bei.service import InferenceService, ModelInput
-from bei.tasks import Embeddings, Scores, check_dimensions, dropped_tokens, embed_inputs, prompt_of, rerank
+from bei.tasks import Embeddings, Scores, check_dimensions, dropped_tokens, embed_inputs, rerank
 from bei.tokenization import AS_CONFIGURED, EncodingOptions
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from bei.core import Encoding
 from bei.errors import EmptyInputError, InvalidRequestError
+from bei.prompts import in_role, prompt_of, prompted, role_of
 from bei.server.call import Call
 from bei.server.controls import Model
 from bei.server.endpoint import Route
@@ -19,7 +20,6 @@ from bei.server.parsing import parser_by_field
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.service import InferenceService
-from bei.tasks import in_role, prompt_of, prompted, role_of
 from bei.tokenization import EncodingOptions, TextEncoder
 
 # What JSON takes, about: of one of TEI's tokens, of an id, of a token's name.

@@ -57,10 +57,14 @@ _FormName: TypeAlias = Annotated[str, limits(enum=_FORMS)]
 _FormNames: TypeAlias = Annotated[list[str], limits(anyOf=[{"items": {"const": form}} for form in _FORMS])]
 
 
+# Infinity's client always sends a number, 0 where its user asks for none.
+_DIMENSIONS = Meta(ge=0, description="Vectors are cut to their first components; 0: they are not.")
+
+
 class EmbeddingControls(PromptControls, kw_only=True):
     """PromptControls, and fields of Jina, Voyage, Cohere, Mistral, NIM, Infinity and vLLM."""
 
-    dimensions: Dimensions | None = None
+    dimensions: Annotated[int, _DIMENSIONS] | None = None
     normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
     output_dtype: Annotated[_FormName | None, Meta(description="Voyage's and Mistral's.")] = None
     embedding_type: Annotated[_FormName | _FormNames | None, Meta(description="Jina's and NIM's.")] = None
@@ -84,6 +88,7 @@ class EmbeddingControls(PromptControls, kw_only=True):
         Raises InvalidRequestError that names a field which is asked for and not honoured, or two that contradict.
         """
         _check(self, self._rules)
+        self.dimensions = self.dimensions or None
         self.dimensions = _agreed(self, "dimensions", "output_dimension")
         self.normalize = _agreed(self, "normalize", "normalized", "use_activation")
         self.truncate = _agreed(self, "truncate", "truncation")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bei.artifact import Artifact, Role
 from bei.errors import InvalidRequestError
-from bei.tasks import prompt_of, prompted, role_of
+from bei.prompts import prompt_of, prompted, role_of
 from tests.artifacts import save_artifact
 
 PROMPTS = {"query": "query: ", "passage": "the ", "clustering": "cat "}

@@ -78,9 +78,10 @@ def check_error(response: httpx.Response, status: int, message: str = "", **fiel
     """Assert that ``response`` is an OpenAI error of ``status`` with ``message`` in its message, which is returned."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
-    assert set(response.json()) == {"error"}
+    assert set(response.json()) == {"error", "detail"}
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
+    assert response.json()["detail"] == error["message"]
     assert message in error["message"], error["message"]
     assert "Traceback" not in response.text
     assert ".py" not in response.text

@@ -14,7 +14,7 @@ import torch
 
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError, InvalidRequestError, WeightsError
-from bei.tasks import prompt_of
+from bei.prompts import prompt_of
 from bei_build.checkpoint import read_checkpoint
 from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, random_encodings, running

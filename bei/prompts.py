@@ -1,0 +1,87 @@
+"""Prompts: which one a request means, what becomes of texts, and the sides of late interaction that prompts name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from bei.artifact import SIDES, Manifest, Role
+from bei.errors import InvalidRequestError
+from bei.tokenization import EncodingOptions, Input
+
+
+def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:
+    """What stands in front of every input, or around it (``prompted``): the prompt called ``prompt_name``, the one for
+    ``input_type``, or the default.
+
+    A model without prompts treats all input types alike, and documents have a prompt only where the model has one for
+    them. Raises InvalidRequestError that lists the prompts.
+    """
+    prompts = manifest.prompts
+    if prompt_name is not None:
+        if prompt_name not in prompts:
+            raise InvalidRequestError(_no_prompt(manifest, prompt_name), "prompt_name")
+        return prompts[prompt_name]
+    if input_type is None:
+        return prompts.get(manifest.default_prompt_name or "", "")
+    names = next((names for names in SIDES.values() if input_type in names), ())
+    for name in (input_type, *names):
+        if name in prompts:
+            return prompts[name]
+    # An adapter is of one kind of text: a query's vector is no document's.
+    if prompts and (input_type not in SIDES["document"] or manifest.spec.adapter):
+        raise InvalidRequestError(_no_prompt(manifest, input_type), "input_type")
+    return ""
+
+
+def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:
+    """How texts are read: as the side that ``prompt_name`` names, else ``input_type``. The default prompt's side counts
+    where neither is given, as the default prompt does.
+    """
+    given = [name for name in (prompt_name, input_type) if name is not None]
+    for name in given or [manifest.default_prompt_name or ""]:
+        for side, role in manifest.roles.items():
+            if name in SIDES[side]:
+                return role
+    return None
+
+
+def in_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
+    """``options`` with what ``role`` asks for; a request may lower its limit."""
+    if role is None:
+        return options
+    limits = [limit for limit in (options.max_tokens, role.max_tokens) if limit is not None]
+    return replace(options, max_tokens=min(limits, default=None), expansion=role.expansion)
+
+
+def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
+    """``texts`` with ``prompt`` in front of each or, where it has the slot {text}, around each."""
+    if not prompt:
+        return texts
+    before, behind = sides_of(prompt)
+    return [before + text + behind for text in texts]
+
+
+def prompted_inputs(prompt: str, inputs: Seq[Input | list[int]]) -> Seq[Input | list[int]]:
+    """As ``prompted``, of single texts; pairs and token ids stay as they are."""
+    if not prompt:
+        return inputs
+    before, behind = sides_of(prompt)
+    return [before + value + behind if isinstance(value, str) else value for value in inputs]
+
+
+def keeping(prompt: str, options: EncodingOptions) -> EncodingOptions:
+    """``options`` that keep ``prompt`` whole where a text is cut on the side on which it stands."""
+    before, behind = sides_of(prompt)
+    return replace(options, kept=(before, behind)) if behind or (before and options.direction == "left") else options
+
+
+def sides_of(prompt: str) -> tuple[str, str]:
+    """What of ``prompt`` stands in front of a text, and what behind it."""
+    before, _, behind = prompt.partition("{text}")
+    return before, behind
+
+
+def _no_prompt(manifest: Manifest, name: str) -> str:
+    known = ", ".join(manifest.prompts) or "none"
+    return f"{manifest.name} has no prompt for {name!r}. Its prompts: {known}."
