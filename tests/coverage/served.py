@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bei import tasks
+from bei import prompts, tasks
 from bei.artifact import TOKENIZER, Artifact
 from bei.config import ServeConfig
 from bei.core import Float32Array, Int32Array
@@ -47,7 +47,7 @@ def _service(artifact: Artifact) -> InferenceService:
 
 async def _answer(service: InferenceService, task: str, structure: Structure) -> Sequence[Float32Array]:
     texts, manifest = list(TEXTS), service.manifest
-    prompt = tasks.prompt_of(manifest, next(iter(structure.prompts), None)) if structure.prompts else ""
+    prompt = prompts.prompt_of(manifest, next(iter(structure.prompts), None)) if structure.prompts else ""
     if task == "rerank":
         return [await _score(service, *pair, raw=structure.function == "none") for pair in PAIRS]
     inputs = list(PAIRS) if structure.pairs else texts
@@ -81,8 +81,8 @@ async def _token_embeddings(service: InferenceService, structure: Structure) -> 
     """Of queries and of documents; without sides (BGE-M3) of texts."""
     vectors: list[Float32Array] = []
     for side in ("query", "document") if structure.late else (None,):
-        prompt = tasks.prompt_of(service.manifest, input_type=side)
-        role = tasks.role_of(service.manifest, input_type=side)
+        prompt = prompts.prompt_of(service.manifest, input_type=side)
+        role = prompts.role_of(service.manifest, input_type=side)
         with service.admit(list(TEXTS)) as ticket:
             answer = await tasks.embed_tokens(service, list(TEXTS), ticket=ticket, prompt=prompt, role=role)
             vectors += answer.vectors
