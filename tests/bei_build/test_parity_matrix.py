@@ -84,7 +84,8 @@ def test_the_fp32_engine_equals_the_hf_class_in_batches_and_alone(saved: Saved, 
         assert artifact.certificate.outputs[0].cosine_mean >= 0.99999
 
 
-@pytest.mark.parametrize("saved", by_tier(*FIRST_OF_FAMILY), indirect=True)
+# A third of the families in the first tier: which type a graph computes in is not decided by a family.
+@pytest.mark.parametrize("saved", by_tier(*FIRST_OF_FAMILY[::3]), indirect=True)
 def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Path) -> None:
     if "BF16" not in cpu_capabilities():
         pytest.skip("this CPU does not compute in bf16")
