@@ -5,7 +5,7 @@
 Single texts of prose that the servers have not met (about 29 tokens), MiniLM, in a closed loop, in turns: this
 checkout's server, the other one's. A server's CPU time is its process's, engine included; where all cores are busy,
 which they are at this concurrency, throughput is its inverse. What other virtual machines take is not in it, but they
-slow caches and cores down, so the turns are short, and neighbours are compared.
+slow caches and cores down, so turns are short, neighbours are compared, and disturbed ones are made again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
-from benchmarks.common import with_foreign_load, write
+from benchmarks.common import Quiet, with_foreign_load, write
 from benchmarks.fleet import BEFORE, NOW, FirstTime, Fleet, kinds
 from benchmarks.load import closed_loop, embeddings_body
 from benchmarks.models import built, minilm_folder
@@ -34,56 +35,69 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1500, help="of a turn")
     parser.add_argument("--concurrency", type=int, default=64)
     options = parser.parse_args()
-    us: dict[str, list[float]] = {NOW: [], BEFORE: []}
-    rates: dict[str, list[float]] = {NOW: [], BEFORE: []}
-    foreign: list[float] = []
+    turns: list[dict[str, Used]] = []
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), "bf16", Path(scratch))
         servers = kinds({artifact.path: minilm_folder()}, "", options.before, "", Path(scratch))
         with Fleet(servers, Path(scratch) / "home") as fleet:
-            texts = FirstTime(read_prose(), fleet)
-            for turn in range(options.turns + 1):
-                (taken,) = texts.take((options.requests, SHORT))
-                bodies = [embeddings_body(text) for text in taken]
-                for name in (NOW, BEFORE) if turn % 2 else (BEFORE, NOW):  # who comes second finds a warmer machine
-                    (used_s, rate), load = with_foreign_load(partial(_used, fleet[name], bodies, options.concurrency))
-                    if turn:  # the first warms up
-                        us[name].append(1e6 * used_s / len(bodies))
-                        rates[name].append(rate)
-                        foreign.append(load)
+            texts, quiet = FirstTime(read_prose(), fleet), Quiet(options.turns)
+            _turn(fleet, texts, options.requests, options.concurrency)  # warms up
+            while len(turns) < options.turns:
+                found = _turn(fleet, texts, options.requests, options.concurrency, now_first=len(turns) % 2 == 0)
+                if quiet.keeps(used.foreign_load for used in found.values()):
+                    turns.append(found)
             described = fleet.described()
-    pairs = [now / before for now, before in zip(us[NOW], us[BEFORE], strict=True)]
-    deviation = statistics.stdev(pairs) / len(pairs) ** 0.5
+    pairs = [turn[NOW].cpu_s / turn[BEFORE].cpu_s for turn in turns]
+    totals = {name: sum(turn[name].cpu_s for turn in turns) for name in (NOW, BEFORE)}
+    elapsed = {name: sum(turn[name].elapsed_s for turn in turns) for name in (NOW, BEFORE)}
     write(
         "request-cost",
         {
             "requests of a turn": options.requests,
             "concurrency": options.concurrency,
-            "now / before, CPU time": {
-                "of all turns": round(sum(us[NOW]) / sum(us[BEFORE]), 4),
+            "CPU time, now / before": {
+                "of all turns": round(totals[NOW] / totals[BEFORE], 4),
                 "median within turns": round(statistics.median(pairs), 4),
-                "standard error of the mean within turns": round(deviation, 4),
-                "values": [round(pair, 4) for pair in pairs],
+                "standard error of the mean within turns": round(statistics.stdev(pairs) / len(pairs) ** 0.5, 4),
+                "within turns": [round(pair, 4) for pair in pairs],
             },
-            "now / before, requests a second, of all turns": round(
-                sum(1 / rate for rate in rates[BEFORE]) / sum(1 / rate for rate in rates[NOW]), 4
-            ),
-            "CPU us a request": {name: [round(value) for value in values] for name, values in us.items()},
-            "requests a second": {name: [round(rate, 1) for rate in values] for name, values in rates.items()},
-            "foreign_load": [round(load, 3) for load in foreign],
+            "requests a second, now / before, of all turns": round(elapsed[BEFORE] / elapsed[NOW], 4),
+            "CPU us a request": {
+                name: [round(1e6 * turn[name].cpu_s / options.requests) for turn in turns] for name in (NOW, BEFORE)
+            },
+            "foreign_load": {name: [turn[name].foreign_load for turn in turns] for name in (NOW, BEFORE)},
+            "turns made again": quiet.num_disturbed,
             "servers": described,
         },
     )
 
 
+class Used(NamedTuple):
+    """What a server took for the requests of a turn."""
+
+    cpu_s: float
+    elapsed_s: float
+    foreign_load: float
+
+
+def _turn(fleet: Fleet, texts: FirstTime, count: int, concurrency: int, *, now_first: bool = True) -> dict[str, Used]:
+    """The same requests to both servers, one after the other."""
+    (taken,) = texts.take((count, SHORT))
+    bodies = [embeddings_body(text) for text in taken]
+    used = {}
+    for name in (NOW, BEFORE) if now_first else (BEFORE, NOW):
+        (cpu_s, elapsed_s), load = with_foreign_load(partial(_used, fleet[name], bodies, concurrency))
+        used[name] = Used(cpu_s, elapsed_s, load)
+    return used
+
+
 def _used(server: Server, bodies: list[str], concurrency: int) -> tuple[float, float]:
-    """CPU seconds of the server, and requests a second."""
+    """CPU seconds of the server, and seconds."""
     process = psutil.Process(server.process.pid)
     before = process.cpu_times()
     outcome, _ = closed_loop(server.port, concurrency, bodies)
     after = process.cpu_times()
-    used_s = after.user + after.system - before.user - before.system
-    return used_s, len(bodies) / outcome.elapsed_s
+    return after.user + after.system - before.user - before.system, outcome.elapsed_s
 
 
 if __name__ == "__main__":
