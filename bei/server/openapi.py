@@ -50,6 +50,14 @@ _ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
 
 _TIMING_HEADER = {"schema": _TEXT, "description": "TEI's: what the request took, times in milliseconds."}
 _OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
+# Of servers that compress answers.
+_CODED_HEADERS: Mapping[str, Mapping[str, Any]] = {
+    "content-encoding": {
+        "schema": {"type": "string", "enum": [*CODINGS]},
+        "description": "Where the answer is compressed, as Accept-Encoding allows.",
+    },
+    "vary": {"schema": {"type": "string", "const": "accept-encoding"}, "description": "What the answer depends on."},
+}
 
 # Of requests that are refused before they have arrived whole: our form on every path.
 _REFUSED: tuple[type[BeiError], ...] = (
@@ -167,6 +175,7 @@ class _Writer:
         self._schemas = schemas
         self._urgency = _urgency_headers()
         self._dialect = _dialect_header(config)
+        self._coded = _CODED_HEADERS if config.compress_answers else {}
         self.responses: dict[str, Any] = {}
         self.parameters: dict[str, Any] = {one["name"]: one for one in (*self._urgency, _REPORT, self._dialect)}
 
@@ -177,7 +186,11 @@ class _Writer:
         timing = {} if route.timing_headers is None else route.timing_headers(Timing())
         answer = {
             "description": "In the order of the inputs, unless the route sorts.",
-            "headers": {name: _ANSWER_HEADERS[name] for name in names} | dict.fromkeys(timing, _TIMING_HEADER),
+            "headers": {
+                **{name: _ANSWER_HEADERS[name] for name in names},
+                **dict.fromkeys(timing, _TIMING_HEADER),
+                **self._coded,
+            },
             "content": self._answers(route),
         }
         request = {

@@ -190,3 +190,11 @@ def test_a_field_of_another_pair_is_refused_as_the_page_says(kinds: App, page: d
     (limit,) = (one for one in schema_of(page, "/score")[0]["allOf"] if "oneOf" in one)
     pair = next(one["properties"] for one in limit["oneOf"] if one["required"] == ["queries", "documents"])
     assert pair["text_1"] == {"type": "null"}
+
+
+def test_a_server_that_compresses_says_so(make_app: MakeApp, page: dict[str, Any]) -> None:
+    def headers(found: dict[str, Any]) -> set[str]:
+        return {*resolved(found, found["paths"]["/v1/embeddings"]["post"]["responses"]["200"])["headers"]}
+
+    compressing = make_app(FakeEngine(LIMITS), compress_answers=True).get("/openapi.json").json()
+    assert headers(compressing) - headers(page) == {"content-encoding", "vary"}
