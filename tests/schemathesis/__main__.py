@@ -59,7 +59,7 @@ _REPORT = "X-Bei-Report"
 _DEPENDENT = {
     *("model", "prompt_name", "input_type", "task", "instruction", "instruct", "late_chunking", "rank_fields"),
     *("dimensions", "output_dimension", "normalize", "normalized", "use_activation", "add_special_tokens"),
-    *("encoding_format", "output_dtype", "embedding_type", "embedding_types"),
+    *("encoding_format", "output_dtype", "embedding_type", "embedding_types", "encoding_type", "embed_dtype", "prompt"),
     *("truncate", "truncation", "truncation_direction", "truncation_side", "truncate_prompt_tokens"),
     *("max_tokens", "max_tokens_per_doc"),
 }
