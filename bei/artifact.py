@@ -2,8 +2,9 @@
 
     manifest.json      what the artifact is; every other file with size and sha256
     tokenizer.json     the tokenizer, ready to use (truncation and padding off)
-    certificate.json   how far the engine is from the reference (bei_build.verification)
+    certificate.json   how far the engine is from the reference (bei.certification)
     engine/            the compiled engine, files named by the target
+    reference/         answers of a reference, where the engine could not be verified yet (bei.certification.stored)
 
 ``load`` checks schema, digest and hashes before anything of the artifact is executed. No pickle anywhere.
 """
@@ -25,12 +26,13 @@ from bei.errors import (
     ArtifactSchemaNewerError,
 )
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CERTIFICATE = "certificate.json"
 ENGINE_DIR = "engine"
+REFERENCE_DIR = "reference"
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
 
 
@@ -75,13 +77,43 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     adapter: str | None = None
 
 
+class PlanProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes that an optimization profile of a plan holds, each as least, usual, most.
+
+    ``tokens`` T of a batch, ``sequences`` B, ``longest`` S, tokens of the longest sequence; after ``bei.packing`` has
+    filled them up.
+    """
+
+    name: str
+    tokens: tuple[int, int, int]
+    sequences: tuple[int, int, int]
+    longest: tuple[int, int, int]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a TensorRT plan was compiled.
+
+    ``lowerings``: how each attention layer is written (docs/architecture.md, "The packed graph"), in order.
+    ``fallbacks``: what was asked for or tried and could not be had, a sentence each. ``refit``: the plan holds no
+    weights, and the engine puts those of the ONNX file beside it into it when it is loaded.
+    """
+
+    lowerings: list[Literal["packed", "padded", "masked", "primitive"]]
+    fallbacks: list[str]
+    profiles: list[PlanProfile]
+    hardware_compatible: bool = False
+    refit: bool = False
+
+
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``)."""
+    """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``, ``SM89``): a CPU
+    needs all of them, a GPU is one of them."""
 
     compiler: str
     compiler_version: str
     device: str
     capabilities: list[str]
+    plan: Plan | None = None
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,8 +177,9 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     skip_ids: list[int]
 
 
-# What an engine was compared with at build time.
-Verification = Literal["reference", "self-consistency", "none"]
+# What an engine was compared with. Pending: with nothing yet, because it could not run where it was built; the answers
+# to compare with are in the artifact.
+Verification = Literal["reference", "self-consistency", "pending", "none"]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -221,15 +254,17 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``kind`` is "self-consistency" where the reference is bei's own FP32 engine, which shares the graph: what is wrong
     in both does not show. It is "none" where the build was told not to verify: nothing was compared, and nothing has
-    passed. ``num_texts`` of the ``num_held_out_texts`` were compared; a time budget may leave some out.
+    passed. It is "pending" where the engine could not run at build time. ``device`` is where the engine answered.
+    ``num_texts`` of the ``num_held_out_texts`` were compared; a time budget may leave some out.
 
-    ``canary_row`` is what the engine itself gave at build time as ``canary_output`` for ``canary_text`` (vectors at
-    unit length; of a token output the first token's): readiness recomputes it. It shows that a server computes what
-    the build did, not that this is right.
+    ``canary_row`` is what the engine itself gave as ``canary_output`` for ``canary_text`` (vectors at unit length; of
+    a token output the first token's), or the reference while the certificate is pending: readiness recomputes it. It
+    shows that a server computes what was verified, not that this is right.
     """
 
     kind: Verification
     reference: str
+    device: str
     num_texts: int
     num_held_out_texts: int
     thresholds: Thresholds | None
@@ -244,6 +279,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """One line for people: ``passed on 101 texts``."""
         if self.kind == "none":
             return "NOT VERIFIED: built with --no-verify"
+        if self.kind == "pending":
+            return "PENDING: the engine could not run where it was built; 'bei verify' compares it on its own device"
         some = f"{self.num_texts} of {self.num_held_out_texts}"
         texts = f"{some if self.num_texts < self.num_held_out_texts else self.num_texts} texts"
         return f"{'passed' if self.passed else 'BELOW THRESHOLD'} on {texts}"
@@ -270,6 +307,10 @@ def _digest(manifest: Manifest) -> str:
     return hashlib.sha256(_encode(msgspec.structs.replace(manifest, digest=""))).hexdigest()
 
 
+def _sealed(manifest: Manifest) -> Manifest:
+    return msgspec.structs.replace(manifest, digest=_digest(manifest))
+
+
 def sha256_of_file(path: Path) -> str:
     """Hex sha256 of a file, read in pieces."""
     sha = hashlib.sha256()
@@ -291,12 +332,33 @@ def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
         for file in sorted(path.rglob("*"))
         if file.is_file() and file.name != MANIFEST
     ]
-    manifest = msgspec.structs.replace(manifest, files=files, verification=certificate.kind)
-    manifest = msgspec.structs.replace(manifest, digest=_digest(manifest))
+    manifest = _sealed(msgspec.structs.replace(manifest, files=files, verification=certificate.kind))
     temporary = path / (MANIFEST + ".partial")
     temporary.write_bytes(_encode(manifest))
     os.replace(temporary, path / MANIFEST)
     return Artifact(path, manifest, certificate)
+
+
+def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
+    """Put ``certificate`` into the artifact on disk in the place of its own, and seal it again. Raises OSError.
+
+    Each file is replaced at once, certificate first: a process that is killed between the two leaves an artifact that
+    says that its certificate is another one, and has to be copied anew.
+    """
+    temporary = artifact.path / (CERTIFICATE + ".partial")
+    temporary.write_bytes(_encode(certificate))
+    try:
+        new = FileInfo(path=CERTIFICATE, size=temporary.stat().st_size, sha256=sha256_of_file(temporary))
+        files = [new if info.path == CERTIFICATE else info for info in artifact.manifest.files]
+        manifest = _sealed(msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind))
+        partial = artifact.path / (MANIFEST + ".partial")
+        partial.write_bytes(_encode(manifest))
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    os.replace(temporary, artifact.path / CERTIFICATE)
+    os.replace(partial, artifact.path / MANIFEST)
+    return msgspec.structs.replace(artifact, manifest=manifest, certificate=certificate)
 
 
 def is_artifact(path: Path) -> bool:

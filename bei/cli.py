@@ -1,4 +1,4 @@
-"""``bei build | serve | tune | inspect``. Flags are made from the fields of the configuration classes."""
+"""``bei build | serve | tune | verify | inspect``. Flags are made from the fields of the configuration classes."""
 
 from __future__ import annotations
 
@@ -65,6 +65,9 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         from bei.config import ServeConfig
 
         _add_fields(tune, ServeConfig, only=_TUNE_SETTINGS)
+    verify = commands.add_parser("verify", help="compare an artifact's engine with the reference, on its own device")
+    verify.add_argument("artifact")
+    verify.set_defaults(run=_verify)
     inspect = commands.add_parser("inspect", help="show what an artifact is, and its certificate")
     inspect.add_argument("artifact")
     inspect.add_argument("--json", action="store_true", help="machine-readable")
@@ -150,6 +153,18 @@ def _serve_config(options: dict[str, Any]) -> Any:
 def _artifacts(config: Any) -> list[Path]:
     """Those of ``config.models``, built first where they are checkpoints."""
     return [_artifact_for(model, config) for model in config.models] or [_default_artifact(config)]
+
+
+def _verify(options: dict[str, Any]) -> None:
+    from bei.errors import VerificationError
+    from bei.inspection import as_table
+    from bei.verifying import failure_of, verify
+
+    path = Path(options["artifact"])
+    artifact, is_good = verify(path)
+    print(as_table(path))  # noqa: T201
+    if not is_good:
+        raise VerificationError(failure_of(artifact.manifest.name, artifact.certificate))
 
 
 def _inspect(options: dict[str, Any]) -> None:

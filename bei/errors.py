@@ -5,6 +5,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     BeiError
     ├── ConfigError                 a flag, environment variable or YAML key is wrong
     ├── MissingDependencyError      a Python package of an extra is not installed
+    ├── LibraryVersionError         a compiler's library is of a version that bei does not know
+    ├── DeviceNotFoundError         this machine has no such device
     ├── BuildError
     │   ├── CheckpointError         the checkpoint cannot be found or read
     │   │   ├── CheckpointNotFoundError
@@ -66,6 +68,18 @@ class MissingDependencyError(BeiError):
     def __init__(self, package: str, extra: str | None, purpose: str, remedy: str = "") -> None:
         remedy = remedy or f"pip install 'bei[{extra}]'"
         super().__init__(f"{purpose} needs the Python package {package!r}: {remedy}")
+
+
+class LibraryVersionError(BeiError):
+    """A compiler's library is installed in a version that bei does not know, or cannot be loaded."""
+
+    code = "library_version"
+
+
+class DeviceNotFoundError(BeiError):
+    """This machine has no device of the kind that was asked for, or no driver for it."""
+
+    code = "device_not_found"
 
 
 class BuildError(BeiError):

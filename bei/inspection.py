@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bei import artifact as artifacts
-from bei.artifact import Artifact, Role
+from bei.artifact import Artifact, Plan, Role
 
 
 def as_json(path: Path) -> str:
@@ -83,10 +83,12 @@ def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:
     manifest = artifact.manifest
     size = sum(file.size for file in manifest.files)
     needs = ", ".join(manifest.engine.capabilities) or "nothing special"
+    plan = [] if manifest.engine.plan is None else _plan_rows(manifest.engine.plan)
     return [
         ("target", f"{manifest.target}, {manifest.precision}"),
         ("compiler", f"{manifest.engine.compiler} {manifest.engine.compiler_version}"),
         ("needs", f"{manifest.engine.device}: {needs}"),
+        *plan,
         ("max_num_tokens", str(manifest.max_num_tokens)),
         ("max_batch_size", str(manifest.max_batch_size)),
         ("max_seq_len", str(manifest.max_seq_len)),
@@ -95,14 +97,36 @@ def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:
     ]
 
 
+def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
+    counts = {name: plan.lowerings.count(name) for name in dict.fromkeys(plan.lowerings)}
+    rows = [("attention", ", ".join(f"{name} ({count} layers)" for name, count in counts.items()) or "none")]
+    for one in plan.profiles:
+        most = f"up to {one.tokens[2]} tokens, {one.sequences[2]} sequences, {one.longest[2]} tokens of one"
+        rows.append((f"profile {one.name}", most))
+    rows += [("fallback", fallback) for fallback in plan.fallbacks]
+    if plan.hardware_compatible:
+        rows.append(("runs on", "every GPU from Ampere on"))
+    if plan.refit:
+        rows.append(("weights", "beside the plan, put into it when it is loaded"))
+    return rows
+
+
 def _certificate_rows(artifact: Artifact) -> list[tuple[str, str]]:
     certificate, thresholds = artifact.certificate, artifact.certificate.thresholds
     if thresholds is None:
         return [("certificate", certificate.verdict), ("canary", "as the engine answered at build time")]
+    if certificate.kind == "pending":
+        needed = f"mean {thresholds.mean}, p1 {thresholds.p1}, min {thresholds.min}"
+        return [
+            ("certificate", certificate.verdict),
+            ("reference", f"{certificate.reference}; its answers are in the artifact"),
+            ("needed cosines", needed),
+        ]
     own = "bei's own: " if certificate.kind == "self-consistency" else ""
     rows = [
         ("certificate", f"{certificate.kind}, {certificate.verdict}"),
         ("reference", f"{own}{certificate.reference}"),
+        ("verified on", certificate.device),
         ("needed cosines", f"mean {thresholds.mean}, p1 {thresholds.p1}, min {thresholds.min}"),
     ]
     for one in certificate.outputs:

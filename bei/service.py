@@ -44,6 +44,7 @@ from bei.port import EnginePort, Item, Lane, OnAnswers, Submission
 from bei.timing import CallTimes
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
 from bei.tuning import costs_for, engine_for
+from bei.verifying import verified
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
@@ -533,7 +534,7 @@ def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: Device
     """Verify the artifact at ``path``, load and warm its engine, start the service. Needs a running event loop.
 
     ``gate`` is shared by all models of the device. Raises ArtifactError and its subclasses, ConfigError,
-    MissingDependencyError, EngineError.
+    MissingDependencyError, EngineError, VerificationError.
     """
     artifact = artifacts.load(path)
     manifest = artifact.manifest
@@ -550,6 +551,7 @@ def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: Device
 
     engine = engine_for(artifact, config, loaded)
     engine.warmup()
+    artifact = verified(artifact, engine)
     costs = costs_for(artifact, engine, config)
 
     def reload() -> Engine:

@@ -115,6 +115,7 @@ def save_artifact(
     certificate = artifacts.Certificate(
         kind="reference",
         reference="nothing",
+        device="none",
         num_texts=1,
         num_held_out_texts=1,
         thresholds=artifacts.Thresholds(mean=0.99, p1=0.9, min=0.5),

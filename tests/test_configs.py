@@ -31,7 +31,7 @@ def test_a_recipe_is_called_after_its_model_and_names_a_target(recipe: Path) -> 
     config = _config(recipe)
     assert config.name == config.model.split("/")[1]
     assert config.name.lower() == recipe.stem
-    assert compiler_for(config.target).resolve_precision("auto")
+    assert compiler_for(config).resolve_precision("auto")
 
 
 def test_every_repository_of_the_family_table_has_a_recipe() -> None:

@@ -56,6 +56,7 @@ class CertificateInfo(TypedDict):
 
     kind: Verification
     reference: str
+    device: str
     num_texts: int
     num_held_out_texts: int
     thresholds: Thresholds | None
@@ -130,6 +131,7 @@ def describe(service: InferenceService, config: ServeConfig) -> Info:
         "certificate": {
             "kind": certificate.kind,
             "reference": certificate.reference,
+            "device": certificate.device,
             "num_texts": certificate.num_texts,
             "num_held_out_texts": certificate.num_held_out_texts,
             "thresholds": certificate.thresholds,

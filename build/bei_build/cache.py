@@ -18,20 +18,20 @@ from bei_build.location import locate
 from bei_build.pipeline import OpenEngine, build
 from bei_build.progress import Progress
 from bei_build.targets import compiler_for
-from bei_build.targets.openvino import cpu_capabilities
 
 
 def build_cached(config: BuildConfig, cache: Path, open_engine: OpenEngine, progress: Progress) -> Path:
     """The artifact of ``config`` in ``cache``; built, with a note that says so, unless it is there. ``out`` is ours.
 
-    The key covers the checkpoint's files by name, size and time of change, the settings, what the CPU computes in, and
-    the versions of bei.
+    The key covers the checkpoint's files by name, size and time of change, the settings, what the compiler says of the
+    machine, and the versions of bei.
     Raises what ``build`` raises.
     """
     location = locate(config.model, config.revision)
-    precision = compiler_for(config.target).resolve_precision(config.precision)
+    compiler = compiler_for(config)
+    precision = compiler.resolve_precision(config.precision)
     config = replace(config, precision=precision)
-    facts = (__version__, SCHEMA_VERSION, config, cpu_capabilities(), _fingerprint(location.folder))
+    facts = (__version__, SCHEMA_VERSION, config, compiler.machine(), _fingerprint(location.folder))
     key = hashlib.sha256(repr(facts).encode())
     name = (config.name or location.model).replace("/", "--")
     out = cache / f"{name}-{config.target}-{precision}-{key.hexdigest()[:12]}"

@@ -17,8 +17,12 @@ PRECISIONS = ("auto", "bf16", "fp16", "fp32", "int8")
 _OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_budget")
 
 
-def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices})
+_TENSORRT = ("tensorrt", "tensorrt-rtx")
+
+
+def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: tuple[str, ...] = TARGETS) -> Any:
+    """A setting; of ``targets`` only, where it means nothing to others."""
+    return field(default=default, metadata={"help": text, "choices": choices, "targets": targets})
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,24 @@ class BuildConfig:
     document_length: int | None = _option(None, "tokens of a document in late interaction, prompt counted")
     max_num_tokens: int | None = _option(None, "token budget of one batch")
     max_batch_size: int | None = _option(None, "most sequences of one batch")
+    compute_capability: tuple[str, ...] = _option(
+        (), "GPUs the artifact is for, as 89,120 for 8.9 and 12.0 (default: this machine's)", targets=("tensorrt-rtx",)
+    )
+    attention_lowering: str = _option(
+        "auto",
+        "how attention is written; auto: packed on GPUs known to have a kernel for it, else padded",
+        ("auto", "packed", "padded"),
+        _TENSORRT,
+    )
+    latency_tokens: int = _option(512, "most tokens of a batch in the profile for single queries", targets=_TENSORRT)
+    latency_sequences: int = _option(8, "most sequences of a batch in it", targets=_TENSORRT)
+    hardware_compatible: bool = _option(
+        False, "a plan for every GPU from Ampere on, at some cost in speed", targets=("tensorrt",)
+    )
+    strip_weights: bool = _option(
+        False, "keep weights out of the plan: fine-tunes of one model share it", targets=("tensorrt",)
+    )
+    timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=_TENSORRT)
     min_cosine: float | None = _option(
         None, "fail the build below this mean cosine of any output; p1 and minimum follow"
     )
@@ -78,13 +100,16 @@ class BuildConfig:
             value, choices = getattr(self, option.name), option.metadata.get("choices")
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
+            if self.target not in option.metadata.get("targets", TARGETS) and value != option.default:
+                only = " or ".join(option.metadata["targets"])
+                raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
         if len(self.score_tokens) > 2:
             raise ConfigError(f"score_tokens must be one or two tokens, such as no,yes; not {len(self.score_tokens)}.")
         self._check_rerank_template()
         if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
             raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")
         self._check_verification()
-        for name in ("max_seq_len", "max_num_tokens", "max_batch_size"):
+        for name in ("max_seq_len", "max_num_tokens", "max_batch_size", "latency_tokens", "latency_sequences"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")

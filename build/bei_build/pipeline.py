@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -27,9 +27,13 @@ from bei.artifact import (
     OutputInfo,
     RerankTemplate,
     SpecSummary,
+    Thresholds,
     save,
 )
 from bei.byte_vectors import largest_of
+from bei.certification.answers import HeldOut, Rows, ask_canary, ask_engine
+from bei.certification.comparison import MIN_COSINES, compare, normalized, thresholds_of
+from bei.certification.stored import keep
 from bei.core import Engine, Limits
 from bei.errors import BuildError, CheckpointError, ConfigError, VerificationError
 from bei_build import memory
@@ -45,19 +49,14 @@ from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress, in_bytes
 from bei_build.remote_code import attention_of
 from bei_build.spec import ModelSpec
-from bei_build.targets import Compiler, compiler_for
+from bei_build.targets import Compiler, Say, compiler_for
 from bei_build.verification import (
-    MIN_COSINES,
+    ENGINE_SHARE,
     Budget,
-    EngineAnswers,
     EngineReference,
-    HeldOut,
     Reference,
-    ask_canary,
-    ask_engine,
-    certify,
+    ask_reference,
     held_out,
-    normalized,
     uncertified,
 )
 
@@ -71,11 +70,11 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     Raises BuildError and its subclasses, ConfigError, MissingDependencyError. A failed build leaves nothing behind.
     """
     # 1. Can this machine do it at all? Ask before reading gigabytes.
-    compiler = compiler_for(config.target)
+    compiler = compiler_for(config)
     precision = compiler.resolve_precision(config.precision)
     compiler.check_able()
     # 2. Checkpoint to spec.
-    with progress.step("Read checkpoint") as details:
+    with progress.step("Read checkpoint") as step:
         location = locate(config.model, config.revision)
         # BuildConfig has checked that the pooling is one of POOLINGS.
         choice = HeadChoice(
@@ -93,7 +92,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.attention,  # type: ignore[arg-type]
             config.adapter,
         )
-        details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
+        step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     longest = max(compiler.longest_by_default, config.document_length or 0)
     if config.max_seq_len is None and checkpoint.max_seq_len > longest:
         most = f"{checkpoint.max_seq_len:,}" if checkpoint.max_seq_len != UNLIMITED else "any number of"
@@ -112,37 +111,33 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     try:
         with checkpoint.weights() as weights:
             # 3. Spec and weights to engine.
-            with progress.step(f"Compile ({config.target}, {precision})") as details:
-                requirements = _compile(compiler, checkpoint.spec, weights, precision, limits, scratch)
-                details.append(in_bytes(_size(scratch / ENGINE_DIR)))
+            with progress.step(f"Compile ({config.target}, {precision})") as step:
+                requirements = _compile(compiler, checkpoint.spec, weights, precision, limits, scratch, step.say)
+                step.details.append(in_bytes(_size(scratch / ENGINE_DIR)))
+            for fallback in requirements.plan.fallbacks if requirements.plan else ():
+                progress.note(fallback)
             # 4. Tokenizer.
             checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
             # 5. Manifest, without the files.
             with progress.step("Hash checkpoint"):
                 manifest = _manifest(config, checkpoint, template, precision, limits, requirements)
-            # 6. Is the engine what it should be? It is closed before the reference is opened: each may fill the memory.
+            # 6. Is the engine what it should be?
             questions, budget = _held_out(checkpoint), Budget(config.verify_budget)
-            with progress.step("Run engine") as details:
-                answers = _answers(config, checkpoint, manifest, scratch, open_engine, questions, budget)
-                details.append(f"{answers.num_texts} texts" if config.verify else "canary only")
-            manifest = _with_bytes(manifest, answers)
-            if config.verify:
-                with (
-                    progress.step("Verify") as details,
-                    _reference(config, compiler, checkpoint, weights, manifest, scratch, open_engine) as reference,
-                ):
-                    threshold = MIN_COSINES[precision] if config.min_cosine is None else config.min_cosine
-                    certificate = certify(answers, reference, questions, threshold, budget)
-                    details += _figures(certificate)
+            absent = compiler.cannot_run()
+            inputs = _Verification(config, compiler, checkpoint, weights, manifest, scratch, open_engine, questions)
+            if absent is None:
+                manifest, certificate = _verified(inputs, budget, progress)
             else:
-                certificate = uncertified(answers, questions)
-                progress.note("not verified, as --no-verify asked; the certificate says so")
-        _check_certificate(config, certificate, progress)
+                manifest, certificate = _to_be_verified(inputs, budget, progress)
+                progress.note(
+                    f"not verified, because {absent}: 'bei verify {out.name}', or the first 'bei serve', does it where "
+                    "the engine runs; until then the certificate says PENDING"
+                )
         # 7. Seal it and put it in place.
-        with progress.step("Write artifact") as details:
+        with progress.step("Write artifact") as step:
             artifact = save(scratch, manifest, certificate)
             _put_in_place(scratch, out)
-            details.append(in_bytes(_size(out)))
+            step.details.append(in_bytes(_size(out)))
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -213,11 +208,11 @@ def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits
 
 
 def _compile(
-    compiler: Compiler, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, root: Path
+    compiler: Compiler, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, root: Path, say: Say
 ) -> EngineRequirements:
     folder = root / ENGINE_DIR
     folder.mkdir()
-    return compiler.compile(spec, weights, precision, limits, folder)
+    return compiler.compile(spec, weights, precision, limits, folder, say)
 
 
 def _manifest(
@@ -293,12 +288,12 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
     )
 
 
-def _with_bytes(manifest: Manifest, answers: EngineAnswers) -> Manifest:
-    """``manifest`` with the range of vectors of bytes."""
-    rows = answers.rows.get("embedding")
-    if manifest.embedding is None or not rows:
+def _with_bytes(manifest: Manifest, rows: Rows) -> Manifest:
+    """``manifest`` with the range of vectors of bytes, by ``rows`` for the held-out texts."""
+    embeddings = rows.get("embedding")
+    if manifest.embedding is None or not embeddings:
         return manifest
-    largest = largest_of(normalized(np.stack(rows)).astype(np.float32))
+    largest = largest_of(normalized(np.stack(embeddings)).astype(np.float32))
     return msgspec.structs.replace(
         manifest, embedding=msgspec.structs.replace(manifest.embedding, int8_largest=largest)
     )
@@ -336,33 +331,75 @@ def _held_out(checkpoint: Checkpoint) -> HeldOut:
     return held_out(checkpoint.tokenizer, checkpoint.spec, checkpoint.max_seq_len, expansion)
 
 
-def _answers(
-    config: BuildConfig,
-    checkpoint: Checkpoint,
-    manifest: Manifest,
-    root: Path,
-    open_engine: OpenEngine,
-    questions: HeldOut,
-    budget: Budget,
-) -> EngineAnswers:
-    """What the engine answers; it is closed again."""
-    with closing(open_engine(root / ENGINE_DIR, manifest)) as engine:
-        if not config.verify:
-            return ask_canary(engine, questions, checkpoint.spec)
-        return ask_engine(engine, questions, checkpoint.spec, budget)
+@dataclass(frozen=True)
+class _Verification:
+    """What verifying takes. ``manifest`` and ``root`` are of the artifact under construction."""
+
+    config: BuildConfig
+    compiler: Compiler
+    checkpoint: Checkpoint
+    weights: ModelWeights
+    manifest: Manifest
+    root: Path
+    open_engine: OpenEngine
+    questions: HeldOut
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names, the canary's first."""
+        return [head.output for head in self.checkpoint.spec.heads]
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """As the user says, else the precision's."""
+        least = self.config.min_cosine
+        return thresholds_of(MIN_COSINES[self.manifest.precision] if least is None else least)
+
+
+def _verified(inputs: _Verification, budget: Budget, progress: Progress) -> tuple[Manifest, Certificate]:
+    """The engine is closed before the reference is opened: each may fill the memory. Raises VerificationError."""
+    config, questions = inputs.config, inputs.questions
+    with progress.step("Run engine") as step:
+        with closing(inputs.open_engine(inputs.root / ENGINE_DIR, inputs.manifest)) as engine:
+            if config.verify:
+                answers = ask_engine(engine, questions, inputs.outputs, lambda: budget.is_used(ENGINE_SHARE))
+            else:
+                answers = ask_canary(engine, questions, inputs.outputs[0])
+        step.details.append(f"{answers.num_texts} texts" if config.verify else "canary only")
+    manifest = _with_bytes(inputs.manifest, answers.rows)
+    if not config.verify:
+        progress.note("not verified, as --no-verify asked; the certificate says so")
+        return manifest, uncertified(answers, questions)
+    with progress.step("Verify") as step, _reference(inputs) as reference:
+        encodings = questions.encodings[: answers.num_texts]
+        expected = ask_reference(reference, encodings, inputs.outputs, budget)
+        certificate = compare(answers, expected, questions, inputs.thresholds)
+        step.details += _figures(certificate)
+    _check_certificate(config, certificate, progress)
+    return manifest, certificate
+
+
+def _to_be_verified(inputs: _Verification, budget: Budget, progress: Progress) -> tuple[Manifest, Certificate]:
+    """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
+    if not inputs.config.verify:
+        raise ConfigError(
+            f"--no-verify: engines for {inputs.config.target} cannot run here, so nothing would say what this one is "
+            "to answer. Leave it out; --verify-budget SECONDS bounds what is kept for verifying it."
+        )
+    questions = inputs.questions
+    with progress.step("Ask reference") as step, _reference(inputs) as reference:
+        expected = ask_reference(reference, questions.encodings, inputs.outputs, budget)
+        canary = reference.run([questions.canary], inputs.outputs[:1])[inputs.outputs[0]][0]
+        step.details.append(f"{expected.num_texts} texts, {expected.name}")
+    allow = inputs.config.allow_below_threshold
+    certificate = keep(inputs.root, expected, questions, canary, inputs.thresholds, allow_below_threshold=allow)
+    return _with_bytes(inputs.manifest, expected.rows), certificate
 
 
 @contextmanager
-def _reference(
-    config: BuildConfig,
-    compiler: Compiler,
-    checkpoint: Checkpoint,
-    weights: ModelWeights,
-    manifest: Manifest,
-    root: Path,
-    open_engine: OpenEngine,
-) -> Iterator[Reference]:
+def _reference(inputs: _Verification) -> Iterator[Reference]:
     """The HF model, or bei's own FP32 engine, compiled for the occasion."""
+    config, checkpoint = inputs.config, inputs.checkpoint
     is_known = checkpoint.family.reference_class is not None
     if config.reference == "hf" or (config.reference == "auto" and is_known and hf.is_available()):
         if not is_known:
@@ -371,14 +408,19 @@ def _reference(
             )
         if not hf.is_available():
             raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
-        yield hf.HFReference(checkpoint, weights)
+        yield hf.HFReference(checkpoint, inputs.weights)
         return
     memory.require(4 * checkpoint.spec.num_parameters, "The FP32 engine to verify with")
-    with tempfile.TemporaryDirectory(dir=root) as fp32_root:
-        _compile(compiler, checkpoint.spec, weights, "fp32", manifest.limits, Path(fp32_root))
-        fp32_manifest = msgspec.structs.replace(manifest, precision="fp32")
-        with closing(open_engine(Path(fp32_root) / ENGINE_DIR, fp32_manifest)) as engine:
-            yield EngineReference(engine, f"{manifest.engine.compiler} engine, FP32, one text at a time")
+    # Where the target's engines cannot run, the CPU's can.
+    target = config.target if inputs.compiler.cannot_run() is None else "cpu"
+    compiler = inputs.compiler if target == config.target else compiler_for(BuildConfig(model=config.model))
+    compiler.check_able()
+    with tempfile.TemporaryDirectory(dir=inputs.root) as root:
+        limits = inputs.manifest.limits
+        needs = _compile(compiler, checkpoint.spec, inputs.weights, "fp32", limits, Path(root), lambda _: None)
+        manifest = msgspec.structs.replace(inputs.manifest, target=target, precision="fp32", engine=needs)
+        with closing(inputs.open_engine(Path(root) / ENGINE_DIR, manifest)) as engine:
+            yield EngineReference(engine, f"{needs.compiler} engine, FP32, one text at a time")
 
 
 def _figures(certificate: Certificate) -> list[str]:
@@ -392,7 +434,7 @@ def _figures(certificate: Certificate) -> list[str]:
 
 
 def _check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
-    if certificate.passed or not config.verify:
+    if certificate.passed:
         return
     missed = next(agreement for agreement in certificate.outputs if agreement.failures)
     message = (

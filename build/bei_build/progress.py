@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
+
+
+class Step:
+    """``details`` are printed when the step is done; ``say`` shows, on a terminal, what it is at."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.details: list[str] = []
+        self.say = say
 
 
 class Progress:
@@ -17,14 +26,15 @@ class Progress:
         self._started = time.perf_counter()
 
     @contextmanager
-    def step(self, title: str) -> Iterator[list[str]]:
-        """Time a step. What is appended to the yielded list is printed behind its title."""
-        details: list[str] = []
+    def step(self, title: str) -> Iterator[Step]:
+        """Time a step. The details that it is given are printed behind its title."""
         started = time.perf_counter()
-        with self._console.status(f"{title} ..."):
-            yield details
+        with self._console.status(f"{title} ...") as status:
+            step = Step(lambda text: status.update(f"{title} ... {escape(text)}"))
+            yield step
         seconds = time.perf_counter() - started
-        self._console.print(f"  {title:<24} {seconds:7.2f} s  {' '.join(details)}", markup=False, soft_wrap=True)
+        details = " ".join(step.details)
+        self._console.print(f"  {title:<24} {seconds:7.2f} s  {details}", markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Something the user should know."""

@@ -1,42 +1,28 @@
-"""The compiled engine against the reference, on held-out texts: the numbers of the certificate."""
+"""What an engine is verified with: held-out texts, and a reference that answers them within a budget of time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import resources
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from bei.artifact import Agreement, Certificate, Thresholds
-from bei.canary import BY_COLUMN, canary_row
-from bei.core import Encoding, Engine, Expansion, Float32Array, Limits, PackedBatch, expanded, rows_of_sequences
+from bei.artifact import Certificate
+from bei.certification.answers import MIN_TEXTS, EngineAnswers, HeldOut, Rows, joined, run
+from bei.certification.comparison import ReferenceAnswers, kept_canary
+from bei.core import Encoding, Engine, Expansion, expanded
 from bei.errors import VerificationError
 from bei_build.heads import tasks_of
 from bei_build.spec import ModelSpec
 
-# Mean cosine (of logits: correlation) that every output must reach. int8: measured 0.9993 on MiniLM
-# (docs/decisions.md), with room for other models.
-MIN_COSINES = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999, "int8": 0.99}
-
 CANARY_TEXT = "The quick brown fox jumps over the lazy dog."
-# How much farther from 1 than the mean the first percentile may be, and the lowest (docs/decisions.md).
-_P1_FACTOR = 10
-_MIN_FACTOR = 50
 _UNPOOLED = 5  # tokens of a prompt, where the model leaves it out
-# A time budget leaves at least so many texts. The first percentile and the minimum of fewer would be the same text's,
-# and each should have nearest neighbours to keep.
-_MIN_TEXTS = 10
 # Of a budget, for the engine: in packed batches it takes a fraction of the reference's time for a text.
-_ENGINE_SHARE = 0.5
-_NUM_NEIGHBOURS = 10
-_NUM_WORST = 3
-_MOST_NEIGHBOURS = 1000
-_SIMILARITY_DIGITS = 5
+ENGINE_SHARE = 0.5
 
 
 class Budget:
@@ -57,36 +43,13 @@ class Budget:
         return self._seconds is not None and self._clock() - self._started >= self._seconds * share
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """The texts to compare on, in a fixed order, tokenized as the server will; and the canary."""
-
-    texts: list[str]
-    encodings: list[Encoding]
-    canary: Encoding
-
-
-@dataclass(frozen=True)
-class EngineAnswers:
-    """The engine's rows for the first of the held-out texts, by output, and its row for the canary."""
-
-    rows: Mapping[str, list[Float32Array]]
-    canary_output: str
-    canary: Float32Array
-
-    @property
-    def num_texts(self) -> int:
-        """How many texts it answered."""
-        return len(next(iter(self.rows.values()), []))
-
-
 class Reference(Protocol):
     """Something that computes a model's outputs by other means than the engine under test."""
 
     name: str
     is_own: bool  # bei's own engine: what is certified is self-consistency
 
-    def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Mapping[str, list[Float32Array]]:
+    def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Rows:
         """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
 
 
@@ -98,16 +61,9 @@ class EngineReference:
         self.is_own = True
         self._engine = engine
 
-    def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Mapping[str, list[Float32Array]]:
+    def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Rows:
         """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
-        return _joined([_run(self._engine, [encoding], outputs) for encoding in encodings])
-
-
-def thresholds_of(min_cosine: float) -> Thresholds:
-    """The three thresholds for a mean of ``min_cosine``."""
-    lower = (max(-1.0, round(1 - factor * (1 - min_cosine), 6)) for factor in (_P1_FACTOR, _MIN_FACTOR))
-    p1, lowest = lower
-    return Thresholds(mean=min_cosine, p1=p1, min=lowest)
+        return joined([run(self._engine, [encoding], outputs) for encoding in encodings])
 
 
 def held_out_texts() -> list[str]:
@@ -142,56 +98,21 @@ def held_out(tokenizer: Tokenizer, spec: ModelSpec, max_seq_len: int, expansion:
         encodings[::2] = [
             replace(encoding, num_unpooled=min(_UNPOOLED, encoding.num_tokens - 1)) for encoding in encodings[::2]
         ]
-    return HeldOut(texts, encodings, encode(tokenizer, [CANARY_TEXT], spec, max_seq_len)[0])
+    return HeldOut(texts, encodings, CANARY_TEXT, encode(tokenizer, [CANARY_TEXT], spec, max_seq_len)[0])
 
 
-def ask_engine(engine: Engine, questions: HeldOut, spec: ModelSpec, budget: Budget) -> EngineAnswers:
-    """All outputs for the held-out texts, in packed batches of mixed lengths, as far as half the budget goes."""
-    names = [head.output for head in spec.heads]
-    canary = ask_canary(engine, questions, spec).canary
-    parts, num_done = [], 0
-    for batch in _batches(questions.encodings, engine.info.limits):
-        parts.append(_run(engine, batch, names))
-        num_done += len(batch)
-        if num_done >= _MIN_TEXTS and budget.is_used(_ENGINE_SHARE):
+def ask_reference(
+    reference: Reference, encodings: Sequence[Encoding], outputs: Sequence[str], budget: Budget
+) -> ReferenceAnswers:
+    """Its rows for the first of ``encodings``: for all of them unless the budget ends before."""
+    if not budget.is_limited:
+        return ReferenceAnswers(reference.name, reference.is_own, reference.run(encodings, outputs))
+    parts: list[Rows] = []
+    for encoding in encodings:
+        if len(parts) >= MIN_TEXTS and budget.is_used():
             break
-    return EngineAnswers(_joined(parts), names[0], canary)
-
-
-def ask_canary(engine: Engine, questions: HeldOut, spec: ModelSpec) -> EngineAnswers:
-    """The canary's row alone."""
-    name = spec.heads[0].output
-    return EngineAnswers({}, name, _run(engine, [questions.canary], [name])[name][0])
-
-
-def certify(
-    answers: EngineAnswers, reference: Reference, questions: HeldOut, min_cosine: float, budget: Budget | None = None
-) -> Certificate:
-    """Run the reference over the texts that the engine answered, as far as the budget goes, and compare all outputs.
-
-    Raises VerificationError only where the reference cannot be compared with; the caller judges ``passed``.
-    """
-    names = list(answers.rows)
-    expected = _ask_reference(reference, questions.encodings[: answers.num_texts], names, budget or Budget())
-    if not all(np.isfinite(rows).all() for name in names for rows in expected[name]):
-        raise VerificationError(
-            f"The reference ({reference.name}) itself gives NaN or Inf: the checkpoint's weights are damaged. "
-            "Download the checkpoint again."
-        )
-    thresholds, texts = thresholds_of(min_cosine), questions.texts[: len(expected[names[0]])]
-    outputs = [_agreement(name, answers.rows[name][: len(texts)], expected[name], texts, thresholds) for name in names]
-    return Certificate(
-        kind="self-consistency" if reference.is_own else "reference",
-        reference=reference.name,
-        num_texts=len(texts),
-        num_held_out_texts=len(questions.texts),
-        thresholds=thresholds,
-        outputs=outputs,
-        passed=not any(agreement.failures for agreement in outputs),
-        canary_text=CANARY_TEXT,
-        canary_output=answers.canary_output,
-        canary_row=_canary_row(answers),
-    )
+        parts.append(reference.run([encoding], outputs))
+    return ReferenceAnswers(reference.name, reference.is_own, joined(parts))
 
 
 def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:
@@ -204,6 +125,7 @@ def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:
     return Certificate(
         kind="none",
         reference="none",
+        device=answers.device,
         num_texts=0,
         num_held_out_texts=len(questions.texts),
         thresholds=None,
@@ -211,174 +133,5 @@ def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:
         passed=False,
         canary_text=CANARY_TEXT,
         canary_output=answers.canary_output,
-        canary_row=_canary_row(answers),
+        canary_row=kept_canary(answers.canary, answers.canary_output),
     )
-
-
-def _canary_row(answers: EngineAnswers) -> list[float]:
-    return [round(float(value), 5) for value in canary_row(answers.canary, answers.canary_output)]
-
-
-def _ask_reference(
-    reference: Reference, encodings: Sequence[Encoding], outputs: Sequence[str], budget: Budget
-) -> Mapping[str, list[Float32Array]]:
-    """The reference's rows for the first of ``encodings``: for all of them unless the budget ends before."""
-    if not budget.is_limited:
-        return reference.run(encodings, outputs)
-    parts: list[Mapping[str, list[Float32Array]]] = []
-    for encoding in encodings:
-        if len(parts) >= _MIN_TEXTS and budget.is_used():
-            break
-        parts.append(reference.run([encoding], outputs))
-    return _joined(parts)
-
-
-def _agreement(
-    output: str,
-    actual: Sequence[Float32Array],
-    expected: Sequence[Float32Array],
-    texts: Sequence[str],
-    thresholds: Thresholds,
-) -> Agreement:
-    """One output's row of the certificate."""
-    found = _compare(actual, expected, output)
-    figures = {
-        "mean": round(found.mean, 6),
-        "p1": round(float(np.percentile(found.cosines, 1)), 6),
-        "min": round(float(found.cosines.min()), 6),
-    }
-    failures = [
-        f"{name} cosine {value:.6f} below {threshold:g}"
-        for name, value in figures.items()
-        if value < (threshold := getattr(thresholds, name))
-    ]
-    worst = np.lexsort((-found.differences, found.of_texts))[:_NUM_WORST]  # stable: equal ones stay in order
-    return Agreement(
-        output=output,
-        cosine_mean=figures["mean"],
-        cosine_p1=figures["p1"],
-        cosine_min=figures["min"],
-        max_abs_difference=round(float(found.differences.max()), 5),
-        ranking_overlap=round(found.ranking_overlap, 4),
-        worst_texts=[texts[index] for index in worst],
-        failures=failures,
-    )
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """``cosines`` of rows, or the shares that rows have in the columns' correlations, and their ``mean``; ``of_texts``
-    the lowest of each text, ``differences`` the largest of each text."""
-
-    cosines: npt.NDArray[np.float64]
-    mean: float
-    of_texts: npt.NDArray[np.float64]
-    differences: npt.NDArray[np.float64]
-    ranking_overlap: float
-
-
-def _compare(actual: Sequence[Float32Array], expected: Sequence[Float32Array], output: str) -> _Comparison:
-    # NaN and Inf have no place in a certificate: such an answer counts as the opposite of what it should be.
-    is_finite = [bool(np.isfinite(rows).all()) for rows in actual]
-    checked = [
-        rows if finite else -reference for rows, reference, finite in zip(actual, expected, is_finite, strict=True)
-    ]
-    by_column = output in BY_COLUMN  # compared column by column over all texts, not row by row
-    ours, theirs = (
-        (_centred if by_column else normalized)(np.concatenate([np.atleast_2d(rows) for rows in side]))
-        for side in (checked, expected)
-    )
-    # Rounded before anything is decided: the reference's last bits depend on torch's number of threads, and equal
-    # builds must have equal certificates. In float64 the figures move by 1e-9 with them, far below the rounding.
-    lengths = [len(np.atleast_2d(rows)) for rows in expected]
-    ends = np.cumsum(lengths)[:-1]
-    differences = np.array([part.max() for part in np.split(np.round(np.abs(ours - theirs).max(axis=1), 6), ends)])
-    if by_column:
-        mean, overlap = _cosines(ours.T, theirs.T).mean(), _top_overlap(ours.T, theirs.T)
-        by_row = _shares(ours, theirs).min(axis=1)
-    else:
-        by_row, overlap = _cosines(ours, theirs), _neighbour_overlap(ours, theirs)
-        mean = by_row.mean()
-    by_row = np.where(np.repeat(is_finite, lengths), by_row, -1.0).round(6)
-    of_texts = np.array([part.min() for part in np.split(by_row, ends)])
-    return _Comparison(by_row, float(mean), of_texts, differences, overlap)
-
-
-def _shares(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What each row adds to the correlation of the columns, whose mean it is: 1 - d^2 / 2 for a difference d of the
-    columns at a mean square of 1; at least -1."""
-    scaled = [
-        side / np.maximum(np.sqrt(np.mean(side**2, axis=0, keepdims=True)), 1e-12)  # zeros agree with zeros
-        for side in (ours, theirs)
-    ]
-    shares: npt.NDArray[np.float64] = np.maximum(1 - (scaled[0] - scaled[1]) ** 2 / 2, -1.0)
-    return shares
-
-
-def _centred(rows: Float32Array) -> npt.NDArray[np.float64]:
-    """Columns less their means, in float64; a column that hardly varies stays as it is."""
-    wide = rows.astype(np.float64)
-    centred: npt.NDArray[np.float64] = np.where(wide.std(axis=0) > 1e-6, wide - wide.mean(axis=0), wide)
-    return centred
-
-
-def _cosines(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Row by row. Two rows of zeros agree: a sparse vector may be empty."""
-    products = (normalized(ours) * normalized(theirs)).sum(axis=1)
-    empty = ~ours.any(axis=1) & ~theirs.any(axis=1)
-    cosines: npt.NDArray[np.float64] = np.where(empty, 1.0, products)
-    return cosines
-
-
-def normalized(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Rows at unit length, in float64."""
-    wide = vectors.astype(np.float64)
-    unit: npt.NDArray[np.float64] = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
-    return unit
-
-
-def _run(engine: Engine, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Mapping[str, list[Float32Array]]:
-    batch = PackedBatch.from_encodings(encodings)
-    answer, per_token = engine.run(batch), engine.info.per_token
-    return {name: rows_of_sequences(answer[name], batch, per_token=name in per_token) for name in outputs}
-
-
-def _joined(parts: Sequence[Mapping[str, list[Float32Array]]]) -> Mapping[str, list[Float32Array]]:
-    return {name: [row for part in parts for row in part[name]] for name in parts[0]}
-
-
-def _batches(encodings: Sequence[Encoding], limits: Limits) -> Iterator[list[Encoding]]:
-    """In the given order, so that short and long texts share batches."""
-    batch: list[Encoding] = []
-    for encoding in encodings:
-        tokens = sum(member.num_tokens for member in batch)
-        if batch and (tokens + encoding.num_tokens > limits.max_num_tokens or len(batch) == limits.max_batch_size):
-            yield batch
-            batch = []
-        batch.append(encoding)
-    yield batch
-
-
-def _neighbour_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
-    """Over at most the first thousand rows: tokens are many."""
-
-    def similarities(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        first = vectors[:_MOST_NEIGHBOURS]
-        similarity: npt.NDArray[np.float64] = (first @ first.T).round(_SIMILARITY_DIGITS)  # near ties go by position
-        np.fill_diagonal(similarity, -2.0)
-        return similarity
-
-    return _overlap(similarities(actual), similarities(expected), among=min(len(actual), _MOST_NEIGHBOURS) - 1)
-
-
-def _top_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
-    """Rows are labels, columns texts or tokens."""
-    digits = _SIMILARITY_DIGITS
-    return _overlap(actual.round(digits), expected.round(digits), among=actual.shape[1])
-
-
-def _overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64], among: int) -> float:
-    count = min(_NUM_NEIGHBOURS, among)
-    best = [np.argsort(-scores, axis=1, kind="stable")[:, :count] for scores in (actual, expected)]
-    shared = [len(set(a) & set(b)) for a, b in zip(*best, strict=True)]
-    return float(np.mean(shared)) / count

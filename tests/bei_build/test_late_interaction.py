@@ -15,6 +15,7 @@ import pytest
 
 from bei.artifact import Role
 from bei.batching.gate import DeviceGate
+from bei.certification.answers import run
 from bei.config import ServeConfig
 from bei.core import Expansion, Float32Array
 from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestError, TokenizerError
@@ -22,7 +23,6 @@ from bei.metrics import Metrics
 from bei.prompts import prompt_of, role_of
 from bei.service import load_service
 from bei.tasks import embed_tokens
-from bei_build import verification
 from bei_build.checkpoint import Checkpoint, read_checkpoint
 from bei_build.heads import HeadChoice
 from bei_build.location import locate
@@ -127,9 +127,9 @@ def test_tokens_without_keys_have_the_same_states_in_any_batch(case: Any, tmp_pa
     partial = [replace(encoding, num_keys=keys) for encoding, keys in zip(whole, (4, 1, 46, 30), strict=True)]
     mixed = [partial[0], whole[2], partial[1], whole[0], *partial[2:], whole[1]]
     try:
-        together = verification._run(engine, mixed, ["token_embedding"])["token_embedding"]
+        together = run(engine, mixed, ["token_embedding"])["token_embedding"]
         for encoding, rows in zip(mixed, together, strict=True):
-            alone = verification._run(engine, [encoding], ["token_embedding"])["token_embedding"][0]
+            alone = run(engine, [encoding], ["token_embedding"])["token_embedding"][0]
             np.testing.assert_allclose(rows, alone, atol=1e-5, rtol=0)
     finally:
         engine.close()

@@ -292,7 +292,7 @@ def test_an_engine_without_a_feature_is_another_model(
     spec = change(checkpoint.spec)
     assert spec != checkpoint.spec
     with checkpoint.weights() as weights:
-        OpenVINOCompiler().compile(spec, weights, "fp32", artifact.manifest.limits, tmp_path)
+        OpenVINOCompiler().compile(spec, weights, "fp32", artifact.manifest.limits, tmp_path, print)
     engine = open_engine(tmp_path, artifact.manifest)
     try:
         actual = list(embed(engine, saved.encodings))

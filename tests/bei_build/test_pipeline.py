@@ -15,13 +15,13 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER, Artifact, Manifest, is_artifact, load
+from bei.certification.comparison import thresholds_of
 from bei.core import Engine, EngineInfo, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactSchemaNewerError, CheckpointError, ConfigError, VerificationError, WeightsError
 from bei_build import memory, reference
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.verification import thresholds_of
 from tests.bei_build.builds import build_artifact, embed, open_engine, random_encodings, running, silent
 from tests.checkpoints import (
     MAX_TOKENS,

@@ -29,8 +29,8 @@ def test_bytes_are_readable(size: int, text: str) -> None:
 def test_a_log_gets_one_line_a_step_with_time_and_details() -> None:
     text = io.StringIO()
     progress = Progress(Console(file=text, width=40))
-    with progress.step("Compile") as details:
-        details.append("45.2 MB [not markup] " + "long " * 20)
+    with progress.step("Compile") as step:
+        step.details.append("45.2 MB [not markup] " + "long " * 20)
     progress.note("something [odd]")
     progress.finish("Built it")
     compiled, note, built = text.getvalue().splitlines()

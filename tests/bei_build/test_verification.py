@@ -12,6 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER, Artifact, Certificate, Thresholds
+from bei.certification.answers import ask_canary, ask_engine
+from bei.certification.comparison import MIN_COSINES, compare, normalized, thresholds_of
 from bei.core import Encoding, Engine, EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.errors import VerificationError
 from bei.tokenization import TextEncoder
@@ -20,20 +22,16 @@ from bei_build.location import locate
 from bei_build.spec import DenseSpec, HeadSpec, ModelSpec, Output
 from bei_build.verification import (
     CANARY_TEXT,
-    MIN_COSINES,
+    ENGINE_SHARE,
     Budget,
     EngineReference,
     Reference,
-    ask_canary,
-    ask_engine,
+    ask_reference,
     encode,
     held_out,
     held_out_texts,
-    normalized,
-    thresholds_of,
     uncertified,
 )
-from bei_build.verification import certify as certify_answers
 from tests.checkpoints import HIDDEN, save_checkpoint, wordpiece_tokenizer
 
 LIMITS = Limits(max_num_tokens=128, max_batch_size=8, max_seq_len=32)
@@ -118,7 +116,10 @@ def certify(
     """Both sides of the verification, as a build runs them."""
     budget = budget or Budget()
     questions = held_out(tokenizer, spec, engine.info.limits.max_seq_len)
-    return certify_answers(ask_engine(engine, questions, spec, budget), reference, questions, min_cosine, budget)
+    outputs = [head.output for head in spec.heads]
+    answers = ask_engine(engine, questions, outputs, lambda: budget.is_used(ENGINE_SHARE))
+    expected = ask_reference(reference, questions.encodings[: answers.num_texts], outputs, budget)
+    return compare(answers, expected, questions, thresholds_of(min_cosine))
 
 
 def certificate_of(fault: Fault, tokenizer: Tokenizer, spec: ModelSpec, threshold: float = 0.999) -> Certificate:
@@ -479,7 +480,7 @@ def test_without_verification_the_certificate_has_the_canary_and_nothing_else(
 ) -> None:
     engine = StubEngine()
     questions = held_out(tokenizer, spec, LIMITS.max_seq_len)
-    certificate = uncertified(ask_canary(engine, questions, spec), questions)
+    certificate = uncertified(ask_canary(engine, questions, "embedding"), questions)
     assert [batch.batch_size for batch in engine.batches] == [1]
     assert (certificate.kind, certificate.passed, certificate.outputs, certificate.thresholds) == (
         "none",
@@ -499,4 +500,4 @@ def test_an_engine_that_gives_nan_is_refused_without_verification_too(tokenizer:
     questions = held_out(tokenizer, spec, LIMITS.max_seq_len)
     engine = StubEngine(lambda rows: rows * np.float32(np.nan))
     with pytest.raises(VerificationError, match="gives NaN or Inf for a short text"):
-        uncertified(ask_canary(engine, questions, spec), questions)
+        uncertified(ask_canary(engine, questions, "embedding"), questions)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bei.artifact import EngineRequirements
 from bei.core import Limits
 from bei.errors import ConfigError
 from bei_build.model_weights import ModelWeights
 from bei_build.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from bei_build.config import BuildConfig
+
+# Shows what a compiler is at, beside the step's title: "tactics 120 of 400".
+Say: TypeAlias = Callable[[str], None]
 
 
 class Compiler(Protocol):
@@ -27,23 +34,32 @@ class Compiler(Protocol):
     def check_able(self) -> None:
         """Raise CompileError or MissingDependencyError, saying why, if this machine cannot build for the target."""
 
+    def cannot_run(self) -> str | None:
+        """Why engines of this build cannot run on this machine: "this machine has no NVIDIA GPU". None where they can.
+
+        A build for another machine's device is verified there.
+        """
+
+    def machine(self) -> list[str]:
+        """What an engine depends on of the machine that builds it, and of the compiler: its name in a cache."""
+
     def compile(
-        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path
+        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Compile ``spec`` into ``folder``; returns what the engine needs of a machine. Raises CompileError."""
 
 
-TARGETS = ("cpu", "tensorrt")
+TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "trtllm")
 
 
-def compiler_for(target: str) -> Compiler:
-    """The compiler of ``target``; ConfigError names the known ones."""
-    if target == "cpu":
+def compiler_for(config: BuildConfig) -> Compiler:
+    """The compiler of ``config.target``, with the settings that are its own."""
+    if config.target == "cpu":
         from bei_build.targets.openvino import OpenVINOCompiler
 
         return OpenVINOCompiler()
-    if target == "tensorrt":
+    if config.target in ("tensorrt", "tensorrt-rtx"):
         from bei_build.targets.tensorrt import TensorRTCompiler
 
         return TensorRTCompiler()
-    raise ConfigError(f"Target {target!r} is not known. Targets: {', '.join(TARGETS)}.")
+    raise ConfigError(f"Target {config.target!r} cannot be built yet.")

@@ -20,6 +20,7 @@ from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
 from bei_build.model_weights import ModelWeights
 from bei_build.spec import ModelSpec
+from bei_build.targets import Say
 
 _STORAGE = {"fp32": DType.FP32, "bf16": DType.BF16, "int8": DType.INT8}
 
@@ -48,8 +49,16 @@ class OpenVINOCompiler:
         """OpenVINO must be installed."""
         _openvino()
 
+    def cannot_run(self) -> str | None:
+        """Every machine that has OpenVINO runs its engines."""
+        return None
+
+    def machine(self) -> list[str]:
+        """What the CPU computes in."""
+        return cpu_capabilities()
+
     def compile(
-        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path
+        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Write ``model.xml`` and ``model.bin`` into ``folder``. Raises CompileError."""
         ov = _openvino()

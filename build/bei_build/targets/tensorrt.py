@@ -22,6 +22,7 @@ from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
 from bei_build.model_weights import ModelWeights
 from bei_build.spec import ModelSpec
+from bei_build.targets import Say
 
 PLAN_FILE = "model.plan"
 
@@ -74,8 +75,16 @@ class TensorRTCompiler:
             "tests/bei_build/targets. To serve the model now, build with --target cpu."
         )
 
+    def cannot_run(self) -> str | None:
+        """No engine can run a plan yet."""
+        return "there is no engine for it yet"
+
+    def machine(self) -> list[str]:
+        """The library and the GPU."""
+        return [load_tensorrt().__version__, *current_gpu()]
+
     def compile(
-        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path
+        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Write ``model.plan`` into ``folder``, for the GPU of this machine. Raises CompileError.
 

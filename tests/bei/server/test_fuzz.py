@@ -40,7 +40,7 @@ Parse = Callable[[bytes], Any]
 # A message may name what is wrong, but must not repeat a body.
 LONGEST_MESSAGE = 2_000
 
-# Of processor time, for bodies of at most 60 kB. The slowest takes 0.1 s, and on a busy machine, counting memory, 1.0 s;
+# Of processor time, for bodies of at most 60 kB. The slowest takes 0.1 s, and on a busy machine 1.0 s;
 # a parser whose time grows with the square of 20,000 items takes far longer.
 LONGEST_S = 10.0
 

@@ -18,6 +18,7 @@ from bei.cli import main
 from bei.core import Limits
 from bei.errors import CompileError, ConfigError, MissingDependencyError
 from bei.packing import bucket
+from bei_build.config import BuildConfig
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.writer import DType
 from bei_build.model_weights import ModelWeights
@@ -78,7 +79,7 @@ def test_compile_writes_the_plan_alone(trt: ModuleType, tmp_path: Path, monkeypa
     monkeypatch.setattr(tensorrt, "current_gpu", lambda: ("NVIDIA L4", "SM89"))
     spec = tiny_spec()
     weights = cast(ModelWeights, SimpleNamespace(read=random_weights(spec)))
-    requirements = tensorrt.TensorRTCompiler().compile(spec, weights, "bf16", LIMITS, tmp_path)
+    requirements = tensorrt.TensorRTCompiler().compile(spec, weights, "bf16", LIMITS, tmp_path, print)
     assert [file.name for file in tmp_path.iterdir()] == [tensorrt.PLAN_FILE]
     assert (requirements.compiler, requirements.compiler_version) == ("tensorrt", VERSION)
     assert (requirements.device, requirements.capabilities) == ("NVIDIA L4", ["SM89"])
@@ -204,14 +205,14 @@ def test_room_for_filler_is_never_short() -> None:
 
 
 def test_default_limits_bound_the_padded_view() -> None:
-    compiler = compiler_for("tensorrt")
+    compiler = compiler_for(BuildConfig(model="tiny", target="tensorrt"))
     assert compiler.default_limits(512) == Limits(16384, 256, 512)
     assert compiler.default_limits(8192) == Limits(16384, 32, 8192)
     assert compiler.default_limits(65536) == Limits(65536, 8, 65536)
 
 
 def test_precisions() -> None:
-    compiler = compiler_for("tensorrt")
+    compiler = compiler_for(BuildConfig(model="tiny", target="tensorrt"))
     assert compiler.resolve_precision("auto") == "bf16"
     assert [compiler.resolve_precision(name) for name in compiler.precisions] == ["bf16", "fp16", "fp32"]
     with pytest.raises(ConfigError, match="no precision 'int8'"):
@@ -239,7 +240,7 @@ def test_build_is_refused_at_once_in_one_line(capsys: pytest.CaptureFixture[str]
 def test_refusal_says_what_is_installed(module: object, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     with pytest.raises(CompileError) as failure:
-        compiler_for("tensorrt").check_able()
+        compiler_for(BuildConfig(model="tiny", target="tensorrt")).check_able()
     assert state in str(failure.value)
 
 

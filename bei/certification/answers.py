@@ -1,0 +1,84 @@
+"""What is asked of an engine to verify it, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bei.core import Encoding, Engine, Float32Array, Limits, PackedBatch, rows_of_sequences
+
+# Rows of sequences by output: float32 [width], or [tokens, width] of an output per token.
+Rows = Mapping[str, list[Float32Array]]
+
+# At least so many texts are answered, whatever time they take. The first percentile and the minimum of fewer would be
+# the same text's, and each should have nearest neighbours to keep.
+MIN_TEXTS = 10
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The texts to compare on, in a fixed order, tokenized as the server will; and the canary."""
+
+    texts: list[str]
+    encodings: list[Encoding]
+    canary_text: str
+    canary: Encoding
+
+
+@dataclass(frozen=True)
+class EngineAnswers:
+    """The rows of the engine on ``device`` for the first of the held-out texts, and its row for the canary."""
+
+    device: str
+    rows: Rows
+    canary_output: str
+    canary: Float32Array
+
+    @property
+    def num_texts(self) -> int:
+        """How many texts it answered."""
+        return len(next(iter(self.rows.values()), []))
+
+
+def ask_engine(
+    engine: Engine, questions: HeldOut, outputs: Sequence[str], is_enough: Callable[[], bool] = lambda: False
+) -> EngineAnswers:
+    """All of ``outputs`` for the held-out texts, in packed batches of mixed lengths, until ``is_enough``."""
+    canary = ask_canary(engine, questions, outputs[0]).canary
+    parts, num_done = [], 0
+    for batch in _batches(questions.encodings, engine.info.limits):
+        parts.append(run(engine, batch, outputs))
+        num_done += len(batch)
+        if num_done >= MIN_TEXTS and is_enough():
+            break
+    return EngineAnswers(engine.info.device, joined(parts), outputs[0], canary)
+
+
+def ask_canary(engine: Engine, questions: HeldOut, output: str) -> EngineAnswers:
+    """The canary's row alone."""
+    row = run(engine, [questions.canary], [output])[output][0]
+    return EngineAnswers(engine.info.device, {}, output, row)
+
+
+def run(engine: Engine, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Rows:
+    """One packed batch. Raises EngineError."""
+    batch = PackedBatch.from_encodings(encodings)
+    answer, per_token = engine.run(batch), engine.info.per_token
+    return {name: rows_of_sequences(answer[name], batch, per_token=name in per_token) for name in outputs}
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """The rows of one part after the other's."""
+    return {name: [row for part in parts for row in part[name]] for name in parts[0]}
+
+
+def _batches(encodings: Sequence[Encoding], limits: Limits) -> Iterator[list[Encoding]]:
+    """In the given order, so that short and long texts share batches."""
+    batch: list[Encoding] = []
+    for encoding in encodings:
+        tokens = sum(member.num_tokens for member in batch)
+        if batch and (tokens + encoding.num_tokens > limits.max_num_tokens or len(batch) == limits.max_batch_size):
+            yield batch
+            batch = []
+        batch.append(encoding)
+    yield batch

@@ -1,0 +1,166 @@
+"""A reference's answers, kept in an artifact whose engine could not run where it was built.
+
+    reference/reference.json   who answered, the texts, the thresholds
+    reference/answers.npz      token ids of the texts, and the rows
+
+``bei verify``, or the first ``bei serve``, on a machine with the device asks the engine the same and completes the
+certificate: neither the checkpoint nor torch is needed there. Arrays are read without pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bei.artifact import REFERENCE_DIR, Artifact, Certificate, Thresholds
+from bei.certification.answers import HeldOut, ask_engine
+from bei.certification.comparison import ReferenceAnswers, compare, kept_canary
+from bei.core import Encoding, Engine, Float32Array
+from bei.errors import ArtifactManifestError, ConfigError, VerificationError
+
+_RECORD = "reference.json"
+_ANSWERS = "answers.npz"
+_ROWS = "rows."
+_ALL_KEYS = -1  # of tokens that are looked at
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``reference.json`` says. ``allow_below_threshold``: the build was told to keep an engine that fails."""
+
+    name: str
+    is_own: bool
+    outputs: list[str]
+    texts: list[str]
+    canary_text: str
+    thresholds: Thresholds
+    allow_below_threshold: bool
+
+
+def keep(
+    root: Path,
+    reference: ReferenceAnswers,
+    questions: HeldOut,
+    canary: Float32Array,
+    thresholds: Thresholds,
+    *,
+    allow_below_threshold: bool,
+) -> Certificate:
+    """Write ``reference`` into the artifact that is made at ``root``; returns its certificate, which is pending.
+
+    ``canary`` is the reference's own row for the canary, of its first output. Raises VerificationError for NaN or Inf.
+    """
+    outputs = list(reference.rows)
+    if not all(np.isfinite(rows).all() for name in outputs for rows in reference.rows[name]):
+        raise VerificationError(
+            f"The reference ({reference.name}) itself gives NaN or Inf: the checkpoint's weights are damaged. "
+            "Download the checkpoint again."
+        )
+    folder = root / REFERENCE_DIR
+    folder.mkdir()
+    record = _Record(
+        name=reference.name,
+        is_own=reference.is_own,
+        outputs=outputs,
+        texts=questions.texts,
+        canary_text=questions.canary_text,
+        thresholds=thresholds,
+        allow_below_threshold=allow_below_threshold,
+    )
+    (folder / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    rows: dict[str, Any] = {
+        _ROWS + name: np.concatenate([np.atleast_2d(row) for row in reference.rows[name]]).astype(np.float32)
+        for name in outputs
+    }
+    np.savez_compressed(folder / _ANSWERS, **_flattened([*questions.encodings, questions.canary]), **rows)
+    return Certificate(
+        kind="pending",
+        reference=reference.name,
+        device="",
+        num_texts=0,
+        num_held_out_texts=len(questions.texts),
+        thresholds=thresholds,
+        outputs=[],
+        passed=False,
+        canary_text=questions.canary_text,
+        canary_output=outputs[0],
+        canary_row=kept_canary(canary, outputs[0]),
+    )
+
+
+def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
+    """Compare ``engine`` with the reference's answers in ``artifact``; returns it with its certificate.
+
+    And whether such an engine is to be served: it has passed, or the build was told to keep one that does not. The
+    artifact on disk is as it was (see ``artifact.recertify``). Raises ConfigError where it keeps no answers,
+    ArtifactManifestError, EngineError, VerificationError.
+    """
+    record, questions, reference = _read(artifact)
+    certificate = compare(ask_engine(engine, questions, record.outputs), reference, questions, record.thresholds)
+    completed = msgspec.structs.replace(artifact, certificate=certificate)
+    return completed, certificate.passed or record.allow_below_threshold
+
+
+def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
+    folder = artifact.path / REFERENCE_DIR
+    listed = {info.path for info in artifact.manifest.files}
+    if not {f"{REFERENCE_DIR}/{name}" for name in (_RECORD, _ANSWERS)} <= listed:
+        raise ConfigError(
+            f"{artifact.path} keeps no answers of a reference to compare with: its engine was verified when it was "
+            "built. 'bei inspect' shows the certificate; 'bei build' verifies anew."
+        )
+    per_token = {output.name for output in artifact.manifest.outputs if output.per_token}
+    try:
+        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)
+        with np.load(folder / _ANSWERS, allow_pickle=False) as stored:
+            arrays = dict(stored)
+        *encodings, canary = _encodings(arrays)
+        ends = np.cumsum([encoding.num_tokens for encoding in encodings])
+        rows = {
+            name: [
+                row if name in per_token else row[0]
+                for row in np.split(arrays[_ROWS + name], _ends(arrays, name, ends, name in per_token)[:-1])
+            ]
+            for name in record.outputs
+        }
+    except (OSError, ValueError, KeyError, IndexError, msgspec.DecodeError) as error:
+        raise ArtifactManifestError(f"{folder} cannot be read ({error}). Build the artifact again.") from error
+    questions = HeldOut(record.texts, encodings, record.canary_text, canary)
+    return record, questions, ReferenceAnswers(record.name, record.is_own, rows)
+
+
+def _ends(arrays: dict[str, Any], name: str, ends_of_texts: Any, per_token: bool) -> Any:
+    """Where each text's rows of output ``name`` end. A time budget may have left out the last texts."""
+    num_rows = len(arrays[_ROWS + name])
+    return ends_of_texts[ends_of_texts <= num_rows] if per_token else np.arange(1, num_rows + 1)
+
+
+def _flattened(encodings: Sequence[Encoding]) -> dict[str, Any]:
+    arrays: dict[str, Any] = {
+        "input_ids": np.concatenate([encoding.input_ids for encoding in encodings]).astype(np.int32),
+        "num_tokens": np.array([encoding.num_tokens for encoding in encodings], np.int32),
+        "num_keys": np.array([_ALL_KEYS if e.num_keys is None else e.num_keys for e in encodings], np.int32),
+        "num_unpooled": np.array([encoding.num_unpooled for encoding in encodings], np.int32),
+    }
+    if encodings[0].token_type_ids is not None:
+        arrays["token_type_ids"] = np.concatenate([encoding.token_type_ids for encoding in encodings]).astype(np.int32)
+    return arrays
+
+
+def _encodings(arrays: dict[str, Any]) -> list[Encoding]:
+    ends = np.cumsum(arrays["num_tokens"])[:-1]
+    types = arrays.get("token_type_ids")
+    parts = zip(
+        np.split(arrays["input_ids"], ends),
+        [None] * len(arrays["num_tokens"]) if types is None else np.split(types, ends),
+        arrays["num_keys"].tolist(),
+        arrays["num_unpooled"].tolist(),
+        strict=True,
+    )
+    return [
+        Encoding(ids, kinds, num_keys=None if num_keys == _ALL_KEYS else num_keys, num_unpooled=num_unpooled)
+        for ids, kinds, num_keys, num_unpooled in parts
+    ]

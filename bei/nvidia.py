@@ -1,0 +1,119 @@
+"""TensorRT's two libraries and the GPU, for the compiler, the engine and ``bei doctor``. Imports nothing by itself.
+
+``tensorrt`` and ``tensorrt_rtx`` have the same classes; whoever uses them takes the module as an argument. cuda-python
+is CUDA's runtime and driver as functions that return a status first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from bei.errors import DeviceNotFoundError, LibraryVersionError, MissingDependencyError
+
+
+@dataclass(frozen=True)
+class Library:
+    """``modules``: names it is imported under, the first that is installed counts. Versions from ``least`` on and below
+    ``below`` are known to have what is used of it."""
+
+    target: str
+    title: str
+    modules: tuple[str, ...]
+    least: tuple[int, int]
+    below: tuple[int, int]
+
+    @property
+    def versions(self) -> str:
+        """``>=11.1,<12``."""
+        least, below = (".".join(map(str, version)).removesuffix(".0") for version in (self.least, self.below))
+        return f">={least},<{below}"
+
+
+LIBRARIES = {
+    library.target: library
+    for library in (
+        # 11.1 moved the lengths of TRT_Attention to inputs 4 and 5, where our graph has them.
+        Library("tensorrt", "TensorRT", ("tensorrt",), (11, 1), (12, 0)),
+        # 1.7 is the one that was run; its parser is that of TensorRT 11.
+        Library("tensorrt-rtx", "TensorRT-RTX", ("tensorrt_rtx", "tensorrt_rtx_bindings"), (1, 7), (2, 0)),
+    )
+}
+
+
+def load_library(target: str, purpose: str) -> ModuleType:
+    """The module of ``target``'s library. Raises MissingDependencyError that names ``purpose``, LibraryVersionError."""
+    library = LIBRARIES[target]
+    for name in library.modules:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            continue
+        except (ImportError, OSError) as error:  # the bindings are there, the library they load is not
+            raise LibraryVersionError(
+                f"{library.title} is installed and cannot be loaded ({' '.join(str(error).split())}): install it again "
+                f"with pip install 'bei[{target}]'."
+            ) from error
+        version = tuple(int(part) for part in module.__version__.split(".")[:2])
+        if not library.least <= version < library.below:
+            raise LibraryVersionError(
+                f"{library.title} {module.__version__} is installed, bei needs {library.versions}: "
+                f"pip install 'bei[{target}]'."
+            )
+        return module
+    raise MissingDependencyError(library.modules[0], target, purpose)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """CUDA's device 0: the one that engines are built for and run on (``CUDA_VISIBLE_DEVICES`` chooses it).
+
+    ``capability``: 89 of compute capability 8.9. ``driver_cuda``: the newest CUDA its driver serves, 13000 of 13.0.
+    """
+
+    name: str
+    capability: int
+    memory_bytes: int
+    driver_cuda: int
+
+    @property
+    def architecture(self) -> str:
+        """``SM89``: TensorRT's word, and a plan's."""
+        return f"SM{self.capability}"
+
+
+def load_cuda(purpose: str, extra: str) -> Any:
+    """cuda-python's runtime module. Raises MissingDependencyError that names ``purpose``."""
+    try:
+        return importlib.import_module("cuda.bindings.runtime")
+    except ImportError as error:
+        raise MissingDependencyError("cuda-python", extra, purpose) from error
+
+
+def current_gpu(cuda: Any) -> Gpu:
+    """The GPU that CUDA's runtime module ``cuda`` uses. Raises DeviceNotFoundError with CUDA's own word."""
+    driver = _asked(cuda.cudaDriverGetVersion)
+    count = _asked(cuda.cudaGetDeviceCount)
+    if not count:
+        raise DeviceNotFoundError("CUDA finds no NVIDIA GPU on this machine.")
+    properties = _asked(cuda.cudaGetDeviceProperties, 0)
+    return Gpu(
+        name=properties.name.split(b"\0")[0].decode(),
+        capability=10 * properties.major + properties.minor,
+        memory_bytes=properties.totalGlobalMem,
+        driver_cuda=driver,
+    )
+
+
+def _asked(function: Any, *arguments: Any) -> Any:
+    try:
+        status, *values = function(*arguments)
+    except RuntimeError as error:  # cuda-python's own, where there is no libcuda
+        raise DeviceNotFoundError(f"CUDA does not work on this machine: {' '.join(str(error).split())}.") from error
+    if status.value != 0:
+        raise DeviceNotFoundError(f"CUDA finds no NVIDIA GPU on this machine ({status.name}): is its driver installed?")
+    return values[0]

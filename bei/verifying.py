@@ -1,0 +1,56 @@
+"""The verification that a build for another machine's device left open: ``bei verify``, or the first ``bei serve``."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from pathlib import Path
+
+from bei import artifact as artifacts
+from bei.artifact import Artifact, Certificate
+from bei.certification.stored import complete
+from bei.core import Engine
+from bei.engine import load_engine
+from bei.errors import VerificationError
+
+log = logging.getLogger(__name__)
+
+
+def verify(path: Path) -> tuple[Artifact, bool]:
+    """Compare the engine of the artifact at ``path`` with the reference's answers it keeps, and write the certificate.
+
+    Returns the artifact and whether it may be served, as ``bei.certification.stored.complete`` does, and raises what it
+    raises; ArtifactError, DeviceNotFoundError, MissingDependencyError, OSError where the folder cannot be written.
+    """
+    artifact = artifacts.load(path)
+    with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
+        completed, is_good = complete(artifact, engine)
+    return artifacts.recertify(artifact, completed.certificate), is_good
+
+
+def verified(artifact: Artifact, engine: Engine) -> Artifact:
+    """``artifact``, with its certificate completed by ``engine`` if it was pending. Raises VerificationError.
+
+    An artifact that cannot be written keeps its old certificate on disk, and is verified at each start.
+    """
+    name = artifact.manifest.name
+    if artifact.certificate.kind != "pending":
+        return artifact
+    log.info("%s: verifying its engine on %s, which the build could not do", name, engine.info.device)
+    completed, is_good = complete(artifact, engine)
+    if not is_good:
+        raise VerificationError(failure_of(name, completed.certificate))
+    try:
+        return artifacts.recertify(artifact, completed.certificate)
+    except OSError as error:
+        log.warning("%s: its certificate cannot be written (%s): it is verified at every start", name, error)
+        return completed
+
+
+def failure_of(name: str, certificate: Certificate) -> str:
+    """What an engine that is below its thresholds is refused with."""
+    missed = next(agreement for agreement in certificate.outputs if agreement.failures)
+    return (
+        f"{name} differs from its reference ({certificate.reference}) on {certificate.device}: {missed.output}: "
+        f"{', '.join(missed.failures)}. Build it in a higher precision, or with --allow-below-threshold."
+    )
