@@ -9,6 +9,7 @@ certificate: neither the checkpoint nor torch is needed there. Arrays are read w
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from bei.errors import ArtifactManifestError, ConfigError, VerificationError
 _RECORD = "reference.json"
 _ANSWERS = "answers.npz"
 _ROWS = "rows."
+# What numpy raises for a file that is none of its own, by what is wrong with it.
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile)
 _ALL_KEYS = -1  # of tokens that are looked at
 
 
@@ -115,7 +118,7 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
     per_token = {output.name for output in artifact.manifest.outputs if output.per_token}
     try:
         record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)
-        with np.load(folder / _ANSWERS, allow_pickle=False) as stored:
+        with (folder / _ANSWERS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
         *encodings, canary = _encodings(arrays)
         ends = np.cumsum([encoding.num_tokens for encoding in encodings])
@@ -126,7 +129,7 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
             ]
             for name in record.outputs
         }
-    except (OSError, ValueError, KeyError, IndexError, msgspec.DecodeError) as error:
+    except (*_UNREADABLE, msgspec.DecodeError) as error:
         raise ArtifactManifestError(f"{folder} cannot be read ({error}). Build the artifact again.") from error
     questions = HeldOut(record.texts, encodings, record.canary_text, canary)
     return record, questions, ReferenceAnswers(record.name, record.is_own, rows)

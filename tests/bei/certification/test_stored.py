@@ -1,0 +1,197 @@
+"""A reference's answers survive the artifact, and an engine is judged by them where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from bei import artifact as artifacts
+from bei.artifact import CERTIFICATE, REFERENCE_DIR, Artifact, Certificate, OutputInfo
+from bei.certification.answers import HeldOut
+from bei.certification.comparison import ReferenceAnswers, thresholds_of
+from bei.certification.stored import complete, keep
+from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
+from bei.errors import ArtifactHashMismatchError, ArtifactManifestError, ConfigError, VerificationError
+from tests.artifacts import save_artifact
+
+WIDTH = 6
+LENGTHS = (3, 1, 7, 4, 2, 5, 6, 3, 2, 9, 4, 1)
+OUTPUTS = [OutputInfo(name="embedding", dimension=WIDTH), OutputInfo(name="tokens", dimension=WIDTH, per_token=True)]
+
+
+def vectors_of(encoding: Encoding) -> Float32Array:
+    """A vector a token, [tokens, WIDTH], of everything that an encoding says."""
+    types = encoding.token_type_ids if encoding.token_type_ids is not None else np.zeros(encoding.num_tokens)
+    keys = encoding.num_tokens if encoding.num_keys is None else encoding.num_keys
+    return np.stack(
+        [
+            np.random.default_rng([int(token), int(kind), keys, encoding.num_unpooled]).standard_normal(
+                WIDTH, np.float32
+            )
+            for token, kind in zip(encoding.input_ids, types, strict=True)
+        ]
+    )
+
+
+class Engine:
+    """The reference itself, but for ``noise``."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        per_token = frozenset({"tokens"})
+        widths = {"embedding": WIDTH, "tokens": WIDTH}
+        self.info = EngineInfo("stub", "bf16", "a GPU (SM89)", Limits(32, 4, 16), widths, per_token)
+        self._noise = noise
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        parts = []
+        for row, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
+            length = int(end - start)
+            keys = length if batch.key_lens is None else int(batch.key_lens[row])
+            unpooled = 0 if batch.unpooled_lens is None else int(batch.unpooled_lens[row])
+            types = None if batch.token_type_ids is None else batch.token_type_ids[start:end]
+            encoding = Encoding(
+                batch.input_ids[start:end], types, num_keys=None if keys == length else keys, num_unpooled=unpooled
+            )
+            parts.append(vectors_of(encoding))
+        noise = np.random.default_rng(0).standard_normal((batch.num_tokens, WIDTH)).astype(np.float32)
+        tokens = np.concatenate(parts) + np.float32(self._noise) * noise
+        return {"tokens": tokens, "embedding": tokens[batch.cu_seqlens[:-1]]}
+
+    def warmup(self) -> None:
+        """Nothing to allocate."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def questions(*, pairs: bool = False, partial: bool = False) -> HeldOut:
+    rng = np.random.default_rng(1)
+    encodings = [
+        Encoding(rng.integers(0, 90, n).astype(np.int32), np.arange(n, dtype=np.int32) % 2 if pairs else None)
+        for n in (*LENGTHS, 4)
+    ]
+    if partial:
+        encodings = [replace(e, num_keys=1, num_unpooled=1) if e.num_tokens > 2 else e for e in encodings]
+    *texts, canary = encodings
+    return HeldOut([f"text {index}" for index in range(len(texts))], texts, "the canary", canary)
+
+
+def pending(
+    path: Path, asked: HeldOut, *, num_answered: int | None = None, allow_below_threshold: bool = False
+) -> Artifact:
+    """An artifact as a build leaves it that could not run its engine."""
+    saved = save_artifact(path, outputs=OUTPUTS)
+    answered = [vectors_of(encoding) for encoding in asked.encodings[:num_answered]]
+    reference = ReferenceAnswers(
+        "the reference", False, {"embedding": [rows[0] for rows in answered], "tokens": answered}
+    )
+    certificate = keep(
+        path,
+        reference,
+        asked,
+        vectors_of(asked.canary)[0],
+        thresholds_of(0.999),
+        allow_below_threshold=allow_below_threshold,
+    )
+    (path / artifacts.MANIFEST).unlink()
+    return artifacts.save(path, saved.manifest, certificate)
+
+
+@pytest.mark.parametrize("settings", [{}, {"pairs": True}, {"partial": True}], ids=["plain", "pairs", "partial keys"])
+def test_an_engine_that_answers_as_the_reference_passes(tmp_path: Path, settings: dict[str, bool]) -> None:
+    artifact = artifacts.load(pending(tmp_path / "a", questions(**settings)).path)
+    assert (artifact.certificate.kind, artifact.manifest.verification) == ("pending", "pending")
+    assert not artifact.certificate.passed
+    assert artifact.certificate.verdict.startswith("PENDING")
+    completed, is_good = complete(artifact, Engine())
+    certificate = completed.certificate
+    assert is_good
+    assert certificate.passed
+    assert (certificate.kind, certificate.reference, certificate.device) == (
+        "reference",
+        "the reference",
+        "a GPU (SM89)",
+    )
+    assert (certificate.num_texts, certificate.num_held_out_texts) == (len(LENGTHS), len(LENGTHS))
+    assert [row.output for row in certificate.outputs] == ["embedding", "tokens"]
+    assert [row.cosine_min for row in certificate.outputs] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_engine_that_does_not_fails_unless_the_build_allowed_it(tmp_path: Path, allowed: bool) -> None:
+    artifact = pending(tmp_path / "a", questions(), allow_below_threshold=allowed)
+    completed, is_good = complete(artifact, Engine(noise=0.5))
+    assert is_good == allowed
+    assert not completed.certificate.passed
+    assert all(row.failures for row in completed.certificate.outputs)
+
+
+def test_texts_that_the_reference_had_no_time_for_are_not_counted(tmp_path: Path) -> None:
+    completed, _ = complete(pending(tmp_path / "a", questions(), num_answered=10), Engine())
+    assert (completed.certificate.num_texts, completed.certificate.num_held_out_texts) == (10, len(LENGTHS))
+    assert completed.certificate.verdict == f"passed on 10 of {len(LENGTHS)} texts"
+
+
+def test_a_completed_certificate_is_sealed_and_everything_else_stays(tmp_path: Path) -> None:
+    artifact = pending(tmp_path / "a", questions())
+    completed, _ = complete(artifact, Engine())
+    assert artifacts.load(artifact.path) == artifact, "completing writes nothing"
+    sealed = artifacts.recertify(artifact, completed.certificate)
+    assert artifacts.load(artifact.path) == sealed
+    assert (sealed.manifest.verification, sealed.certificate) == ("reference", completed.certificate)
+    kept = msgspec.structs.replace(
+        sealed.manifest,
+        files=artifact.manifest.files,
+        verification="pending",
+        digest=artifact.manifest.digest,
+    )
+    assert kept == artifact.manifest
+    assert not list(artifact.path.glob("*.partial"))
+    again, is_good = complete(sealed, Engine())  # on another device, say
+    assert is_good
+    assert again.certificate == completed.certificate
+
+
+def test_a_certificate_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
+    artifact = pending(tmp_path / "a", questions())
+    file = artifact.path / CERTIFICATE
+    record = msgspec.json.decode(file.read_bytes(), type=Certificate)
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, passed=True, kind="reference")))
+    with pytest.raises(ArtifactHashMismatchError):
+        artifacts.load(artifact.path)
+
+
+def test_an_artifact_without_answers_cannot_be_completed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keeps no answers of a reference"):
+        complete(save_artifact(tmp_path / "a"), Engine())
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 not a zip", b"{}"])
+def test_answers_that_cannot_be_read_are_named(tmp_path: Path, damage: bytes) -> None:
+    """Loading finds files that were changed; this is one that was written so."""
+    artifact = pending(tmp_path / "a", questions())
+    (artifact.path / REFERENCE_DIR / "answers.npz").write_bytes(damage)
+    with pytest.raises(ArtifactManifestError, match="cannot be read"):
+        complete(artifact, Engine())
+
+
+def test_a_reference_with_nan_is_not_kept(tmp_path: Path) -> None:
+    asked = questions()
+    rows = [vectors_of(encoding) for encoding in asked.encodings]
+    rows[3][0, 0] = np.nan
+    save_artifact(tmp_path / "a")
+    with pytest.raises(VerificationError, match="itself gives NaN"):
+        keep(
+            tmp_path / "a",
+            ReferenceAnswers("the reference", False, {"tokens": rows}),
+            asked,
+            rows[0][0],
+            thresholds_of(0.9),
+            allow_below_threshold=False,
+        )
+    assert not (tmp_path / "a" / REFERENCE_DIR).exists()

@@ -1,0 +1,161 @@
+"""A build whose engine cannot run here leaves its verification to the machine where it runs: the whole way.
+
+The engine is OpenVINO's, of which the compiler says that it cannot run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from bei import artifact as artifacts
+from bei.artifact import Artifact
+from bei.batching.gate import DeviceGate
+from bei.cli import main
+from bei.config import ServeConfig
+from bei.errors import ConfigError, VerificationError
+from bei.metrics import Metrics
+from bei.service import load_service
+from bei_build import reference as hf
+from bei_build.targets.openvino import OpenVINOCompiler
+from tests.bei_build.builds import build_artifact
+from tests.checkpoints import save_checkpoint
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has no device that the engine runs on."""
+    monkeypatch.setattr(OpenVINOCompiler, "cannot_run", lambda self: "this machine has no such device")
+
+
+@pytest.fixture
+def pending(tmp_path: Path, elsewhere: None) -> Artifact:
+    return build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact")
+
+
+def served(artifact: Artifact) -> artifacts.Certificate:
+    """The certificate that a server of ``artifact`` has, once it is ready."""
+
+    async def start() -> artifacts.Certificate:
+        config = ServeConfig(tokenizer_threads=1, engine_threads=1, tune="off")
+        service = load_service(artifact.path, config, Metrics(), DeviceGate())
+        try:
+            await service.check_ready()
+            return service.certificate
+        finally:
+            service.close()
+
+    return asyncio.run(start())
+
+
+def test_the_artifact_says_pending_and_keeps_what_to_compare_with(pending: Artifact) -> None:
+    certificate = pending.certificate
+    assert (certificate.kind, pending.manifest.verification, certificate.passed) == ("pending", "pending", False)
+    assert (certificate.num_texts, certificate.device, certificate.outputs) == (0, "", [])
+    assert certificate.thresholds is not None
+    assert certificate.num_held_out_texts > 10
+    assert "transformers" in certificate.reference
+    assert pending.manifest.embedding is not None
+    assert pending.manifest.embedding.int8_largest is not None
+    assert {info.path for info in pending.manifest.files} >= {"reference/answers.npz", "reference/reference.json"}
+
+
+def test_a_build_says_that_nothing_was_verified(
+    tmp_path: Path, elsewhere: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint")
+    main(["build", str(checkpoint), "--out", str(tmp_path / "artifact"), "--precision", "fp32"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not verified, because this machine has no such device: 'bei verify artifact'" in said
+    main(["inspect", str(tmp_path / "artifact")])
+    assert "PENDING" in capsys.readouterr().out
+
+
+def test_verify_completes_the_certificate(pending: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["verify", str(pending.path)])
+    shown = capsys.readouterr().out
+    assert "passed on" in shown
+    assert "verified on" in shown
+    completed = artifacts.load(pending.path)
+    assert completed.certificate.passed
+    assert completed.certificate.kind == "reference"
+    assert completed.certificate.device
+    assert completed.certificate.canary_row == pytest.approx(pending.certificate.canary_row, abs=1e-4)
+
+
+def test_serving_completes_it_once_and_says_so(pending: Artifact, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert served(pending).passed
+    assert "verifying its engine on" in caplog.text
+    assert artifacts.load(pending.path).certificate.passed
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert served(pending).passed
+    assert "verifying its engine" not in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_artifact_that_cannot_be_written_is_verified_and_served(
+    pending: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    pending.path.chmod(0o555)
+    assert served(pending).passed
+    assert "verified at every start" in caplog.text
+
+
+def test_an_artifact_on_a_full_disk_is_verified_and_served(
+    pending: Artifact, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "recertify", full)
+    assert served(pending).passed
+    assert "No space left on device" in caplog.text
+    assert "verified at every start" in caplog.text
+
+
+def test_an_engine_that_fails_is_not_served_and_verify_says_why(
+    tmp_path: Path, elsewhere: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The precision is int8, the threshold that of exact arithmetic."""
+    checkpoint = save_checkpoint(tmp_path / "checkpoint")
+    artifact = build_artifact(checkpoint, tmp_path / "artifact", precision="int8", min_cosine=1.0)
+    with pytest.raises(VerificationError, match="differs from its reference"):
+        served(artifact)
+    assert artifacts.load(artifact.path).certificate.kind == "pending"
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", str(artifact.path)])
+    assert stop.value.code == 2
+    shown = capsys.readouterr()
+    assert "BELOW THRESHOLD" in shown.out
+    assert "cosine" in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_without_torch_the_cpu_engine_is_what_is_kept(
+    tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "is_available", lambda: False)
+    artifact = build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact")
+    assert artifact.certificate.reference == "openvino engine, FP32, one text at a time"
+    assert served(artifact).kind == "self-consistency"
+
+
+def test_no_verify_is_refused_where_nothing_would_know_the_canary(tmp_path: Path, elsewhere: None) -> None:
+    with pytest.raises(ConfigError, match="cannot run here"):
+        build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact", verify=False)
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_verifying_what_was_verified_at_build_time_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact")
+    with pytest.raises(SystemExit):
+        main(["verify", str(artifact.path)])
+    assert "keeps no answers of a reference" in capsys.readouterr().err
