@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from bei import artifact as artifacts
 from bei.admission import Admission, AdmissionLimits, Demand, Ticket, estimated_length
-from bei.batching import BatchManager, SchedulingRules
-from bei.batching.gate import DeviceGate
+from bei.calls import Call, Reduce
 from bei.canary import canary_row, deviation
 from bei.config import ServeConfig
-from bei.core import Encoding, Engine, Row
+from bei.core import Encoding, Row
 from bei.costs import CostModel
-from bei.engine import given_options, load_engine
 from bei.errors import (
     BeiError,
     DeadlineExceededError,
-    EngineDeadError,
     EngineError,
     InvalidRequestError,
     ShuttingDownError,
@@ -41,10 +36,7 @@ from bei.metrics import Metrics, ModelMetrics
 from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, Submission
-from bei.timing import CallTimes
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
-from bei.tuning import costs_for, engine_for
-from bei.verifying import verified
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
@@ -59,9 +51,6 @@ _MOST_ITEMS = 256
 
 # What can be asked of a model: a text, a pair, or the token ids of one input exactly as they are to be run.
 ModelInput: TypeAlias = "Input | list[int]"
-
-# What is kept of a row.
-Reduce: TypeAlias = Callable[[Row], Mapping[str, Any]]
 
 # Opens the engine port of a service, which gets the answers.
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
@@ -86,69 +75,6 @@ class Answer:
         return sum(encoding.num_tokens for encoding in self.encodings)
 
 
-class _Call:
-    """One call of the service on its way: an answer for each of its inputs, or one error. Safe in threads.
-
-    ``in_part``: what is wrong with one input is the answer to it, and no error of the call. Exactly one call of
-    ``record``, ``fail`` and ``fail_at`` returns True: then it is done.
-    """
-
-    def __init__(
-        self, request_id: int, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None, *, in_part: bool = False
-    ) -> None:
-        self.request_id = request_id
-        self.reduce = reduce
-        self.in_part = in_part
-        self.errors: dict[int, BeiError] = {}
-        self.ticket = ticket
-        self.times: CallTimes | None = None
-        self.encodings = [_NOT_YET] * num_inputs
-        self.rows: list[Row | None] = [None] * num_inputs
-        self.error: BeiError | None = None
-        self.is_done = False
-        self.done = asyncio.get_running_loop().create_future()
-        self._remaining = num_inputs
-        self._lock = threading.Lock()
-
-    def record(self, index: int, row: Row) -> bool:
-        """Store the answer to input ``index``; True if it was the last one."""
-        with self._lock:
-            if self.is_done:
-                return False
-            self.rows[index] = row
-            self._remaining -= 1
-            self.is_done = self._remaining == 0
-            return self.is_done
-
-    def fail_at(self, index: int, error: BeiError) -> bool:
-        """Answer input ``index`` with ``error``, or the whole call, where the error is not the input's own or the call
-        is not answered in part; True if it is done by that."""
-        if not self.in_part or not isinstance(error, _OF_AN_INPUT) or isinstance(error, EngineDeadError):
-            return self.fail(error)
-        with self._lock:
-            if self.is_done:
-                return False
-            self.errors[index] = error
-            self.encodings[index] = _NOT_YET
-            self._remaining -= 1
-            self.is_done = self._remaining == 0
-            return self.is_done
-
-    def fail(self, error: BeiError) -> bool:
-        """Answer the whole call with ``error``; False if it was done already."""
-        with self._lock:
-            if self.is_done:
-                return False
-            self.error = error
-            self.is_done = True
-            return True
-
-    def cancel(self) -> None:
-        """Nobody waits any more."""
-        with self._lock:
-            self.is_done = True
-
-
 class InferenceService:
     """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads."""
 
@@ -165,7 +91,7 @@ class InferenceService:
         self.certificate = artifact.certificate
         self.encoder = encoder
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         self._ids = itertools.count()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -325,12 +251,12 @@ class InferenceService:
 
     # On the event loop.
 
-    def _begin(self, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None, *, in_part: bool = False) -> _Call:
-        call = _Call(next(self._ids), num_inputs, ticket, reduce, in_part=in_part)
+    def _begin(self, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None, *, in_part: bool = False) -> Call:
+        call = Call(next(self._ids), num_inputs, ticket, reduce, in_part=in_part)
         self._calls[call.request_id] = call
         return call
 
-    def _end(self, call: _Call) -> None:
+    def _end(self, call: Call) -> None:
         """Forget the call. If it was not answered in full, take back what is queued."""
         del self._calls[call.request_id]
         if not call.is_done or call.error is not None:
@@ -338,7 +264,7 @@ class InferenceService:
             self._port.cancel(call.request_id)
             call.ticket.close()  # the request ends with its call, and what waits costs nobody anything any more
 
-    async def _done(self, call: _Call) -> None:
+    async def _done(self, call: Call) -> None:
         deadline_s = call.ticket.deadline_s
         if deadline_s is None:
             await call.done
@@ -351,7 +277,7 @@ class InferenceService:
         if call.error is not None:
             raise call.error
 
-    def _resolve(self, calls: list[_Call]) -> None:
+    def _resolve(self, calls: list[Call]) -> None:
         for call in calls:
             if not call.done.done():
                 call.done.set_result(None)
@@ -373,7 +299,7 @@ class InferenceService:
 
     # In any thread.
 
-    def _start(self, call: _Call, inputs: Seq[ModelInput], options: EncodingOptions, wanted: frozenset[str]) -> None:
+    def _start(self, call: Call, inputs: Seq[ModelInput], options: EncodingOptions, wanted: frozenset[str]) -> None:
         """Hand token ids to the engine, and texts to the tokenizers."""
         given = self._encodings_of_ids(call, inputs)
         texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
@@ -389,7 +315,7 @@ class InferenceService:
 
     def _tokenize(
         self,
-        call: _Call,
+        call: Call,
         texts: dict[int, Input],
         options: EncodingOptions,
         on_items: Callable[[list[Item], Demand], None],
@@ -417,11 +343,11 @@ class InferenceService:
             one_by_one=call.in_part,
         )
 
-    def _fail_at(self, call: _Call, index: int, error: BeiError) -> None:
+    def _fail_at(self, call: Call, index: int, error: BeiError) -> None:
         if call.fail_at(index, error):
             self._wake([call])
 
-    def _submit(self, call: _Call, items: list[Item], admitted: Demand, outputs: frozenset[str]) -> None:
+    def _submit(self, call: Call, items: list[Item], admitted: Demand, outputs: frozenset[str]) -> None:
         """Hand tokenized inputs to the engine. ``admitted``: what they were admitted for."""
         if call.is_done:  # cancelled meanwhile
             return
@@ -439,8 +365,8 @@ class InferenceService:
 
     def _on_answers(self, answers: Seq[PortAnswer]) -> None:
         """In the port's thread."""
-        done: list[_Call] = []
-        num_tokens: dict[_Call, int] = {}
+        done: list[Call] = []
+        num_tokens: dict[Call, int] = {}
         for request_id, index, result, step in answers:
             call = self._calls.get(request_id)
             if call is None:  # cancelled meanwhile
@@ -459,11 +385,11 @@ class InferenceService:
         if done:
             self._wake(done)
 
-    def _wake(self, calls: list[_Call]) -> None:
+    def _wake(self, calls: list[Call]) -> None:
         """Let the callers go on; in any thread."""
         self._loop.call_soon_threadsafe(self._resolve, calls)
 
-    def _encodings_of_ids(self, call: _Call, inputs: Seq[ModelInput]) -> dict[int, Encoding]:
+    def _encodings_of_ids(self, call: Call, inputs: Seq[ModelInput]) -> dict[int, Encoding]:
         found = {}
         for index, value in enumerate(inputs):
             if isinstance(value, list):
@@ -492,12 +418,6 @@ class InferenceService:
         return Encoding(np.array(ids, np.int32))
 
 
-_NOT_YET = Encoding(np.zeros(0, np.int32))
-
-# Errors that may be an input's own: of its text, and of what the engine makes of it.
-_OF_AN_INPUT = (InvalidRequestError, EngineError)
-
-
 def admission_limits(config: ServeConfig) -> AdmissionLimits:
     """As ``config`` says."""
     return AdmissionLimits(
@@ -507,56 +427,3 @@ def admission_limits(config: ServeConfig) -> AdmissionLimits:
         interactive_tokens=config.interactive_tokens,
         bulk_share=config.bulk_share,
     )
-
-
-def local_port(
-    engine: Engine,
-    costs: CostModel,
-    config: ServeConfig,
-    gate: DeviceGate | None = None,
-    reload: Callable[[], Engine] | None = None,
-) -> OpenPort:
-    """A port to ``engine`` in this process."""
-    rules = SchedulingRules(
-        step_cap_s=config.step_cap_ms / 1000,
-        bulk_share=config.bulk_share,
-        hang_timeout_s=config.hang_timeout,
-        cache_bytes=config.cache_megabytes * 1_000_000,
-    )
-
-    def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
-        return BatchManager(engine, on_answers, costs, metrics, rules=rules, gate=gate, reload=reload)
-
-    return open_port
-
-
-def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
-    """Verify the artifact at ``path``, load and warm its engine, start the service. Needs a running event loop.
-
-    ``gate`` is shared by all models of the device. Raises ArtifactError and its subclasses, ConfigError,
-    MissingDependencyError, EngineError, VerificationError.
-    """
-    artifact = artifacts.load(path)
-    manifest = artifact.manifest
-    template = manifest.rerank_template
-    encoder = TextEncoder(
-        path / artifacts.TOKENIZER,
-        manifest.max_seq_len,
-        auto_truncate=config.auto_truncate,
-        frame=(template.prefix, template.suffix) if template else ("", ""),
-    )
-
-    def loaded(num_streams: int) -> Engine:
-        return load_engine(artifact.engine_dir, manifest, given_options(config.engine_threads, num_streams))
-
-    engine = engine_for(artifact, config, loaded)
-    engine.warmup()
-    artifact = verified(artifact, engine)
-    costs = costs_for(artifact, engine, config)
-
-    def reload() -> Engine:
-        again = loaded(engine.info.num_streams)
-        again.warmup()
-        return again
-
-    return InferenceService(artifact, encoder, config, metrics, local_port(engine, costs, config, gate, reload), costs)

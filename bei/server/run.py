@@ -17,6 +17,7 @@ import uvloop
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.errors import ConfigError
+from bei.loading import load_service
 from bei.metrics import Metrics
 from bei.server.app import create_app
 from bei.server.connections import Connections
@@ -24,7 +25,6 @@ from bei.server.descriptors import Listener, fitting_connections, raise_limit
 from bei.server.models import Models
 from bei.server.protocol import Connection
 from bei.server.stopping import exit_soon, on_signals
-from bei.service import load_service
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from bei.artifact import TOKENIZER, Artifact
 from bei.config import ServeConfig
 from bei.core import Encoding, Engine
 from bei.costs import CostModel
+from bei.loading import local_port
 from bei.metrics import Metrics
-from bei.service import Answer, InferenceService, ModelInput, local_port
+from bei.service import Answer, InferenceService, ModelInput
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
 from tests.artifacts import LIMITS
 from tests.engines import DEADLINE_S, GatedEngine

@@ -22,9 +22,10 @@ from bei.errors import (
     OverloadedError,
     ShuttingDownError,
 )
+from bei.loading import load_service
 from bei.metrics import Metrics
 from bei.port import UNIT_EMBEDDING
-from bei.service import Answer, InferenceService, load_service
+from bei.service import Answer, InferenceService
 from bei.tokenization import CHUNK, EncodingOptions
 from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, tiny_tokenizer, token_ids
 from tests.bei.services import encode, entered, infer, run_async, running_service

@@ -15,9 +15,10 @@ from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.core import Float32Array
 from bei.errors import CheckpointError, ConfigError
+from bei.loading import load_service
 from bei.metrics import Metrics
 from bei.postprocess import unit_length
-from bei.service import ModelInput, load_service
+from bei.service import ModelInput
 from bei.tasks import embed_inputs
 from bei.tokenization import EncodingOptions
 from tests.bei_build.builds import build_artifact

@@ -14,9 +14,9 @@ import transformers
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.errors import InvalidRequestError
+from bei.loading import load_service
 from bei.metrics import Metrics
 from bei.postprocess import unit_length
-from bei.service import load_service
 from bei.tasks import Embeddings, embed_chunks
 from tests.bei_build.builds import build_artifact
 from tests.checkpoints import save_checkpoint, wordpiece_tokenizer

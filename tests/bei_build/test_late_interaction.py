@@ -19,9 +19,9 @@ from bei.certification.answers import run
 from bei.config import ServeConfig
 from bei.core import Expansion, Float32Array
 from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestError, TokenizerError
+from bei.loading import load_service
 from bei.metrics import Metrics
 from bei.prompts import prompt_of, role_of
-from bei.service import load_service
 from bei.tasks import embed_tokens
 from bei_build.checkpoint import Checkpoint, read_checkpoint
 from bei_build.heads import HeadChoice

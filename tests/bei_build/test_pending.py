@@ -18,8 +18,8 @@ from bei.batching.gate import DeviceGate
 from bei.cli import main
 from bei.config import ServeConfig
 from bei.errors import ConfigError, VerificationError
+from bei.loading import load_service
 from bei.metrics import Metrics
-from bei.service import load_service
 from bei_build import reference as hf
 from bei_build.targets.openvino import OpenVINOCompiler
 from tests.bei_build.builds import build_artifact

@@ -12,8 +12,9 @@ from bei.artifact import TOKENIZER, Artifact
 from bei.config import ServeConfig
 from bei.core import Float32Array, Int32Array
 from bei.costs import CostModel
+from bei.loading import local_port
 from bei.metrics import Metrics
-from bei.service import InferenceService, local_port
+from bei.service import InferenceService
 from bei.tokenization import TextEncoder
 from tests.bei_build.builds import open_engine
 from tests.coverage.expected import PAIRS, TEXTS, Answers

@@ -1,0 +1,73 @@
+"""From an artifact on disk to a service that answers: engine, costs, engine port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bei import artifact as artifacts
+from bei.batching import BatchManager, SchedulingRules
+from bei.batching.gate import DeviceGate
+from bei.config import ServeConfig
+from bei.core import Engine
+from bei.costs import CostModel
+from bei.engine import given_options, load_engine
+from bei.metrics import Metrics, ModelMetrics
+from bei.port import EnginePort, OnAnswers
+from bei.service import InferenceService, OpenPort
+from bei.tokenization import TextEncoder
+from bei.tuning import costs_for, engine_for
+from bei.verifying import verified
+
+
+def local_port(
+    engine: Engine,
+    costs: CostModel,
+    config: ServeConfig,
+    gate: DeviceGate | None = None,
+    reload: Callable[[], Engine] | None = None,
+) -> OpenPort:
+    """A port to ``engine`` in this process."""
+    rules = SchedulingRules(
+        step_cap_s=config.step_cap_ms / 1000,
+        bulk_share=config.bulk_share,
+        hang_timeout_s=config.hang_timeout,
+        cache_bytes=config.cache_megabytes * 1_000_000,
+    )
+
+    def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
+        return BatchManager(engine, on_answers, costs, metrics, rules=rules, gate=gate, reload=reload)
+
+    return open_port
+
+
+def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
+    """Verify the artifact at ``path``, load and warm its engine, start the service. Needs a running event loop.
+
+    ``gate`` is shared by all models of the device. Raises ArtifactError and its subclasses, ConfigError,
+    MissingDependencyError, EngineError, VerificationError.
+    """
+    artifact = artifacts.load(path)
+    manifest = artifact.manifest
+    template = manifest.rerank_template
+    encoder = TextEncoder(
+        path / artifacts.TOKENIZER,
+        manifest.max_seq_len,
+        auto_truncate=config.auto_truncate,
+        frame=(template.prefix, template.suffix) if template else ("", ""),
+    )
+
+    def loaded(num_streams: int) -> Engine:
+        return load_engine(artifact.engine_dir, manifest, given_options(config.engine_threads, num_streams))
+
+    engine = engine_for(artifact, config, loaded)
+    engine.warmup()
+    artifact = verified(artifact, engine)
+    costs = costs_for(artifact, engine, config)
+
+    def reload() -> Engine:
+        again = loaded(engine.info.num_streams)
+        again.warmup()
+        return again
+
+    return InferenceService(artifact, encoder, config, metrics, local_port(engine, costs, config, gate, reload), costs)
