@@ -35,6 +35,13 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
     """
     name = artifact.manifest.name
     if artifact.certificate.kind != "pending":
+        if artifact.certificate.device != engine.info.device:
+            log.info(
+                "%s: its certificate is from %s, this is %s; the canary shows whether both compute the same",
+                name,
+                artifact.certificate.device,
+                engine.info.device,
+            )
         return artifact
     log.info("%s: verifying its engine on %s, which the build could not do", name, engine.info.device)
     completed, is_good = complete(artifact, engine)

@@ -10,6 +10,7 @@ import logging
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bei import artifact as artifacts
@@ -96,6 +97,18 @@ def test_serving_completes_it_once_and_says_so(pending: Artifact, caplog: pytest
     with caplog.at_level(logging.INFO):
         assert served(pending).passed
     assert "verifying its engine" not in caplog.text
+
+
+def test_a_certificate_from_another_device_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    artifact = build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact")
+    moved = msgspec.structs.replace(artifact.certificate, device="a CPU of last year")
+    with caplog.at_level(logging.INFO):
+        served(artifacts.recertify(artifact, moved))
+    assert "its certificate is from a CPU of last year, this is" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        served(artifacts.recertify(artifact, artifact.certificate))
+    assert "its certificate is from" not in caplog.text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
