@@ -50,7 +50,7 @@ def _errors(library: str, search: list[Path], files: Sequence[Path], scratch: Pa
     command += ["--config-file", str(ROOT / "pyproject.toml")]
     if library != "tensorrt":  # a cast to what only this library has is one to itself here
         command += ["--no-warn-redundant-casts"]
-    environment = {**os.environ, "MYPYPATH": ":".join(map(str, [*search, ROOT / "build"]))}
+    environment = {**os.environ, "MYPYPATH": ":".join(map(str, search))}
     done = subprocess.run(
         [*command, *map(str, files)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
