@@ -96,7 +96,7 @@ def test_mypy_accepts_what_is_right_and_finds_what_is_wrong(stubs: Path, tmp_pat
     good, bad = tmp_path / "good_snippet.py", tmp_path / "bad_snippet.py"
     good.write_text(GOOD)
     bad.write_text(HEAD + "".join(f"    {line}\n" for line in BAD))
-    found = check(stubs, [good, bad], tmp_path)
+    found = check(stubs, [good, bad], tmp_path, tmp_path / "cache")
     assert [line for line in found if bad.name not in line] == []
     for library in ("TensorRT", "TensorRT-RTX"):
         for number, (line, message) in enumerate(BAD.items(), HEAD.count("\n") + 1):
@@ -138,7 +138,7 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stubs: Path, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(command, "check", lambda folder, files, scratch: said)
+    monkeypatch.setattr(command, "check", lambda *arguments: said)
     monkeypatch.setattr(sys, "argv", ["tests.tensorrt_stubs", "--mypy", str(tmp_path / "one.py")])
     assert command.main() == 0
     assert capsys.readouterr().out == f"no error: {tmp_path}/one.py\n"

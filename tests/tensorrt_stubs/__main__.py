@@ -35,7 +35,7 @@ def _checked(chosen: list[Path]) -> int:
     files = [path.resolve() for path in chosen] or users()
     stubs = generated_folder()
     with tempfile.TemporaryDirectory() as scratch:
-        lines = check(stubs, files, Path(scratch)) if files else []
+        lines = check(stubs, files, Path(scratch), ROOT / ".mypy_cache") if files else []
     for line in lines:
         print(line, file=sys.stderr)
     for path in files if not lines else []:
