@@ -153,6 +153,11 @@ def test_a_gpu_without_tensorrt_is_told_what_to_install(tmp_path: Path, l40s: No
     assert report.attention == []
 
 
+def test_without_a_gpu_installing_tensorrt_is_not_enough_to_build(tmp_path: Path) -> None:
+    step = "tensorrt: take a machine with an NVIDIA GPU, then pip install 'bei[tensorrt]'"
+    assert to_do(examined(machine(tmp_path)), "tensorrt") == step
+
+
 @pytest.mark.parametrize("version", ["10.9.0.34", "11.0.0.1", "12.0.1.2"])
 def test_a_tensorrt_of_another_version_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l40s: None, version: str
