@@ -1,4 +1,4 @@
-"""``bei build | serve | tune | verify | inspect``. Flags are made from the fields of the configuration classes."""
+"""``bei build | serve | tune | verify | inspect | doctor``. Flags are made from the configuration classes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from bei import __version__
 from bei.errors import BeiError, CheckpointNotFoundError, MissingDependencyError
@@ -72,7 +74,43 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     inspect.add_argument("artifact")
     inspect.add_argument("--json", action="store_true", help="machine-readable")
     inspect.set_defaults(run=_inspect)
+    doctor = commands.add_parser("doctor", help="show what this machine can build and serve, and what it lacks")
+    doctor.set_defaults(run=_doctor)
+    if command == "doctor":
+        _add_doctor_arguments(doctor)
     return parser
+
+
+def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    from bei.doctor.attention import HEAD_SIZES
+    from bei.doctor.targets import ELSEWHERE, TARGETS
+
+    sizes, elsewhere = (",".join(map(str, numbers)) for numbers in (HEAD_SIZES, ELSEWHERE))
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument(
+        "--target",
+        choices=TARGETS,
+        help="look at this one only; exit code 1 if it can neither be built nor served here",
+    )
+    parser.add_argument(
+        "--head-sizes", type=_numbers, metavar="N,N", default=HEAD_SIZES, help=f"of attention layers (default: {sizes})"
+    )
+    parser.add_argument(
+        "--compute-capability",
+        type=_numbers,
+        metavar="N,N",
+        default=(),
+        help=f"GPUs to build for with tensorrt-rtx (default: this machine's, else {elsewhere})",
+    )
+    parser.add_argument("--no-attention", action="store_true", help="build no attention layers, which takes seconds")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Of ``64,128``."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"must be positive whole numbers separated by commas, not {text!r}")
+    return tuple(map(int, parts))
 
 
 def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any], only: frozenset[str] | None = None) -> None:
@@ -172,6 +210,53 @@ def _inspect(options: dict[str, Any]) -> None:
 
     path = Path(options["artifact"])
     print(as_json(path) if options["json"] else as_table(path))  # noqa: T201
+
+
+def _doctor(options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from bei.doctor.examination import examine
+    from bei.doctor.rendering import as_text, show
+
+    with Console(stderr=True).status("examining") as status:  # shows nothing where stderr is no terminal
+        report = examine(
+            _builder_for_doctor(),
+            target=options["target"],
+            head_sizes=options["head_sizes"],
+            capabilities=tuple(map(str, options["compute_capability"])),
+            with_attention=not options["no_attention"],
+            say=status.update,
+        )
+    if options["json"]:
+        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())  # noqa: T201
+    elif sys.stdout.isatty():
+        show(report, Console())
+    else:
+        print(as_text(report))  # noqa: T201
+    if options["target"] and "yes" not in report.targets[0].verdicts:
+        sys.exit(1)
+
+
+def _builder_for_doctor() -> Any:
+    """The builder as ``bei.doctor`` wants it, or the error that says what it lacks."""
+    from bei.doctor.targets import Builder
+
+    try:
+        config_class = _build_config_class()
+    except MissingDependencyError as error:
+        return error
+    from bei_build.targets import TARGETS, compiler_for
+    from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probed
+
+    return Builder(
+        targets=TARGETS,
+        compiler_for=lambda target, capabilities: compiler_for(
+            config_class(model="bei doctor", target=target, compute_capability=capabilities)
+        ),
+        forms=FORMS,
+        precisions=PRECISIONS,
+        probed=lambda target, asked: probed(target, [Layer(*one) for one in asked]),
+    )
 
 
 def _artifact_for(model: str, config: Any) -> Path:

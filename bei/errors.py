@@ -61,13 +61,13 @@ class ConfigError(BeiError):
 
 
 class MissingDependencyError(BeiError):
-    """A package that this operation needs is not installed."""
+    """A package that this operation needs is not installed. ``remedy`` is the command that installs it."""
 
     code = "dependency_missing"
 
     def __init__(self, package: str, extra: str | None, purpose: str, remedy: str = "") -> None:
-        remedy = remedy or f"pip install 'bei[{extra}]'"
-        super().__init__(f"{purpose} needs the Python package {package!r}: {remedy}")
+        self.remedy = remedy or f"pip install 'bei[{extra}]'"
+        super().__init__(f"{purpose} needs the Python package {package!r}: {self.remedy}")
 
 
 class LibraryVersionError(BeiError):

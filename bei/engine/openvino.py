@@ -42,12 +42,7 @@ class OpenVINOEngine:
     """A compiled model with one infer request a stream; requests share the weights."""
 
     def __init__(self, folder: Path, manifest: Manifest, options: OpenVINOOptions) -> None:
-        try:
-            sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # see bei_build.targets.openvino
-            import openvino as ov
-        except ImportError as error:
-            raise MissingDependencyError("openvino", "cpu", f"Serving {manifest.name} (target cpu)") from error
-        core = ov.Core()
+        core = _openvino(f"Serving {manifest.name} (target cpu)").Core()
         capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         missing = set(manifest.engine.capabilities) - set(capabilities)
         if missing:
@@ -137,6 +132,23 @@ class OpenVINOEngine:
         while not self._requests.empty():
             self._requests.get()
         del self._model
+
+
+def cpu_capabilities() -> list[str]:
+    """What OpenVINO says this CPU computes in: FP32, BF16, INT8, ... Raises MissingDependencyError."""
+    capabilities: list[str] = (
+        _openvino("Serving for the target cpu").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    )
+    return capabilities
+
+
+def _openvino(purpose: str) -> Any:
+    try:
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # see bei_build.targets.openvino
+        import openvino
+    except ImportError as error:
+        raise MissingDependencyError("openvino", "cpu", purpose) from error
+    return openvino
 
 
 def _keep_matrices_narrow(model: Any) -> None:

@@ -1,0 +1,284 @@
+"""Whether TensorRT has a fused attention kernel: build one attention layer that may not be decomposed, and see.
+
+``decomposable`` is off, so the build fails where the library has no fused kernel for the layer, and its log says so.
+The module (``tensorrt``, ``tensorrt_rtx``) is an argument. A layer has four heads and takes one or two sequences of up
+to 8,192 tokens; its inputs are those that the graph of a model gives it. The answer says that a kernel exists, not how
+fast it is.
+
+``probed`` builds in a process of its own (``python -m bei_build.targets.attention_probe TARGET``): the library writes
+to stdout by itself, and a crash of it must not end the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from bei.errors import BeiError
+from bei.nvidia import load_library
+
+FORMS = ("padded", "causal", "masked", "packed")
+PRECISIONS = ("bf16", "fp16", "fp8")
+
+HEAD_SIZE_STEP = 8  # heads of other sizes are filled up with zeros, as bei_build.graph.attention does
+
+_NUM_HEADS = 4
+_SEQUENCES = (1, 1, 2)  # least, usual, most
+_TOKENS = (1, 128, 8192)  # of a sequence
+_SECONDS_OF_A_LAYER = 120.0
+_REASON_LENGTH = 300
+
+# What the library's log says where the answer is no; any other error leaves the question open.
+_NO = {
+    re.compile(r"no fused|not supported by a dedicated kernel"): "the library has no fused kernel for it",
+    re.compile(r"HW-specific datatypes"): "the GPU does not compute in this type",
+}
+_ERRORS = ("ERROR", "INTERNAL_ERROR")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer. ``capability``: 89 for a GPU of compute capability 8.9; None is this machine's GPU."""
+
+    capability: int | None
+    precision: str
+    form: str
+    head_size: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``fused`` is no where the library says that it has no kernel, unknown where the build failed otherwise.
+
+    ``reason`` is empty for yes.
+    """
+
+    layer: Layer
+    fused: Literal["yes", "no", "unknown"]
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def probe(trt: Any, layer: Layer) -> Answer:
+    """Build ``layer`` with the library ``trt``. Whatever the library raises is an answer."""
+    started = time.perf_counter()
+    try:
+        fused, reason = _build(trt, layer)
+    except Exception as error:  # TypeError for no builder, RuntimeError, AttributeError of an older version, ...
+        fused, reason = "unknown", f"{type(error).__name__}: {error}"
+    return Answer(layer, fused, _one_line(reason), round(time.perf_counter() - started, 3))
+
+
+def _build(trt: Any, layer: Layer) -> tuple[Literal["yes", "no", "unknown"], str]:
+    logger = _logger(trt.ILogger)
+    logger.errors.clear()
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    config = builder.create_builder_config()
+    if layer.capability is not None:
+        capability = getattr(trt.ComputeCapability, f"SM{layer.capability}", None)
+        if capability is None:
+            return "no", f"the library builds nothing for SM{layer.capability}"
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(capability, 0)
+    profile = builder.create_optimization_profile()
+    constants = _add_layer(trt, network, profile, layer)
+    if config.add_optimization_profile(profile) < 0:
+        return "unknown", "the library refused the profile"
+    plan = builder.build_serialized_network(network, config)
+    del constants
+    if plan is not None and not logger.errors:
+        return "yes", ""
+    reasons = [reason for words, reason in _NO.items() if any(words.search(line) for line in logger.errors)]
+    if plan is None and reasons:
+        return "no", reasons[0]
+    return "unknown", "; ".join(logger.errors) or "the library gave no plan and no reason"
+
+
+def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
+    """Returns arrays that TensorRT reads during the build and does not copy."""
+    is_packed, inputs = layer.form == "packed", _Inputs(trt, network, profile)
+    dtype = trt.bfloat16 if layer.precision == "bf16" else trt.float16
+    width = math.ceil(layer.head_size / HEAD_SIZE_STEP) * HEAD_SIZE_STEP
+    shape: tuple[str | int, ...] = ("T", _NUM_HEADS, width) if is_packed else ("B", _NUM_HEADS, "S", width)
+    tensors, constants = [inputs.add(name, dtype, *shape) for name in "qkv"], []
+    if layer.precision == "fp8":
+        constants = [np.array(0.1, np.float16)]
+        scale = network.add_constant((), trt.Weights(constants[0])).get_output(0)
+        quantized = [network.add_quantize(tensor, scale, trt.fp8).get_output(0) for tensor in tensors]
+        tensors = [network.add_dequantize(tensor, scale, dtype).get_output(0) for tensor in quantized]
+    causal = trt.CausalMaskKind.UPPER_LEFT if layer.form == "causal" else trt.CausalMaskKind.NONE
+    attention = network.add_attention_v2(*tensors, trt.AttentionNormalizationOp.SOFTMAX, causal)
+    attention.decomposable, attention.name = False, "attention"
+    if layer.precision == "fp8":
+        attention.normalization_quantize_to_type = trt.fp8
+        attention.normalization_quantize_scale = scale
+    if is_packed:
+        attention.query_form = attention.key_value_form = trt.AttentionIOForm.PACKED_NHD
+        attention.query_lengths = inputs.add("cu_q", trt.int32, "B+1")  # one tensor for both crashed TensorRT
+        attention.key_value_lengths = inputs.add("cu_kv", trt.int32, "B+1")
+    else:
+        attention.key_value_lengths = inputs.add("lens", trt.int32, "B")
+    if layer.form == "masked":
+        attention.mask = inputs.add("mask", trt.bool, "B", 1, "S", "S")
+    if attention.decomposable:
+        raise RuntimeError("the layer stays decomposable: what is built says nothing about a fused kernel")
+    network.mark_output(attention.get_output(0))
+    return constants
+
+
+class _Inputs:
+    """Adds inputs whose sizes have names, with their ranges."""
+
+    def __init__(self, trt: Any, network: Any, profile: Any) -> None:
+        self._network, self._profile = network, profile
+        tokens = tuple(most * sequences for most, sequences in zip(_TOKENS, _SEQUENCES, strict=True))
+        self._ranges = {"B": _SEQUENCES, "S": _TOKENS, "T": tokens, "B+1": tuple(size + 1 for size in _SEQUENCES)}
+
+    def add(self, name: str, dtype: Any, *sizes: str | int) -> Any:
+        tensor = self._network.add_input(name, dtype, tuple(-1 if isinstance(size, str) else size for size in sizes))
+        for axis, size in enumerate(sizes):
+            if isinstance(size, str):
+                tensor.set_dimension_name(axis, size)
+        ranges = [self._ranges[size] if isinstance(size, str) else (size,) * 3 for size in sizes]
+        self._profile.set_shape(name, *zip(*ranges, strict=True))
+        return tensor
+
+
+@cache
+def _logger(base: Any) -> Any:
+    """The process's one logger for TensorRT's class ``base``: the library keeps the first that it is given."""
+
+    class Recorder(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity.name in _ERRORS:
+                self.errors.append(message)
+
+    return Recorder()
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 3] + "..."
+
+
+def probed(target: str, layers: Sequence[Layer], seconds: float = _SECONDS_OF_A_LAYER) -> Iterator[Answer]:
+    """An answer to each of ``layers``, in order, by the library of ``target`` in another process.
+
+    A layer at which that process dies, or that takes longer than ``seconds``, is unknown, and a new process goes on
+    behind it. Where two processes answer nothing at all, the rest is unknown too.
+    """
+    left, failures = list(layers), 0
+    while left and failures < 2:
+        worker, num_before = _Worker(target, left), len(left)
+        try:
+            while left and (answer := worker.next_answer(seconds)) is not None:
+                left.pop(0)
+                yield answer
+            if left:
+                failures += len(left) == num_before
+                yield Answer(left.pop(0), "unknown", worker.end())
+        finally:
+            worker.end()
+    for layer in left:
+        yield Answer(layer, "unknown", "not tried: the library's process ended twice without any answer")
+
+
+class _Worker:
+    """A process that answers ``layers`` in order, one line of JSON each."""
+
+    def __init__(self, target: str, layers: Sequence[Layer]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._stderr = b""
+        self._overdue = ""
+        content = msgspec.json.encode(list(layers))
+        self._threads = [
+            threading.Thread(target=self._write, args=(content,), daemon=True),
+            threading.Thread(target=self._read, daemon=True),
+            threading.Thread(target=self._listen, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def next_answer(self, seconds: float) -> Answer | None:
+        """None where the process ended, or did not answer in time."""
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            self._overdue = f"the library gave no answer in {seconds:g} s"
+            return None
+        if not line:
+            self._process.wait()
+            return None
+        return msgspec.json.decode(line, type=Answer)
+
+    def end(self) -> str:
+        """End the process if it has not ended; returns how it came to that."""
+        if self._process.poll() is None:
+            self._process.kill()
+        code = self._process.wait()
+        for thread in self._threads:
+            thread.join()
+        words = _one_line(self._stderr.decode(errors="replace").strip().rpartition("\n")[2])
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return self._overdue or f"the library's process ended with {how}{': ' + words if words else ''}"
+
+    def _write(self, content: bytes) -> None:
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # where it died before it read them
+            pipe.write(content)
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        with self._process.stdout as pipe:
+            for line in pipe:
+                self._lines.put(line)
+        self._lines.put(b"")
+
+    def _listen(self) -> None:
+        assert self._process.stderr
+        with self._process.stderr as pipe:
+            self._stderr = pipe.read()
+
+
+def main() -> None:
+    """Read layers as JSON on stdin; write an answer a line on stdout, which is not the library's own any more."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    layers = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Layer])
+    try:
+        trt = load_library(sys.argv[1], "Building an attention layer")
+    except BeiError as error:
+        sys.exit(str(error))
+    for layer in layers:
+        answers.write(msgspec.json.encode(probe(trt, layer)) + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
