@@ -168,7 +168,7 @@ def _why_not(model_class: ModelClass) -> str:
 
 def _difference(ours: Any, theirs: Any, path: str = "") -> str | None:
     """The first part of two specs that is not equal, in words."""
-    if isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
+    if _are_parts(ours) and _are_parts(theirs) and len(ours) == len(theirs):
         parts = (_difference(a, b, f"{path}[{index}]") for index, (a, b) in enumerate(zip(ours, theirs, strict=True)))
         return next(filter(None, parts), None)
     if dataclasses.is_dataclass(ours) and type(ours) is type(theirs):
@@ -176,14 +176,20 @@ def _difference(ours: Any, theirs: Any, path: str = "") -> str | None:
         names = [field.name for field in dataclasses.fields(ours) if f"{kind}.{field.name}" not in _NAMES_ONLY]
         found = (_difference(getattr(ours, n), getattr(theirs, n), f"{path}.{n}" if path else n) for n in names)
         return next(filter(None, found), None)
-    return None if ours == theirs else f"its {path} is {_said(ours)}, and there {_said(theirs)}"
+    if ours == theirs:
+        return None
+    if isinstance(ours, tuple) and any(isinstance(part, float) for part in ours):
+        return f"its {path} has other numbers than there"
+    return f"its {path} is {_said(ours)}, and there {_said(theirs)}"
+
+
+def _are_parts(value: Any) -> bool:
+    return isinstance(value, tuple) and all(dataclasses.is_dataclass(part) for part in value)
 
 
 def _said(value: Any) -> str:
     """A value of a spec for people: long ones by what they are."""
     if isinstance(value, tuple):
-        if any(isinstance(part, float) for part in value):
-            return "other numbers"
         return ", ".join(_said(part) for part in value) or "none"
     if isinstance(value, HeadSpec):
         return value.output

@@ -195,10 +195,10 @@ def _write_safetensors(path: Path, entries: Sequence[_Entry]) -> None:
         file.write(len(encoded).to_bytes(8, "little"))
         file.write(encoded)
         for entry in entries:
-            values = np.ascontiguousarray(entry.values())
+            values = entry.values()
             if values.shape != entry.shape:
                 raise ValueError(f"weight {entry.name} has shape {values.shape}, not {entry.shape}")
-            file.write(values.reshape(-1).view(np.uint8).data)
+            file.write(np.ascontiguousarray(values.reshape(-1)).view(np.uint8).data)
 
 
 def _quantization(unquantized: Sequence[str], producer: Mapping[str, str]) -> dict[str, Any]:
