@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 import threading
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from bei.errors import (
     MissingDependencyError,
 )
 from bei.nvidia import current_gpu, load_cuda
+
+log = logging.getLogger(__name__)
 
 # The oldest version whose documents have all of it; bei_build.targets.trtllm says the same.
 _LEAST = "1.3.0rc27"
@@ -62,6 +65,7 @@ class TRTLLMEngine:
         """Raises MissingDependencyError, LibraryVersionError, DeviceNotFoundError, ArtifactWrongDeviceError,
         ArtifactManifestError, EngineError."""
         api = _load_api(manifest)
+        log.warning("%s: target trtllm is experimental (docs/decisions.md)", manifest.name)
         gpu = current_gpu(load_cuda(f"Serving {manifest.name} (target trtllm)", "trtllm"))
         if gpu.capability < _CAPABILITIES.get(manifest.precision, 0):
             raise ArtifactWrongDeviceError(

@@ -136,7 +136,7 @@ class TRTLLMCompiler:
         except ValueError as error:
             raise CompileError(f"The checkpoint cannot be written in {precision}: {error}.") from error
         return EngineRequirements(
-            compiler="TensorRT-LLM",
+            compiler="TensorRT-LLM (experimental)",
             compiler_version=VERSIONS,
             device="an NVIDIA GPU",
             capabilities=[],

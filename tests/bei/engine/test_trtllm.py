@@ -191,6 +191,14 @@ def test_a_pending_artifact_is_completed_where_tensorrt_llm_is(tmp_path: Path, c
     assert (artifact.certificate.kind, artifact.certificate.passed) == ("reference", True)
 
 
+def test_it_says_that_it_is_experimental(
+    api: Any, artifacts: dict[str, Artifact], caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(artifacts["embedder"]).close()
+    assert "target trtllm is experimental" in caplog.text
+    assert "experimental" in artifacts["embedder"].manifest.engine.compiler
+
+
 def test_the_facts_are_stated(engine: Engine, artifacts: dict[str, Artifact]) -> None:
     info = engine.info
     assert (info.target, info.precision, info.device) == ("trtllm", "bf16", "NVIDIA Stand-in")

@@ -97,7 +97,11 @@ def test_transformers_reads_the_written_config_as_the_same_model(name: str, fami
 
 def test_an_artifact_says_what_it_needs(tmp_path: Path) -> None:
     needs = write(read(qwen3_embedder(tmp_path / "qwen3")), tmp_path / "embedder", "bf16")
-    assert (needs.compiler, needs.compiler_version, needs.unit_vectors) == ("TensorRT-LLM", ">=1.3.0rc27", True)
+    assert (needs.compiler, needs.compiler_version, needs.unit_vectors) == (
+        "TensorRT-LLM (experimental)",
+        ">=1.3.0rc27",
+        True,
+    )
     assert not write(read(bert_classifier(tmp_path / "bert")), tmp_path / "classifier", "fp16").unit_vectors
 
 
