@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints import add_modules, bpe_tokenizer, change_config, read_tensors, save_checkpoint, write_tensors
+from tests.checkpoints import bpe_tokenizer, change_config, read_tensors, save_checkpoint, write_tensors
 from tests.zoo import CASES, Case, save_case
 
 
@@ -36,8 +36,3 @@ def reward_model(folder: Path) -> Path:
     write_tensors(folder, tensors)
     auto_map = {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}
     return change_config(folder, architectures=["Qwen2ForRewardModel"], auto_map=auto_map)
-
-
-def pooled_by_last_token(folder: Path) -> Path:
-    """``folder`` with sentence-transformers' files, whose vectors keep their lengths."""
-    return add_modules(folder, ("last",))
