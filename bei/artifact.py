@@ -107,13 +107,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``, ``SM89``): a CPU
-    needs all of them, a GPU is one of them."""
+    needs all of them, a GPU is one of them. ``unit_vectors``: the engine itself makes embeddings unit length, so
+    that their own lengths cannot be had."""
 
     compiler: str
     compiler_version: str
     device: str
     capabilities: list[str]
     plan: Plan | None = None
+    unit_vectors: bool = False
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

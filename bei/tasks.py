@@ -159,6 +159,12 @@ async def embed_inputs(
     check_dimensions(manifest, dimensions)
     assert manifest.embedding is not None  # require("embed") has passed
     normalize = manifest.embedding.normalize if normalize is None else normalize
+    if not normalize and manifest.engine.unit_vectors:
+        raise InvalidRequestError(
+            f"{manifest.name} gives vectors of unit length only, as its engine ({manifest.target}) makes them: leave "
+            "normalize out.",
+            "normalize",
+        )
     is_cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     if prompt and not manifest.embedding.pools_prompt:

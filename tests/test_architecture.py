@@ -16,7 +16,11 @@ BUILDER = sorted((ROOT / "build" / "bei_build").rglob("*.py"))
 
 HEAVY = {"torch", "transformers", "onnx", "modelopt", "bei_build"}
 # An engine's library is imported by that engine alone, and there only when one is made.
-ENGINE_LIBRARIES = {"openvino": "bei/engine/openvino.py", "tensorrt": "bei/engine/tensorrt.py"}
+ENGINE_LIBRARIES = {
+    "openvino": "bei/engine/openvino.py",
+    "tensorrt": "bei/engine/tensorrt.py",
+    "tensorrt_llm": "bei/engine/trtllm.py",
+}
 # Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).
 LAYERS = ["cli", "server", "tasks", "loading", "service", "batching", "engine", "core"]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.

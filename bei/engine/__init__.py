@@ -17,7 +17,8 @@ OptionsT = TypeVar("OptionsT")
 def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | None = None) -> Engine:
     """The engine in ``folder`` (an artifact's ``engine/``), described by ``manifest``.
 
-    ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``. What is left out has its default.
+    ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``, for ``trtllm`` of ``TRTLLMOptions``.
+    What is left out has its default.
     Raises ConfigError for an option that the target does not have, ArtifactWrongTargetError,
     ArtifactWrongDeviceError, MissingDependencyError, EngineError.
     """
@@ -25,6 +26,10 @@ def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | N
         from bei.engine.openvino import OpenVINOEngine, OpenVINOOptions
 
         return OpenVINOEngine(folder, manifest, _options(OpenVINOOptions, manifest.target, options or {}))
+    if manifest.target == "trtllm":
+        from bei.engine.trtllm import TRTLLMEngine, TRTLLMOptions
+
+        return TRTLLMEngine(folder, manifest, _options(TRTLLMOptions, manifest.target, options or {}))
     raise ArtifactWrongTargetError(
         f"The artifact of {manifest.name} was built for {manifest.target}, which this version of bei cannot serve. "
         "Build it again with --target cpu."

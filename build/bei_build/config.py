@@ -12,7 +12,7 @@ from bei_build.remote_code import ATTENTIONS
 from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
 
-PRECISIONS = ("auto", "bf16", "fp16", "fp32", "int8")
+PRECISIONS = ("auto", "bf16", "fp16", "fp32", "fp8", "int8")
 
 _OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_budget")
 

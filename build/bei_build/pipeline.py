@@ -35,7 +35,7 @@ from bei.certification.answers import HeldOut, Rows, ask_canary, ask_engine
 from bei.certification.comparison import MIN_COSINES, compare, normalized, thresholds_of
 from bei.certification.stored import keep
 from bei.core import Engine, Limits
-from bei.errors import BuildError, CheckpointError, ConfigError, VerificationError
+from bei.errors import BuildError, CheckpointError, CompileError, ConfigError, VerificationError
 from bei_build import memory
 from bei_build import reference as hf
 from bei_build.chat_template import derive_template
@@ -224,6 +224,12 @@ def _manifest(
     requirements: EngineRequirements,
 ) -> Manifest:
     spec, files, labels = checkpoint.spec, checkpoint.files, checkpoint.labels
+    embedding = _embedding(config, checkpoint)
+    if embedding and requirements.unit_vectors and not embedding.normalize:
+        raise CompileError(
+            f"The checkpoint's vectors keep their lengths, and engines for {config.target} make them unit length: "
+            "build with --normalize if that is what you want, or with --target cpu."
+        )
     tasks = [task for head in spec.heads for task in tasks_of(head, spec.hidden_size)]
     if template is not None:  # /predict and /classify would score texts without it
         tasks = ["rerank"]
@@ -254,7 +260,7 @@ def _manifest(
             )
             for head in spec.heads
         ],
-        embedding=_embedding(config, checkpoint),
+        embedding=embedding,
         classification=Classification(labels=list(labels.names), function=labels.function) if labels else None,
         rerank_template=template,
         prompts=_prompts(config, checkpoint),
@@ -411,8 +417,9 @@ def _reference(inputs: _Verification) -> Iterator[Reference]:
         yield hf.HFReference(checkpoint, inputs.weights)
         return
     memory.require(4 * checkpoint.spec.num_parameters, "The FP32 engine to verify with")
-    # Where the target's engines cannot run, the CPU's can.
-    target = config.target if inputs.compiler.cannot_run() is None else "cpu"
+    # Where the target's engines cannot run, or not in FP32, the CPU's can.
+    is_able = "fp32" in inputs.compiler.precisions and inputs.compiler.cannot_run() is None
+    target = config.target if is_able else "cpu"
     compiler = inputs.compiler if target == config.target else compiler_for(BuildConfig(model=config.model))
     compiler.check_able()
     with tempfile.TemporaryDirectory(dir=inputs.root) as root:

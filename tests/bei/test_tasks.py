@@ -129,6 +129,25 @@ def test_vectors_are_cut_first_and_normalized_as_asked_or_as_the_checkpoint_says
     assert answer.vectors.flags.c_contiguous or dimensions  # rendered straight from memory
 
 
+@pytest.mark.parametrize("dimensions", [None, 3])
+def test_lengths_that_the_engine_does_not_give_are_refused(tmp_path: Path, dimensions: int | None) -> None:
+    """TensorRT-LLM's class makes vectors unit length itself: what they were cannot be had, and is not made up."""
+    artifact = save_artifact(tmp_path / "tiny")
+    engine = msgspec.structs.replace(artifact.manifest.engine, unit_vectors=True)
+    artifact = msgspec.structs.replace(artifact, manifest=msgspec.structs.replace(artifact.manifest, engine=engine))
+
+    def embed(normalize: bool | None) -> Any:
+        return answer_of(
+            artifact,
+            FakeEngine(LIMITS),
+            lambda service: embed_inputs(service, ["cat"], dimensions=dimensions, normalize=normalize),
+        )
+
+    np.testing.assert_allclose(np.linalg.norm(embed(None).vectors, axis=1), 1, rtol=1e-6)
+    with pytest.raises(InvalidRequestError, match=r"tiny gives vectors of unit length only, .* leave normalize out"):
+        embed(False)
+
+
 @pytest.mark.parametrize("dimensions", [0, -1, 9, 10**30])
 def test_dimensions_must_be_within_the_width_and_nothing_is_run_if_not(shared: Artifact, dimensions: int) -> None:
     engine = FakeEngine(LIMITS)

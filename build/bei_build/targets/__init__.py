@@ -62,4 +62,8 @@ def compiler_for(config: BuildConfig) -> Compiler:
         from bei_build.targets.tensorrt import TensorRTCompiler
 
         return TensorRTCompiler()
+    if config.target == "trtllm":
+        from bei_build.targets.trtllm import TRTLLMCompiler
+
+        return TRTLLMCompiler()
     raise ConfigError(f"Target {config.target!r} cannot be built yet.")

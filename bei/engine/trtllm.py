@@ -1,0 +1,250 @@
+"""Target ``trtllm``, experimental: TensorRT-LLM's encode-only mode. The only file of the runtime that imports it.
+
+``LLM(encode_only=True).encode`` runs a batch on the calling thread, over buffers that calls share: no queue, no KV
+cache, no sampler. So bei forms the batches, one caller at a time is inside, and what comes back is copied. It gets
+token ids, never texts. TensorRT-LLM calls this interface a prototype; each part of it that is used is looked for when
+the engine is made.
+
+Written after TensorRT-LLM's documents and sources, and tested against a stand-in that behaves as they say; it has not
+met TensorRT-LLM itself, nor a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import logging
+import threading
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bei.artifact import Manifest
+from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
+from bei.errors import (
+    ArtifactManifestError,
+    ArtifactWrongDeviceError,
+    EngineError,
+    LibraryVersionError,
+    MissingDependencyError,
+)
+from bei.nvidia import current_gpu, load_cuda
+
+log = logging.getLogger(__name__)
+
+# The oldest version whose documents have all of it; bei_build.targets.trtllm says the same.
+_LEAST = "1.3.0rc27"
+
+_ENCODE_ARGUMENTS = ("add_special_tokens", "copy_logits_to_host", "return_raw_logits")
+_LLM_ARGUMENTS = ("encode_only", "max_batch_size", "max_num_tokens", "max_seq_len", "attn_backend", "cuda_graph_config")
+
+# The least compute capability that computes in a precision.
+_CAPABILITIES = {"bf16": 80, "fp16": 70, "fp8": 89}
+
+# Encoder CUDA graphs are captured at start for every batch size, number of tokens and longest length that can come
+# together: at most 60 of these, for small batches only, where the host's part of a step shows.
+_GRAPH_BATCH_SIZES = (1, 2, 4, 8)
+_LEAST_GRAPH_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class TRTLLMOptions:
+    """``graph_tokens``: batches of up to so many tokens have CUDA graphs; 0: none has."""
+
+    graph_tokens: int = 512
+
+
+class TRTLLMEngine:
+    """One ``LLM`` in encode-only mode. ``close`` shuts it down."""
+
+    def __init__(self, folder: Path, manifest: Manifest, options: TRTLLMOptions) -> None:
+        """Raises MissingDependencyError, LibraryVersionError, DeviceNotFoundError, ArtifactWrongDeviceError,
+        ArtifactManifestError, EngineError."""
+        api = _load_api(manifest)
+        log.warning("%s: target trtllm is experimental (docs/decisions.md)", manifest.name)
+        gpu = current_gpu(load_cuda(f"Serving {manifest.name} (target trtllm)", "trtllm"))
+        if gpu.capability < _CAPABILITIES.get(manifest.precision, 0):
+            raise ArtifactWrongDeviceError(
+                f"The artifact of {manifest.name} computes in {manifest.precision}, which {gpu.name} "
+                f"({gpu.architecture}) does not: build it again with another --precision, or for another target."
+            )
+        output = _only_output(manifest)
+        self._output, self._width = output.name, output.dimension
+        self._lock = threading.Lock()
+        self._llm: Any = None
+        has_types = _has_token_types(folder, manifest)
+        limits = manifest.limits
+        graphs = None if has_types else _graphs(api, limits, options.graph_tokens)
+        try:
+            self._llm = api.LLM(
+                model=str(folder),
+                skip_tokenizer_init=True,
+                trust_remote_code=False,
+                encode_only=True,
+                max_batch_size=limits.max_batch_size,
+                max_num_tokens=limits.max_num_tokens,
+                max_seq_len=limits.max_seq_len,
+                attn_backend="TRTLLM",
+                cuda_graph_config=graphs,
+            )
+            # A tensor on the device, from which token types are made: bei does not import torch.
+            self._like = self._llm.encode([[0]], **_RAW, copy_logits_to_host=False) if has_types else None
+        except Exception as error:  # whatever it raises: pydantic's errors, torch's, its own
+            self._shut_down()
+            raise EngineError(
+                f"TensorRT-LLM {api.__version__} could not load {folder}: {_one_line(error)}. bei needs {_LEAST} or "
+                "newer; the target is experimental, --target cpu is not."
+            ) from error
+        self._info = EngineInfo(
+            target=manifest.target,
+            precision=manifest.precision,
+            device=gpu.name,
+            limits=limits,
+            outputs={self._output: self._width},
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """The facts. What it holds of the device's memory TensorRT-LLM does not say."""
+        return self._info
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        """Compute ``outputs`` (None: all), float32, a row a sequence, which may be NaN or Inf. Raises EngineError."""
+        if batch.key_lens is not None or batch.unpooled_lens is not None:
+            raise EngineError("TensorRT-LLM has no keys or means of some tokens. This is a bug.")
+        if outputs is not None and self._output not in outputs:
+            return {}
+        prompts = [part.tolist() for part in np.split(batch.input_ids, batch.cu_seqlens[1:-1])]
+        with self._lock:
+            if self._llm is None:
+                raise EngineError("The engine is closed.")
+            try:
+                logits = self._llm.encode(prompts, **_RAW, copy_logits_to_host=True, **self._token_types(batch))
+                # numpy has no bfloat16; and a copy: the buffer belongs to the next batch.
+                rows: Float32Array = np.array(logits.float().cpu().numpy(), np.float32)
+            except Exception as error:  # of the batch's size, of CUDA, of torch: what failed is this batch
+                raise EngineError(
+                    f"TensorRT-LLM failed on a batch of {batch.batch_size} sequences and {batch.num_tokens} tokens: "
+                    f"{_one_line(error)}"
+                ) from error
+        if rows.shape != (batch.batch_size, self._width):
+            raise EngineError(
+                f"TensorRT-LLM answered {list(rows.shape)} for {self._output}, not "
+                f"{[batch.batch_size, self._width]}: this version's class differs from the one the artifact is for."
+            )
+        return {self._output: rows}
+
+    def warmup(self) -> None:
+        """Run the batch of most tokens once."""
+        limits = self._info.limits
+        length = limits.max_seq_len
+        count = max(1, min(limits.max_batch_size, limits.max_num_tokens // length))
+        cu_seqlens = np.arange(count + 1, dtype=np.int32) * np.int32(length)
+        self.run(PackedBatch(np.zeros(count * length, np.int32), cu_seqlens))
+
+    def close(self) -> None:
+        """Shut the LLM down; a batch under way is awaited."""
+        with self._lock:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        llm, self._llm = self._llm, None
+        self._like = None
+        if llm is not None:
+            llm.shutdown()
+
+    def _token_types(self, batch: PackedBatch) -> dict[str, Any]:
+        """The keyword argument that BERT's class has; without it all types are 0. int32 [T] on the device."""
+        if batch.token_type_ids is None or self._like is None:
+            return {}
+        return {"token_type_ids": self._like.new_tensor(batch.token_type_ids.tolist()).int()}
+
+
+# Batches of token ids in, one tensor [B, width] out.
+_RAW = {"add_special_tokens": False, "return_raw_logits": True}
+
+
+def _load_api(manifest: Manifest) -> Any:
+    """The module, after a look at what is used of it. Raises MissingDependencyError, LibraryVersionError."""
+    try:
+        import tensorrt_llm as api
+    except ModuleNotFoundError as error:
+        if error.name != "tensorrt_llm":
+            raise _unusable("cannot be loaded", error) from error
+        raise MissingDependencyError("tensorrt-llm", "trtllm", f"Serving {manifest.name} (target trtllm)") from error
+    except Exception as error:  # without a driver its own libraries do not load
+        raise _unusable("cannot be loaded", error) from error
+    missing = next(_missing(api), None)
+    if missing:
+        version = getattr(api, "__version__", "of unknown version")
+        raise LibraryVersionError(
+            f"TensorRT-LLM {version} has no {missing}: install {_LEAST} or newer, with pip install 'bei[trtllm]'."
+        )
+    return api
+
+
+def _missing(api: Any) -> Any:
+    """What bei uses and this version has not, by name."""
+    encode = getattr(getattr(api, "LLM", None), "encode", None)
+    if encode is None:
+        yield "LLM.encode"
+        return
+    known = inspect.signature(encode).parameters
+    yield from (f"argument {name} of LLM.encode" for name in _ENCODE_ARGUMENTS if name not in known)
+    llmapi = importlib.import_module("tensorrt_llm.llmapi")
+    if not hasattr(llmapi, "EncodeCudaGraphConfig"):
+        yield "llmapi.EncodeCudaGraphConfig"
+    fields = getattr(getattr(llmapi, "TorchLlmArgs", None), "model_fields", None)
+    if fields is not None:  # else the constructor says it
+        yield from (f"argument {name} of LLM" for name in _LLM_ARGUMENTS if name not in fields)
+
+
+def _unusable(what: str, error: BaseException) -> LibraryVersionError:
+    return LibraryVersionError(
+        f"TensorRT-LLM is installed and {what} ({_one_line(error)}): install {_LEAST} or newer, with "
+        "pip install 'bei[trtllm]', on a machine with an NVIDIA driver."
+    )
+
+
+def _only_output(manifest: Manifest) -> Any:
+    if len(manifest.outputs) != 1 or manifest.outputs[0].per_token:
+        raise ArtifactManifestError(
+            f"The artifact of {manifest.name} has outputs that TensorRT-LLM does not give. Build it again."
+        )
+    return manifest.outputs[0]
+
+
+def _has_token_types(folder: Path, manifest: Manifest) -> bool:
+    """Whether the model adds rows for token types. Then it has no CUDA graphs: those take no arguments of a model's."""
+    try:
+        config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
+        return int(config.get("type_vocab_size", 0)) > 1
+    except (OSError, ValueError, AttributeError) as error:
+        raise ArtifactManifestError(
+            f"config.json of {manifest.name} cannot be read ({_one_line(error)}). Build it again."
+        ) from error
+
+
+def _graphs(api: Any, limits: Limits, graph_tokens: int) -> Any:
+    """The configuration of CUDA graphs for batches of up to ``graph_tokens`` tokens; None: none."""
+    tokens, size = [], _LEAST_GRAPH_TOKENS
+    while size <= min(graph_tokens, limits.max_num_tokens):
+        tokens.append(size)
+        size *= 2
+    lengths = [length for length in tokens if length <= limits.max_seq_len]
+    if not lengths:
+        return None
+    return api.llmapi.EncodeCudaGraphConfig(
+        batch_sizes=[size for size in _GRAPH_BATCH_SIZES if size <= limits.max_batch_size],
+        num_tokens=tokens,
+        seq_lens=lengths,
+        enable_padding=True,
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,224 @@
+"""A Hugging Face style checkpoint for TensorRT-LLM: config.json, safetensors, and ModelOpt's way to say FP8.
+
+Tensors are read, converted and written one after the other; what files hold is known before the first is read.
+Matrices in FP8 are float8_e4m3fn [out, in] with a scalar float32 ``weight_scale``, the largest absolute value / 448.
+There is no ``input_scale``, so TensorRT-LLM quantizes activations as they come, a tensor at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from bei_build.weight_shapes import Shape
+
+CONFIG = "config.json"
+_QUANTIZATION = "hf_quant_config.json"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+_LARGEST_FP8 = 448.0
+_MOST_BYTES = 4 << 30  # of a file, unless one tensor alone is larger
+_ALIGNMENT = 8  # of what lies behind the header, which safetensors fills up with blanks
+
+# The name in safetensors of each element type, and numpy's.
+_TYPES: Mapping[str, npt.DTypeLike] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+}
+
+# Reads the weight of that name, float32.
+Read: TypeAlias = Callable[[str], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One of our weights as it is to be stored.
+
+    ``weight`` is our name of it, ``stored`` the checkpoint's. ``scale_group``: our names of the matrices that have one
+    FP8 scale together, this one among them, because TensorRT-LLM multiplies by them in one product; None: not in FP8.
+    """
+
+    weight: str
+    stored: str
+    shape: Shape
+    scale_group: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor of a file."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    values: Callable[[], npt.NDArray[Any]]
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(_TYPES[self.dtype]).itemsize
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Sequence[Tensor],
+    read: Read,
+    dtype: str,
+    unquantized: Sequence[str],
+    producer: Mapping[str, str],
+    most_bytes: int = _MOST_BYTES,
+) -> None:
+    """Write ``tensors`` into ``folder``, of type ``dtype`` ("BF16", "F16") where they are not in FP8, and ``config``.
+
+    ``unquantized``: modules that stay as they are, in ModelOpt's patterns; written where some tensor is in FP8.
+    ``producer`` has a name and a version. Raises ValueError for a weight that is not finite in ``dtype``.
+    """
+    if any(tensor.scale_group for tensor in tensors):
+        config = {**config, "quantization_config": _inline_quantization(unquantized, producer)}
+        write_json(folder / _QUANTIZATION, _quantization(unquantized, producer))
+    write_json(folder / CONFIG, config)
+    shards = _sharded(list(_entries(tensors, read, dtype)), most_bytes)
+    if len(shards) == 1:
+        _write_safetensors(folder / _WEIGHTS, shards[0])
+        return
+    names = [f"model-{index:05}-of-{len(shards):05}.safetensors" for index in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        _write_safetensors(folder / name, shard)
+    weight_map = {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard}
+    total = sum(entry.num_bytes for shard in shards for entry in shard)
+    write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Indented, keys in order: equal builds are equal bytes."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _entries(tensors: Sequence[Tensor], read: Read, dtype: str) -> Iterator[_Entry]:
+    scales = _Scales(read)
+    for tensor in tensors:
+        if tensor.scale_group is None:
+            yield _Entry(tensor.stored, dtype, tensor.shape, _Converted(tensor, read, dtype))
+            continue
+        yield _Entry(tensor.stored, "F8_E4M3", tensor.shape, _Quantized(tensor, read, scales))
+        yield _Entry(f"{tensor.stored}_scale", "F32", (), _Scale(tensor.scale_group, scales))
+
+
+class _Scales:
+    """The FP8 scale of each group, computed once. Its matrices are read one by one, and again when they are written."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._known: dict[tuple[str, ...], np.float32] = {}
+
+    def of(self, group: tuple[str, ...]) -> np.float32:
+        """Largest absolute value / 448; 1 for zeros."""
+        if group not in self._known:
+            largest = max(float(np.abs(_finite(name, self._read(name))).max()) for name in group)
+            self._known[group] = np.float32(largest / _LARGEST_FP8 if largest else 1.0)
+        return self._known[group]
+
+
+@dataclass(frozen=True)
+class _Converted:
+    tensor: Tensor
+    read: Read
+    dtype: str
+
+    def __call__(self) -> npt.NDArray[Any]:
+        with np.errstate(over="ignore"):  # it is an error of ours
+            converted = self.read(self.tensor.weight).astype(_TYPES[self.dtype])
+        return _finite(self.tensor.weight, converted)
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    tensor: Tensor
+    read: Read
+    scales: _Scales
+
+    def __call__(self) -> npt.NDArray[Any]:
+        assert self.tensor.scale_group is not None
+        scaled = self.read(self.tensor.weight) / self.scales.of(self.tensor.scale_group)
+        quantized: npt.NDArray[Any] = np.clip(scaled, -_LARGEST_FP8, _LARGEST_FP8).astype(_TYPES["F8_E4M3"])
+        return quantized
+
+
+@dataclass(frozen=True)
+class _Scale:
+    group: tuple[str, ...]
+    scales: _Scales
+
+    def __call__(self) -> npt.NDArray[Any]:
+        return np.array(self.scales.of(self.group), np.float32)
+
+
+def _finite(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not np.isfinite(values).all():
+        raise ValueError(f"weight {name} is not finite in {values.dtype}")
+    return values
+
+
+def _sharded(entries: Sequence[_Entry], most_bytes: int) -> list[list[_Entry]]:
+    shards: list[list[_Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if shards[-1] and size + entry.num_bytes > most_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(entry)
+        size += entry.num_bytes
+    return shards
+
+
+def _write_safetensors(path: Path, entries: Sequence[_Entry]) -> None:
+    """The format: length of the header, the header, and the tensors end to end, all little-endian."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for entry in entries:
+        end = offset + entry.num_bytes
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [offset, end]}
+        offset = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little"))
+        file.write(encoded)
+        for entry in entries:
+            values = entry.values()
+            if values.shape != entry.shape:
+                raise ValueError(f"weight {entry.name} has shape {values.shape}, not {entry.shape}")
+            file.write(np.ascontiguousarray(values.reshape(-1)).view(np.uint8).data)
+
+
+def _quantization(unquantized: Sequence[str], producer: Mapping[str, str]) -> dict[str, Any]:
+    """hf_quant_config.json in ModelOpt's older, nested form, which all versions of TensorRT-LLM read."""
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": list(unquantized)}
+    return {"producer": dict(producer), "quantization": quantization}
+
+
+def _inline_quantization(unquantized: Sequence[str], producer: Mapping[str, str]) -> dict[str, Any]:
+    """The same in config.json, in ModelOpt's newer, flat form. Activations are scaled as they come: dynamic."""
+    eight_bits = {"num_bits": 8, "type": "float"}
+    group = {
+        "weights": {**eight_bits, "dynamic": False},
+        "input_activations": {**eight_bits, "dynamic": True},
+        "targets": ["Linear"],
+    }
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "FP8",
+        "config_groups": {"group_0": group},
+        "ignore": list(unquantized),
+        "producer": dict(producer),
+    }

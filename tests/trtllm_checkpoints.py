@@ -1,0 +1,38 @@
+"""A tiny checkpoint of each kind that target trtllm takes, in the type it is written in, so that nothing is rounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tests.checkpoints import bpe_tokenizer, change_config, read_tensors, save_checkpoint, write_tensors
+from tests.zoo import CASES, Case, save_case
+
+
+def qwen3_embedder(folder: Path, *, causal_lm: bool = False) -> Path:
+    """As Qwen3-Embedding: no prefix and no matrix of a language model, unless with ``causal_lm``."""
+    name = "Qwen3ForCausalLM" if causal_lm else "Qwen3Model"
+    case = next(case for case in CASES if case.name == name)
+    return save_case(folder, replace(case, stored=torch.bfloat16))
+
+
+def bert_classifier(folder: Path) -> Path:
+    """Three labels, two types of tokens."""
+    return save_checkpoint(folder, task="ForSequenceClassification", dtype=torch.float16, num_labels=3)
+
+
+def reward_model(folder: Path) -> Path:
+    """As Qwen2.5-Math-RM: a head that lies beside the model's tensors, one of a language model that nobody reads."""
+    case = next(case for case in CASES if case.name == "Qwen2Model")
+    settings = {key: value for key, value in case.settings.items() if "window" not in key and key != "layer_types"}
+    save_case(folder, Case("Qwen2", "Qwen2Model", settings, bpe_tokenizer, stored=torch.bfloat16))
+    generator = torch.Generator().manual_seed(5)
+    tensors = {f"model.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    for name, shape in {"0.weight": (32, 32), "0.bias": (32,), "2.weight": (1, 32), "2.bias": (1,)}.items():
+        tensors[f"score.{name}"] = torch.randn(shape, generator=generator).to(torch.bfloat16)
+    tensors["lm_head.weight"] = torch.ones(tensors["model.embed_tokens.weight"].shape)
+    write_tensors(folder, tensors)
+    auto_map = {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}
+    return change_config(folder, architectures=["Qwen2ForRewardModel"], auto_map=auto_map)
