@@ -61,5 +61,5 @@ def compiler_for(config: BuildConfig) -> Compiler:
     if config.target in ("tensorrt", "tensorrt-rtx"):
         from bei_build.targets.tensorrt import TensorRTCompiler
 
-        return TensorRTCompiler()
+        return TensorRTCompiler(config)
     raise ConfigError(f"Target {config.target!r} cannot be built yet.")
