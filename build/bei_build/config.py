@@ -82,7 +82,7 @@ class BuildConfig:
     strip_weights: bool = _option(
         False, "keep weights out of the plan: fine-tunes of one model share it", targets=("tensorrt",)
     )
-    timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=_TENSORRT)
+    timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=("tensorrt",))
     min_cosine: float | None = _option(
         None, "fail the build below this mean cosine of any output; p1 and minimum follow"
     )

@@ -110,9 +110,8 @@ class TensorRTCompiler:
             try:
                 plan = self._compiled(spec, weights, precision, limits, folder, say, AttentionCore.TRT_PACKED)
             except NoPlanError as error:
-                fallbacks.append(
-                    f"attention is padded: no kernel for it packed ({shorten(str(error), _MOST_OF_REASON)})"
-                )
+                reason = shorten(str(error), _MOST_OF_REASON, placeholder=" ...")
+                fallbacks.append(f"attention is padded, since there is no kernel for packed attention: {reason}")
         if plan is None:
             plan = self._compiled(spec, weights, precision, limits, folder, say, AttentionCore.TRT_ATTENTION)
         elif self._config.attention_lowering == "packed" and "packed" not in plan.lowerings:
