@@ -59,7 +59,11 @@ def write_plan(
     config = builder.create_builder_config()
     config.progress_monitor = monitor
     notes = _configure(trt, builder, network, config, settings, logger)
-    done = cancellable(lambda: _built(builder, network, config, plan), cancelled)
+
+    def work(held: Any = (monitor, parser)) -> bool:  # for as long as it runs, also after a second Ctrl-C
+        return _built(builder, network, config, plan)
+
+    done = cancellable(work, cancelled)
     if monitor.error is not None:
         raise monitor.error
     if not done:
@@ -68,7 +72,6 @@ def write_plan(
         raise refusal("compiled the graph, and reported", serious(logger.lines))
     if settings.timing_cache is not None:
         timing_cache.store(config, settings.timing_cache)
-    del parser
     return notes
 
 
