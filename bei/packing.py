@@ -16,6 +16,7 @@ from bei.core import Float32Array, Int32Array, PackedBatch
 _BUCKETS_PER_OCTAVE_LOG2 = 4
 _MIN_STEP = 8
 _KEYS = {"key_lens", "key_mask", "token_key_lens"}
+_CUMULATIVE = {"cu_query_lens", "cu_key_lens"}
 
 
 def bucket(size: int, min_step: int = _MIN_STEP) -> int:
@@ -41,6 +42,8 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
       0 where the token is left out of means.
     - ``unpad_index`` [T']: for each packed token, its slot in the padded view flattened to [B' * S'].
     - ``first_index``, ``last_index`` [B']: the packed position of each sequence's first and last token.
+    - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then how many
+      tokens there are. For them filler sequences own a filler token each, and T' has room for those.
 
     Filler tokens are id 0 at position 0 and are read by nobody; filler sequences have one token, packed token 0,
     because an engine need not define the attention over an empty sequence. Rows from B on are to be dropped.
@@ -50,7 +53,9 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
     num_tokens, batch_size = batch.num_tokens, batch.batch_size
     num_rows = bucket(batch_size, min_step=1)
     width = bucket(int(seq_lens.max()))
-    per_token = np.zeros((5, bucket(num_tokens)), np.int32)
+    is_cumulative = not _CUMULATIVE.isdisjoint(names)
+    num_fillers = num_rows - batch_size if is_cumulative else 0
+    per_token = np.zeros((5, bucket(num_tokens + num_fillers)), np.int32)
     input_ids, token_type_ids, position_ids, unpad_index, row = per_token
     input_ids[:num_tokens] = batch.input_ids
     if batch.token_type_ids is not None:
@@ -80,6 +85,10 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
         "last_index": last_index,
     }
     # Few models ask for what follows.
+    if is_cumulative:
+        fillers = num_tokens + np.arange(1, num_fillers + 1, dtype=np.int32)
+        tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, fillers], dtype=np.int32)
+        tensors["cu_key_lens"] = tensors["cu_query_lens"].copy()  # an engine may bind it to memory of its own
     if "token_seq_lens" in names:
         tensors["token_seq_lens"] = _per_token(seq_lens, seq_lens, len(input_ids))
     if not _KEYS.isdisjoint(names):

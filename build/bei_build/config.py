@@ -82,7 +82,7 @@ class BuildConfig:
     strip_weights: bool = _option(
         False, "keep weights out of the plan: fine-tunes of one model share it", targets=("tensorrt",)
     )
-    timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=_TENSORRT)
+    timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=("tensorrt",))
     min_cosine: float | None = _option(
         None, "fail the build below this mean cosine of any output; p1 and minimum follow"
     )
@@ -100,8 +100,10 @@ class BuildConfig:
             value, choices = getattr(self, option.name), option.metadata.get("choices")
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
-            if self.target not in option.metadata.get("targets", TARGETS) and value != option.default:
-                only = " or ".join(option.metadata["targets"])
+        for option in fields(self):
+            targets = option.metadata.get("targets", TARGETS)
+            if self.target not in targets and getattr(self, option.name) != option.default:
+                only = " or ".join(targets)
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
         if len(self.score_tokens) > 2:
             raise ConfigError(f"score_tokens must be one or two tokens, such as no,yes; not {len(self.score_tokens)}.")

@@ -390,10 +390,10 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """Of all layers, the decoder's too."""
-        decoder = self.decoder.layers if self.decoder else ()
-        cross = tuple(layer.cross_attention for layer in decoder if layer.cross_attention)
-        return (*(layer.attention for layer in (*self.layers, *decoder)), *cross)
+        """Of all layers, the decoder's too, in the order in which they run."""
+        layers = (*self.layers, *(self.decoder.layers if self.decoder else ()))
+        pairs = ((layer.attention, layer.cross_attention) for layer in layers)
+        return tuple(attention for pair in pairs for attention in pair if attention is not None)
 
     @property
     def dimensions(self) -> dict[Output, int]:

@@ -1,34 +1,37 @@
-"""Lowerings of the attention core. All take and give packed tokens, ``[T, width]``.
+"""Lowerings of the attention core, chosen layer by layer. All take and give packed tokens, ``[T, width]``.
 
 ``padded``: two Gathers around a padded core; everything else of the model stays packed. The core is a function of the
 target, because what fuses best differs (docs/decisions.md): OpenVINO recognizes MatMul-Add-Softmax-MatMul, TensorRT
 wants its own attention op with per-sequence lengths. ``masked``: the same op with a mask (windows, biases by
 position). ``primitive``: TensorRT's op has no place for soft caps and DeBERTa's scores; those are written out.
+``packed``: the op on packed tokens, told where sequences begin, for GPUs that have a kernel for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import FunctionProto, NodeProto, helper
 
+from bei_build.graph.attention_bodies import DOMAIN, OP, Form, body_of
 from bei_build.graph.positions import ScoreBiases
-from bei_build.graph.writer import OPSET, DType, GraphWriter
-from bei_build.spec import AttentionSpec
+from bei_build.graph.writer import DType, GraphWriter
+from bei_build.spec import AttentionSpec, ModelSpec
 
-_TRT_DOMAIN = "trt"
+Lowering: TypeAlias = Literal["packed", "padded", "masked", "primitive"]
+
 _HEAD_DIM_STEP = 8  # TensorRT-RTX fails on attention over heads of other widths (rubert-tiny has 26)
 
 
 class AttentionCore(Enum):
-    """How the padded core is written."""
+    """How the core is written: out, as TensorRT's op, or as that on packed tokens wherever it can be."""
 
     MATMUL_SOFTMAX = "matmul_softmax"
     TRT_ATTENTION = "trt_attention"
+    TRT_PACKED = "trt_packed"
 
 
 @dataclass(frozen=True)
@@ -44,50 +47,39 @@ class PositionTables:
     queries: str | None = None
 
 
-def is_primitive(spec: AttentionSpec) -> bool:
-    """Whether TensorRT's attention op cannot express ``spec``."""
-    return spec.softcap is not None or spec.disentangled is not None
+def lowerings(spec: ModelSpec, core: AttentionCore) -> list[Lowering]:
+    """How each attention of ``spec`` is written with ``core``, in the graph's order."""
+    return [_lowering(attention, core, partial_keys=spec.partial_keys) for attention in spec.attentions]
 
 
-def needs_mask(spec: AttentionSpec) -> bool:
-    """Whether TensorRT's attention op needs a mask beside the lengths for ``spec``."""
-    return spec.window is not None or spec.alibi or spec.relative_bias is not None
+def _lowering(spec: AttentionSpec, core: AttentionCore, *, partial_keys: bool) -> Lowering:
+    """Packed keys lie end to end: where some tokens of a sequence are none, they cannot be told so."""
+    if core is AttentionCore.MATMUL_SOFTMAX or spec.softcap is not None or spec.disentangled is not None:
+        return "primitive"
+    if spec.window is not None or spec.alibi or spec.relative_bias is not None:
+        return "masked"
+    return "packed" if core is AttentionCore.TRT_PACKED and not partial_keys else "padded"
 
 
-class PaddedAttention:
+class AttentionEmitter:
     """Emits the attention of all layers. Made once per graph: indices and masks are shared.
 
     ``partial_keys``: tokens at the end of a sequence may be no keys, and queries all the same.
     """
 
-    def __init__(
-        self,
-        graph: GraphWriter,
-        core: AttentionCore,
-        attentions: tuple[AttentionSpec, ...],
-        max_seq_len: int,
-        *,
-        partial_keys: bool,
-    ) -> None:
+    def __init__(self, graph: GraphWriter, core: AttentionCore, max_seq_len: int, *, partial_keys: bool) -> None:
         self._graph = graph
         self._core = core
         self._partial_keys = partial_keys
         self._biases = ScoreBiases(graph, max_seq_len, partial_keys=partial_keys)
-        self._pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
-        self._unpad_index = graph.input("unpad_index", DType.INT32, ["T"])
-        fused = [attention for attention in attentions if not is_primitive(attention)]
-        # One body for the op: all layers have masks or none, and what is causal in some only is a mask.
-        some_causal = len({attention.causal for attention in fused}) > 1
-        self._masked = some_causal or any(needs_mask(attention) for attention in fused)
-        if core is AttentionCore.TRT_ATTENTION and fused:
-            additive = any(attention.alibi or attention.relative_bias for attention in fused)
-            mask = ("additive" if additive else "boolean") if self._masked else None
-            graph.function(_trt_attention_body(mask, causal=fused[0].causal and not self._masked))
 
     def emit(self, query: str, key: str, value: str, spec: AttentionSpec, tables: PositionTables, name: str) -> str:
         """Attention over packed ``query`` [T, width], scaled already, ``key`` and ``value`` [T, kv_width]."""
+        lowering = _lowering(spec, self._core, partial_keys=self._partial_keys)
+        if lowering == "packed":
+            return self._packed(query, key, value, spec, name)
         graph = self._graph
-        fused = self._core is AttentionCore.TRT_ATTENTION and not is_primitive(spec)
+        fused = lowering != "primitive"
         repeat = 1 if fused else spec.num_heads // spec.num_kv_heads
         query = self._pad(query, spec.num_heads, spec.head_dim, f"{name}.q")
         key, value = (
@@ -97,16 +89,34 @@ class PaddedAttention:
         context = (self._fused if fused else self._written_out)(query, key, value, spec, tables, name)
         by_slot = graph.op("Transpose", [context], f"{name}.by_slot", perm=[0, 2, 1, 3])
         flat = graph.op("Reshape", [by_slot, graph.constant([-1, spec.width])], f"{name}.flat")
-        packed = graph.op("Gather", [flat, self._unpad_index], f"{name}.unpadded", axis=0)
+        unpad_index = graph.input("unpad_index", DType.INT32, ["T"])
+        packed = graph.op("Gather", [flat, unpad_index], f"{name}.unpadded", axis=0)
         if not self._partial_keys or spec.window is None:
             return packed
         # No key in its window: what the core gives is of its padding, or NaN. Torch's attention gives zeros.
         nothing = graph.constant(0.0, graph.types.compute.numpy)
         return graph.op("Where", [self._biases.near_a_key(spec.window), packed, nothing], f"{name}.seen")
 
+    def _packed(self, query: str, key: str, value: str, spec: AttentionSpec, name: str) -> str:
+        graph = self._graph
+        heads = []
+        for tensor, num_heads, role in (
+            (query, spec.num_heads, "q"),
+            (key, spec.num_kv_heads, "k"),
+            (value, spec.num_kv_heads, "v"),
+        ):
+            split = graph.op("Reshape", [tensor, graph.constant([0, num_heads, spec.head_dim])], f"{name}.{role}.heads")
+            heads.append(self._widened(split, spec.head_dim, rank=3))
+        # Two inputs of equal values: TensorRT has been seen to crash on one that is wired to both.
+        lengths = [graph.input(f"cu_{role}_lens", DType.INT32, ["B+1"]) for role in ("query", "key")]
+        form = Form.PACKED_CAUSAL if spec.causal else Form.PACKED
+        context = self._attention_op(form, [*heads, "", *lengths], spec, f"{name}.attention", rank=3)
+        return graph.op("Reshape", [context, graph.constant([0, spec.width])], f"{name}.flat")
+
     def _pad(self, tensor: str, num_heads: int, head_dim: int, name: str, repeat: int = 1) -> str:
         graph = self._graph
-        padded = graph.op("Gather", [tensor, self._pad_index], f"{name}.padded", axis=0)
+        pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        padded = graph.op("Gather", [tensor, pad_index], f"{name}.padded", axis=0)
         shape = graph.constant([0, 0, num_heads, head_dim])
         split = graph.op("Reshape", [padded, shape], f"{name}.heads")
         if repeat > 1:
@@ -115,24 +125,29 @@ class PaddedAttention:
         return graph.op("Transpose", [split], f"{name}.by_head", perm=[0, 2, 1, 3])
 
     def _fused(self, query: str, key: str, value: str, spec: AttentionSpec, tables: PositionTables, name: str) -> str:
-        graph = self._graph
-        lengths = graph.input("key_lens" if self._partial_keys else "seq_lens", DType.INT32, ["B"])
-        mask = self._biases.without_empty_slots(spec, tables.relative_bias) if self._masked else ""
-        causal = {"causal_kind": "upper_left"} if spec.causal and not self._masked else {}
-        query, key, value = (self._widened(tensor, spec.head_dim) for tensor in (query, key, value))
-        inputs = [query, key, value, mask, "", lengths]  # Q K V mask query_lengths kv_lengths
-        attended = f"{name}.attention"
-        graph.op("TRT_Attention", inputs, attended, domain=_TRT_DOMAIN, TRT_decomposable=1, **causal)
-        if spec.head_dim % _HEAD_DIM_STEP == 0:
-            return attended
-        window = [graph.constant([bound]) for bound in (0, spec.head_dim, 3)]
-        return graph.op("Slice", [attended, *window], f"{name}.narrowed")
+        lengths = self._graph.input("key_lens" if self._partial_keys else "seq_lens", DType.INT32, ["B"])
+        mask, form = "", Form.PADDED_CAUSAL if spec.causal else Form.PADDED
+        if _lowering(spec, self._core, partial_keys=self._partial_keys) == "masked":  # what is causal is in the mask
+            mask = self._biases.without_empty_slots(spec, tables.relative_bias)
+            form = Form.ADDITIVE if spec.alibi or tables.relative_bias is not None else Form.BOOLEAN
+        heads = [self._widened(tensor, spec.head_dim, rank=4) for tensor in (query, key, value)]
+        return self._attention_op(form, [*heads, mask, "", lengths], spec, f"{name}.attention", rank=4)
 
-    def _widened(self, heads: str, head_dim: int) -> str:
-        """``heads`` [B, heads, S, head_dim] with zeros behind each head, up to a width that the attention op takes."""
+    def _attention_op(self, form: Form, inputs: list[str], spec: AttentionSpec, name: str, rank: int) -> str:
+        """``inputs``: Q, K, V, mask, query_lengths, kv_lengths."""
+        graph = self._graph
+        graph.function(body_of(form))
+        graph.op(OP, inputs, name, domain=DOMAIN, overload=form.value, **form.attributes)
+        if spec.head_dim % _HEAD_DIM_STEP == 0:
+            return name
+        window = [graph.constant([bound]) for bound in (0, spec.head_dim, rank - 1)]
+        return graph.op("Slice", [name, *window], f"{name}.narrowed")
+
+    def _widened(self, heads: str, head_dim: int, rank: int) -> str:
+        """``heads`` [..., head_dim] with zeros behind each head, up to a width that the attention op takes."""
         if head_dim % _HEAD_DIM_STEP == 0:
             return heads
-        filler = self._graph.constant([0] * 7 + [-head_dim % _HEAD_DIM_STEP])
+        filler = self._graph.constant([0] * (2 * rank - 1) + [-head_dim % _HEAD_DIM_STEP])
         return self._graph.op("Pad", [heads, filler], f"{heads}.widened")
 
     def _written_out(
@@ -166,57 +181,3 @@ class PaddedAttention:
         if transposed:
             term = graph.op("Transpose", [term], f"{name}.term_t", perm=[0, 1, 3, 2])
         return graph.op("Add", [scores, term], name)
-
-
-def _trt_attention_body(mask: str | None, *, causal: bool) -> FunctionProto:
-    """What ``trt::TRT_Attention`` computes in its padded form, in standard operators.
-
-    TensorRT's parser ignores the body and uses its own importer; ONNX Runtime inlines it, which is how the graph
-    for TensorRT is tested without a GPU (TensorRT documentation: TRT_custom_ops, input 5 is kv_lengths). ``mask``:
-    None, boolean or additive, all layers alike.
-    """
-    nodes: list[NodeProto] = []
-
-    def node(op_type: str, inputs: list[str], output: str, **attributes: Any) -> None:
-        nodes.append(helper.make_node(op_type, inputs, [output], **attributes))
-
-    node("Constant", [], "axis_zero", value_ints=[0])
-    node("Constant", [], "axis_one", value_ints=[1])
-    node("Constant", [], "zero", value_int=0)
-    node("Constant", [], "one", value_int=1)
-    node("Constant", [], "axes", value_ints=[1, 2, 3])
-    node("Shape", ["K"], "num_keys", start=2, end=3)
-    node("Shape", ["Q"], "num_queries", start=2, end=3)
-    node("Squeeze", ["num_keys", "axis_zero"], "num_keys_scalar")
-    node("Range", ["zero", "num_keys_scalar", "one"], "key_slots")
-    node("Cast", ["kv_lengths"], "lengths", to=7)
-    node("Unsqueeze", ["lengths", "axes"], "lengths_4d")
-    node("Less", ["key_slots", "lengths_4d"], "in_sequence")
-    node("Concat", ["axis_one", "axis_one", "num_queries", "axis_one"], "mask_shape", axis=0)
-    node("Expand", ["in_sequence", "mask_shape"], "full")
-    final = "full"
-    if causal:
-        node("Squeeze", ["num_queries", "axis_zero"], "num_queries_scalar")
-        node("Range", ["zero", "num_queries_scalar", "one"], "query_slots")
-        node("Unsqueeze", ["query_slots", "axis_one"], "query_column")
-        node("LessOrEqual", ["key_slots", "query_column"], "not_later")
-        node("And", ["full", "not_later"], "full_causal")
-        final = "full_causal"
-    if mask == "boolean":
-        node("And", ["full", "attn_mask"], "full_visible")
-        final = "full_visible"
-    elif mask == "additive":
-        node("Constant", [], "hidden_f32", value_float=-6e4)
-        node("CastLike", ["hidden_f32", "attn_mask"], "hidden")
-        node("Where", ["full", "attn_mask", "hidden"], "full_bias")
-        final = "full_bias"
-    node("Attention", ["Q", "K", "V", final], "Y", scale=1.0)
-    return helper.make_function(
-        _TRT_DOMAIN,
-        "TRT_Attention",
-        ["Q", "K", "V", "attn_mask", "query_lengths", "kv_lengths"],
-        ["Y"],
-        nodes,
-        [helper.make_opsetid("", OPSET)],
-        attributes=["TRT_decomposable", "causal_kind"] if causal else ["TRT_decomposable"],
-    )

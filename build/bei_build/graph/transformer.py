@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei_build.graph.activation import emit_activation
-from bei_build.graph.attention import AttentionCore, PaddedAttention, PositionTables
+from bei_build.graph.attention import AttentionCore, AttentionEmitter, PositionTables
 from bei_build.graph.experts import ExpertsEmitter
 from bei_build.graph.heads import HeadEmitter
 from bei_build.graph.positions import Rotations, halved, relative_bias_table
@@ -60,11 +60,9 @@ class _TransformerEmitter:
         self._max_seq_len = max_seq_len
         self._input_ids = graph.input("input_ids", DType.INT32, ["T"])
         self._words: str | None = None
-        attentions = spec.attentions
-        if attentions:  # else nothing would read the indices that it declares
-            self._attention = PaddedAttention(graph, core, attentions, max_seq_len, partial_keys=spec.partial_keys)
+        self._attention = AttentionEmitter(graph, core, max_seq_len, partial_keys=spec.partial_keys)
         # TensorRT wants shapes that do not depend on values.
-        self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=core is AttentionCore.TRT_ATTENTION)
+        self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=core is not AttentionCore.MATMUL_SOFTMAX)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 

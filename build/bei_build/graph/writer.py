@@ -99,13 +99,17 @@ class GraphWriter:
         self._outputs.append(helper.make_tensor_value_info(name, dtype.onnx, list(shape)))
 
     def function(self, function: FunctionProto) -> None:
-        """Attach a local function: the body of an op that not every reader has."""
-        if all(function.name != other.name for other in self._functions):
+        """Attach a local function, once: the body of an op that not every reader has, or of one of its overloads."""
+        if function not in self._functions:
             self._functions.append(function)
 
-    def op(self, op_type: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any) -> str:
+    def op(
+        self, op_type: str, inputs: Sequence[str], name: str, *, domain: str = "", overload: str = "", **attributes: Any
+    ) -> str:
         """Append a node with one output; returns the output's name, which is ``name``."""
-        self._nodes.append(helper.make_node(op_type, list(inputs), [name], name=name, domain=domain, **attributes))
+        self._nodes.append(
+            helper.make_node(op_type, list(inputs), [name], name, domain=domain, overload=overload, **attributes)
+        )
         return name
 
     def split(self, value: str, sizes: Sequence[int], name: str, axis: int) -> list[str]:
@@ -172,7 +176,7 @@ class GraphWriter:
         self._data.close()
         graph = helper.make_graph(self._nodes, "bei", self._inputs, self._outputs, self._initializers)
         opsets = [helper.make_opsetid("", OPSET)]
-        opsets += [helper.make_opsetid(function.domain, 1) for function in self._functions]
+        opsets += [helper.make_opsetid(domain, 1) for domain in sorted({one.domain for one in self._functions})]
         model: ModelProto = helper.make_model(
             graph, opset_imports=opsets, functions=self._functions, ir_version=_IR_VERSION, producer_name="bei"
         )

@@ -61,9 +61,9 @@ def compiler_for(config: BuildConfig) -> Compiler:
     if config.target in ("tensorrt", "tensorrt-rtx"):
         from bei_build.targets.tensorrt import TensorRTCompiler
 
-        return TensorRTCompiler()
+        return TensorRTCompiler(config)
     if config.target == "trtllm":
         from bei_build.targets.trtllm import TRTLLMCompiler
 
         return TRTLLMCompiler()
-    raise ConfigError(f"Target {config.target!r} cannot be built yet.")
+    raise ConfigError(f"Target {config.target!r} is not known. Targets: {', '.join(TARGETS)}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +13,14 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
+from bei.artifact import PlanProfile
 from bei.core import Limits
-from bei_build.targets import tensorrt
+from bei_build.graph.attention import Lowering
+from bei_build.targets import Say
+from bei_build.targets.tensorrt.log import logger_of
+from bei_build.targets.tensorrt.network import parse
+from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
+from bei_build.targets.tensorrt.profiles import profiles_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN
 
 VERSION = "11.4.0.106"  # of TensorRT, that RTX stands for
@@ -57,20 +63,33 @@ def limits_of(max_seq_len: int) -> Limits:
     return Limits(max_num_tokens=1000, max_batch_size=30, max_seq_len=max_seq_len)
 
 
-def compiled(trt: ModuleType, path: Path, num_attentions: int = 2, max_seq_len: int = MAX_SEQ_LEN) -> bytes:
-    """The plan; the compiler itself checks the log, that every input is read, and the lengths of every attention."""
-    return tensorrt.plan_from_onnx(trt, path, limits_of(max_seq_len), num_attentions)
+def profiles(max_seq_len: int = MAX_SEQ_LEN, *, packed: bool = False) -> tuple[PlanProfile, PlanProfile]:
+    return profiles_of(limits_of(max_seq_len), 512, 8, packed=packed)
+
+
+def compiled(
+    trt: ModuleType,
+    path: Path,
+    lowerings: Sequence[Lowering] = ("padded", "padded"),
+    max_seq_len: int = MAX_SEQ_LEN,
+    say: Say = lambda _: None,
+    **settings: Any,
+) -> bytes:
+    """The plan; the compiler itself checks the log, that every input is read, and each attention's lengths and mask."""
+    plan = path.parent / "model.plan"
+    chosen = PlanSettings(profiles=profiles(max_seq_len, packed="packed" in lowerings), **settings)
+    assert write_plan(trt, path, lowerings, chosen, plan, say) == []
+    return plan.read_bytes()
 
 
 @contextmanager
-def parsed(trt: ModuleType, path: Path) -> Iterator[list[Any]]:
-    """The layers that TensorRT's parser makes of the graph at ``path``."""
-    logger = tensorrt._logger(trt.ILogger)
+def parsed(trt: ModuleType, path: Path, lowerings: Sequence[Lowering] = ("padded", "padded")) -> Iterator[Any]:
+    """The network that TensorRT's parser makes of the graph at ``path``."""
+    logger = logger_of(trt.ILogger)
     builder = trt.Builder(logger)
-    network = builder.create_network(0)
-    parser = trt.OnnxParser(network, logger)
-    assert parser.parse_from_file(str(path))
-    yield [network.get_layer(index) for index in range(network.num_layers)]
+    network, parser = parse(trt, builder, logger, path, lowerings)
+    yield network
+    del parser
 
 
 def edited(path: Path, edit: Callable[[ModelProto], object]) -> Path:
@@ -91,4 +110,7 @@ def forbid_decomposition(model: ModelProto) -> None:
         settings = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         assert settings["TRT_decomposable"] == 1
         settings["TRT_decomposable"] = 0
-        node.CopyFrom(helper.make_node(node.op_type, node.input, node.output, domain="trt", **settings))
+        again = helper.make_node(
+            node.op_type, node.input, node.output, domain=node.domain, overload=node.overload, **settings
+        )
+        node.CopyFrom(again)

@@ -13,7 +13,11 @@ from onnx import TensorProto, helper
 
 from bei.errors import CompileError
 from bei_build.checkpoint import Checkpoint
+from bei_build.graph.attention import AttentionCore, Lowering, lowerings
 from bei_build.graph.writer import DType
+from bei_build.spec import AttentionSpec, HeadSpec, ModelSpec
+from bei_build.targets.tensorrt.network import attentions_of, layers_of
+from bei_build.targets.tensorrt.plan import NoPlanError
 from tests.bei_build.targets.rtx import attention_nodes, compiled, edited, forbid_decomposition, needs_rtx, parsed
 from tests.bei_build.targets.tiny import (
     BY_POSITION,
@@ -33,43 +37,54 @@ from tests.zoo import CASES, FIRST_OF_FAMILY, SPECIAL, Case, by_tier, spec_of
 NUM_LAYERS = 3  # of the zoo's models but those with a decoder
 
 
-def lowering_of(case: Case) -> str:
-    """How attention must be written: TensorRT's op with lengths ("padded"), causal, or with a mask; or primitives.
+WORDS: dict[str, Lowering] = {
+    "padded": "padded",
+    "causal": "padded",
+    "additive mask": "masked",
+    "boolean mask": "masked",
+    "primitive": "primitive",
+}
 
-    All layers alike: the op's function has one body.
-    """
-    layers = spec_of(case).attentions
-    if any(attention.softcap or attention.disentangled for attention in layers):
+
+def form_of(attention: AttentionSpec) -> str:
+    """How a layer must be written: TensorRT's op with lengths ("padded"), causal, or with a mask; or primitives."""
+    if attention.softcap or attention.disentangled:
         return "primitive"
-    if any(attention.relative_bias or attention.alibi for attention in layers):
+    if attention.relative_bias or attention.alibi:
         return "additive mask"
-    if any(attention.window is not None for attention in layers):
+    if attention.window is not None:
         return "boolean mask"
-    if len({attention.causal for attention in layers}) > 1:
-        return "boolean mask"
-    return "causal" if layers[0].causal else "padded"
+    return "causal" if attention.causal else "padded"
 
 
-def lowering_read_by_tensorrt(trt: ModuleType, path: Path, num_attentions: int) -> str:
-    """Of all layers, from the network; that the op is causal is read from the file (see the test of it)."""
-    with parsed(trt, path) as layers:
-        attentions = [layer for layer in layers if layer.type == trt.LayerType.ATTENTION_INPUT]
-        masks = [layer.get_input(3) for layer in attentions]
-        types = {mask and mask.dtype.name for mask in masks}
-    if not attentions:
-        return "primitive"
-    assert len(attentions) == num_attentions
-    (mask,) = types  # the function has one body, so all layers have the same
-    if mask:
-        return "boolean mask" if mask == "BOOL" else "additive mask"
+def forms_of(spec: ModelSpec) -> list[str]:
+    return [form_of(attention) for attention in spec.attentions]
+
+
+def lowerings_of(spec: ModelSpec) -> list[Lowering]:
+    """What ``form_of`` says, in the manifest's words."""
+    return [WORDS[form] for form in forms_of(spec)]
+
+
+def forms_read_by_tensorrt(trt: ModuleType, path: Path, spec: ModelSpec) -> list[str]:
+    """Of the layers that are no primitives, from the network; that the op is causal is read from the file (see the test
+    of it)."""
+    with parsed(trt, path, lowerings_of(spec)) as network:
+        masks = [layer.get_input(3) for layer in attentions_of(trt, network)]
+        types = [mask and mask.dtype.name for mask in masks]
     nodes = attention_nodes(onnx.load(path, load_external_data=False))
-    (causal,) = {any(attribute.name == "causal_kind" for attribute in node.attribute) for node in nodes}
-    return "causal" if causal else "padded"
+    causal = [any(attribute.name == "causal_kind" for attribute in node.attribute) for node in nodes]
+    forms = []
+    for mask, is_causal in zip(types, causal, strict=True):
+        assert not (mask and is_causal)
+        forms.append(("boolean mask" if mask == "BOOL" else "additive mask") if mask else "padded")
+        if is_causal:
+            forms[-1] = "causal"
+    return forms
 
 
-def compile_checkpoint(trt: ModuleType, checkpoint: Checkpoint, path: Path, lowering: str) -> bytes:
-    num_attentions = 0 if lowering == "primitive" else len(checkpoint.spec.attentions)
-    return compiled(trt, path, num_attentions, checkpoint.max_seq_len)
+def compile_checkpoint(trt: ModuleType, checkpoint: Checkpoint, path: Path) -> bytes:
+    return compiled(trt, path, lowerings_of(checkpoint.spec), checkpoint.max_seq_len)
 
 
 @needs_rtx
@@ -77,8 +92,10 @@ def compile_checkpoint(trt: ModuleType, checkpoint: Checkpoint, path: Path, lowe
 def test_every_model_and_head_compiles_in_fp16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
     checkpoint = read_case(case, tmp_path)
     path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP16)
-    assert lowering_read_by_tensorrt(trt, path, len(checkpoint.spec.attentions)) == lowering_of(case)
-    assert compile_checkpoint(trt, checkpoint, path, lowering_of(case))
+    written = [form for form in forms_of(checkpoint.spec) if form != "primitive"]
+    assert forms_read_by_tensorrt(trt, path, checkpoint.spec) == written
+    assert lowerings(checkpoint.spec, AttentionCore.TRT_ATTENTION) == lowerings_of(checkpoint.spec)
+    assert compile_checkpoint(trt, checkpoint, path)
 
 
 @needs_rtx
@@ -86,7 +103,7 @@ def test_every_model_and_head_compiles_in_fp16(trt: ModuleType, tmp_path: Path, 
 def test_every_model_and_head_compiles_in_bf16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
     checkpoint = read_case(case, tmp_path)
     path = graph_of_checkpoint(checkpoint, tmp_path, DType.BF16)
-    assert compile_checkpoint(trt, checkpoint, path, lowering_of(case))
+    assert compile_checkpoint(trt, checkpoint, path)
 
 
 @needs_rtx
@@ -94,25 +111,81 @@ def test_every_model_and_head_compiles_in_bf16(trt: ModuleType, tmp_path: Path, 
 def test_every_lowering_compiles_in_fp32(trt: ModuleType, tmp_path: Path, name: str) -> None:
     checkpoint = read_case(case_named(name), tmp_path)
     path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP32)
-    assert compile_checkpoint(trt, checkpoint, path, lowering_of(case_named(name)))
+    assert compile_checkpoint(trt, checkpoint, path)
 
 
 # A case for each lowering, said here and not read from the spec: a setting that a family loses would change both sides.
-LOWERINGS = {
-    "BertModel": "padded",
-    "LlamaModel-bidirectional": "padded",
-    "LlamaModel": "causal",
-    "MistralModel": "boolean mask",
-    "MPNetModel": "additive mask",
-    "DebertaV2Model": "primitive",
-    "Gemma2Model": "primitive",
-    "Gemma2Model-no_soft_cap": "boolean mask",
+FORMS = {
+    "BertModel": ["padded"] * 3,
+    "LlamaModel-bidirectional": ["padded"] * 3,
+    "LlamaModel": ["causal"] * 3,
+    "MistralModel": ["boolean mask"] * 3,
+    "MPNetModel": ["additive mask"] * 3,
+    "DebertaV2Model": ["primitive"] * 3,
+    "Gemma2Model": ["primitive"] * 3,
+    "ModernBertModel": ["padded", "boolean mask", "padded"],
+    "Gemma2Model-no_soft_cap": ["boolean mask", "causal", "boolean mask"],
 }
 
 
-def test_the_zoo_has_every_lowering() -> None:
-    assert {name: lowering_of(case_named(name)) for name in LOWERINGS} == LOWERINGS
-    assert {lowering_of(case) for case in CASES} == set(LOWERINGS.values())
+def test_the_zoo_has_every_form() -> None:
+    assert {name: forms_of(spec_of(case_named(name))) for name in FORMS} == FORMS
+    of_zoo = {form for case in CASES for form in forms_of(spec_of(case))}
+    assert of_zoo == {form for forms in FORMS.values() for form in forms}
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("name", "settings"), [("ModernBertModel", {"hidden_size": 4 * 64}), ("Gemma3TextModel", {"head_dim": 256})]
+)
+def test_a_windowed_layer_leaves_the_others_without_masks(
+    trt: ModuleType, tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    """They keep the kernel that needs none: no leave to decompose."""
+    checkpoint = read_case(case_named(name), tmp_path, **settings)
+    forms = forms_of(checkpoint.spec)
+    assert len(set(forms)) == 2
+    path = edited(graph_of_checkpoint(checkpoint, tmp_path, DType.BF16), forbid_decomposition)
+    assert forms_read_by_tensorrt(trt, path, checkpoint.spec) == forms
+    assert compile_checkpoint(trt, checkpoint, path)
+
+
+# Packed attention: TensorRT-RTX reads it, and has a kernel for it on none of its GPUs.
+
+
+@needs_rtx
+@pytest.mark.parametrize("case", by_tier(*(case_named(name) for name in FORMS)))
+def test_every_model_is_read_with_packed_attention(trt: ModuleType, tmp_path: Path, case: Case) -> None:
+    checkpoint = read_case(case, tmp_path)
+    path = graph_of_checkpoint(checkpoint, tmp_path, DType.BF16, AttentionCore.TRT_PACKED)
+    written = lowerings(checkpoint.spec, AttentionCore.TRT_PACKED)
+    words: dict[str, Lowering] = {"causal": "packed", "padded": "packed"}
+    if not checkpoint.spec.partial_keys:
+        assert written == [
+            words.get(form, lowering)
+            for form, lowering in zip(forms_of(checkpoint.spec), lowerings_of(checkpoint.spec), strict=True)
+        ]
+    with parsed(trt, path, written) as network:  # which looks at lengths and masks
+        assert len(attentions_of(trt, network)) == len(written) - written.count("primitive")
+
+
+def test_packed_graphs_declare_no_index_of_the_padded_view(tmp_path: Path) -> None:
+    spec = replace(tiny_spec(), heads=(HeadSpec("embedding", ("cls",)),))
+    model = onnx.load(graph_of(spec, tmp_path, core=AttentionCore.TRT_PACKED), load_external_data=False)
+    names = {tensor.name for tensor in model.graph.input}
+    assert names == {"input_ids", "token_type_ids", "position_ids", "first_index", "cu_query_lens", "cu_key_lens"}
+
+
+def test_partial_keys_cannot_be_packed() -> None:
+    spec = replace(tiny_spec(), partial_keys=True)
+    assert lowerings(spec, AttentionCore.TRT_PACKED) == ["padded", "padded"]
+
+
+@needs_rtx
+def test_there_is_no_plan_with_packed_attention(trt: ModuleType, tmp_path: Path) -> None:
+    """If this fails, TensorRT-RTX has learned it: put its GPUs into the table of those that have a kernel."""
+    with pytest.raises(NoPlanError, match="no fused kernel is available"):
+        compiled(trt, graph_of(tiny_spec(), tmp_path, core=AttentionCore.TRT_PACKED), ["packed", "packed"])
 
 
 @needs_rtx
@@ -120,7 +193,7 @@ def test_the_zoo_has_every_lowering() -> None:
 @pytest.mark.parametrize("attention", BY_POSITION.values(), ids=BY_POSITION)
 def test_biases_by_position_compile(trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType) -> None:
     path = graph_of(tiny_spec(**attention), tmp_path, dtype)
-    assert compiled(trt, edited(path, forbid_decomposition))
+    assert compiled(trt, edited(path, forbid_decomposition), ["masked", "masked"])
 
 
 @needs_rtx
@@ -135,7 +208,7 @@ def test_latent_attention_and_means_behind_a_prompt_compile(trt: ModuleType, tmp
 def test_static_embeddings_compile(trt: ModuleType, tmp_path: Path, unpooled_id: int | None, dtype: DType) -> None:
     """Without attention, and so without its inputs: the compiler refuses what nothing reads."""
     path = graph_of(static_spec(unpooled_id), tmp_path, dtype)
-    assert compiled(trt, path, num_attentions=0)
+    assert compiled(trt, path, [])
     inputs = {tensor.name for tensor in onnx.load(path, load_external_data=False).graph.input}
     assert inputs == {"input_ids", "pad_index", "slot_mask"}
 
@@ -146,11 +219,12 @@ def test_static_embeddings_compile(trt: ModuleType, tmp_path: Path, unpooled_id:
 def test_sequences_that_end_in_tokens_without_keys_compile(
     trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType
 ) -> None:
-    path = graph_of(replace(with_heads_on_tokens(tiny_spec(**attention)), partial_keys=True), tmp_path, dtype)
+    spec = replace(with_heads_on_tokens(tiny_spec(**attention)), partial_keys=True)
+    path = graph_of(spec, tmp_path, dtype)
     names = {tensor.name for tensor in onnx.load(path, load_external_data=False).graph.input}
     assert {"key_lens", "key_mask"} & names
     assert ("token_key_lens" in names) == ("window" in attention)
-    assert compiled(trt, path, 0 if "softcap" in attention else 2)
+    assert compiled(trt, path, lowerings_of(spec))
 
 
 @needs_rtx
@@ -159,7 +233,8 @@ def test_sequences_that_end_in_tokens_without_keys_compile(
 def test_experts_compile(trt: ModuleType, tmp_path: Path, normalized: bool, dtype: DType) -> None:
     """All of them on all tokens; who is best is decided in FP32."""
     path = graph_of(with_experts(tiny_spec(), normalized=normalized), tmp_path, dtype)
-    with parsed(trt, path) as layers:
+    with parsed(trt, path) as network:
+        layers = layers_of(network)
         (router,) = (layer for layer in layers if layer.type == trt.LayerType.TOPK)
         assert router.get_input(0).dtype.name == "FLOAT"
         assert not [layer for layer in layers if layer.type in (trt.LayerType.NON_ZERO, trt.LayerType.SCATTER)]
@@ -188,7 +263,7 @@ def test_attention_of_usual_widths_has_a_fused_kernel(
     """Without leave to decompose it TensorRT-RTX fails where it has no kernel, grouped heads and masks included."""
     checkpoint = read_case(case_named(name), tmp_path, **settings)
     path = edited(graph_of_checkpoint(checkpoint, tmp_path, dtype), forbid_decomposition)
-    assert compiled(trt, path, NUM_LAYERS, checkpoint.max_seq_len)
+    assert compile_checkpoint(trt, checkpoint, path)
 
 
 @needs_rtx
@@ -201,7 +276,8 @@ def test_tensorrt_reads_that_attention_is_causal(trt: ModuleType, tmp_path: Path
         for node in attention_nodes(model):
             node.input[3] = "mask"
 
-    assert compiled(trt, edited(graph_of(tiny_spec(), tmp_path), add_mask)), "the mask alone is fine"
+    path = edited(graph_of(tiny_spec(), tmp_path), add_mask)
+    assert compiled(trt, path, ["masked", "masked"]), "the mask alone is fine"
     with pytest.raises(CompileError, match="mask"):
         compiled(trt, edited(graph_of(tiny_spec(causal=True), tmp_path), add_mask))
 
@@ -211,8 +287,10 @@ def test_tensorrt_reads_that_attention_is_causal(trt: ModuleType, tmp_path: Path
 @pytest.mark.parametrize("name", ["LlamaModel", "Qwen3Model", "Gemma2Model", "Gemma3TextModel"])
 def test_tensorrt_squares_states_in_fp32(trt: ModuleType, tmp_path: Path, name: str, dtype: DType) -> None:
     """The squares of a state of 256 overflow FP16, and their sum is short of digits in BF16."""
-    path = graph_of_checkpoint(read_case(case_named(name), tmp_path), tmp_path, dtype)
-    with parsed(trt, path) as layers:
+    checkpoint = read_case(case_named(name), tmp_path)
+    path = graph_of_checkpoint(checkpoint, tmp_path, dtype)
+    with parsed(trt, path, lowerings_of(checkpoint.spec)) as network:
+        layers = layers_of(network)
         means = [layer for layer in layers if layer.type == trt.LayerType.REDUCE and "norm" in layer.name]
         types = {layer.get_input(0).dtype.name for layer in means}
     assert len(means) >= 2 * NUM_LAYERS
@@ -238,9 +316,10 @@ def test_scores_of_tokens_behind_a_soft_cap_compile(
     """In FP32: near the cap two scores differ in digits that 16 bits do not have."""
     checkpoint = read_case(case_named("Gemma2ForCausalLM"), tmp_path, score_tokens=tokens, final_logit_softcapping=30.0)
     path = graph_of_checkpoint(checkpoint, tmp_path, dtype)
-    with parsed(trt, path) as layers:
+    with parsed(trt, path, lowerings_of(checkpoint.spec)) as network:
+        layers = layers_of(network)
         types = {layer.get_output(0).dtype.name for layer in layers if layer.name.startswith("logits.layers.")}
         (cap,) = (layer for layer in layers if layer.name == "logits.layers.0.act")
     assert cap.type == trt.LayerType.ACTIVATION
     assert types == {"FLOAT"}
-    assert compile_checkpoint(trt, checkpoint, path, "primitive")
+    assert compile_checkpoint(trt, checkpoint, path)

@@ -36,9 +36,9 @@ from tests.bei_build.targets.tiny import (
     with_experts,
     with_heads_on_tokens,
 )
-from tests.zoo import FIRST_OF_FAMILY, MAX_TOKENS, SPECIAL, Case, by_tier, encodings_of, hf_outputs
+from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, SPECIAL, Case, by_tier, encodings_of, hf_outputs
 
-TOLERANCE = 2e-4
+TOLERANCE = 1e-4
 LONGEST = MAX_TOKENS - 3  # no bucket: there are slots beyond the model's last position
 LENGTHS = [1, LONGEST, 2, 17, 16, 5, 33, 9, *range(1, 26)]  # 33 sequences, no bucket either: there is a filler row
 
@@ -111,6 +111,39 @@ def test_trt_graph_computes_what_the_hf_model_computes(tmp_path: Path, case: Cas
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
+# One model a form that can be packed, and one that is packed in some layers only.
+PACKED = ("BertModel", "LlamaModel", "ModernBertModel", "Gemma3TextModel", "BartModel")
+
+
+@pytest.mark.parametrize("case", by_tier(*(case for case in CASES if case.name in PACKED)))
+def test_packed_graph_computes_what_the_hf_model_computes(tmp_path: Path, case: Case) -> None:
+    checkpoint = read_case(case, tmp_path, pooling=None if case.vector else "mean", max_seq_len=LONGEST)
+    encodings = encodings_of(case, LENGTHS, checkpoint.spec.embeddings.vocab_size)
+    path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP32, AttentionCore.TRT_PACKED)
+    actual = rows_of(checkpoint, path, case, encodings)
+    expected = hf_outputs(checkpoint.folder, case, encodings)
+    if case.output == "embedding" and not case.vector:
+        expected = [states.mean(0) for states in expected]
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("attention", [{}, {"causal": True}], ids=["both", "causal"])
+def test_packed_graph_obeys_the_lengths(tmp_path: Path, attention: dict[str, Any]) -> None:
+    """The control: told that two neighbours are one sequence, it gives the second another vector, and the rest theirs
+    (the first too, unless attention is causal)."""
+    batch = mixed_batch((1, 5, MAX_SEQ_LEN, 17, 2, 33, 8))
+    path = graph_of(tiny_spec(**attention), tmp_path, DType.FP32, AttentionCore.TRT_PACKED)
+    right = run_onnxruntime(path, batch)["embedding"]
+    starts = graph_inputs(batch, ["cu_query_lens"])["cu_query_lens"].copy()
+    starts[4] = starts[3]  # the sequence 4 has all tokens of 3, and that none
+    wrong = run_onnxruntime(path, batch, cu_query_lens=starts, cu_key_lens=starts)["embedding"]
+    moved = np.abs(right - wrong).max(axis=1)[: batch.batch_size]
+    assert moved[4] > 1e-3
+    assert np.delete(moved, [3, 4]).max() < 1e-6
+    assert (moved[3] > 1e-3) == ("causal" not in attention)
+
+
 @pytest.mark.parametrize("name", IN_FP16)
 def test_trt_graph_of_every_lowering_is_close_in_fp16(tmp_path: Path, name: str) -> None:
     """Filler slots and rows see nothing but masks; whatever 16 bits make of them, no NaN reaches a token."""
@@ -136,9 +169,14 @@ def cosines(first: Float32Array, second: Float32Array) -> Float32Array:
     return cast(Float32Array, (first * second).sum(1) / lengths)
 
 
-def assert_same_as_cpu_graph(spec: ModelSpec, folder: Path, batch: PackedBatch | None = None) -> None:
+def assert_same_as_cpu_graph(
+    spec: ModelSpec,
+    folder: Path,
+    batch: PackedBatch | None = None,
+    core: AttentionCore = AttentionCore.TRT_ATTENTION,
+) -> None:
     batch = batch or mixed_batch()
-    actual = without_filler(run_onnxruntime(graph_of(spec, folder / "trt", DType.FP32), batch), spec, batch)
+    actual = without_filler(run_onnxruntime(graph_of(spec, folder / "trt", DType.FP32, core), batch), spec, batch)
     path = graph_of(spec, folder / "cpu", DType.FP32, AttentionCore.MATMUL_SOFTMAX)
     for outputs in (run_openvino(path, batch, actual), run_onnxruntime(path, batch)):
         expected = without_filler(outputs, spec, batch)
@@ -155,6 +193,23 @@ def test_trt_graph_computes_what_the_cpu_graph_computes(tmp_path: Path, family: 
 @pytest.mark.parametrize("attention", BY_POSITION.values(), ids=BY_POSITION)
 def test_trt_graph_has_the_cpu_graphs_biases_by_position(tmp_path: Path, attention: dict[str, Any]) -> None:
     assert_same_as_cpu_graph(tiny_spec(**attention), tmp_path)
+
+
+@pytest.mark.parametrize("attention", [{}, {"causal": True}, {"window": 8}], ids=["both", "causal", "window"])
+@pytest.mark.parametrize("batch_size", [1, 7, 33], ids=str)  # 33: there is a filler sequence, which owns a token
+def test_packed_graph_computes_what_the_cpu_graph_computes(
+    tmp_path: Path, attention: dict[str, Any], batch_size: int
+) -> None:
+    lengths = tuple(1 + 7 * index % MAX_SEQ_LEN for index in range(batch_size))
+    spec = with_heads_on_tokens(with_causal_or_window(attention))
+    assert_same_as_cpu_graph(spec, tmp_path, mixed_batch(lengths), AttentionCore.TRT_PACKED)
+
+
+def with_causal_or_window(attention: dict[str, Any]) -> ModelSpec:
+    """``attention`` in the second layer only: two forms in one graph."""
+    spec = tiny_spec()
+    first, second = spec.layers
+    return replace(spec, layers=(first, replace(second, attention=replace(second.attention, **attention))))
 
 
 @pytest.mark.parametrize("normalized", [False, True])

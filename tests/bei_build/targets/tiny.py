@@ -96,6 +96,12 @@ def graph_of(
     return write_graph(spec, random_weights(spec), folder, GraphTypes(dtype, dtype), core, MAX_SEQ_LEN)
 
 
+def with_window(spec: ModelSpec) -> ModelSpec:
+    """In the second of two layers, as in models that take turns."""
+    first, second = spec.layers
+    return replace(spec, layers=(first, replace(second, attention=replace(second.attention, window=8))))
+
+
 def with_tail(spec: ModelSpec) -> ModelSpec:
     (head,) = spec.heads
     wide, narrow = (

@@ -1,0 +1,199 @@
+"""``TensorRTCompiler``: what a build for ``tensorrt`` or ``tensorrt-rtx`` does, and what it says of itself."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from bei.artifact import EngineRequirements, Plan
+from bei.core import Limits
+from bei.errors import ConfigError, DeviceNotFoundError, MissingDependencyError
+from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
+from bei_build.config import BuildConfig
+from bei_build.graph.attention import AttentionCore, lowerings
+from bei_build.graph.transformer import write_graph
+from bei_build.graph.writer import DType, GraphTypes
+from bei_build.model_weights import ModelWeights
+from bei_build.spec import ModelSpec
+from bei_build.targets import Say
+from bei_build.targets.tensorrt import timing_cache
+from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16
+from bei_build.targets.tensorrt.plan import NoPlanError, PlanSettings, write_plan
+from bei_build.targets.tensorrt.profiles import profiles_of
+
+PLAN_FILE = "model.plan"
+
+_TYPES = {"bf16": DType.BF16, "fp16": DType.FP16, "fp32": DType.FP32}  # fp8 is to come here, with Q/DQ in the graph
+_MOST_OF_REASON = 300  # characters of TensorRT's explanations, which go into manifests
+_LEAST_SEQUENCES = 8  # of the longest length, whatever the padded view of them takes
+_MAX_SLOTS = 1 << 18  # of the padded view by default: TensorRT reserves B x S of them, whatever a batch holds
+
+
+class TensorRTCompiler:
+    """Compiles for NVIDIA GPUs. ``tensorrt-rtx`` with ``compute_capability`` needs no GPU for it."""
+
+    precisions = tuple(_TYPES)
+    longest_by_default = 8192  # the padded view is reserved for the longest sequence
+
+    def __init__(self, config: BuildConfig) -> None:
+        self._config = config
+        self._target = config.target
+        self._library = LIBRARIES[config.target]
+        self._purpose = f"Building for the target {config.target}"
+
+    def resolve_precision(self, precision: str) -> str:
+        """``auto`` is bf16, which cannot overflow as fp16 can, but fp16 where a GPU that is built for has no bf16."""
+        if precision not in ("auto", *_TYPES):
+            known = ", ".join(("auto", *_TYPES))
+            raise ConfigError(f"Target {self._target} has no precision {precision!r}. Precisions: {known}.")
+        try:
+            old = without_bf16(self._capabilities)
+        except (DeviceNotFoundError, MissingDependencyError):
+            old = []  # check_able, which is asked next, says what is missing
+        if precision == "bf16" and old:
+            gpus = ", ".join(map(dotted, old))
+            raise ConfigError(f"GPUs of compute capability {gpus} do not compute in bf16: build with --precision fp16.")
+        return ("fp16" if old else "bf16") if precision == "auto" else precision
+
+    def default_limits(self, max_seq_len: int) -> Limits:
+        """Large batches, which a GPU needs to be busy; fewer long sequences, for the padded view. Not measured yet."""
+        return Limits(
+            max_num_tokens=max(16384, max_seq_len),
+            max_batch_size=min(256, max(_LEAST_SEQUENCES, _MAX_SLOTS // max_seq_len)),
+            max_seq_len=max_seq_len,
+        )
+
+    def check_able(self) -> None:
+        """The library must be installed; and the GPU be here, unless TensorRT-RTX was told which GPUs it is to be for.
+
+        Raises MissingDependencyError, LibraryVersionError, DeviceNotFoundError, ConfigError.
+        """
+        trt = self._trt
+        capabilities = self._capabilities
+        if self._target == "tensorrt-rtx":
+            parsed(list(map(str, capabilities)), trt)  # this machine's GPU may be one that it does not know
+        if self._config.timing_cache is not None:
+            timing_cache.check_place(Path(self._config.timing_cache))
+
+    def cannot_run(self) -> str | None:
+        """Why a plan of this build cannot run here: no GPU, another one, no cuda-python to drive it."""
+        try:
+            gpu = self._gpu
+        except DeviceNotFoundError:
+            return "this machine has no NVIDIA GPU"
+        except MissingDependencyError as error:
+            return str(error)
+        if gpu.capability in self._capabilities:
+            return None
+        names = ", ".join(map(architecture, self._capabilities))
+        return f"this machine's {gpu.name} is {gpu.architecture}, and the plan is for {names}"
+
+    def machine(self) -> list[str]:
+        """The library's version, and the GPUs: by name where a plan is for one model of GPU only."""
+        version: str = self._trt.__version__
+        gpus = [architecture(capability) for capability in self._capabilities]
+        return [version, *gpus, *([self._gpu.name] if self._target == "tensorrt" else [])]
+
+    def compile(
+        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path, say: Say
+    ) -> EngineRequirements:
+        """Write ``model.plan`` into ``folder``, and the graph with its weights if the plan is to be without them.
+
+        Raises CompileError, and what ``check_able`` raises.
+        """
+        fallbacks: list[str] = []
+        plan = None
+        if self._is_packed_tried:
+            try:
+                plan = self._compiled(spec, weights, precision, limits, folder, say, AttentionCore.TRT_PACKED)
+            except NoPlanError as error:
+                reason = shorten(str(error), _MOST_OF_REASON, placeholder=" ...")
+                fallbacks.append(f"attention is padded, since there is no kernel for packed attention: {reason}")
+        if plan is None:
+            plan = self._compiled(spec, weights, precision, limits, folder, say, AttentionCore.TRT_ATTENTION)
+        elif self._config.attention_lowering == "packed" and "packed" not in plan.lowerings:
+            fallbacks.append("no layer of this model can have packed attention")
+        plan.fallbacks[:0] = fallbacks
+        return EngineRequirements(
+            compiler=self._target,
+            compiler_version=self._trt.__version__,
+            device=self._device,
+            capabilities=[architecture(capability) for capability in self._capabilities],
+            plan=plan,
+        )
+
+    def _compiled(
+        self,
+        spec: ModelSpec,
+        weights: ModelWeights,
+        precision: str,
+        limits: Limits,
+        folder: Path,
+        say: Say,
+        core: AttentionCore,
+    ) -> Plan:
+        config, types = self._config, GraphTypes(compute=_TYPES[precision], storage=_TYPES[precision])
+        written = lowerings(spec, core)
+        profiles = profiles_of(limits, config.latency_tokens, config.latency_sequences, packed="packed" in written)
+        settings = PlanSettings(
+            profiles=profiles,
+            capabilities=self._capabilities if self._target == "tensorrt-rtx" else (),
+            hardware_compatible=config.hardware_compatible,
+            stripped=config.strip_weights,
+            timing_cache=Path(config.timing_cache) if config.timing_cache is not None else None,
+        )
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            say("writing the graph")
+            # A stripped plan gets its weights from the graph's file again, when it is loaded.
+            place = folder if config.strip_weights else Path(scratch)
+            graph = write_graph(spec, weights.read, place, types, core, limits.max_seq_len)
+            notes = write_plan(self._trt, graph, written, settings, folder / PLAN_FILE, say)
+        return Plan(
+            lowerings=written,
+            fallbacks=notes,
+            profiles=list(profiles),
+            hardware_compatible=config.hardware_compatible,
+            refit=config.strip_weights,
+        )
+
+    @property
+    def _is_packed_tried(self) -> bool:
+        asked = self._config.attention_lowering
+        return asked == "packed" or (asked == "auto" and PACKED_ON.issuperset(self._capabilities))
+
+    @property
+    def _device(self) -> str:
+        if self._target == "tensorrt-rtx":
+            return f"any GPU of compute capability {' or '.join(map(dotted, self._capabilities))}"
+        return "any GPU from Ampere on" if self._config.hardware_compatible else self._gpu.name
+
+    @cached_property
+    def _trt(self) -> Any:
+        return load_library(self._target, self._purpose)
+
+    @cached_property
+    def _gpu(self) -> Gpu:
+        return current_gpu(load_cuda(self._purpose, self._target))
+
+    @property
+    def _capabilities(self) -> tuple[int, ...]:
+        """GPUs that the plan is for. Raises DeviceNotFoundError where that is this machine's, and it has none."""
+        asked = self._config.compute_capability
+        if asked:
+            return parsed(asked, self._trt)
+        try:
+            return (self._gpu.capability,)
+        except DeviceNotFoundError as error:
+            raise DeviceNotFoundError(f"{error} {self._remedy}") from error
+
+    @property
+    def _remedy(self) -> str:
+        if self._target == "tensorrt-rtx":
+            return "Say which GPUs the artifact is for, and none is needed: --compute-capability 89,120."
+        return (
+            "A plan of TensorRT is built on the GPU that it is for; --target tensorrt-rtx builds for some GPUs without "
+            "having one, and --target cpu needs none."
+        )

@@ -1,0 +1,118 @@
+"""ONNX file to plan file: the builder's settings, and the build itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bei.artifact import PlanProfile
+from bei.errors import CompileError
+from bei_build.graph.attention import Lowering
+from bei_build.targets import Say
+from bei_build.targets.tensorrt import timing_cache
+from bei_build.targets.tensorrt.devices import architecture
+from bei_build.targets.tensorrt.log import logger_of, refusal, serious
+from bei_build.targets.tensorrt.network import parse
+from bei_build.targets.tensorrt.profiles import add_profile
+from bei_build.targets.tensorrt.progress import cancellable, monitor_of
+
+
+class NoPlanError(CompileError):
+    """TensorRT read the graph and has no kernels for it."""
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """``capabilities``: GPUs to compile for ahead of time, which only TensorRT-RTX can; else it is for this machine's.
+
+    ``stripped``: without the weights. ``hardware_compatible``: for every GPU from Ampere on.
+    """
+
+    profiles: tuple[PlanProfile, ...]
+    capabilities: tuple[int, ...] = ()
+    hardware_compatible: bool = False
+    stripped: bool = False
+    timing_cache: Path | None = None
+
+
+def write_plan(
+    trt: Any, graph: Path, lowerings: Sequence[Lowering], settings: PlanSettings, plan: Path, say: Say
+) -> list[str]:
+    """Compile ``graph``, whose attentions are written as ``lowerings``, into the file ``plan``.
+
+    The workspace stays at TensorRT's default, all the device has. Returns what could not be had, a sentence each.
+    Raises NoPlanError where TensorRT gives no plan, and CompileError that quotes TensorRT's log in all other cases,
+    also where there is a plan and an error in the log.
+    """
+    logger = logger_of(trt.ILogger)
+    logger.lines.clear()
+    cancelled = threading.Event()
+    monitor = monitor_of(trt, say, cancelled)  # it has to outlive all that follows
+    try:
+        builder = trt.Builder(logger)
+    except TypeError as error:  # the bindings' word for no builder
+        raise refusal("has no builder here (it needs an NVIDIA GPU and its driver)", serious(logger.lines)) from error
+    network, parser = parse(trt, builder, logger, graph, lowerings)
+    config = builder.create_builder_config()
+    config.progress_monitor = monitor
+    notes = _configure(trt, builder, network, config, settings, logger)
+
+    def work(held: Any = (monitor, parser)) -> bool:  # for as long as it runs, also after a second Ctrl-C
+        return _built(builder, network, config, plan)
+
+    done = cancellable(work, cancelled)
+    if monitor.error is not None:
+        raise monitor.error
+    if not done:
+        raise refusal("did not compile the graph", serious(logger.lines), NoPlanError)
+    if serious(logger.lines):
+        raise refusal("compiled the graph, and reported", serious(logger.lines))
+    if settings.timing_cache is not None:
+        timing_cache.store(config, settings.timing_cache)
+    return notes
+
+
+def _built(builder: Any, network: Any, config: Any, plan: Path) -> bool:
+    """TensorRT's plan, written from its own memory: its stream gives the whole plan at once, in a copy."""
+    memory = builder.build_serialized_network(network, config)
+    if memory is None:
+        return False
+    with plan.open("wb") as file:
+        file.write(memoryview(memory))
+    return True
+
+
+def _configure(trt: Any, builder: Any, network: Any, config: Any, settings: PlanSettings, logger: Any) -> list[str]:
+    """Set what ``settings`` say and read it back: TensorRT refuses with no more than a line in its log."""
+    config.clear_flag(trt.BuilderFlag.TF32)  # else pooling, tail and fp32 graphs would be computed with 10 bits
+    _hold("TF32 off", not config.get_flag(trt.BuilderFlag.TF32), logger)
+    if settings.capabilities:
+        config.num_compute_capabilities = len(settings.capabilities)
+        for index, capability in enumerate(settings.capabilities):
+            wanted = getattr(trt.ComputeCapability, architecture(capability))
+            config.set_compute_capability(wanted, index)
+            _hold(architecture(capability), config.get_compute_capability(index) == wanted, logger)
+    if settings.hardware_compatible:
+        wanted = trt.HardwareCompatibilityLevel.AMPERE_PLUS
+        config.hardware_compatibility_level = wanted
+        _hold("hardware_compatible", config.hardware_compatibility_level == wanted, logger)
+    if settings.stripped:
+        # REFIT_IDENTICAL: the weights that come back are these, so kernels may be chosen by them.
+        for flag in (trt.BuilderFlag.STRIP_PLAN, trt.BuilderFlag.REFIT_IDENTICAL):
+            config.set_flag(flag)
+            _hold("strip_weights", config.get_flag(flag), logger)
+    for profile in settings.profiles:
+        add_profile(builder, network, config, profile)
+    _hold("its profiles", config.num_optimization_profiles == len(settings.profiles), logger)
+    if settings.timing_cache is None:
+        return []
+    note = timing_cache.load(config, settings.timing_cache, logger.lines)
+    return [note] if note else []
+
+
+def _hold(what: str, is_held: bool, logger: Any) -> None:
+    if not is_held:
+        raise refusal(f"did not take the setting {what}", serious(logger.lines))

@@ -1,0 +1,66 @@
+"""Optimization profiles: which sizes of batch a plan holds, and which it is fastest at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bei.artifact import PlanProfile
+from bei.core import Limits
+from bei.errors import CompileError
+from bei_build.targets.tensorrt.network import inputs_of
+
+_USUAL_TOKENS = 64  # of a query
+_USUAL_LEN = 128  # tokens of a document
+
+
+def profiles_of(
+    limits: Limits, latency_tokens: int, latency_sequences: int, *, packed: bool
+) -> tuple[PlanProfile, PlanProfile]:
+    """Profile 0 for single queries, profile 1 for full batches up to ``limits``, as ``bei.packing`` fills them up.
+
+    ``packed``: the graph has packed attention, where each filler sequence owns a token.
+    """
+    batch_size = _with_filler(limits.max_batch_size)
+    num_fillers = batch_size - limits.max_batch_size if packed else 0
+    num_tokens, seq_len = _with_filler(limits.max_num_tokens + num_fillers), _with_filler(limits.max_seq_len)
+    query_tokens, query_len = min(num_tokens, latency_tokens), min(seq_len, latency_tokens)
+    usual_len = min(seq_len, _USUAL_LEN)
+    return (
+        PlanProfile(
+            name="latency",
+            tokens=(1, min(query_tokens, _USUAL_TOKENS), query_tokens),
+            sequences=(1, 1, min(batch_size, latency_sequences)),
+            longest=(1, min(query_len, _USUAL_TOKENS), query_len),
+        ),
+        PlanProfile(
+            name="throughput",
+            tokens=(1, num_tokens, num_tokens),
+            sequences=(1, min(batch_size, max(1, num_tokens // usual_len)), batch_size),
+            longest=(1, usual_len, seq_len),
+        ),
+    )
+
+
+def add_profile(builder: Any, network: Any, config: Any, profile: PlanProfile) -> None:
+    """Add ``profile`` to the builder's ``config``: sizes for every dimension of every input, by the dimensions' names.
+
+    Raises CompileError if TensorRT refuses it.
+    """
+    least, usual, most = profile.sequences
+    sizes = {
+        "T": profile.tokens,
+        "B": profile.sequences,
+        "S": profile.longest,
+        "B+1": (least + 1, usual + 1, most + 1),
+    }
+    ranges = builder.create_optimization_profile()
+    for tensor in inputs_of(network):
+        names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
+        ranges.set_shape(tensor.name, *zip(*(sizes[name] for name in names), strict=True))
+    if config.add_optimization_profile(ranges) < 0:
+        raise CompileError(f"TensorRT refused the profile {profile.name} ({sizes}). This is a bug.")
+
+
+def _with_filler(size: int) -> int:
+    """No less than what ``bei.packing`` makes of ``size``: the next multiple of 8, or at most 1/16 more."""
+    return size + max(7, size // 16)

@@ -1,0 +1,74 @@
+"""TensorRT's progress for people, and a build that Ctrl-C ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from bei_build.targets import Say
+
+_INTERVAL_S = 0.2  # between two lines: TensorRT completes a thousand steps a second
+
+ResultT = TypeVar("ResultT")
+
+
+def monitor_of(trt: Any, say: Say, cancelled: threading.Event) -> Any:
+    """TensorRT's progress monitor: tells ``say`` the phase and its steps, and ends the build once ``cancelled``.
+
+    TensorRT calls it from threads of its own. An exception must not reach TensorRT: it is kept as ``error``, and the
+    build ends.
+    """
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # a class of the library, known when it runs
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.error: BaseException | None = None
+            self._steps: dict[str, list[int]] = {}  # done and all, by phase, outer ones first
+            self._said = 0.0
+            self._lock = threading.Lock()
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            with self._lock:
+                self._steps[phase_name] = [0, num_steps]
+                self._tell()
+
+        def phase_finish(self, phase_name: str) -> None:
+            with self._lock:
+                self._steps.pop(phase_name, None)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            with self._lock:
+                if phase_name in self._steps:
+                    self._steps[phase_name][0] = step + 1
+                    self._tell()
+                return self.error is None and not cancelled.is_set()
+
+        def _tell(self) -> None:
+            now = time.monotonic()
+            if now - self._said < _INTERVAL_S:
+                return
+            self._said = now
+            try:
+                say(", ".join(f"{phase} {done} of {count}" for phase, (done, count) in self._steps.items()))
+            except BaseException as error:  # through C++ it would end the process
+                self.error = error
+
+    return Monitor()
+
+
+def cancellable(work: Callable[[], ResultT], cancelled: threading.Event) -> ResultT:
+    """``work()``, in a thread, so that a signal's exception reaches the caller; it then sets ``cancelled`` and waits.
+
+    TensorRT runs for minutes inside one call, where Python handles no signal, and what a handler raises in one of its
+    callbacks would have to pass through C++.
+    """
+    with ThreadPoolExecutor(1, "tensorrt-builder") as pool:
+        future = pool.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            cancelled.set()  # nothing to cancel if it is the work's own
+            raise

@@ -1,0 +1,54 @@
+"""TensorRT's timing cache in a file: what it has measured once on a GPU it need not measure for the next build.
+
+TensorRT-RTX measures nothing when it builds; its timing cache does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bei.errors import ConfigError
+
+
+def check_place(path: Path) -> None:
+    """Raise ConfigError if no timing cache could be written to ``path``."""
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"timing_cache {path} must be a file in a folder that exists and can be written to.")
+
+
+def load(config: Any, path: Path, log: list[tuple[str, str]]) -> str | None:
+    """Give the builder's ``config`` the cache in ``path``, or an empty one. Returns why the file's could not be used.
+
+    TensorRT refuses one of another version, or of another GPU, with an error in its ``log`` that is then taken out.
+    """
+    stored = path.read_bytes() if path.is_file() else b""
+    num_lines = len(log)
+    if stored:
+        cache = config.create_timing_cache(stored)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return None
+        reasons = [" ".join(text.split()) for severity, text in log[num_lines:] if "ERROR" in severity]
+        del log[num_lines:]
+    config.set_timing_cache(config.create_timing_cache(b""), False)
+    if not stored:
+        return None
+    return (
+        f"timing cache {path} is of another TensorRT or another GPU, or damaged: kernels were measured anew, and the "
+        f"file was replaced{' (' + '; '.join(reasons) + ')' if reasons else ''}"
+    )
+
+
+def store(config: Any, path: Path) -> None:
+    """Write the cache of the builder's ``config`` to ``path``, at once. Raises OSError."""
+    data = config.get_timing_cache().serialize()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(memoryview(data))
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

@@ -1,0 +1,324 @@
+"""Builds by TensorRT-RTX on a machine without a GPU, from checkpoint to artifact, and what its builder is told."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from bei.artifact import CERTIFICATE, REFERENCE_DIR, Artifact, load
+from bei.cli import main
+from bei.errors import CompileError
+from bei.nvidia import Gpu
+from bei_build.config import BuildConfig
+from bei_build.graph.attention import AttentionCore
+from bei_build.graph.transformer import write_graph
+from bei_build.graph.writer import DType
+from bei_build.model_weights import ModelWeights
+from bei_build.progress import Progress
+from bei_build.targets import compiler_for
+from bei_build.targets.tensorrt import compiler as module
+from bei_build.targets.tensorrt import timing_cache
+from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
+from tests.bei_build.builds import build_artifact
+from tests.bei_build.targets.rtx import (
+    VERSION,
+    AheadOfTimeBuilder,
+    compiled,
+    limits_of,
+    module_like,
+    needs_rtx,
+    profiles,
+)
+from tests.bei_build.targets.tiny import MAX_SEQ_LEN, case_named, graph_of, random_weights, tiny_spec
+from tests.zoo import save_case
+
+FOR_TWO: dict[str, Any] = {"target": "tensorrt-rtx", "compute_capability": ("89", "120"), "precision": "auto"}
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """ModernBERT, some of whose layers have windows, with packed attention asked for."""
+    folder = tmp_path_factory.mktemp("rtx")
+    checkpoint = save_case(folder / "checkpoint", case_named("ModernBertModel"))
+    return build_artifact(checkpoint, folder / "artifact", attention_lowering="packed", **FOR_TWO)
+
+
+# The artifact.
+
+
+@needs_rtx
+def test_the_artifact_says_which_gpus_it_is_for_and_how_it_was_compiled(artifact: Artifact) -> None:
+    engine = artifact.manifest.engine
+    assert (artifact.manifest.target, artifact.manifest.precision) == ("tensorrt-rtx", "bf16")
+    assert (engine.compiler, engine.compiler_version.split(".")[0]) == ("tensorrt-rtx", "1")
+    assert engine.device == "any GPU of compute capability 8.9 or 12.0"
+    assert engine.capabilities == ["SM89", "SM120"]
+    assert engine.plan is not None
+    assert engine.plan.lowerings == ["padded", "masked", "padded"]
+    assert [profile.name for profile in engine.plan.profiles] == ["latency", "throughput"]
+    assert (engine.plan.hardware_compatible, engine.plan.refit) == (False, False)
+    assert sorted(file.name for file in artifact.engine_dir.iterdir()) == ["model.plan"]
+
+
+@needs_rtx
+def test_packed_attention_falls_back_and_the_manifest_says_why(artifact: Artifact) -> None:
+    assert artifact.manifest.engine.plan is not None
+    (fallback,) = artifact.manifest.engine.plan.fallbacks
+    assert fallback.startswith("attention is padded, since there is no kernel for packed attention: ")
+    assert "no fused kernel is available" in fallback
+    assert "\n" not in fallback
+    assert len(fallback) < 400
+
+
+@needs_rtx
+def test_its_certificate_is_pending_and_the_reference_is_in_the_artifact(artifact: Artifact) -> None:
+    assert (artifact.certificate.kind, artifact.manifest.verification) == ("pending", "pending")
+    assert artifact.certificate.reference.startswith("transformers, FP32")
+    assert not artifact.certificate.passed
+    names = {info.path for info in load(artifact.path).manifest.files}
+    assert {CERTIFICATE, f"{REFERENCE_DIR}/reference.json", f"{REFERENCE_DIR}/answers.npz"} <= names
+
+
+@needs_rtx
+def test_a_model_that_has_no_layer_to_pack_says_so(tmp_path: Path) -> None:
+    checkpoint = save_case(tmp_path / "checkpoint", case_named("DebertaV2Model"))
+    artifact = build_artifact(checkpoint, tmp_path / "artifact", attention_lowering="packed", **FOR_TWO)
+    assert artifact.manifest.engine.plan is not None
+    assert artifact.manifest.engine.plan.lowerings == ["primitive"] * 3
+    assert artifact.manifest.engine.plan.fallbacks == ["no layer of this model can have packed attention"]
+
+
+@needs_rtx
+def test_the_command_line_builds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = save_case(tmp_path / "checkpoint", case_named("BertModel"))
+    flags = ["--target", "tensorrt-rtx", "--compute-capability", "75,89", "--verify-budget", "1", "--max-seq-len", "16"]
+    main(["build", str(checkpoint), "--out", str(tmp_path / "artifact"), *flags])
+    assert "not verified, because this machine has no NVIDIA GPU" in " ".join(capsys.readouterr().err.split())
+    manifest = load(tmp_path / "artifact").manifest
+    assert (manifest.precision, manifest.engine.capabilities) == ("fp16", ["SM75", "SM89"])
+
+
+# Progress and interruption.
+
+
+@needs_rtx
+def test_progress_names_phases_and_steps(trt: ModuleType, tmp_path: Path) -> None:
+    said: list[str] = []
+    compiled(trt, graph_of(tiny_spec(), tmp_path), say=said.append)
+    assert said
+    assert all(" of " in text for text in said)
+    assert said[0].startswith("Building engine 0 of ")
+    assert len(said) < 100, "hundreds of steps a second are not told one by one"
+
+
+@needs_rtx
+def test_an_interrupt_ends_the_build_and_reaches_the_caller(trt: ModuleType, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def interrupt(text: str) -> None:
+        said.append(text)
+        if len(said) == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.3)  # for the main thread to say that the build is to end
+
+    path = graph_of(tiny_spec(), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(trt, path, say=interrupt)
+    assert not (tmp_path / "model.plan").exists()
+    assert compiled(trt, path), "the next build is not held up"
+
+
+@needs_rtx
+def test_an_error_while_telling_ends_the_build_and_is_raised(trt: ModuleType, tmp_path: Path) -> None:
+    def fail(_: str) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        compiled(trt, graph_of(tiny_spec(), tmp_path), say=fail)
+    assert not (tmp_path / "model.plan").exists()
+
+
+def test_a_terminal_shows_what_the_builder_is_at() -> None:
+    out = io.StringIO()
+    progress = Progress(Console(file=out, force_terminal=True, width=100))
+    with progress.step("Compile") as step:
+        step.say("Building engine 2 of 6, Cloning network graph 3 of 159")
+        time.sleep(0.2)  # rich draws ten times a second
+    assert "Cloning network graph 3 of 159" in out.getvalue()
+
+
+# What the builder is told.
+
+
+@needs_rtx
+def test_several_gpus_are_one_plan(trt: ModuleType, tmp_path: Path) -> None:
+    path = graph_of(tiny_spec(), tmp_path)
+    one, two = (compiled(trt, path, capabilities=capabilities) for capabilities in ((89,), (89, 120)))
+    assert one != two
+    path = graph_of(tiny_spec(), tmp_path, DType.BF16)
+    with pytest.raises(CompileError, match="sm75, because the model contains HW-specific datatypes: b16"):
+        compiled(trt, path, capabilities=(75,))
+
+
+@needs_rtx
+def test_a_setting_that_is_refused_without_a_word_fails(trt: ModuleType, tmp_path: Path) -> None:
+    """TensorRT-RTX has the setting, and leaves it as it was."""
+    with pytest.raises(CompileError, match="did not take the setting hardware_compatible"):
+        compiled(trt, graph_of(tiny_spec(), tmp_path), hardware_compatible=True)
+
+
+class Compile:
+    """``tensorrt`` on an L4, RTX in the place of TensorRT: it is told what to do, and does what it can of it."""
+
+    def __init__(self, trt: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flags: set[str] = set()
+        outer = self
+
+        class Builder(AheadOfTimeBuilder):
+            def build_serialized_network(self, network: object, config: Any) -> Any:
+                flags = (trt.BuilderFlag.STRIP_PLAN, trt.BuilderFlag.REFIT_IDENTICAL)
+                outer.flags = {flag.name for flag in flags if config.get_flag(flag)}
+                for flag in flags:  # RTX needs a GPU for these
+                    config.clear_flag(flag)
+                return super().build_serialized_network(network, config)
+
+        stand_in = module_like(trt, Builder=lambda logger: Builder(trt, logger))
+        monkeypatch.setattr(module, "load_library", lambda target, purpose: stand_in)
+        monkeypatch.setattr(module, "load_cuda", lambda purpose, extra: None)
+        monkeypatch.setattr(module, "current_gpu", lambda cuda: Gpu("NVIDIA L4", 89, 24 << 30, 13000))
+        self._folder = folder
+
+    def __call__(self, **settings: Any) -> Any:
+        spec = tiny_spec()
+        weights = cast(ModelWeights, SimpleNamespace(read=random_weights(spec)))
+        compiler = compiler_for(BuildConfig(model="tiny", target="tensorrt", **settings))
+        return compiler.compile(spec, weights, "bf16", limits_of(MAX_SEQ_LEN), self._folder, lambda _: None)
+
+
+@pytest.fixture
+def compile_tiny(trt: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
+    return Compile(trt, tmp_path, monkeypatch)
+
+
+@needs_rtx
+def test_tensorrt_writes_the_plan_alone(compile_tiny: Compile, tmp_path: Path) -> None:
+    requirements = compile_tiny()
+    assert [file.name for file in tmp_path.iterdir()] == ["model.plan"]
+    assert (requirements.compiler, requirements.compiler_version) == ("tensorrt", VERSION)
+    assert (requirements.device, requirements.capabilities) == ("NVIDIA L4", ["SM89"])
+    assert (requirements.plan.lowerings, requirements.plan.fallbacks) == (["padded", "padded"], [])
+    assert compile_tiny.flags == set()
+
+
+@needs_rtx
+def test_a_stripped_plan_keeps_the_graph_and_its_weights_beside_it(compile_tiny: Compile, tmp_path: Path) -> None:
+    requirements = compile_tiny(strip_weights=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.plan", "model.weights"]
+    assert compile_tiny.flags == {"STRIP_PLAN", "REFIT_IDENTICAL"}
+    assert requirements.plan.refit
+
+
+@needs_rtx
+def test_packed_attention_is_not_tried_unless_it_is_asked_for(
+    compile_tiny: Compile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[AttentionCore] = []
+
+    def write(spec: Any, read: Any, folder: Any, types: Any, core: AttentionCore, longest: int) -> Path:
+        tried.append(core)
+        return write_graph(spec, read, folder, types, core, longest)
+
+    monkeypatch.setattr(module, "write_graph", write)
+    for lowering in ("auto", "padded", "packed"):
+        compile_tiny(attention_lowering=lowering)
+    monkeypatch.setattr(module, "PACKED_ON", frozenset((89,)))
+    compile_tiny(attention_lowering="auto")
+    padded, packed = AttentionCore.TRT_ATTENTION, AttentionCore.TRT_PACKED
+    assert tried == [padded, padded, packed, padded, packed, padded]
+
+
+# The timing cache, which TensorRT-RTX does not have.
+
+
+class CacheConfig:
+    """A builder's config with TensorRT's answers about caches; it takes those that begin with ``good``."""
+
+    def __init__(self, log: list[tuple[str, str]]) -> None:
+        self._log = log
+        self._cache = b""
+
+    def create_timing_cache(self, data: bytes) -> bytes | None:
+        return data
+
+    def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        if cache and not cache.startswith(b"good"):
+            self._log.append(("ERROR", "Timing cache header mismatch"))
+            return False
+        self._cache = cache
+        return True
+
+    def get_timing_cache(self) -> SimpleNamespace:
+        return SimpleNamespace(serialize=lambda: self._cache + b" more")
+
+
+@pytest.mark.parametrize(
+    ("stored", "note", "kept"),
+    [(None, None, b" more"), (b"good", None, b"good more"), (b"bad", "was replaced", b" more")],
+    ids=["none", "good", "refused"],
+)
+def test_a_timing_cache_is_used_and_kept(tmp_path: Path, stored: bytes | None, note: str | None, kept: bytes) -> None:
+    path = tmp_path / "cache"
+    if stored is not None:
+        path.write_bytes(stored)
+    log = [("INFO", "before")]
+    config = CacheConfig(log)
+    said = timing_cache.load(config, path, log)
+    assert note == said or (note is not None and said is not None and note in said)
+    assert log == [("INFO", "before")], "a cache that is refused is no failure of the build"
+    timing_cache.store(config, path)
+    assert path.read_bytes() == kept
+    assert [file.name for file in tmp_path.iterdir()] == ["cache"]
+
+
+def test_a_timing_cache_that_cannot_be_replaced_leaves_no_scratch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: str, target: Path) -> None:
+        raise OSError("read-only")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="read-only"):
+        timing_cache.store(CacheConfig([]), tmp_path / "cache")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_rtx
+def test_a_build_uses_and_keeps_the_timing_cache(
+    trt: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def record(name: str, answer: str | None) -> Callable[..., str | None]:
+        def call(*_: object) -> str | None:
+            asked.append(name)
+            return answer
+
+        return call
+
+    monkeypatch.setattr(timing_cache, "load", record("load", "measured anew"))
+    monkeypatch.setattr(timing_cache, "store", record("store", None))
+    settings = PlanSettings(profiles=profiles(), timing_cache=tmp_path / "cache")
+    path = graph_of(tiny_spec(), tmp_path)
+    notes = write_plan(trt, path, ["padded", "padded"], settings, tmp_path / "model.plan", lambda _: None)
+    assert (notes, asked) == (["measured anew"], ["load", "store"])
