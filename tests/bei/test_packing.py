@@ -206,3 +206,30 @@ def test_only_what_is_asked_for_is_given(names: list[str]) -> None:
 def test_filler_slots_repeat_the_last_token_of_their_sequence() -> None:
     tensors = graph_inputs(batch_of([3, 10]), ["pad_index"])
     assert int32(tensors, "pad_index")[0].tolist() == [0, 1, 2] + [2] * 13
+
+
+@law
+@given(lengths=batches_of_lengths)
+@example(lengths=[1] * 33)  # buckets of 33 sequences have a filler row
+def test_cumulative_lengths_give_each_filler_sequence_a_filler_token(lengths: list[int]) -> None:
+    """As TensorRT's packed attention wants them: an empty sequence is not defined, tokens behind the last one are."""
+    tensors = graph_inputs(batch_of(lengths), (*NAMES, "cu_query_lens", "cu_key_lens"))
+    starts = int32(tensors, "cu_query_lens")
+    assert starts.dtype == np.int32
+    assert starts[: len(lengths) + 1].tolist() == [0, *np.cumsum(lengths)]
+    assert len(starts) == len(int32(tensors, "seq_lens")) + 1
+    assert set(np.diff(starts[len(lengths) :])) <= {1}
+    assert starts[-1] <= len(int32(tensors, "input_ids"))
+    assert not int32(tensors, "input_ids")[sum(lengths) :].any()
+    np.testing.assert_array_equal(tensors["cu_key_lens"], starts)
+    assert not np.shares_memory(tensors["cu_key_lens"], starts)
+
+
+def test_room_for_filler_tokens_is_made_for_packed_attention_alone() -> None:
+    lengths = [8] * 65  # 68 sequences with filler, 520 tokens: both buckets are full
+    without, with_room = (
+        len(int32(graph_inputs(batch_of(lengths), ["input_ids", *names]), "input_ids"))
+        for names in ([], ["cu_query_lens"])
+    )
+    assert with_room >= 520 + bucket(65, min_step=1) - 65
+    assert without <= with_room

@@ -47,10 +47,10 @@ class AheadOfTimeBuilder:
         assert config.set_compute_capability(self._rtx.ComputeCapability.SM89, 0)
         return config
 
-    def build_serialized_network(self, network: object, config: Any) -> Any:
+    def build_serialized_network_to_stream(self, network: object, config: Any, writer: object) -> bool:
         assert config.num_optimization_profiles == 2
         assert not config.get_flag(self._rtx.BuilderFlag.TF32)
-        return self._builder.build_serialized_network(network, config)
+        return bool(self._builder.build_serialized_network_to_stream(network, config, writer))
 
 
 def module_like(original: ModuleType, **changes: object) -> ModuleType:

@@ -185,12 +185,12 @@ class Compile:
         outer = self
 
         class Builder(AheadOfTimeBuilder):
-            def build_serialized_network(self, network: object, config: Any) -> Any:
+            def build_serialized_network_to_stream(self, network: object, config: Any, writer: object) -> bool:
                 flags = (trt.BuilderFlag.STRIP_PLAN, trt.BuilderFlag.REFIT_IDENTICAL)
                 outer.flags = {flag.name for flag in flags if config.get_flag(flag)}
                 for flag in flags:  # RTX needs a GPU for these
                     config.clear_flag(flag)
-                return super().build_serialized_network(network, config)
+                return super().build_serialized_network_to_stream(network, config, writer)
 
         stand_in = module_like(trt, Builder=lambda logger: Builder(trt, logger))
         monkeypatch.setattr(module, "load_library", lambda target, purpose: stand_in)
@@ -245,6 +245,24 @@ def test_packed_attention_is_not_tried_unless_it_is_asked_for(
     compile_tiny(attention_lowering="auto")
     padded, packed = AttentionCore.TRT_ATTENTION, AttentionCore.TRT_PACKED
     assert tried == [padded, padded, packed, padded, packed, padded]
+
+
+@needs_rtx
+def test_a_plan_that_cannot_be_written_fails_with_the_disks_word(trt: ModuleType, tmp_path: Path) -> None:
+    path = graph_of(tiny_spec(), tmp_path)
+    (tmp_path / "model.plan").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        compiled(trt, path)
+    assert not (tmp_path / "model.plan").is_symlink()
+    assert Path("/dev/full").exists()
+
+
+@needs_rtx
+def test_a_library_without_streams_gives_the_same_plan(trt: ModuleType, tmp_path: Path) -> None:
+    path = graph_of(tiny_spec(), tmp_path)
+    older = module_like(trt)
+    del older.IStreamWriter
+    assert abs(len(compiled(older, path)) - len(compiled(trt, path))) < 1000  # names of kernels differ
 
 
 # The timing cache, which TensorRT-RTX does not have.

@@ -18,6 +18,7 @@ from bei_build.targets.tensorrt.log import logger_of, refusal, serious
 from bei_build.targets.tensorrt.network import parse
 from bei_build.targets.tensorrt.profiles import add_profile
 from bei_build.targets.tensorrt.progress import cancellable, monitor_of
+from bei_build.targets.tensorrt.stream import build_into
 
 
 class NoPlanError(CompileError):
@@ -61,7 +62,7 @@ def write_plan(
     notes = _configure(trt, builder, network, config, settings, logger)
 
     def work(held: Any = (monitor, parser)) -> bool:  # for as long as it runs, also after a second Ctrl-C
-        return _built(builder, network, config, plan)
+        return build_into(trt, builder, network, config, plan)
 
     done = cancellable(work, cancelled)
     if monitor.error is not None:
@@ -73,16 +74,6 @@ def write_plan(
     if settings.timing_cache is not None:
         timing_cache.store(config, settings.timing_cache)
     return notes
-
-
-def _built(builder: Any, network: Any, config: Any, plan: Path) -> bool:
-    """TensorRT's plan, written from its own memory: its stream gives the whole plan at once, in a copy."""
-    memory = builder.build_serialized_network(network, config)
-    if memory is None:
-        return False
-    with plan.open("wb") as file:
-        file.write(memoryview(memory))
-    return True
 
 
 def _configure(trt: Any, builder: Any, network: Any, config: Any, settings: PlanSettings, logger: Any) -> list[str]:
