@@ -1,0 +1,224 @@
+"""One CUDA stream of a TensorRT engine with all that a step on it needs: buffers, contexts, recorded steps.
+
+A stream runs one batch at a time; two of them hold two batches in flight, so that one is prepared and copied while the
+other is computed. Everything is allocated when the stream is made, for the largest shapes of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.artifact import OutputInfo
+from bei.core import Float32Array, Outputs, PackedBatch
+from bei.engine.cuda import Cuda, aligned
+from bei.engine.cuda_graphs import CapturedStep, cheapest
+from bei.engine.plan import LoadedPlan, Profile, Shape
+from bei.errors import EngineDeadError, EngineError
+from bei.packing import Sizes, graph_inputs
+
+_FLOAT_BYTES = np.dtype(np.float32).itemsize
+# A recorded step must answer as the same step does unrecorded: by the same kernels, which may add in another order.
+_SAME_REL, _SAME_ABS = 1e-2, 1e-3
+
+
+class DeviceStream:
+    """Runs steps of ``plan``, one at a time. Raises EngineError where there is no memory for it.
+
+    ``captures_itself``: TensorRT-RTX records the steps of the first profile.
+    """
+
+    def __init__(self, cuda: Cuda, plan: LoadedPlan, resources: ExitStack, *, captures_itself: bool = False) -> None:
+        self._cuda, self._plan = cuda, plan
+        self._stream = cuda.stream(resources)
+        self._done = cuda.event(resources)
+        self._inputs = cuda.block(max(_num_bytes(profile.most) for profile in plan.profiles), resources)
+        self._output_offsets, size = _output_layout(plan)
+        self._results = cuda.block(size, resources)
+        self._activation_bytes = max(1, plan.activation_bytes)
+        self._activations = cuda.device_memory(self._activation_bytes, resources)
+        self._contexts: list[Any] = []
+        self._captured: list[CapturedStep] = []
+        resources.callback(self._forget_contexts)  # before the memory they compute in is freed
+        for profile in plan.profiles:
+            itself = captures_itself and profile.index == 0
+            self._contexts.append(plan.context(profile, cuda, self._stream, self._activations, captures_itself=itself))
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of the device that its buffers take."""
+        return self._inputs.size + self._results.size + self._activation_bytes
+
+    def _forget_contexts(self) -> None:
+        self._captured.clear()
+        self._contexts.clear()
+
+    # A step.
+
+    def run(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
+        """The outputs ``wanted`` of ``batch``, copies. Raises EngineError; EngineDeadError if the GPU is lost to us."""
+        try:
+            captured = cheapest(self._captured, batch)
+            if captured is None:
+                self._enqueue(batch)
+            else:
+                self._upload(graph_inputs(batch, self._plan.input_names, captured.sizes))
+                self._cuda.launch(captured.executable, self._stream)
+            return self._downloaded(batch, wanted)
+        except BaseException as error:
+            self._settle(error)
+            raise
+
+    def _enqueue(self, batch: PackedBatch) -> None:
+        inputs = graph_inputs(batch, self._plan.input_names)
+        profile = self._plan.profile_for(inputs)
+        self._execute(self._contexts[profile.index], inputs)
+
+    def _execute(self, context: Any, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Copy ``inputs`` and let ``context`` compute; nothing is waited for."""
+        offsets = self._upload(inputs)
+        self._bind(context, inputs, offsets)
+        self._compute(context)
+
+    def _upload(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+        """Lay ``inputs`` one behind the other and copy them at once. Returns where each begins, in bytes.
+
+        The host's half is free: the step before has been waited for.
+        """
+        offsets, size = _layout({name: array.shape for name, array in inputs.items()})
+        for name, array in inputs.items():
+            start = offsets[name]
+            self._inputs.host[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self._cuda.upload(self._inputs, size, self._stream)
+        return offsets
+
+    def _bind(self, context: Any, inputs: Mapping[str, npt.NDArray[Any]], offsets: Mapping[str, int]) -> None:
+        for name, array in inputs.items():
+            if not context.set_input_shape(name, array.shape):
+                raise self._refusal(f"the shape {list(array.shape)} of {name}")
+            if not context.set_tensor_address(name, self._inputs.device + offsets[name]):
+                raise self._refusal(f"the address of {name}")
+        for name, offset in self._output_offsets.items():
+            if not context.set_tensor_address(name, self._results.device + offset):
+                raise self._refusal(f"the address of {name}")
+        missing = context.infer_shapes()
+        if missing:
+            raise EngineError(f"TensorRT misses the shapes of {', '.join(missing)}. This is a bug.")
+
+    def _compute(self, context: Any) -> None:
+        if not context.execute_async_v3(int(self._stream)):
+            raise EngineError(f"TensorRT did not run a step: {self._plan.logger.said()}")
+
+    def _downloaded(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
+        """Copy the rows that are not filler and wait; then copy once more, since the buffers are the next step's."""
+        sizes = {}
+        for output in wanted:
+            num_rows = batch.num_tokens if output.per_token else batch.batch_size
+            sizes[output.name] = num_rows * output.dimension * _FLOAT_BYTES
+            self._cuda.download(self._results, self._output_offsets[output.name], sizes[output.name], self._stream)
+        self._cuda.record(self._done, self._stream)
+        self._cuda.wait(self._done)
+        return {output.name: self._rows(output, sizes[output.name]) for output in wanted}
+
+    def _rows(self, output: OutputInfo, num_bytes: int) -> Float32Array:
+        start = self._output_offsets[output.name]
+        values = self._results.host[start : start + num_bytes].view(np.float32)
+        return values.reshape(-1, output.dimension).copy()
+
+    def _refusal(self, what: str) -> EngineError:
+        return EngineError(f"TensorRT refused {what}: {self._plan.logger.said()}")
+
+    def _settle(self, error: BaseException) -> None:
+        """Wait for what a failed step has left on the stream, which still uses the buffers."""
+        lost = self._cuda.settle(self._stream)
+        if lost is not None:
+            raise EngineDeadError(
+                f"The GPU does not answer this process any more ({lost}): restart the server. It began with: {error}"
+            ) from error
+
+    # Recorded steps.
+
+    def capture(self, sizes: Sizes, resources: ExitStack) -> bool:
+        """Record the step of ``sizes``; False if it cannot be recorded, or answers otherwise than unrecorded.
+
+        It has a context of its own, since a context that runs other shapes may change what a recorded step reads.
+        Raises EngineError where there is no memory for it; EngineDeadError.
+        """
+        first, second = _filled(sizes, 0), _filled(sizes, 1)
+        with ExitStack() as undone:
+            try:
+                step = self._recorded(sizes, first, undone)
+                if step is None:
+                    return False
+                expected = self._answers(step.context, second, sizes)  # before the launch: its buffers are the same
+                self._answers(step.context, first, sizes)
+                self._upload(graph_inputs(second, self._plan.input_names, sizes))
+                self._cuda.launch(step.executable, self._stream)
+                answers = self._downloaded(second, self._plan.outputs)
+            except BaseException as error:
+                self._settle(error)
+                raise
+            for name, rows in answers.items():
+                if not np.allclose(rows, expected[name], rtol=_SAME_REL, atol=_SAME_ABS, equal_nan=True):
+                    return False
+            resources.push(undone.pop_all())
+        self._captured.append(step)
+        return True
+
+    def _recorded(self, sizes: Sizes, batch: PackedBatch, resources: ExitStack) -> CapturedStep | None:
+        profile = self._profile_of(sizes)
+        context = self._plan.context(profile, self._cuda, self._stream, self._activations)
+        self._answers(context, batch, sizes)  # once unrecorded: TensorRT may still have work to do for new shapes
+        self._cuda.begin_capture(self._stream)
+        try:
+            self._compute(context)
+            executable = self._cuda.end_capture(self._stream, resources)
+        except EngineError:
+            self._cuda.abandon_capture(self._stream)
+            return None
+        return CapturedStep(sizes, executable, context)
+
+    def _profile_of(self, sizes: Sizes) -> Profile:
+        return self._plan.profile_for(graph_inputs(_filled(sizes, 0), self._plan.input_names, sizes))
+
+    def _answers(self, context: Any, batch: PackedBatch, sizes: Sizes) -> Outputs:
+        """All outputs, by a context that is not recorded."""
+        self._execute(context, graph_inputs(batch, self._plan.input_names, sizes))
+        return self._downloaded(batch, self._plan.outputs)
+
+
+def _filled(sizes: Sizes, token_id: int) -> PackedBatch:
+    """A batch that needs all of ``sizes``, or nearly: one long sequence, and others of equal lengths."""
+    others = sizes.sequences - 1
+    longest = min(sizes.longest, sizes.tokens - others)
+    rest = (sizes.tokens - longest) // others if others else 0
+    lengths = [longest, *[min(rest, longest)] * others]
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)
+
+
+def _layout(shapes: Mapping[str, Shape]) -> tuple[dict[str, int], int]:
+    """Where each tensor of four bytes an element begins, one behind the other, and where the last one ends."""
+    offsets, end = {}, 0
+    for name, shape in shapes.items():
+        offsets[name] = end
+        end += aligned(int(np.prod(shape)) * _FLOAT_BYTES)
+    return offsets, end
+
+
+def _num_bytes(shapes: Mapping[str, Shape]) -> int:
+    return _layout(shapes)[1]
+
+
+def _output_layout(plan: LoadedPlan) -> tuple[dict[str, int], int]:
+    """The same for the outputs, each with the most rows that any profile has."""
+    tokens = max(profile.about.tokens[2] for profile in plan.profiles)
+    sequences = max(profile.about.sequences[2] for profile in plan.profiles)
+    return _layout(
+        {output.name: (tokens if output.per_token else sequences, output.dimension) for output in plan.outputs}
+    )
