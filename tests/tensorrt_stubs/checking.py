@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -19,11 +20,14 @@ _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 def users() -> list[Path]:
     """Files of the repository that import from ``tensorrt_module``."""
     files = (path for folder in _FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
-    return [path for path in files if any(_imports(line) for line in path.read_text().splitlines())]
+    return [path for path in files if _uses(path.read_text())]
 
 
-def _imports(line: str) -> bool:
-    return line.strip().startswith("from tensorrt_module import ") and not line.strip().endswith("# an example")
+def _uses(text: str) -> bool:
+    if "tensorrt_module" not in text:
+        return False
+    nodes = ast.walk(ast.parse(text))  # not the words in a docstring
+    return any(isinstance(node, ast.ImportFrom) and node.module == "tensorrt_module" for node in nodes)
 
 
 def check(stubs: Path, files: Sequence[Path], scratch: Path) -> list[str]:

@@ -60,6 +60,7 @@ _BARE |= {"Iterable": "collections.abc.Iterable[typing.Any]", "Callable": "colle
 _AS_OBJECT = ("__enter__", "__exit__", "__getstate__", "__setstate__", "__hash__", "__eq__", "__ne__", "__del__")
 _SAYS_NONE = re.compile(r":returns?:[^:]*(or|,)\s+(:class:)?`{0,2}None`{0,2}", re.DOTALL)
 _CXX_NAME = re.compile(r"\b(?:\w+::)+(\w+)")
+_MEMBER = re.compile(r"<(\w+)\.(\w+): -?\d+>")
 _PYTHON_ADDITIONS = """
 __version__: typing.Annotated[str, {version!r}]
 def volume(iterable: typing.Iterable[int]) -> int: ...
@@ -99,6 +100,12 @@ def _printed(extension: ModuleType) -> str:
                 return classes.get(match[1], "typing.Any")
 
             return super().parse_annotation_str(_CXX_NAME.sub(python_name, annotation_str))
+
+        def parse_value_str(self, value: str) -> Any:
+            member = _MEMBER.fullmatch(value.strip())  # a default: <Severity.WARNING: 2>
+            if member is not None and member[1] in classes:
+                return Value(f"{classes[member[1]]}.{member[2]}", is_print_safe=True)
+            return super().parse_value_str(value)
 
         def parse_args_str(self, args_str: str) -> Any:
             result = super().parse_args_str(args_str)
