@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from cuda.bindings import runtime
 
+from bei.core import PackedBatch
 from bei.engine.tensorrt import TensorRTEngine
 from bei.errors import EngineError
 from tests.bei.engine.tensorrt.rig import GRAPHS_MB, Rig, batch_of
@@ -32,16 +34,22 @@ def two_batches_in_flight(rig: Rig) -> None:
         both_given = threading.Barrier(2, timeout=_DEADLINE_S)
         rig.device.before_wait = both_given.wait  # type: ignore[assignment]
         for first, second in ((SMALL[1], SMALL[2]), (LARGE[0], LARGE[1]), (SMALL[0], LARGE[3])):
-            _side_by_side(rig, engine, [first, second])
+            _side_by_side(rig, engine, both_given, [first, second])
 
 
-def _side_by_side(rig: Rig, engine: TensorRTEngine, batches: list[list[int]]) -> None:
+def _side_by_side(rig: Rig, engine: TensorRTEngine, both_given: threading.Barrier, batches: list[list[int]]) -> None:
+    def check(batch: PackedBatch) -> None:
+        try:
+            rig.check(engine, batch)
+        except BaseException:
+            both_given.abort()  # nobody waits for a batch that will not come
+            raise
+
     with ThreadPoolExecutor(len(batches)) as threads:
-        done = [
-            threads.submit(rig.check, engine, batch_of(lengths, seed)) for seed, lengths in enumerate(batches, start=1)
-        ]
-    for future in done:
-        future.result()
+        done = [threads.submit(check, batch_of(lengths, seed)) for seed, lengths in enumerate(batches, start=1)]
+    errors = [error for error in (future.exception() for future in done) if error is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
 
 
 def profile_of_a_batch(rig: Rig) -> None:
@@ -91,6 +99,19 @@ def memory_is_allocated_once(rig: Rig) -> None:
             engine.run(batch_of(lengths))
         names = ("cudaMalloc", "cudaHostAlloc", "cudaEventCreateWithFlags")
         assert [rig.device.calls[name] for name in names] == allocated
+
+
+def a_failed_load_leaves_nothing(rig: Rig) -> None:
+    """Where memory ends while the last stream is made, all that was made before is released, in order."""
+    rig.library.contexts_left = 3
+    with pytest.raises(EngineError, match=r"no execution context: Cannot allocate persistent memory"):
+        rig.load(num_streams=2)
+    rig.check_clean()
+    rig.library.contexts_left = None
+    rig.device.fail("cudaMalloc", runtime.cudaError_t.cudaErrorMemoryAllocation, after=5)
+    with pytest.raises(EngineError, match=r"bytes of GPU memory could not be had: .*cudaErrorMemoryAllocation"):
+        rig.load(num_streams=2)
+    rig.check_clean()
 
 
 def closing_frees_everything(rig: Rig) -> None:

@@ -1,8 +1,8 @@
 """A simulated GPU behind the names of ``cuda.bindings.runtime``: work is done only when somebody waits for it.
 
-Whatever a real device would let pass and answer nonsense for is a ``Violation`` here: memory that was freed, is pageable
-or too small, a source that changes before it is copied, two streams in the same memory. Statuses, flags and handles are
-those of the real module, and a function that it does not have cannot be called.
+Whatever a real device would let pass and answer nonsense for is a ``Violation`` here: memory that was freed, is
+pageable or too small, a source that changes before it is copied, two streams in the same memory. Statuses, flags and
+handles are those of the real module, and a function that it does not have cannot be called.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from cuda.bindings import runtime
 
 from tests.bei.engine.tensorrt.memory import Kind, Memory, Violation
 
+Status: TypeAlias = Any  # a cudaError_t
 SUCCESS = runtime.cudaError_t.cudaSuccess
-Status = runtime.cudaError_t
 Range = tuple[int, int]  # first byte, and one past the last
 
 
@@ -69,6 +69,7 @@ class Device:
         self.violations: list[str] = []
         self.calls: Counter[str] = Counter()
         self.before_wait: Callable[[], None] = lambda: None  # called by whoever waits for an event
+        self.held: dict[int, Range] = {}  # memory that somebody was given for longer than a step, by who that is
         self.copied: list[tuple[str, int]] = []  # upload or download, and bytes, as they are asked for
         self.graph_bytes = 1_000_000  # of the device, for each graph that can be launched
         self._properties = SimpleNamespace(
@@ -139,7 +140,7 @@ class Device:
         if status is not None:
             return (status, None)
         answer = own(self, *arguments)
-        if isinstance(answer, Status):
+        if isinstance(answer, runtime.cudaError_t):
             return (answer, None)
         return (SUCCESS,) if answer is None else (SUCCESS, *answer)
 
@@ -192,7 +193,7 @@ class Device:
             raise self.violated("memory is allocated while a stream is captured")
         with self._lock:
             block = self.memory.allocate(kind, size)
-        return Status.cudaErrorMemoryAllocation if block is None else (block.address,)
+        return runtime.cudaError_t.cudaErrorMemoryAllocation if block is None else (block.address,)
 
     def _cudaFree(self, address: int) -> Any:
         self._freed("device", address)
@@ -209,6 +210,8 @@ class Device:
             for operation in stream.queue:
                 if _meet(operation.reads + operation.writes, [span]):
                     raise self.violated(f"memory is freed that {operation.name} still uses")
+        if any(_meet([held], [span]) for held in self.held.values()):
+            raise self.violated("memory is freed that an execution context computes in")
         block.free()
 
     # Streams and events.
@@ -257,7 +260,7 @@ class Device:
         state = self.stream(stream)
         if state.captured is not None:
             state.capture_failed = True
-            return Status.cudaErrorStreamCaptureUnsupported
+            return runtime.cudaError_t.cudaErrorStreamCaptureUnsupported
         return self._drain(state)
 
     def _drain(self, state: StreamState, until: Operation | None = None) -> Any:
@@ -290,7 +293,9 @@ class Device:
                 if other is state:
                     continue
                 for waiting in list(other.queue):
-                    if _meet(operation.writes, waiting.reads + waiting.writes) or _meet(waiting.writes, operation.reads):
+                    if _meet(operation.writes, waiting.reads + waiting.writes) or _meet(
+                        waiting.writes, operation.reads
+                    ):
                         raise self.violated(f"{operation.name} meets {waiting.name} of another stream in memory")
             state.queue.append(operation)
 
@@ -324,16 +329,16 @@ class Device:
             raise self.violated("a capture forbids other threads their calls")
         state = self.stream(stream)
         if state.captured is not None:
-            return Status.cudaErrorIllegalState
+            return runtime.cudaError_t.cudaErrorIllegalState
         state.captured, state.capture_failed = [], False
 
     def _cudaStreamEndCapture(self, stream: Any) -> Any:
         state = self.stream(stream)
         if state.captured is None:
-            return Status.cudaErrorIllegalState
+            return runtime.cudaError_t.cudaErrorIllegalState
         captured, state.captured = state.captured, None
         if state.capture_failed:
-            return Status.cudaErrorStreamCaptureInvalidated
+            return runtime.cudaError_t.cudaErrorStreamCaptureInvalidated
         graph = self._handle(runtime.cudaGraph_t)
         self.graphs[int(graph)] = captured
         return (graph,)
@@ -343,7 +348,7 @@ class Device:
 
     def _cudaGraphInstantiate(self, graph: Any, flags: int) -> Any:
         if self.memory.used + self.graph_bytes > self.memory.limit:
-            return Status.cudaErrorMemoryAllocation
+            return runtime.cudaError_t.cudaErrorMemoryAllocation
         executable = self._handle(runtime.cudaGraphExec_t)
         self.executables[int(executable)] = self.graphs[int(graph)]
         self.memory.reserved += self.graph_bytes

@@ -1,4 +1,4 @@
-"""What the stand-in of TensorRT does: plans are ONNX graphs that ONNX Runtime computes in the simulated device's memory.
+"""What the stand-in of TensorRT does: ONNX Runtime computes a plan's ONNX graph in the simulated device's memory.
 
 The rules are those of TensorRT's documentation: shapes within a profile that was chosen, every address set, activation
 memory that is large enough, aligned and in use by one step at a time, no change of what a recorded step was made from.
@@ -158,7 +158,8 @@ class _Engine(_OfLibrary):
         return "INPUT" if name in self._inputs else "OUTPUT"
 
     def get_tensor_dtype(self, name: str) -> str:
-        return _DTYPES[(self._inputs | self._outputs)[name].type][0]
+        dtype, _ = _DTYPES[(self._inputs | self._outputs)[name].type]
+        return dtype
 
     def get_tensor_shape(self, name: str) -> Shape:
         return tuple(size if isinstance(size, int) else -1 for size in (self._inputs | self._outputs)[name].shape)
@@ -209,6 +210,7 @@ class _Context(_OfLibrary):
     def _released(self) -> None:
         self._is_released = True
         self._library.contexts.remove(self)
+        self._device.held.pop(id(self), None)
 
     def set_optimization_profile_async(self, profile_index: int, stream: int) -> bool:
         self._device.stream(stream)
@@ -225,7 +227,7 @@ class _Context(_OfLibrary):
         if size < self._engine._plan.activation_bytes:
             raise self._device.violated("activation memory is too small")
         self._device.view(memory, size, "device", "activation memory")
-        self._activations = (memory, memory + size)
+        self._activations = self._device.held[id(self)] = (memory, memory + size)
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
         if self._profile is None:
@@ -310,7 +312,11 @@ class _Context(_OfLibrary):
             raw = self._device.view(addresses[name], size, "device", f"input {name}")
             feeds[name] = raw.view(dtype).reshape(shapes[name]).copy()
         names = [*self._engine._outputs]
-        for name, rows in zip(names, self._engine._session.run(names, feeds), strict=True):
+        try:
+            answers = self._engine._session.run(names, feeds)
+        except Exception as error:  # ONNX Runtime's own: indices that are out of bounds
+            raise self._device.violated(f"a step reads nonsense: {error}") from error
+        for name, rows in zip(names, answers, strict=True):
             target = self._device.view(addresses[name], rows.nbytes, "device", f"output {name}")
             target[:] = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
 
@@ -364,5 +370,3 @@ class _ParserRefitter(_OfLibrary):
 
     def get_error(self, index: int) -> Any:
         return self._made("ParserError", self._errors[index])
-
-

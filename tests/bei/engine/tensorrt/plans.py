@@ -53,7 +53,7 @@ def plan_bytes(
     facts = {"version": version, "profiles": ranges, "weights": has_weights, "activation_bytes": activation_bytes}
     head = json.dumps(facts).encode()
     body = struct.pack("<q", len(head)) + head + model.SerializeToString()
-    return _MAGIC + struct.pack("<q", len(body)) + body
+    return b"".join([_MAGIC, struct.pack("<q", len(body)), body])
 
 
 def _ranges(value: onnx.ValueInfoProto, profile: PlanProfile) -> list[list[int]]:
@@ -90,4 +90,4 @@ def zeroed(graph: bytes) -> bytes:
     for tensor in model.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tuple(tensor.dims), np.float32), tensor.name))
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())

@@ -1,4 +1,4 @@
-"""A TensorRT artifact on a simulated device: its graph is a tiny model's, so that what the engine answers can be checked.
+"""A TensorRT artifact on a simulated device. Its graph is a tiny model's, so what the engine answers can be checked.
 
 ``Rig`` holds device, library and stand-in; ``engine()`` loads. ``expected`` is what the graph answers in ONNX Runtime.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +33,7 @@ from tests.standin import stand_in
 from tests.tensorrt_stubs.generation import stub_of
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-LIMITS = {"max_num_tokens": 256, "max_batch_size": 16, "max_seq_len": 64}
+MAX_NUM_TOKENS, MAX_BATCH_SIZE, MAX_SEQ_LEN = 256, 16, 64
 LATENCY = PlanProfile(name="latency", tokens=(1, 32, 72), sequences=(1, 1, 4), longest=(1, 32, 72))
 THROUGHPUT = PlanProfile(name="throughput", tokens=(1, 256, 272), sequences=(1, 16, 16), longest=(1, 32, 72))
 OUTPUTS = [OutputInfo(name="embedding", dimension=HIDDEN)]
@@ -78,10 +79,10 @@ class Rig:
         self.graphs = graphs
         self.device = device or Device()
         stub = stub_of(MODULES[target])
-        self.trt: ModuleType = stand_in(stub, MODULES[target], {})
-        self.version: str = self.trt.__version__
+        self.version = _version(target)
         self.library = Library(self.device, self.version)
-        self.trt = stand_in(stub, MODULES[target], self.library.behaviours(is_rtx=target == "tensorrt-rtx"))
+        behaviours = self.library.behaviours(is_rtx=target == "tensorrt-rtx")
+        self.trt: ModuleType = stand_in(stub, MODULES[target], behaviours)
         self.folder = folder / "artifact" / "engine"
         about = Plan(
             lowerings=["padded", "padded"],
@@ -101,7 +102,9 @@ class Rig:
                 capabilities=list(capabilities),
                 plan=about,
             ),
-            **LIMITS,
+            max_num_tokens=MAX_NUM_TOKENS,
+            max_batch_size=MAX_BATCH_SIZE,
+            max_seq_len=MAX_SEQ_LEN,
         ).manifest
         compiled = list(profiles if compiled_profiles is None else compiled_profiles)
         self.plan = plan_bytes(
@@ -151,6 +154,12 @@ class Rig:
             assert rows.dtype == np.float32
             assert rows.flags.owndata
             np.testing.assert_allclose(rows, expected[name], rtol=0, atol=2e-5)
+
+
+@cache
+def _version(target: str) -> str:
+    version: str = stand_in(stub_of(MODULES[target]), MODULES[target], {}).__version__
+    return version
 
 
 def batch_of(lengths: Sequence[int], seed: int = 0) -> PackedBatch:

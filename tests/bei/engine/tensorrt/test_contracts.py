@@ -20,6 +20,7 @@ CONTRACTS: list[Contract] = [
     contracts.recorded_steps,
     contracts.a_refused_step_leaves_nothing,
     contracts.memory_is_allocated_once,
+    contracts.a_failed_load_leaves_nothing,
     contracts.closing_frees_everything,
 ]
 
