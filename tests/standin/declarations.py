@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 _EMPTY = inspect.Parameter.empty
@@ -48,8 +49,9 @@ class ClassDeclaration:
         return self.path.rpartition(".")[2]
 
 
+@cache
 def read_stub(text: str) -> ClassDeclaration:
-    """The declarations of the stub ``text``. Raises ValueError that names what it cannot be made of."""
+    """The declarations of the stub ``text``; nobody changes them. Raises ValueError that names what it cannot read."""
     return _class("", [], ast.parse(text).body)
 
 

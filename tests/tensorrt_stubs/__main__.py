@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tests.tensorrt_stubs.checking import ROOT, check, users
-from tests.tensorrt_stubs.generation import StubError, generate
+from tests.tensorrt_stubs.generation import StubError, generate, generated_folder
 
 
 def main() -> int:
@@ -33,9 +33,9 @@ def main() -> int:
 
 def _checked(chosen: list[Path]) -> int:
     files = [path.resolve() for path in chosen] or users()
+    stubs = generated_folder()
     with tempfile.TemporaryDirectory() as scratch:
-        generate(Path(scratch) / "stubs")
-        lines = check(Path(scratch) / "stubs", files, Path(scratch)) if files else []
+        lines = check(stubs, files, Path(scratch), ROOT / ".mypy_cache") if files else []
     for line in lines:
         print(line, file=sys.stderr)
     for path in files if not lines else []:

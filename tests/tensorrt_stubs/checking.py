@@ -30,10 +30,10 @@ def _uses(text: str) -> bool:
     return any(isinstance(node, ast.ImportFrom) and node.module == "tensorrt_module" for node in nodes)
 
 
-def check(stubs: Path, files: Sequence[Path], scratch: Path) -> list[str]:
+def check(stubs: Path, files: Sequence[Path], scratch: Path, cache: Path) -> list[str]:
     """mypy's lines about ``files`` with the generated ``stubs``, by each library; empty where there is no error.
 
-    ``scratch``: a folder for caches, one per library; the second run of the same files is quick.
+    ``scratch``: a folder to write into; ``cache``: mypy's, of whatever run: what it knows of other files is used.
     """
     texts = {name: (stubs / name / "__init__.pyi").read_text() for name in BINDINGS}
     found = []
@@ -41,16 +41,16 @@ def check(stubs: Path, files: Sequence[Path], scratch: Path) -> list[str]:
         modules = scratch / library
         modules.mkdir(parents=True, exist_ok=True)
         (modules / "tensorrt_module.pyi").write_text(stub_of_module_classes(texts, generic=library))
-        found += [f"{_TITLES[library]}: {line}" for line in _errors(library, [modules, stubs], files, scratch)]
+        found += [f"{_TITLES[library]}: {line}" for line in _errors(library, [modules, stubs], files, cache)]
     return found
 
 
-def _errors(library: str, search: list[Path], files: Sequence[Path], scratch: Path) -> list[str]:
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(scratch / "cache")]
+def _errors(library: str, search: list[Path], files: Sequence[Path], cache: Path) -> list[str]:
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(cache)]
     command += ["--config-file", str(ROOT / "pyproject.toml")]
     if library != "tensorrt":  # a cast to what only this library has is one to itself here
         command += ["--no-warn-redundant-casts"]
-    environment = {**os.environ, "MYPYPATH": ":".join(map(str, [*search, ROOT / "build"]))}
+    environment = {**os.environ, "MYPYPATH": ":".join(map(str, search))}
     done = subprocess.run(
         [*command, *map(str, files)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
