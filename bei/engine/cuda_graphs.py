@@ -21,7 +21,7 @@ _MOST_GRAPHS = 48
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A step of ``sizes``: ``executable`` launches it. ``context``: what it was recorded from, which it needs."""
+    """A step of ``sizes``: ``executable`` launches it. ``context``: what it was recorded from, and needs."""
 
     sizes: Sizes
     executable: Any

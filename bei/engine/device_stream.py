@@ -27,6 +27,17 @@ _FLOAT_BYTES = np.dtype(np.float32).itemsize
 _SAME_REL, _SAME_ABS = 1e-2, 1e-3
 
 
+class Held:
+    """An execution context that is dropped when it has to be, whoever still refers to it, as an error's frames do."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def drop(self) -> None:
+        """Let go of it."""
+        self.context = None
+
+
 class DeviceStream:
     """Runs steps of ``plan``, one at a time. Raises EngineError where there is no memory for it.
 
@@ -42,21 +53,23 @@ class DeviceStream:
         self._results = cuda.block(size, resources)
         self._activation_bytes = max(1, plan.activation_bytes)
         self._activations = cuda.device_memory(self._activation_bytes, resources)
-        self._contexts: list[Any] = []
         self._captured: list[CapturedStep] = []
-        resources.callback(self._forget_contexts)  # before the memory they compute in is freed
-        for profile in plan.profiles:
-            itself = captures_itself and profile.index == 0
-            self._contexts.append(plan.context(profile, cuda, self._stream, self._activations, captures_itself=itself))
+        self._contexts = [
+            self._context(profile, resources, captures_itself=captures_itself and profile.index == 0)
+            for profile in plan.profiles
+        ]
 
     @property
     def device_bytes(self) -> int:
         """Memory of the device that its buffers take."""
         return self._inputs.size + self._results.size + self._activation_bytes
 
-    def _forget_contexts(self) -> None:
-        self._captured.clear()
-        self._contexts.clear()
+    def _context(self, profile: Profile, resources: ExitStack, *, captures_itself: bool = False) -> Held:
+        """A context for ``profile``, dropped by ``resources`` before the memory that it computes in is freed."""
+        activations, stream = self._activations, self._stream
+        held = Held(self._plan.context(profile, self._cuda, stream, activations, captures_itself=captures_itself))
+        resources.callback(held.drop)
+        return held
 
     # A step.
 
@@ -79,7 +92,7 @@ class DeviceStream:
         profile = self._plan.profile_for(inputs)
         self._execute(self._contexts[profile.index], inputs)
 
-    def _execute(self, context: Any, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _execute(self, context: Held, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """Copy ``inputs`` and let ``context`` compute; nothing is waited for."""
         offsets = self._upload(inputs)
         self._bind(context, inputs, offsets)
@@ -97,21 +110,21 @@ class DeviceStream:
         self._cuda.upload(self._inputs, size, self._stream)
         return offsets
 
-    def _bind(self, context: Any, inputs: Mapping[str, npt.NDArray[Any]], offsets: Mapping[str, int]) -> None:
+    def _bind(self, held: Held, inputs: Mapping[str, npt.NDArray[Any]], offsets: Mapping[str, int]) -> None:
         for name, array in inputs.items():
-            if not context.set_input_shape(name, array.shape):
+            if not held.context.set_input_shape(name, array.shape):
                 raise self._refusal(f"the shape {list(array.shape)} of {name}")
-            if not context.set_tensor_address(name, self._inputs.device + offsets[name]):
+            if not held.context.set_tensor_address(name, self._inputs.device + offsets[name]):
                 raise self._refusal(f"the address of {name}")
         for name, offset in self._output_offsets.items():
-            if not context.set_tensor_address(name, self._results.device + offset):
+            if not held.context.set_tensor_address(name, self._results.device + offset):
                 raise self._refusal(f"the address of {name}")
-        missing = context.infer_shapes()
+        missing = held.context.infer_shapes()
         if missing:
             raise EngineError(f"TensorRT misses the shapes of {', '.join(missing)}. This is a bug.")
 
-    def _compute(self, context: Any) -> None:
-        if not context.execute_async_v3(int(self._stream)):
+    def _compute(self, held: Held) -> None:
+        if not held.context.execute_async_v3(int(self._stream)):
             raise EngineError(f"TensorRT did not run a step: {self._plan.logger.said()}")
 
     def _downloaded(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
@@ -143,20 +156,18 @@ class DeviceStream:
 
     # Recorded steps.
 
-    def capture(self, sizes: Sizes, resources: ExitStack) -> bool:
-        """Record the step of ``sizes``; False if it cannot be recorded, or answers otherwise than unrecorded.
+    def capture(self, sizes: Sizes, resources: ExitStack) -> None:
+        """Record the step of ``sizes``, and compare its answers with those of the same step unrecorded.
 
         It has a context of its own, since a context that runs other shapes may change what a recorded step reads.
-        Raises EngineError where there is no memory for it; EngineDeadError.
+        Raises EngineError where it cannot be recorded, answers otherwise, or there is no memory; EngineDeadError.
         """
         first, second = _filled(sizes, 0), _filled(sizes, 1)
         with ExitStack() as undone:
             try:
                 step = self._recorded(sizes, first, undone)
-                if step is None:
-                    return False
-                expected = self._answers(step.context, second, sizes)  # before the launch: its buffers are the same
-                self._answers(step.context, first, sizes)
+                expected = self._answers(step.context, second, sizes)
+                self._answers(step.context, first, sizes)  # another answer in the buffers that both have
                 self._upload(graph_inputs(second, self._plan.input_names, sizes))
                 self._cuda.launch(step.executable, self._stream)
                 answers = self._downloaded(second, self._plan.outputs)
@@ -165,22 +176,21 @@ class DeviceStream:
                 raise
             for name, rows in answers.items():
                 if not np.allclose(rows, expected[name], rtol=_SAME_REL, atol=_SAME_ABS, equal_nan=True):
-                    return False
+                    raise EngineError(f"the recorded step of {sizes} answers otherwise than it did unrecorded")
             resources.push(undone.pop_all())
         self._captured.append(step)
-        return True
 
-    def _recorded(self, sizes: Sizes, batch: PackedBatch, resources: ExitStack) -> CapturedStep | None:
+    def _recorded(self, sizes: Sizes, batch: PackedBatch, resources: ExitStack) -> CapturedStep:
         profile = self._profile_of(sizes)
-        context = self._plan.context(profile, self._cuda, self._stream, self._activations)
+        context = self._context(profile, resources)
         self._answers(context, batch, sizes)  # once unrecorded: TensorRT may still have work to do for new shapes
-        self._cuda.begin_capture(self._stream)
         try:
+            self._cuda.begin_capture(self._stream)
             self._compute(context)
             executable = self._cuda.end_capture(self._stream, resources)
-        except EngineError:
+        except BaseException:
             self._cuda.abandon_capture(self._stream)
-            return None
+            raise
         return CapturedStep(sizes, executable, context)
 
     def _profile_of(self, sizes: Sizes) -> Profile:

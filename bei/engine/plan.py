@@ -187,7 +187,7 @@ def _check_validity(trt: Any, runtime: Any, logger: Any, path: Path) -> None:
     with path.open("rb") as file:
         header = file.read(runtime.engine_header_size)
     validity, diagnostics = runtime.get_engine_validity(header)
-    kinds = trt.EngineInvalidityDiagnostics.__members__.items()
+    kinds = sorted(trt.EngineInvalidityDiagnostics.__members__.items(), key=lambda kind: int(kind[1]))
     reasons = [name.lower().replace("_", " ") for name, kind in kinds if int(diagnostics) & int(kind)]
     words = "; ".join([*reasons, *logger.taken()]) or "it gives no reason"
     if validity == trt.EngineValidity.INVALID:
@@ -251,7 +251,9 @@ def _put_weights(trt: Any, engine: Any, logger: Any, graph: Path) -> None:
         raise EngineError(f"TensorRT could not take weights from {graph}: {'; '.join(errors) or logger.said()}")
     missing = refitter.get_missing_weights()
     if missing:
-        raise EngineError(f"{graph} lacks weights of the plan: {', '.join(missing)}. Build the artifact again.")
+        raise EngineError(
+            f"{graph} lacks {len(missing)} weights of the plan, {missing[0]} among them. Build the artifact again."
+        )
     if not refitter.refit_cuda_engine():
         raise EngineError(f"TensorRT could not put weights into the plan: {logger.said()}")
 

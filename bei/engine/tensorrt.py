@@ -25,7 +25,6 @@ from bei.engine.plan import LoadedPlan
 from bei.engine.requirements import check_version, found_gpu
 from bei.errors import ConfigError, EngineDeadError, EngineError
 from bei.nvidia import load_cuda, load_library
-from bei.packing import Sizes
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ class TensorRTEngine:
     def _capture(self, streams: list[DeviceStream]) -> None:
         """Record steps on all streams until the memory for them is used up, small ones first: they gain most.
 
-        A step that cannot be recorded runs as all others do.
+        The first that cannot be recorded is the last that is tried; steps that are not recorded run as they are.
         """
         num_captured = 0
         try:
@@ -151,18 +150,13 @@ class TensorRTEngine:
                 if free - self._cuda.free_bytes() >= self._graph_bytes:
                     log.info("memory for CUDA graphs is used up: %d of %d recorded", num_captured, len(self._planned))
                     return
-                self._capture_on_all(sizes, streams)
+                for stream in streams:
+                    stream.capture(sizes, self._resources)
                 num_captured += 1
         except EngineDeadError:
             raise
         except EngineError as error:
-            log.warning("after %d CUDA graphs no more are recorded: %s", num_captured, error)
-
-    def _capture_on_all(self, sizes: Sizes, streams: list[DeviceStream]) -> None:
-        for stream in streams:
-            if not stream.capture(sizes, self._resources):
-                log.warning("the step of %s cannot be recorded, and runs unrecorded", sizes)
-                return
+            log.warning("after %d CUDA graphs no more are recorded: %s", num_captured, str(error))
 
     def close(self) -> None:
         """Wait for the steps that run, then free contexts, memory and streams. A second call does nothing."""

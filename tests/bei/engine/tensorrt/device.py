@@ -19,6 +19,7 @@ import numpy.typing as npt
 from cuda.bindings import runtime
 
 from tests.bei.engine.tensorrt.memory import Kind, Memory, Violation
+from tests.cuda_standin import cuda_stand_in
 
 Status: TypeAlias = Any  # a cudaError_t
 SUCCESS = runtime.cudaError_t.cudaSuccess
@@ -107,6 +108,11 @@ class Device:
             self.violations.append(str(violation))
             raise
 
+    def module(self) -> Any:
+        """Itself behind the checks of ``tests.cuda_standin``: what an engine is given as cuda-python's runtime."""
+        names = [name[1:] for name in dir(type(self)) if name.startswith("_cuda")]
+        return cuda_stand_in({name: getattr(self, name) for name in names})
+
     def leaks(self) -> list[str]:
         """What was acquired and not released."""
         held = [f"{block.kind} memory of {block.size} bytes" for block in self.memory.live()]
@@ -138,10 +144,12 @@ class Device:
         if self._lost is not None and name not in ("cudaGetLastError", "cudaDriverGetVersion"):
             status = self._lost
         if status is not None:
-            return (status, None)
+            if name == "cudaStreamEndCapture":  # which ends, with or without a graph
+                self.stream(arguments[0]).captured = None
+            return (status,)
         answer = own(self, *arguments)
         if isinstance(answer, runtime.cudaError_t):
-            return (answer, None)
+            return (answer,)
         return (SUCCESS,) if answer is None else (SUCCESS, *answer)
 
     def _fault(self, name: str) -> Status | None:

@@ -159,8 +159,8 @@ class _Engine(_OfLibrary):
         return "INPUT" if name in self._inputs else "OUTPUT"
 
     def get_tensor_dtype(self, name: str) -> str:
-        dtype: str = _DTYPES[(self._inputs | self._outputs)[name].type][0]
-        return dtype
+        kind: str = (self._inputs | self._outputs)[name].type
+        return _DTYPES[kind][0]
 
     def get_tensor_shape(self, name: str) -> Shape:
         return tuple(size if isinstance(size, int) else -1 for size in (self._inputs | self._outputs)[name].shape)
@@ -207,6 +207,10 @@ class _Context(_OfLibrary):
         self._is_released = False
         self._flushed: tuple[Any, ...] | None = None  # the shapes it has last run with
         self._library.contexts.append(self)
+
+    def _graphs_strategy(self) -> str | None:
+        """What TensorRT-RTX was told about CUDA graphs; None: nothing."""
+        return None if self._config is None else self._config.cuda_graph_strategy.name
 
     def _released(self) -> None:
         self._is_released = True

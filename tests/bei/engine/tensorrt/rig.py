@@ -119,7 +119,7 @@ class Rig:
     def load(self, num_streams: int = 2, cuda_graphs: int = 0) -> TensorRTEngine:
         """The engine, which the caller closes."""
         options = TensorRTOptions(num_streams, cuda_graphs)
-        return TensorRTEngine(self.folder, self.manifest, options, trt=self.trt, cuda=self.device)
+        return TensorRTEngine(self.folder, self.manifest, options, trt=self.trt, cuda=self.device.module())
 
     @contextmanager
     def engine(self, num_streams: int = 2, cuda_graphs: int = 0, *, warm: bool = False) -> Iterator[TensorRTEngine]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,22 @@ OUT_OF_MEMORY = runtime.cudaError_t.cudaErrorMemoryAllocation
 ILLEGAL_ADDRESS = runtime.cudaError_t.cudaErrorIllegalAddress
 
 
-def refused(rig: Rig, error: type[BeiError], match: str) -> str:
-    """Loading raises, and leaves nothing behind."""
-    with pytest.raises(error, match=match) as raised:
-        rig.load()
-    assert "\n" not in str(raised.value)
-    assert type(raised.value) is error
+def error_of(act: Callable[[], object]) -> BaseException:
+    """What ``act`` raises, without what its frames hold."""
+    try:
+        act()
+    except BeiError as error:
+        return type(error)(str(error))
+    raise AssertionError("nothing was raised")
+
+
+def refused(rig: Rig, kind: type[BeiError], match: str) -> None:
+    """Loading raises, in one line, and leaves nothing behind."""
+    error = error_of(rig.load)
+    assert re.search(match, str(error)), str(error)
+    assert "\n" not in str(error)
+    assert type(error) is kind
     rig.check_clean()
-    return str(raised.value)
 
 
 # Before a plan is read.
@@ -125,7 +135,7 @@ def test_a_missing_package_is_named_with_its_extra(
     module: str, package: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if module == "tensorrt":
-        monkeypatch.setattr("bei.engine.tensorrt.load_cuda", lambda purpose, extra: rig.device)
+        monkeypatch.setattr("bei.engine.tensorrt.load_cuda", lambda purpose, extra: rig.device.module())
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         MissingDependencyError, match=rf"needs the Python package '{package}': pip install 'bei\[tensorrt\]'"
@@ -199,7 +209,7 @@ def test_another_number_of_profiles_is_refused(graphs: Graphs, tmp_path: Path) -
         ([OutputInfo(name="logits", dimension=2)], "no output 'logits'"),
         (
             [OutputInfo(name="embedding", dimension=32)],
-            r"'embedding' is FLOAT \[-1, 64\], the manifest says rows of 32",
+            r"'embedding' is FLOAT \[-1, 64\], .* rows of 32",
         ),
         ([], "outputs that the manifest does not name: embedding"),
     ],
@@ -236,7 +246,7 @@ def test_a_graph_of_another_model_is_refused_with_what_it_lacks(
     rig = Rig(tmp_path, many_outputs, refit=True)
     for file in graphs.path.parent.iterdir():
         (rig.folder / (TENSORRT_GRAPH if file == graphs.path else file.name)).write_bytes(file.read_bytes())
-    refused(rig, EngineError, "lacks weights of the plan: .*weights.weight")
+    refused(rig, EngineError, "lacks 7 weights of the plan, constant.5 among them")
 
 
 # Memory and mid-flight.
@@ -245,9 +255,7 @@ def test_a_graph_of_another_model_is_refused_with_what_it_lacks(
 @pytest.mark.parametrize("function", ["cudaMalloc", "cudaHostAlloc"])
 def test_no_memory_at_load_is_told_with_the_remedy(function: str, rig: Rig) -> None:
     rig.device.fail(function, OUT_OF_MEMORY, after=1)
-    refused(
-        rig, EngineError, r"bytes of .* memory could not be had: .* Stop what else uses the device, .*--max-num-tokens"
-    )
+    refused(rig, EngineError, "memory could not be had: .* Stop what else uses the device, .*--max-num-tokens")
 
 
 @pytest.mark.parametrize("function", ["cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaStreamSynchronize"])
@@ -260,9 +268,9 @@ def test_whatever_fails_at_load_leaves_nothing(function: str, rig: Rig) -> None:
 def test_a_call_that_fails_mid_flight_costs_its_batch_alone(function: str, rig: Rig) -> None:
     with rig.engine(num_streams=1, cuda_graphs=GRAPHS_MB, warm=True) as engine:
         rig.device.fail(function, OUT_OF_MEMORY)
-        with pytest.raises(EngineError, match=f"CUDA failed in {function}: cudaErrorMemoryAllocation") as raised:
-            engine.run(batch_of([3]))
-        assert type(raised.value) is EngineError
+        error = error_of(lambda: engine.run(batch_of([3])))
+        assert type(error) is EngineError
+        assert str(error).startswith(f"CUDA failed in {function}: cudaErrorMemoryAllocation")
         rig.check(engine, batch_of([3]))
         rig.check(engine, batch_of([64] * 4))
 
@@ -278,6 +286,6 @@ def test_after_an_error_of_a_kernel_the_engine_says_that_it_is_dead(rig: Rig) ->
 
 def test_a_shape_beyond_all_profiles_is_refused_and_harms_nothing(rig: Rig) -> None:
     with rig.engine(num_streams=1) as engine:
-        with pytest.raises(EngineError, match=r"No profile of the plan holds this batch \(input_ids \[288\]"):
-            engine.run(batch_of([70] * 4))
+        error = error_of(lambda: engine.run(batch_of([70] * 4)))
+        assert str(error).startswith("No profile of the plan holds this batch (input_ids [288]")
         rig.check(engine, batch_of([3]))
