@@ -83,7 +83,7 @@ def recorded_steps(rig: Rig) -> None:
 
 
 def a_refused_step_leaves_nothing(rig: Rig) -> None:
-    """After a step that TensorRT refuses the stream serves the next one, and closing frees all while the error lives."""
+    """After a step that TensorRT refuses the stream serves the next one; closing frees all while the error lives."""
     with rig.engine(num_streams=1) as engine:
         rig.library.refusals.append("an error of TensorRT's")
         with pytest.raises(EngineError, match=r"did not run a step: an error of TensorRT's") as raised:

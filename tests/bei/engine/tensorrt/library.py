@@ -160,7 +160,8 @@ class _Engine(_OfLibrary):
 
     def get_tensor_dtype(self, name: str) -> str:
         kind: str = (self._inputs | self._outputs)[name].type
-        return _DTYPES[kind][0]
+        dtype, _ = _DTYPES[kind]
+        return str(dtype)
 
     def get_tensor_shape(self, name: str) -> Shape:
         return tuple(size if isinstance(size, int) else -1 for size in (self._inputs | self._outputs)[name].shape)

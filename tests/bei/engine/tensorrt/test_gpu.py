@@ -1,10 +1,11 @@
 """On a real GPU with a real library: a plan is built, loaded, run and compared, and both profiles are timed.
 
-``pytest -m gpu tests/bei/engine/tensorrt/test_gpu.py -s`` shows the times. Nobody has run this yet.
+``pytest -m gpu tests/bei/engine/tensorrt/test_gpu.py --log-cli-level=INFO`` shows the times. Nobody has run this yet.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from tests.artifacts import save_artifact
 from tests.bei.engine.tensorrt.rig import batch_of
 from tests.bei_build.targets.tiny import HIDDEN, graph_of, tiny_spec
 
+log = logging.getLogger(__name__)
 pytestmark = pytest.mark.gpu
 
 LATENCY = PlanProfile(name="latency", tokens=(1, 64, 544), sequences=(1, 1, 8), longest=(1, 64, 72))
@@ -120,7 +122,7 @@ def test_two_batches_in_flight_answer_as_one(loaded: Loaded) -> None:
             done.result()
 
 
-def test_steps_of_both_profiles_are_timed(loaded: Loaded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_both_profiles_are_timed(loaded: Loaded) -> None:
     per_text = []
     for title, lengths in (("one text", [12]), ("eight texts", [12] * 8), ("full step", [32] * 128)):
         batch = batch_of(lengths)
@@ -129,7 +131,7 @@ def test_steps_of_both_profiles_are_timed(loaded: Loaded, capsys: pytest.Capture
         for _ in range(_RUNS):
             loaded.engine.run(batch)
         microseconds = (time.perf_counter() - started) / _RUNS * 1e6
-        with capsys.disabled():
-            print(f"{loaded.engine.info.target}, {loaded.engine.info.device}, {title}: {microseconds:.0f} us a step")
+        info = loaded.engine.info
+        log.info("%s, %s, %s: %.0f us a step", info.target, info.device, title, microseconds)
         per_text.append(microseconds / len(lengths))
     assert per_text == sorted(per_text, reverse=True)  # more texts a step, less time a text
