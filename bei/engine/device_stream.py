@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from bei.engine.plan import LoadedPlan, Profile, Shape
 from bei.errors import EngineDeadError, EngineError
 from bei.packing import Sizes, graph_inputs
 
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule
+
 _FLOAT_BYTES = np.dtype(np.float32).itemsize
 # A recorded step must answer as the same step does unrecorded: by the same kernels, which may add in another order.
 _SAME_REL, _SAME_ABS = 1e-2, 1e-3
@@ -30,12 +33,19 @@ _SAME_REL, _SAME_ABS = 1e-2, 1e-3
 class Held:
     """An execution context that is dropped when it has to be, whoever still refers to it, as an error's frames do."""
 
-    def __init__(self, context: Any) -> None:
-        self.context = context
+    def __init__(self, context: TensorRTModule.IExecutionContext) -> None:
+        self._context: TensorRTModule.IExecutionContext | None = context
+
+    @property
+    def context(self) -> TensorRTModule.IExecutionContext:
+        """The context. Raises EngineError once it was dropped."""
+        if self._context is None:
+            raise EngineError("The engine is closed.")
+        return self._context
 
     def drop(self) -> None:
         """Let go of it."""
-        self.context = None
+        self._context = None
 
 
 class DeviceStream:

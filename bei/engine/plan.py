@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from bei.core import PackedBatch
 from bei.engine.cuda import Cuda, Stream
 from bei.errors import EngineError
 from bei.packing import graph_inputs
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule, TensorRTRTXModule
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +71,13 @@ class LoadedPlan:
     Raises EngineError: the file ends too early or is no plan, its weights do not fit, it is not what the manifest says.
     """
 
-    def __init__(self, trt: Any, folder: Path, about: Plan, outputs: Seq[OutputInfo]) -> None:
+    def __init__(self, trt: TensorRTModule, folder: Path, about: Plan, outputs: Seq[OutputInfo]) -> None:
         self.trt = trt
         self.logger = process_logger(trt.ILogger)
-        self.runtime = trt.Runtime(self.logger)
-        _check_validity(trt, self.runtime, self.logger, folder / TENSORRT_PLAN)
-        self.engine = _deserialized(trt, self.runtime, self.logger, folder / TENSORRT_PLAN)
+        runtime = trt.Runtime(self.logger)
+        _check_validity(trt, runtime, self.logger, folder / TENSORRT_PLAN)
+        self.engine = _deserialized(trt, runtime, self.logger, folder / TENSORRT_PLAN)
+        self.runtime: TensorRTModule.Runtime | None = runtime
         if about.refit:
             _put_weights(trt, self.engine, self.logger, folder / TENSORRT_GRAPH)
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
@@ -88,7 +92,7 @@ class LoadedPlan:
 
     def close(self) -> None:
         """Let go of the engine, and then of the runtime. Contexts must be gone."""
-        self.engine = None
+        del self.engine
         self.runtime = None
 
     @property
@@ -157,7 +161,7 @@ class LoadedPlan:
 
     def context(
         self, profile: Profile, cuda: Cuda, stream: Stream, activations: int, *, captures_itself: bool = False
-    ) -> Any:
+    ) -> TensorRTModule.IExecutionContext:
         """An execution context for ``profile``, which computes in the ``activation_bytes`` at ``activations``.
 
         Contexts that share those must not run at the same time. ``captures_itself``: TensorRT-RTX records CUDA graphs
@@ -167,7 +171,8 @@ class LoadedPlan:
         if captures_itself:
             config = self.engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(strategy)
-            config.cuda_graph_strategy = self.trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            whole = cast("TensorRTRTXModule", self.trt).CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            cast("TensorRTRTXModule.IRuntimeConfig", config).cuda_graph_strategy = whole
             context = self.engine.create_execution_context(config)
         else:
             context = self.engine.create_execution_context(strategy)
@@ -180,25 +185,28 @@ class LoadedPlan:
         return context
 
 
-def _check_validity(trt: Any, runtime: Any, logger: Any, path: Path) -> None:
+def _check_validity(trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger: Any, path: Path) -> None:
     """TensorRT-RTX can say before it loads a plan whether it will."""
     if not hasattr(runtime, "get_engine_validity"):
         return
+    rtx, rtx_runtime = cast("TensorRTRTXModule", trt), cast("TensorRTRTXModule.Runtime", runtime)
     with path.open("rb") as file:
-        header = file.read(runtime.engine_header_size)
-    validity, diagnostics = runtime.get_engine_validity(header)
-    kinds = sorted(trt.EngineInvalidityDiagnostics.__members__.items(), key=lambda kind: int(kind[1]))
+        header = file.read(rtx_runtime.engine_header_size)
+    validity, diagnostics = rtx_runtime.get_engine_validity(header)
+    kinds = sorted(rtx.EngineInvalidityDiagnostics.__members__.items(), key=lambda kind: int(kind[1]))
     reasons = [name.lower().replace("_", " ") for name, kind in kinds if int(diagnostics) & int(kind)]
     words = "; ".join([*reasons, *logger.taken()]) or "it gives no reason"
-    if validity == trt.EngineValidity.INVALID:
+    if validity == rtx.EngineValidity.INVALID:
         raise EngineError(
             f"TensorRT-RTX says that {path} cannot run here: {words}. Build it again for this machine's GPU."
         )
-    if validity == trt.EngineValidity.SUBOPTIMAL:
+    if validity == rtx.EngineValidity.SUBOPTIMAL:
         log.warning("TensorRT-RTX says that %s will not run as fast as it could here: %s", path, words)
 
 
-def _deserialized(trt: Any, runtime: Any, logger: Any, path: Path) -> Any:
+def _deserialized(
+    trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger: Any, path: Path
+) -> TensorRTModule.ICudaEngine:
     with path.open("rb", buffering=0) as file:
         try:
             reader = _reader(trt.IStreamReaderV2)(file)
@@ -240,7 +248,7 @@ def _reader(base: Any) -> Any:
     return PlanReader
 
 
-def _put_weights(trt: Any, engine: Any, logger: Any, graph: Path) -> None:
+def _put_weights(trt: TensorRTModule, engine: TensorRTModule.ICudaEngine, logger: Any, graph: Path) -> None:
     """Fill a plan that was compiled without weights with those of the ONNX file ``graph``. Raises EngineError."""
     if not graph.is_file():
         raise EngineError(f"The plan holds no weights, and {graph} is missing: copy the artifact anew from its source.")

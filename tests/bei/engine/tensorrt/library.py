@@ -153,15 +153,14 @@ class _Engine(_OfLibrary):
         return self._weight_bytes
 
     def get_tensor_name(self, index: int) -> str:
-        return [*self._inputs, *self._outputs][index]
+        return str([*self._inputs, *self._outputs][index])
 
     def get_tensor_mode(self, name: str) -> str:
         return "INPUT" if name in self._inputs else "OUTPUT"
 
     def get_tensor_dtype(self, name: str) -> str:
         kind: str = (self._inputs | self._outputs)[name].type
-        dtype, _ = _DTYPES[kind]
-        return str(dtype)
+        return _DTYPES[kind][0]
 
     def get_tensor_shape(self, name: str) -> Shape:
         return tuple(size if isinstance(size, int) else -1 for size in (self._inputs | self._outputs)[name].shape)
