@@ -34,6 +34,8 @@ CERTIFICATE = "certificate.json"
 ENGINE_DIR = "engine"
 REFERENCE_DIR = "reference"
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
+TENSORRT_PLAN = "model.plan"  # in engine/, targets tensorrt and tensorrt-rtx
+TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights: where the engine takes them from
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

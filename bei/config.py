@@ -53,7 +53,9 @@ class ServeConfig:
     port: int = _option(8000, "TCP port; 0 lets the system choose")
     engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
     engine_streams: int = _option(
-        1, "batches a CPU engine runs side by side, sharing its threads; 0: as many as are fastest, measured"
+        1,
+        "batches a CPU engine runs side by side, sharing its threads; 0: as many as are fastest, measured; "
+        "on a GPU at least 2",
     )
     tune: str = _option(
         "auto",

@@ -21,7 +21,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── ArtifactManifestError   the manifest is not readable as this schema
     │   ├── ArtifactSchemaNewerError
     │   ├── ArtifactWrongTargetError
-    │   └── ArtifactWrongDeviceError
+    │   ├── ArtifactWrongDeviceError
+    │   └── ArtifactWrongVersionError   another version of the compiler's library made it
     ├── RequestError                the client's request is wrong; nothing was computed for it
     │   ├── InvalidRequestError
     │   │   ├── MalformedRequestError   not JSON, or a field is not of its type
@@ -170,6 +171,12 @@ class ArtifactWrongDeviceError(ArtifactError):
     """The artifact was compiled for a device that this machine does not have."""
 
     code = "artifact_wrong_device"
+
+
+class ArtifactWrongVersionError(ArtifactError):
+    """The artifact was compiled by another version of a library than the one that is installed."""
+
+    code = "artifact_wrong_version"
 
 
 # A message may quote what a client sent, which may be megabytes.

@@ -6,6 +6,7 @@ One function for every engine, so that they cannot disagree. Knows nothing of mo
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,24 @@ def bucket(size: int, min_step: int = _MIN_STEP) -> int:
     return -(-size // step) * step
 
 
-def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | Float32Array]:
-    """The tensors called ``names`` for ``batch``, every dimension rounded up to its bucket.
+class Sizes(NamedTuple):
+    """What a graph's dimensions are for one batch: T' tokens, B' sequences, S' slots of each in the padded view."""
+
+    tokens: int
+    sequences: int
+    longest: int
+
+    def holds(self, batch: PackedBatch) -> bool:
+        """Whether ``batch`` can be filled up to these sizes; each filler sequence may own a filler token."""
+        fillers = self.sequences - batch.batch_size
+        longest = int(np.diff(batch.cu_seqlens).max())
+        return fillers >= 0 and self.tokens >= batch.num_tokens + fillers and self.longest >= longest
+
+
+def graph_inputs(
+    batch: PackedBatch, names: Seq[str], sizes: Sizes | None = None
+) -> dict[str, Int32Array | Float32Array]:
+    """The tensors called ``names`` for ``batch``, every dimension rounded up to its bucket, or filled up to ``sizes``.
 
     With T', B', S' the bucketed token total, batch size and longest sequence, int32 but for the mask:
 
@@ -51,11 +68,15 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
     starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     seq_lens = ends - starts
     num_tokens, batch_size = batch.num_tokens, batch.batch_size
-    num_rows = bucket(batch_size, min_step=1)
-    width = bucket(int(seq_lens.max()))
     is_cumulative = not _CUMULATIVE.isdisjoint(names)
-    num_fillers = num_rows - batch_size if is_cumulative else 0
-    per_token = np.zeros((5, bucket(num_tokens + num_fillers)), np.int32)
+    if sizes is None:
+        num_rows = bucket(batch_size, min_step=1)
+        num_owned = num_rows - batch_size if is_cumulative else 0
+        sizes = Sizes(bucket(num_tokens + num_owned), num_rows, bucket(int(seq_lens.max())))
+    elif not sizes.holds(batch):
+        raise ValueError(f"a batch of {num_tokens} tokens and {batch_size} sequences does not fit into {sizes}")
+    num_rows, width = sizes.sequences, sizes.longest
+    per_token = np.zeros((5, sizes.tokens), np.int32)
     input_ids, token_type_ids, position_ids, unpad_index, row = per_token
     input_ids[:num_tokens] = batch.input_ids
     if batch.token_type_ids is not None:
@@ -86,7 +107,7 @@ def graph_inputs(batch: PackedBatch, names: Seq[str]) -> dict[str, Int32Array | 
     }
     # Few models ask for what follows.
     if is_cumulative:
-        fillers = num_tokens + np.arange(1, num_fillers + 1, dtype=np.int32)
+        fillers = num_tokens + np.arange(1, num_rows - batch_size + 1, dtype=np.int32)
         tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, fillers], dtype=np.int32)
         tensors["cu_key_lens"] = tensors["cu_query_lens"].copy()  # an engine may bind it to memory of its own
     if "token_seq_lens" in names:

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from bei.batching.queue import Entry
 from bei.batching.rows import engine_outputs, rows_of_batch
 from bei.core import Engine, PackedBatch, Row, finite_sequences
-from bei.errors import BeiError, EngineError, NonFiniteOutputError
+from bei.errors import BeiError, EngineDeadError, EngineError, NonFiniteOutputError
 
 log = logging.getLogger(__name__)
 
@@ -19,10 +19,12 @@ def run_isolating(engine: Engine, entries: Seq[Entry], on_failure: Callable[[str
 
     If the engine raises, both halves are run again by themselves, until the sequence it fails on is alone. Sequences
     with NaN or Inf are run again without their neighbours, in case it came from one of them. Each failed run is logged,
-    and ``on_failure`` gets its kind: ``exception`` or ``non_finite``.
+    and ``on_failure`` gets its kind: ``exception`` or ``non_finite``. Raises EngineDeadError where the engine does.
     """
     try:
         rows, poisoned = _run(engine, entries)
+    except EngineDeadError:  # nothing that is run again would be answered: the caller gives the engine up
+        raise
     except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is
         on_failure("exception")
         if len(entries) == 1:

@@ -302,7 +302,8 @@ class BatchManager:
                 step, worker.step = worker.step, None
             if step is not None:
                 step.turn.end(0.0)
-            self._die(f"The engine's thread has died ({type(error).__name__}): restart the server.")
+            died = f"The engine's thread has died ({type(error).__name__}): restart the server."
+            self._die(str(error) if isinstance(error, EngineDeadError) else died)
 
     def _take(self, worker: _Worker) -> _Step | None:
         """The next step, waiting for one if need be; None when this worker has nothing more to do."""

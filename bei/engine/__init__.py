@@ -17,15 +17,19 @@ OptionsT = TypeVar("OptionsT")
 def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | None = None) -> Engine:
     """The engine in ``folder`` (an artifact's ``engine/``), described by ``manifest``.
 
-    ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``, for ``trtllm`` of ``TRTLLMOptions``.
-    What is left out has its default.
-    Raises ConfigError for an option that the target does not have, ArtifactWrongTargetError,
-    ArtifactWrongDeviceError, MissingDependencyError, EngineError.
+    ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``, for ``tensorrt`` and ``tensorrt-rtx``
+    those of ``TensorRTOptions``, for ``trtllm`` those of ``TRTLLMOptions``. What is left out has its default. Raises
+    ConfigError for an option that the target does not have, ArtifactWrongTargetError, ArtifactWrongDeviceError,
+    ArtifactWrongVersionError, DeviceNotFoundError, MissingDependencyError, LibraryVersionError, EngineError.
     """
     if manifest.target == "cpu":
         from bei.engine.openvino import OpenVINOEngine, OpenVINOOptions
 
         return OpenVINOEngine(folder, manifest, _options(OpenVINOOptions, manifest.target, options or {}))
+    if manifest.target in ("tensorrt", "tensorrt-rtx"):
+        from bei.engine.tensorrt import TensorRTEngine, TensorRTOptions
+
+        return TensorRTEngine(folder, manifest, _options(TensorRTOptions, manifest.target, options or {}))
     if manifest.target == "trtllm":
         from bei.engine.trtllm import TRTLLMEngine, TRTLLMOptions
 

@@ -15,7 +15,7 @@ from bei.batching.execution import run_isolating
 from bei.batching.queue import Entry, Waiter
 from bei.core import Encoding, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
-from bei.errors import BeiError, EngineError, NonFiniteOutputError
+from bei.errors import BeiError, EngineDeadError, EngineError, NonFiniteOutputError
 from tests.engines import NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 LIMITS = Limits(max_num_tokens=1024, max_batch_size=64, max_seq_len=16)
@@ -107,6 +107,20 @@ def test_what_ends_the_thread_is_not_held_back() -> None:
 
     with pytest.raises(SystemExit):
         run_isolating(Dying(LIMITS), entries_of(marked(3, set())), lambda kind: None)
+
+
+def test_a_dead_engine_is_not_asked_again() -> None:
+    class Dead(FakeEngine):
+        num_runs = 0
+
+        def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+            self.num_runs += 1
+            raise EngineDeadError("The GPU is lost: restart the server.")
+
+    engine = Dead(LIMITS)
+    with pytest.raises(EngineDeadError, match="GPU is lost"):
+        run_isolating(engine, entries_of(marked(8, set())), lambda kind: None)
+    assert engine.num_runs == 1
 
 
 class Recorder(TokenEngine):

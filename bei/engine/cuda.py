@@ -1,0 +1,173 @@
+"""CUDA's runtime with every status checked: memory, streams, events, graphs. Takes cuda-python's module, imports none.
+
+Nothing here has met a GPU yet; what holds is held by tests against a simulated device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+# TensorRT wants its memory aligned so, and CUDA's own allocations are.
+ALIGNMENT = 256
+
+# cuda-python's handles: objects that int() makes addresses of.
+Stream: TypeAlias = Any
+Event: TypeAlias = Any
+GraphExec: TypeAlias = Any
+
+
+def aligned(size: int) -> int:
+    """``size`` rounded up to ``ALIGNMENT``."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Block:
+    """``size`` bytes of pinned host memory and as many on the device: one is copied to the other.
+
+    ``host`` uint8 [size] lies at ``host_address``; ``device`` is the address on the device.
+    """
+
+    host: npt.NDArray[np.uint8]
+    host_address: int
+    device: int
+    size: int
+
+
+class Cuda:
+    """The calls an engine makes, on the current device. Each raises EngineError that quotes CUDA's status."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """The first value behind the status that ``function`` returns; None where there is none."""
+        status, *values = getattr(self._runtime, function)(*arguments)
+        if status.value != 0:
+            raise EngineError(f"CUDA failed in {function}: {self._in_words(status)}.")
+        return values[0] if values else None
+
+    def _in_words(self, status: Any) -> str:
+        _, words = self._runtime.cudaGetErrorString(status)
+        return f"{status.name}, {words.decode()}" if words else str(status.name)
+
+    # What is acquired is released by ``resources``, in the opposite order, whatever CUDA says about it then.
+
+    def device_memory(self, size: int, resources: ExitStack) -> int:
+        """The address of ``size`` bytes on the device."""
+        address: int = self._allocated("cudaMalloc", size)
+        resources.callback(self._release, "cudaFree", address)
+        return address
+
+    def block(self, size: int, resources: ExitStack) -> Block:
+        """Both halves of a Block."""
+        host_address: int = self._allocated("cudaHostAlloc", size, self._runtime.cudaHostAllocDefault)
+        resources.callback(self._release, "cudaFreeHost", host_address)
+        host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(host_address))
+        return Block(host, host_address, self.device_memory(size, resources), size)
+
+    def _allocated(self, function: str, size: int, *flags: Any) -> int:
+        try:
+            return int(self.call(function, size, *flags))
+        except EngineError as error:
+            where = "GPU" if function == "cudaMalloc" else "host (pinned)"
+            raise EngineError(
+                f"{size:,} bytes of {where} memory could not be had: {error} Stop what else uses the device, serve "
+                "with fewer --engine-streams, or build the artifact again with a smaller --max-num-tokens."
+            ) from error
+
+    def stream(self, resources: ExitStack) -> Stream:
+        """A stream that does not wait for the default one."""
+        stream = self.call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
+        resources.callback(self._release, "cudaStreamDestroy", stream)
+        return stream
+
+    def event(self, resources: ExitStack) -> Event:
+        """An event whose waiter sleeps: threads that spin would take the tokenizer's cores."""
+        flags = self._runtime.cudaEventBlockingSync | self._runtime.cudaEventDisableTiming
+        event = self.call("cudaEventCreateWithFlags", flags)
+        resources.callback(self._release, "cudaEventDestroy", event)
+        return event
+
+    def _release(self, function: str, handle: Any) -> None:
+        status, *_ = getattr(self._runtime, function)(handle)
+        if status.value != 0:  # after an error that the device does not recover from, nothing can be freed
+            log.debug("%s: %s", function, status.name)
+
+    # What a step does, in a stream's order.
+
+    def upload(self, block: Block, size: int, stream: Stream) -> None:
+        """Copy the first ``size`` bytes to the device."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self.call("cudaMemcpyAsync", block.device, block.host_address, size, kind, stream)
+
+    def download(self, block: Block, offset: int, size: int, stream: Stream) -> None:
+        """Copy ``size`` bytes at ``offset`` to the host."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self.call("cudaMemcpyAsync", block.host_address + offset, block.device + offset, size, kind, stream)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Let ``event`` happen when all that ``stream`` has been given so far is done."""
+        self.call("cudaEventRecord", event, stream)
+
+    def wait(self, event: Event) -> None:
+        """Sleep until ``event`` has happened. Other Python threads run meanwhile."""
+        self.call("cudaEventSynchronize", event)
+
+    def synchronize(self, stream: Stream) -> None:
+        """Wait until ``stream`` has nothing to do."""
+        self.call("cudaStreamSynchronize", stream)
+
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody uses, other processes counted."""
+        return int(self.call("cudaMemGetInfo"))
+
+    def settle(self, stream: Stream) -> str | None:
+        """After a failure: wait for what ``stream`` still does, and forget the error.
+
+        None if the device works, else CUDA's word. Errors of kernels stay for the life of the process: every later
+        call answers them, so asking twice tells them from those of a single call.
+        """
+        self._runtime.cudaStreamSynchronize(stream)
+        self._runtime.cudaGetLastError()
+        status, *_ = self._runtime.cudaStreamSynchronize(stream)
+        return None if status.value == 0 else self._in_words(status)
+
+    # Graphs.
+
+    def begin_capture(self, stream: Stream) -> None:
+        """Record what ``stream`` is given from now on, instead of doing it. Other threads may go on as they like."""
+        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self.call("cudaStreamBeginCapture", stream, mode)
+
+    def end_capture(self, stream: Stream, resources: ExitStack) -> GraphExec:
+        """What was recorded, ready to be launched."""
+        graph = self.call("cudaStreamEndCapture", stream)
+        try:
+            executable = self.call("cudaGraphInstantiate", graph, 0)
+        finally:
+            self._release("cudaGraphDestroy", graph)
+        resources.callback(self._release, "cudaGraphExecDestroy", executable)
+        return executable
+
+    def abandon_capture(self, stream: Stream) -> None:
+        """End a capture in which something failed, with or without a graph of it."""
+        status, graph = self._runtime.cudaStreamEndCapture(stream)
+        if status.value == 0 and graph is not None and int(graph):
+            self._release("cudaGraphDestroy", graph)
+        self._runtime.cudaGetLastError()
+
+    def launch(self, executable: GraphExec, stream: Stream) -> None:
+        """Do once more what was recorded."""
+        self.call("cudaGraphLaunch", executable, stream)

@@ -1,0 +1,244 @@
+"""One CUDA stream of a TensorRT engine with all that a step on it needs: buffers, contexts, recorded steps.
+
+A stream runs one batch at a time; two of them hold two batches in flight, so that one is prepared and copied while the
+other is computed. Everything is allocated when the stream is made, for the largest shapes of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.artifact import OutputInfo
+from bei.core import Float32Array, Outputs, PackedBatch
+from bei.engine.cuda import Cuda, aligned
+from bei.engine.cuda_graphs import CapturedStep, cheapest
+from bei.engine.plan import LoadedPlan, Profile, Shape
+from bei.errors import EngineDeadError, EngineError
+from bei.packing import Sizes, graph_inputs
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule
+
+_FLOAT_BYTES = np.dtype(np.float32).itemsize
+# A recorded step must answer as the same step does unrecorded: by the same kernels, which may add in another order.
+_SAME_REL, _SAME_ABS = 1e-2, 1e-3
+
+
+class Held:
+    """An execution context that is dropped when it has to be, whoever still refers to it, as an error's frames do."""
+
+    def __init__(self, context: TensorRTModule.IExecutionContext) -> None:
+        self._context: TensorRTModule.IExecutionContext | None = context
+
+    @property
+    def context(self) -> TensorRTModule.IExecutionContext:
+        """The context. Raises EngineError once it was dropped."""
+        if self._context is None:
+            raise EngineError("The engine is closed.")
+        return self._context
+
+    def drop(self) -> None:
+        """Let go of it."""
+        self._context = None
+
+
+class DeviceStream:
+    """Runs steps of ``plan``, one at a time. Raises EngineError where there is no memory for it.
+
+    ``captures_itself``: TensorRT-RTX records the steps of the first profile.
+    """
+
+    def __init__(self, cuda: Cuda, plan: LoadedPlan, resources: ExitStack, *, captures_itself: bool = False) -> None:
+        self._cuda, self._plan = cuda, plan
+        self._stream = cuda.stream(resources)
+        self._done = cuda.event(resources)
+        self._inputs = cuda.block(max(_num_bytes(profile.most) for profile in plan.profiles), resources)
+        self._output_offsets, size = _output_layout(plan)
+        self._results = cuda.block(size, resources)
+        self._activation_bytes = max(1, plan.activation_bytes)
+        self._activations = cuda.device_memory(self._activation_bytes, resources)
+        self._captured: list[CapturedStep] = []
+        self._contexts = [
+            self._context(profile, resources, captures_itself=captures_itself and profile.index == 0)
+            for profile in plan.profiles
+        ]
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of the device that its buffers take."""
+        return self._inputs.size + self._results.size + self._activation_bytes
+
+    def _context(self, profile: Profile, resources: ExitStack, *, captures_itself: bool = False) -> Held:
+        """A context for ``profile``, dropped by ``resources`` before the memory that it computes in is freed."""
+        activations, stream = self._activations, self._stream
+        held = Held(self._plan.context(profile, self._cuda, stream, activations, captures_itself=captures_itself))
+        resources.callback(held.drop)
+        return held
+
+    # A step.
+
+    def run(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
+        """The outputs ``wanted`` of ``batch``, copies. Raises EngineError; EngineDeadError if the GPU is lost to us."""
+        try:
+            captured = cheapest(self._captured, batch)
+            if captured is None:
+                self._enqueue(batch)
+            else:
+                self._upload(graph_inputs(batch, self._plan.input_names, captured.sizes))
+                self._cuda.launch(captured.executable, self._stream)
+            return self._downloaded(batch, wanted)
+        except BaseException as error:
+            self._settle(error)
+            raise
+
+    def _enqueue(self, batch: PackedBatch) -> None:
+        inputs = graph_inputs(batch, self._plan.input_names)
+        profile = self._plan.profile_for(inputs)
+        self._execute(self._contexts[profile.index], inputs)
+
+    def _execute(self, context: Held, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Copy ``inputs`` and let ``context`` compute; nothing is waited for."""
+        offsets = self._upload(inputs)
+        self._bind(context, inputs, offsets)
+        self._compute(context)
+
+    def _upload(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+        """Lay ``inputs`` one behind the other and copy them at once. Returns where each begins, in bytes.
+
+        The host's half is free: the step before has been waited for.
+        """
+        offsets, size = _layout({name: array.shape for name, array in inputs.items()})
+        for name, array in inputs.items():
+            start = offsets[name]
+            self._inputs.host[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self._cuda.upload(self._inputs, size, self._stream)
+        return offsets
+
+    def _bind(self, held: Held, inputs: Mapping[str, npt.NDArray[Any]], offsets: Mapping[str, int]) -> None:
+        for name, array in inputs.items():
+            if not held.context.set_input_shape(name, array.shape):
+                raise self._refusal(f"the shape {list(array.shape)} of {name}")
+            if not held.context.set_tensor_address(name, self._inputs.device + offsets[name]):
+                raise self._refusal(f"the address of {name}")
+        for name, offset in self._output_offsets.items():
+            if not held.context.set_tensor_address(name, self._results.device + offset):
+                raise self._refusal(f"the address of {name}")
+        missing = held.context.infer_shapes()
+        if missing:
+            raise EngineError(f"TensorRT misses the shapes of {', '.join(missing)}. This is a bug.")
+
+    def _compute(self, held: Held) -> None:
+        if not held.context.execute_async_v3(int(self._stream)):
+            raise EngineError(f"TensorRT did not run a step: {self._plan.logger.said()}")
+
+    def _downloaded(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
+        """Copy the rows that are not filler and wait; then copy once more, since the buffers are the next step's."""
+        sizes = {}
+        for output in wanted:
+            num_rows = batch.num_tokens if output.per_token else batch.batch_size
+            sizes[output.name] = num_rows * output.dimension * _FLOAT_BYTES
+            self._cuda.download(self._results, self._output_offsets[output.name], sizes[output.name], self._stream)
+        self._cuda.record(self._done, self._stream)
+        self._cuda.wait(self._done)
+        return {output.name: self._rows(output, sizes[output.name]) for output in wanted}
+
+    def _rows(self, output: OutputInfo, num_bytes: int) -> Float32Array:
+        start = self._output_offsets[output.name]
+        values = self._results.host[start : start + num_bytes].view(np.float32)
+        return values.reshape(-1, output.dimension).copy()
+
+    def _refusal(self, what: str) -> EngineError:
+        return EngineError(f"TensorRT refused {what}: {self._plan.logger.said()}")
+
+    def _settle(self, error: BaseException) -> None:
+        """Wait for what a failed step has left on the stream, which still uses the buffers."""
+        lost = self._cuda.settle(self._stream)
+        if lost is not None:
+            raise EngineDeadError(
+                f"The GPU does not answer this process any more ({lost}): restart the server. It began with: {error}"
+            ) from error
+
+    # Recorded steps.
+
+    def capture(self, sizes: Sizes, resources: ExitStack) -> None:
+        """Record the step of ``sizes``, and compare its answers with those of the same step unrecorded.
+
+        It has a context of its own, since a context that runs other shapes may change what a recorded step reads.
+        Raises EngineError where it cannot be recorded, answers otherwise, or there is no memory; EngineDeadError.
+        """
+        first, second = _filled(sizes, 0), _filled(sizes, 1)
+        with ExitStack() as undone:
+            try:
+                step = self._recorded(sizes, first, undone)
+                expected = self._answers(step.context, second, sizes)
+                self._answers(step.context, first, sizes)  # another answer in the buffers that both have
+                self._upload(graph_inputs(second, self._plan.input_names, sizes))
+                self._cuda.launch(step.executable, self._stream)
+                answers = self._downloaded(second, self._plan.outputs)
+            except BaseException as error:
+                self._settle(error)
+                raise
+            for name, rows in answers.items():
+                if not np.allclose(rows, expected[name], rtol=_SAME_REL, atol=_SAME_ABS, equal_nan=True):
+                    raise EngineError(f"the recorded step of {sizes} answers otherwise than it did unrecorded")
+            resources.push(undone.pop_all())
+        self._captured.append(step)
+
+    def _recorded(self, sizes: Sizes, batch: PackedBatch, resources: ExitStack) -> CapturedStep:
+        profile = self._profile_of(sizes)
+        context = self._context(profile, resources)
+        self._answers(context, batch, sizes)  # once unrecorded: TensorRT may still have work to do for new shapes
+        try:
+            self._cuda.begin_capture(self._stream)
+            self._compute(context)
+            executable = self._cuda.end_capture(self._stream, resources)
+        except BaseException:
+            self._cuda.abandon_capture(self._stream)
+            raise
+        return CapturedStep(sizes, executable, context)
+
+    def _profile_of(self, sizes: Sizes) -> Profile:
+        return self._plan.profile_for(graph_inputs(_filled(sizes, 0), self._plan.input_names, sizes))
+
+    def _answers(self, context: Any, batch: PackedBatch, sizes: Sizes) -> Outputs:
+        """All outputs, by a context that is not recorded."""
+        self._execute(context, graph_inputs(batch, self._plan.input_names, sizes))
+        return self._downloaded(batch, self._plan.outputs)
+
+
+def _filled(sizes: Sizes, token_id: int) -> PackedBatch:
+    """A batch that needs all of ``sizes``, or nearly: one long sequence, and others of equal lengths."""
+    others = sizes.sequences - 1
+    longest = min(sizes.longest, sizes.tokens - others)
+    rest = (sizes.tokens - longest) // others if others else 0
+    lengths = [longest, *[min(rest, longest)] * others]
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)
+
+
+def _layout(shapes: Mapping[str, Shape]) -> tuple[dict[str, int], int]:
+    """Where each tensor of four bytes an element begins, one behind the other, and where the last one ends."""
+    offsets, end = {}, 0
+    for name, shape in shapes.items():
+        offsets[name] = end
+        end += aligned(int(np.prod(shape)) * _FLOAT_BYTES)
+    return offsets, end
+
+
+def _num_bytes(shapes: Mapping[str, Shape]) -> int:
+    return _layout(shapes)[1]
+
+
+def _output_layout(plan: LoadedPlan) -> tuple[dict[str, int], int]:
+    """The same for the outputs, each with the most rows that any profile has."""
+    tokens = max(profile.about.tokens[2] for profile in plan.profiles)
+    sequences = max(profile.about.sequences[2] for profile in plan.profiles)
+    return _layout(
+        {output.name: (tokens if output.per_token else sequences, output.dimension) for output in plan.outputs}
+    )

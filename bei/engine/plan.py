@@ -1,0 +1,309 @@
+"""A TensorRT plan, read from its file: its tensors, its profiles, its execution contexts.
+
+Takes the module (``tensorrt`` or ``tensorrt_rtx``) as an argument. What only one of them has is found by its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.artifact import TENSORRT_GRAPH, TENSORRT_PLAN, OutputInfo, Plan, PlanProfile
+from bei.core import PackedBatch
+from bei.engine.cuda import Cuda, Stream
+from bei.errors import EngineError
+from bei.packing import graph_inputs
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule, TensorRTRTXModule
+
+log = logging.getLogger(__name__)
+
+# Read at once of a plan: one piece of host memory, whatever the plan's size.
+_CHUNK = 64 << 20
+_KEPT_ERRORS = 8
+
+Shape = tuple[int, ...]
+
+# Which of a profile's sizes an input's dimensions are, for those that tell: nearly every graph has the first two.
+_DIMENSIONS: dict[str, tuple[str, ...]] = {
+    "input_ids": ("tokens",),
+    "pad_index": ("sequences", "longest"),
+    "first_index": ("sequences",),
+    "slot_ids": ("longest",),
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An optimization profile. ``least`` and ``most``: input name -> shape. ``about``: the manifest's words of it."""
+
+    index: int
+    about: PlanProfile
+    least: Mapping[str, Shape]
+    most: Mapping[str, Shape]
+
+    def holds(self, inputs: Mapping[str, npt.NDArray[Any]]) -> bool:
+        """Whether all ``inputs`` are of shapes that were compiled for."""
+        return all(
+            len(array.shape) == len(self.most[name])
+            and all(
+                least <= size <= most
+                for least, size, most in zip(self.least[name], array.shape, self.most[name], strict=True)
+            )
+            for name, array in inputs.items()
+        )
+
+
+class LoadedPlan:
+    """The engine of TensorRT's in the file of ``folder``, with weights in it; as ``about`` and ``outputs`` say.
+
+    Raises EngineError: the file ends too early or is no plan, its weights do not fit, it is not what the manifest says.
+    """
+
+    def __init__(self, trt: TensorRTModule, folder: Path, about: Plan, outputs: Seq[OutputInfo]) -> None:
+        self.trt = trt
+        self.logger = process_logger(trt.ILogger)
+        runtime = trt.Runtime(self.logger)
+        _check_validity(trt, runtime, self.logger, folder / TENSORRT_PLAN)
+        self.engine = _deserialized(trt, runtime, self.logger, folder / TENSORRT_PLAN)
+        self.runtime: TensorRTModule.Runtime | None = runtime
+        if about.refit:
+            _put_weights(trt, self.engine, self.logger, folder / TENSORRT_GRAPH)
+        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+        is_input = {name: self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in names}
+        self.input_names = [name for name in names if is_input[name]]
+        self.outputs = [self._output(info, names) for info in outputs]
+        spare = {name for name in names if not is_input[name]} - {output.name for output in outputs}
+        if spare:
+            raise EngineError(f"The plan has outputs that the manifest does not name: {', '.join(sorted(spare))}.")
+        self._check_inputs()
+        self.profiles = self._profiles(about)
+
+    def close(self) -> None:
+        """Let go of the engine, and then of the runtime. Contexts must be gone."""
+        del self.engine
+        self.runtime = None
+
+    @property
+    def activation_bytes(self) -> int:
+        """What a context needs to compute, whatever the profile."""
+        return int(self.engine.device_memory_size_v2)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take on the device."""
+        return int(self.engine.get_engine_stat(self.trt.EngineStat.TOTAL_WEIGHTS_SIZE))
+
+    def _check_inputs(self) -> None:
+        """Every input is one that ``bei.packing`` fills, of the type it fills it with."""
+        types = {np.dtype(np.int32): self.trt.DataType.INT32, np.dtype(np.float32): self.trt.DataType.FLOAT}
+        try:
+            arrays = graph_inputs(PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32)), self.input_names)
+        except KeyError as error:
+            raise EngineError(f"The plan has an input {error} that this bei does not know: upgrade bei.") from error
+        for name, array in arrays.items():
+            dtype = self.engine.get_tensor_dtype(name)
+            if dtype != types[array.dtype]:
+                raise EngineError(f"The plan's input {name} is {dtype.name}, not {array.dtype}. Build it again.")
+
+    def _output(self, info: OutputInfo, names: Seq[str]) -> OutputInfo:
+        """``info``, if the plan has such an output: float32, rows of its width."""
+        if info.name not in names:
+            raise EngineError(f"The plan has no output {info.name!r}, which the manifest names. Build it again.")
+        dtype, shape = self.engine.get_tensor_dtype(info.name), tuple(self.engine.get_tensor_shape(info.name))
+        if dtype != self.trt.DataType.FLOAT or len(shape) != 2 or shape[1] != info.dimension:
+            raise EngineError(
+                f"The plan's output {info.name!r} is {dtype.name} {list(shape)}, the manifest says rows of "
+                f"{info.dimension} float32. Build it again."
+            )
+        return info
+
+    def _profiles(self, about: Plan) -> list[Profile]:
+        if len(about.profiles) != self.engine.num_optimization_profiles:
+            raise EngineError(
+                f"The plan has {self.engine.num_optimization_profiles} profiles, the manifest names "
+                f"{len(about.profiles)}. Build it again."
+            )
+        profiles = []
+        for index, said in enumerate(about.profiles):
+            ranges = {name: self.engine.get_tensor_profile_shape(name, index) for name in self.input_names}
+            least = {name: tuple(shapes[0]) for name, shapes in ranges.items()}
+            most = {name: tuple(shapes[2]) for name, shapes in ranges.items()}
+            for name, dimensions in _DIMENSIONS.items():
+                for axis, dimension in enumerate(dimensions if name in ranges else ()):
+                    lowest, _, highest = getattr(said, dimension)
+                    if (least[name][axis], most[name][axis]) != (lowest, highest):
+                        raise EngineError(
+                            f"The plan's profile {said.name} takes {dimension} from {least[name][axis]} to "
+                            f"{most[name][axis]}, the manifest says {lowest} to {highest}. Build it again."
+                        )
+            profiles.append(Profile(index, said, least, most))
+        return profiles
+
+    def profile_for(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Profile:
+        """The first profile that holds ``inputs``: the narrowest comes first. Raises EngineError."""
+        for profile in self.profiles:
+            if profile.holds(inputs):
+                return profile
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+        raise EngineError(f"No profile of the plan holds this batch ({shapes}): build it again with larger limits.")
+
+    def context(
+        self, profile: Profile, cuda: Cuda, stream: Stream, activations: int, *, captures_itself: bool = False
+    ) -> TensorRTModule.IExecutionContext:
+        """An execution context for ``profile``, which computes in the ``activation_bytes`` at ``activations``.
+
+        Contexts that share those must not run at the same time. ``captures_itself``: TensorRT-RTX records CUDA graphs
+        on its own and launches those.
+        """
+        strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if captures_itself:
+            config = self.engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(strategy)
+            whole = cast("TensorRTRTXModule", self.trt).CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            cast("TensorRTRTXModule.IRuntimeConfig", config).cuda_graph_strategy = whole
+            context = self.engine.create_execution_context(config)
+        else:
+            context = self.engine.create_execution_context(strategy)
+        if context is None:
+            raise EngineError(f"TensorRT made no execution context: {self.logger.said()}")
+        if not context.set_optimization_profile_async(profile.index, int(stream)):
+            raise EngineError(f"TensorRT refused its profile {profile.about.name}: {self.logger.said()}")
+        cuda.synchronize(stream)
+        context.set_device_memory(activations, self.activation_bytes)
+        return context
+
+
+def _check_validity(trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger: Any, path: Path) -> None:
+    """TensorRT-RTX can say before it loads a plan whether it will."""
+    if not hasattr(runtime, "get_engine_validity"):
+        return
+    rtx, rtx_runtime = cast("TensorRTRTXModule", trt), cast("TensorRTRTXModule.Runtime", runtime)
+    with path.open("rb") as file:
+        header = file.read(rtx_runtime.engine_header_size)
+    validity, diagnostics = rtx_runtime.get_engine_validity(header)
+    kinds = sorted(rtx.EngineInvalidityDiagnostics.__members__.items(), key=lambda kind: int(kind[1]))
+    reasons = [name.lower().replace("_", " ") for name, kind in kinds if int(diagnostics) & int(kind)]
+    words = "; ".join([*reasons, *logger.taken()]) or "it gives no reason"
+    if validity == rtx.EngineValidity.INVALID:
+        raise EngineError(
+            f"TensorRT-RTX says that {path} cannot run here: {words}. Build it again for this machine's GPU."
+        )
+    if validity == rtx.EngineValidity.SUBOPTIMAL:
+        log.warning("TensorRT-RTX says that %s will not run as fast as it could here: %s", path, words)
+
+
+def _deserialized(
+    trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger: Any, path: Path
+) -> TensorRTModule.ICudaEngine:
+    with path.open("rb", buffering=0) as file:
+        try:
+            reader = _reader(trt.IStreamReaderV2)(file)
+            engine = runtime.deserialize_cuda_engine(reader)
+        except RuntimeError as error:  # the bindings': there is no driver
+            raise EngineError(f"TensorRT could not read {path}: {' '.join(str(error).split())}") from error
+    if engine is None:
+        size = path.stat().st_size
+        if reader.is_past_end:
+            raise EngineError(f"{path} ends too early, after {size:,} bytes: copy the artifact anew from its source.")
+        raise EngineError(f"TensorRT could not load {path}: {logger.said()}")
+    return engine
+
+
+@cache
+def _reader(base: Any) -> Any:
+    """A reader of plans, derived from TensorRT's class ``base``."""
+
+    class PlanReader(base):  # type: ignore[misc]
+        """Reads as much as it is asked for, in pieces; no bytes at the file's end, which the bindings take for a stop.
+
+        The file goes to the device piece by piece, and is never in the host's memory as a whole.
+        """
+
+        def __init__(self, file: BinaryIO) -> None:
+            base.__init__(self)
+            self.is_past_end = False
+            self._file = file
+
+        def read(self, num_bytes: int, stream: int) -> bytes:
+            piece = self._file.read(min(num_bytes, _CHUNK))
+            self.is_past_end = self.is_past_end or (num_bytes > 0 and not piece)
+            return piece
+
+        def seek(self, offset: int, where: Any) -> bool:
+            self._file.seek(offset, {"SET": 0, "CUR": 1, "END": 2}[where.name])
+            return True
+
+    return PlanReader
+
+
+def _put_weights(trt: TensorRTModule, engine: TensorRTModule.ICudaEngine, logger: Any, graph: Path) -> None:
+    """Fill a plan that was compiled without weights with those of the ONNX file ``graph``. Raises EngineError."""
+    if not graph.is_file():
+        raise EngineError(f"The plan holds no weights, and {graph} is missing: copy the artifact anew from its source.")
+    refitter = trt.Refitter(engine, logger)
+    parser = trt.OnnxParserRefitter(refitter, logger)
+    if not parser.refit_from_file(str(graph)):
+        errors = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+        raise EngineError(f"TensorRT could not take weights from {graph}: {'; '.join(errors) or logger.said()}")
+    missing = refitter.get_missing_weights()
+    if missing:
+        raise EngineError(
+            f"{graph} lacks {len(missing)} weights of the plan, {missing[0]} among them. Build the artifact again."
+        )
+    if not refitter.refit_cuda_engine():
+        raise EngineError(f"TensorRT could not put weights into the plan: {logger.said()}")
+
+
+@cache
+def process_logger(base: Any) -> Any:
+    """The process's one logger for TensorRT's class ``base``, which passes messages on to Python's.
+
+    One, because TensorRT keeps the first logger it is given for as long as anything of it lives.
+    """
+
+    class Logger(base):  # type: ignore[misc]
+        """Keeps the last errors of each thread, for whoever finds that a call has failed."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self._kept = threading.local()
+
+        def log(self, severity: Any, message: str) -> None:
+            text = " ".join(message.split())
+            if severity.name in ("ERROR", "INTERNAL_ERROR"):
+                self._errors().append(text)
+                log.error("TensorRT: %s", text)
+            elif severity.name == "WARNING":
+                log.warning("TensorRT: %s", text)
+            else:
+                log.debug("TensorRT: %s", text)
+
+        def _errors(self) -> deque[str]:
+            if not hasattr(self._kept, "errors"):
+                self._kept.errors = deque(maxlen=_KEPT_ERRORS)
+            errors: deque[str] = self._kept.errors
+            return errors
+
+        def taken(self) -> list[str]:
+            """Errors of this thread since they were last taken."""
+            errors = [*self._errors()]
+            self._errors().clear()
+            return errors
+
+        def said(self) -> str:
+            """The same as one line, for a message."""
+            return "; ".join(self.taken()) or "it gave no reason"
+
+    return Logger()

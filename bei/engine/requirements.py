@@ -1,0 +1,82 @@
+"""What must hold before a plan is loaded: a GPU it was compiled for, a driver, the version of the library that made it.
+
+TensorRT would refuse too, later and in words that name no remedy.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from bei.artifact import Manifest
+from bei.errors import ArtifactWrongDeviceError, ArtifactWrongVersionError, DeviceNotFoundError
+from bei.nvidia import LIBRARIES, Gpu, current_gpu
+
+log = logging.getLogger(__name__)
+
+# A hardware-compatible plan runs on every architecture from this one on, Ampere.
+_LEAST_COMPATIBLE = 80
+
+
+def found_gpu(manifest: Manifest, cuda: Any) -> Gpu:
+    """The GPU that CUDA's module uses, fit for ``manifest``'s plan.
+
+    Raises DeviceNotFoundError: there is none, or its driver is too old; ArtifactWrongDeviceError.
+    """
+    purpose = f"Serving {manifest.name} (target {manifest.target})"
+    _check_driver(purpose, cuda)
+    try:
+        gpu = current_gpu(cuda)
+    except DeviceNotFoundError as error:
+        raise DeviceNotFoundError(f"{purpose} needs an NVIDIA GPU. {error}") from error
+    _check_capability(manifest, gpu)
+    return gpu
+
+
+def _check_driver(purpose: str, cuda: Any) -> None:
+    """A driver serves the CUDA versions up to its own, and later ones of the same major version."""
+    status, runtime = cuda.cudaRuntimeGetVersion()
+    other, driver = cuda.cudaDriverGetVersion()
+    if status.value or other.value or not driver:  # no driver at all: who asks for the GPU says so
+        return
+    if driver // 1000 < runtime // 1000:
+        raise DeviceNotFoundError(
+            f"{purpose} needs a driver for CUDA {_version(runtime // 1000 * 1000)}, this machine's is for CUDA "
+            f"{_version(driver)}: install a newer driver of NVIDIA."
+        )
+
+
+def _version(cuda: int) -> str:
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def _check_capability(manifest: Manifest, gpu: Gpu) -> None:
+    needs = manifest.engine
+    is_compatible = needs.plan is not None and needs.plan.hardware_compatible and gpu.capability >= _LEAST_COMPATIBLE
+    if gpu.architecture not in needs.capabilities and not is_compatible:
+        remedy = (
+            f"with --compute-capability {gpu.capability}"
+            if manifest.target == "tensorrt-rtx"
+            else "on this machine, or with --hardware-compatible for every GPU from Ampere on"
+        )
+        raise ArtifactWrongDeviceError(
+            f"The artifact of {manifest.name} was compiled for {', '.join(needs.capabilities)}; this machine's GPU is "
+            f"{gpu.name} ({gpu.architecture}). Build it again {remedy}."
+        )
+    if manifest.target == "tensorrt" and gpu.name != needs.device and not is_compatible:
+        log.warning(
+            "%s was compiled on %s and runs on %s: it may be slower than one that is built here",
+            manifest.name,
+            needs.device,
+            gpu.name,
+        )
+
+
+def check_version(manifest: Manifest, trt: Any) -> None:
+    """A plan is read by the version that made it. Raises ArtifactWrongVersionError."""
+    made_by, title = manifest.engine.compiler_version, LIBRARIES[manifest.target].title
+    if trt.__version__ != made_by:
+        raise ArtifactWrongVersionError(
+            f"The artifact of {manifest.name} was compiled by {title} {made_by}, {trt.__version__} is installed: "
+            f"build it again, or install {title} {made_by}."
+        )

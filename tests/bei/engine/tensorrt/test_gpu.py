@@ -1,0 +1,137 @@
+"""On a real GPU with a real library: a plan is built, loaded, run and compared, and both profiles are timed.
+
+``pytest -m gpu tests/bei/engine/tensorrt/test_gpu.py --log-cli-level=INFO`` shows the times. Nobody has run this yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from bei.artifact import TENSORRT_PLAN, EngineRequirements, OutputInfo, Plan, PlanProfile
+from bei.engine.tensorrt import TensorRTEngine, TensorRTOptions
+from bei.errors import BeiError
+from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
+from bei.packing import graph_inputs
+from bei_build.graph.attention import AttentionCore
+from bei_build.graph.writer import DType
+from tests.artifacts import save_artifact
+from tests.bei.engine.tensorrt.rig import batch_of
+from tests.bei_build.targets.tiny import HIDDEN, graph_of, tiny_spec
+
+log = logging.getLogger(__name__)
+pytestmark = pytest.mark.gpu
+
+LATENCY = PlanProfile(name="latency", tokens=(1, 64, 544), sequences=(1, 1, 8), longest=(1, 64, 72))
+THROUGHPUT = PlanProfile(name="throughput", tokens=(1, 4096, 4352), sequences=(1, 64, 136), longest=(1, 64, 72))
+_SIZES = {"T": "tokens", "B": "sequences", "S": "longest"}
+_RUNS = 200
+
+
+def found(target: str) -> tuple[Any, Gpu]:
+    """The library and the GPU; skips the test where one is missing."""
+    try:
+        gpu = current_gpu(load_cuda("This test", target))
+        return load_library(target, "This test"), gpu
+    except BeiError as error:
+        pytest.skip(str(error))
+
+
+def built(trt: Any, graph: Path) -> bytes:
+    """A plan with both profiles, for the GPU of this machine."""
+    builder = trt.Builder(trt.Logger(trt.Logger.WARNING))
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.WARNING))
+    assert parser.parse_from_file(str(graph)), [parser.get_error(index).desc() for index in range(parser.num_errors)]
+    config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)
+    for profile in (LATENCY, THROUGHPUT):
+        ranges = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
+            ranges.set_shape(tensor.name, *zip(*(getattr(profile, _SIZES[name]) for name in names), strict=True))
+        config.add_optimization_profile(ranges)
+    plan = builder.build_serialized_network(network, config)
+    assert plan is not None
+    return bytes(plan)
+
+
+class Loaded:
+    """An engine and the graph that its plan was built of."""
+
+    def __init__(self, engine: TensorRTEngine, graph: Path) -> None:
+        self.engine = engine
+        self.session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+        self.names = [value.name for value in self.session.get_inputs()]
+
+    def check(self, lengths: list[int], seed: int) -> None:
+        """The engine answers as ONNX Runtime does, to half precision."""
+        batch = batch_of(lengths, seed)
+        expected = self.session.run(["embedding"], graph_inputs(batch, self.names))[0][: batch.batch_size]
+        answers = self.engine.run(batch)["embedding"]
+        norms = np.linalg.norm(answers, axis=1) * np.linalg.norm(expected, axis=1)
+        assert ((answers * expected).sum(axis=1) / norms).min() > 0.999
+
+
+@pytest.fixture(params=[*LIBRARIES])
+def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loaded]:
+    trt, gpu = found(request.param)
+    graph = graph_of(tiny_spec(), tmp_path / "graph", DType.FP16, AttentionCore.TRT_ATTENTION)
+    about = Plan(lowerings=["padded", "padded"], fallbacks=[], profiles=[LATENCY, THROUGHPUT])
+    engine = EngineRequirements(
+        compiler=request.param,
+        compiler_version=trt.__version__,
+        device=gpu.name,
+        capabilities=[gpu.architecture],
+        plan=about,
+    )
+    artifact = save_artifact(
+        tmp_path / "artifact",
+        target=request.param,
+        precision="fp16",
+        outputs=[OutputInfo(name="embedding", dimension=HIDDEN)],
+        engine=engine,
+        max_num_tokens=4096,
+        max_batch_size=128,
+        max_seq_len=64,
+    )
+    (artifact.engine_dir / TENSORRT_PLAN).write_bytes(built(trt, graph))
+    loaded = Loaded(TensorRTEngine(artifact.engine_dir, artifact.manifest, TensorRTOptions()), graph)
+    loaded.engine.warmup()
+    yield loaded
+    loaded.engine.close()
+
+
+def test_a_plan_answers_as_its_graph_does(loaded: Loaded) -> None:
+    for seed, lengths in enumerate(([3], [5, 6, 7], [64], [64] * 60, [1] * 128, [30] * 100)):
+        loaded.check(lengths, seed)
+
+
+def test_two_batches_in_flight_answer_as_one(loaded: Loaded) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(loaded.check, [7 + seed % 40] * (1 + seed), seed) for seed in range(60)]:
+            done.result()
+
+
+def test_steps_of_both_profiles_are_timed(loaded: Loaded) -> None:
+    per_text = []
+    for title, lengths in (("one text", [12]), ("eight texts", [12] * 8), ("full step", [32] * 128)):
+        batch = batch_of(lengths)
+        loaded.engine.run(batch)
+        started = time.perf_counter()
+        for _ in range(_RUNS):
+            loaded.engine.run(batch)
+        microseconds = (time.perf_counter() - started) / _RUNS * 1e6
+        info = loaded.engine.info
+        log.info("%s, %s, %s: %.0f us a step", info.target, info.device, title, microseconds)
+        per_text.append(microseconds / len(lengths))
+    assert per_text == sorted(per_text, reverse=True)  # more texts a step, less time a text
