@@ -192,6 +192,8 @@ def _check_validity(trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger
     rtx, rtx_runtime = cast("TensorRTRTXModule", trt), cast("TensorRTRTXModule.Runtime", runtime)
     with path.open("rb") as file:
         header = file.read(rtx_runtime.engine_header_size)
+    if len(header) < rtx_runtime.engine_header_size:
+        raise _truncated(path)
     validity, diagnostics = rtx_runtime.get_engine_validity(header)
     kinds = sorted(rtx.EngineInvalidityDiagnostics.__members__.items(), key=lambda kind: int(kind[1]))
     reasons = [name.lower().replace("_", " ") for name, kind in kinds if int(diagnostics) & int(kind)]
@@ -214,11 +216,15 @@ def _deserialized(
         except RuntimeError as error:  # the bindings': there is no driver
             raise EngineError(f"TensorRT could not read {path}: {' '.join(str(error).split())}") from error
     if engine is None:
-        size = path.stat().st_size
         if reader.is_past_end:
-            raise EngineError(f"{path} ends too early, after {size:,} bytes: copy the artifact anew from its source.")
+            raise _truncated(path)
         raise EngineError(f"TensorRT could not load {path}: {logger.said()}")
     return engine
+
+
+def _truncated(path: Path) -> EngineError:
+    size = path.stat().st_size
+    return EngineError(f"{path} ends too early, after {size:,} bytes: copy the artifact anew from its source.")
 
 
 @cache

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bei.artifact import TENSORRT_PLAN
 from bei.errors import EngineError
 from tests.bei.engine.tensorrt import contracts
 from tests.bei.engine.tensorrt.rig import Graphs, Rig, batch_of
@@ -27,6 +28,13 @@ def test_a_plan_that_cannot_run_here_is_refused_with_its_reasons(rtx: Rig) -> No
     with pytest.raises(EngineError, match=r"cannot run here: unsupported cc; old cuda driver. Build it again"):
         rtx.load()
     rtx.check_clean()
+
+
+@pytest.mark.parametrize("left", [3, 200])
+def test_a_truncated_plan_is_told_from_others(left: int, rtx: Rig) -> None:
+    (rtx.folder / TENSORRT_PLAN).write_bytes(rtx.plan[:left])
+    with pytest.raises(EngineError, match=rf"model.plan ends too early, after {left} bytes: copy the artifact anew"):
+        rtx.load()
 
 
 def test_a_plan_that_is_slow_here_is_a_warning(rtx: Rig, caplog: pytest.LogCaptureFixture) -> None:
