@@ -52,10 +52,10 @@ class ServeConfig:
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = _option(8000, "TCP port; 0 lets the system choose")
     engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
-    engine_streams: int = _option(
-        1,
-        "batches a CPU engine runs side by side, sharing its threads; 0: as many as are fastest, measured; "
-        "on a GPU at least 2",
+    engine_streams: int | None = _option(
+        None,
+        "batches an engine runs side by side; 0: as many as are fastest on a CPU, measured "
+        "(default: 1 on a CPU, whose threads they share; 2 on a GPU)",
     )
     tune: str = _option(
         "auto",
@@ -127,7 +127,7 @@ class ServeConfig:
                 f"answer_memory {self.answer_memory} could never hold an answer of answer_limit {self.answer_limit} "
                 "bytes: raise the first or lower the second."
             )
-        if self.engine_threads and self.engine_threads < self.engine_streams:
+        if self.engine_threads and self.engine_threads < (self.engine_streams or 1):
             raise ConfigError(
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
                 "raise the second or lower the first."

@@ -57,7 +57,7 @@ def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: Device
         frame=(template.prefix, template.suffix) if template else ("", ""),
     )
 
-    def loaded(num_streams: int) -> Engine:
+    def loaded(num_streams: int | None) -> Engine:
         return load_engine(artifact.engine_dir, manifest, given_options(config.engine_threads, num_streams))
 
     engine = engine_for(artifact, config, loaded)

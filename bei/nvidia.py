@@ -91,7 +91,7 @@ def load_cuda(purpose: str, extra: str) -> Any:
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except ImportError as error:
-        raise MissingDependencyError("cuda-python", extra, purpose) from error
+        raise MissingDependencyError("cuda-bindings", extra, purpose) from error
 
 
 def current_gpu(cuda: Any) -> Gpu:

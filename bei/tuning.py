@@ -34,8 +34,8 @@ MEASURE_BUDGET_S = 20.0
 # Part of every key: measurements of another method are not taken over.
 _METHOD = 1
 
-# The distributions whose version decides how fast an engine is.
-_LIBRARIES = {"cpu": "openvino", "cuda": "torch", "tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+# The distributions whose version decides how fast an engine is. A plan runs with the version that made it, no other.
+_LIBRARIES = {"cpu": "openvino", "cuda": "torch", "trtllm": "tensorrt_llm"}
 
 # The grid: lengths and totals as texts have them. Powers of two alone would flatter the engine: matrix kernels like
 # aligned sizes, which traffic rarely has (docs/decisions.md, "What a step costs").
@@ -60,7 +60,7 @@ _STREAM_LENGTHS = (12, 24, 40, 64, 96, 160, 256)
 
 Progress = Callable[[int, int], None]
 Clock = Callable[[], float]
-MakeEngine = Callable[[int], Engine]
+MakeEngine = Callable[[int | None], Engine]
 
 
 def measure(
@@ -278,12 +278,12 @@ def stream_candidates(num_threads: int) -> list[int]:
 def engine_for(artifact: Artifact, config: ServeConfig, make_engine: MakeEngine) -> Engine:
     """The engine with as many streams as ``config`` asks for; 0: as many as are fastest, measured once and kept.
 
-    ``make_engine(num_streams)`` loads it. Only engines for CPUs are tried with several streams. Raises EngineError,
-    and ConfigError where measuring is forbidden and nothing is known.
+    ``make_engine(num_streams)`` loads it; None: as many as the target recommends. Only engines for CPUs are tried with
+    several streams. Raises EngineError, and ConfigError where measuring is forbidden and nothing is known.
     """
-    if config.engine_streams:
+    if config.engine_streams != 0:
         return make_engine(config.engine_streams)
-    engine = make_engine(1)
+    engine = make_engine(None)
     candidates = stream_candidates(_num_threads(config))
     if engine.info.target != "cpu" or len(candidates) == 1:
         return engine

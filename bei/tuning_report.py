@@ -30,12 +30,12 @@ def tune(path: Path, config: ServeConfig) -> str:
     config = dataclasses.replace(config, tune="force")
     artifact = artifacts.load(path)
 
-    def make_engine(num_streams: int) -> Engine:
+    def make_engine(num_streams: int | None) -> Engine:
         return _loaded(artifact, config, num_streams)
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"streams of {artifact.manifest.name}", total=None)
-        engine = make_engine(config.engine_streams or 1)
+        engine = make_engine(config.engine_streams or None)
         choice = None
         if engine.info.target == "cpu":
             engine.close()
@@ -52,7 +52,7 @@ def tune(path: Path, config: ServeConfig) -> str:
     return table(artifact, engine, config, costs, choice)
 
 
-def _loaded(artifact: Artifact, config: ServeConfig, num_streams: int) -> Engine:
+def _loaded(artifact: Artifact, config: ServeConfig, num_streams: int | None) -> Engine:
     from bei.engine import given_options, load_engine
 
     return load_engine(artifact.engine_dir, artifact.manifest, given_options(config.engine_threads, num_streams))

@@ -48,7 +48,7 @@ def _options(cls: type[OptionsT], target: str, given: Mapping[str, int]) -> Opti
     return cls(**given)
 
 
-def given_options(num_threads: int, num_streams: int) -> dict[str, int]:
-    """Options from a server's settings: those that are not as they are by default, since not every target has them."""
+def given_options(num_threads: int, num_streams: int | None) -> dict[str, int]:
+    """Options from a server's settings: those that somebody chose, since not every target has them."""
     options = {"num_threads": num_threads} if num_threads else {}
-    return options if num_streams == 1 else {**options, "num_streams": num_streams}
+    return options if num_streams is None else {**options, "num_streams": num_streams}

@@ -6,8 +6,6 @@ Takes the module (``tensorrt`` or ``tensorrt_rtx``) as an argument. What only on
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from bei.core import PackedBatch
 from bei.engine.cuda import Cuda, Stream
 from bei.errors import EngineError
 from bei.packing import graph_inputs
+from bei.tensorrt_log import process_logger
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule, TensorRTRTXModule
@@ -31,7 +30,6 @@ log = logging.getLogger(__name__)
 
 # Read at once of a plan: one piece of host memory, whatever the plan's size.
 _CHUNK = 64 << 20
-_KEPT_ERRORS = 8
 
 Shape = tuple[int, ...]
 
@@ -270,46 +268,3 @@ def _put_weights(trt: TensorRTModule, engine: TensorRTModule.ICudaEngine, logger
         )
     if not refitter.refit_cuda_engine():
         raise EngineError(f"TensorRT could not put weights into the plan: {logger.said()}")
-
-
-@cache
-def process_logger(base: Any) -> Any:
-    """The process's one logger for TensorRT's class ``base``, which passes messages on to Python's.
-
-    One, because TensorRT keeps the first logger it is given for as long as anything of it lives.
-    """
-
-    class Logger(base):  # type: ignore[misc]
-        """Keeps the last errors of each thread, for whoever finds that a call has failed."""
-
-        def __init__(self) -> None:
-            base.__init__(self)
-            self._kept = threading.local()
-
-        def log(self, severity: Any, message: str) -> None:
-            text = " ".join(message.split())
-            if severity.name in ("ERROR", "INTERNAL_ERROR"):
-                self._errors().append(text)
-                log.error("TensorRT: %s", text)
-            elif severity.name == "WARNING":
-                log.warning("TensorRT: %s", text)
-            else:
-                log.debug("TensorRT: %s", text)
-
-        def _errors(self) -> deque[str]:
-            if not hasattr(self._kept, "errors"):
-                self._kept.errors = deque(maxlen=_KEPT_ERRORS)
-            errors: deque[str] = self._kept.errors
-            return errors
-
-        def taken(self) -> list[str]:
-            """Errors of this thread since they were last taken."""
-            errors = [*self._errors()]
-            self._errors().clear()
-            return errors
-
-        def said(self) -> str:
-            """The same as one line, for a message."""
-            return "; ".join(self.taken()) or "it gave no reason"
-
-    return Logger()

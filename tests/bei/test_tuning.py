@@ -289,7 +289,8 @@ class CPUEngine(FakeEngine):
     num_open = 0
     made: list[int]
 
-    def __init__(self, num_streams: int) -> None:
+    def __init__(self, num_streams: int | None) -> None:
+        num_streams = num_streams or 1
         super().__init__(LIMITS, num_streams)
         self.info = type(self.info)(**{**vars(self.info), "target": "cpu"})
         CPUEngine.num_open += 1
@@ -348,14 +349,23 @@ def test_streams_are_not_chosen_where_measuring_is_off(artifact: Artifact, confi
 
 def test_only_cpu_engines_are_tried_with_several_streams(artifact: Artifact, config: ServeConfig) -> None:
     config = ServeConfig(**{**vars(config), "engine_streams": 0})
-    made: list[int] = []
+    made: list[int | None] = []
 
-    def make_engine(num_streams: int) -> FakeEngine:
+    def make_engine(num_streams: int | None) -> FakeEngine:
         made.append(num_streams)
-        return FakeEngine(LIMITS, num_streams)
+        return FakeEngine(LIMITS, num_streams or 2)
 
-    assert engine_for(artifact, config, make_engine).info.num_streams == 1
-    assert made == [1]
+    assert engine_for(artifact, config, make_engine).info.num_streams == 2
+    assert made == [None]
+
+
+def test_without_a_number_the_target_has_as_many_streams_as_it_recommends(
+    artifact: Artifact, config: ServeConfig
+) -> None:
+    assert config.engine_streams is None
+    assert engine_for(artifact, config, lambda count: FakeEngine(LIMITS, count or 2)).info.num_streams == 2
+    one = ServeConfig(**{**vars(config), "engine_streams": 1})
+    assert engine_for(artifact, one, lambda count: FakeEngine(LIMITS, count or 2)).info.num_streams == 1
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(1, [1]), (2, [1, 2]), (3, [1, 2]), (64, [1, 2, 4, 8])])

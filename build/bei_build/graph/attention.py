@@ -23,7 +23,7 @@ from bei_build.spec import AttentionSpec, ModelSpec
 
 Lowering: TypeAlias = Literal["packed", "padded", "masked", "primitive"]
 
-_HEAD_DIM_STEP = 8  # TensorRT-RTX fails on attention over heads of other widths (rubert-tiny has 26)
+HEAD_DIM_STEP = 8  # TensorRT-RTX fails on attention over heads of other widths (rubert-tiny has 26)
 
 
 class AttentionCore(Enum):
@@ -138,16 +138,16 @@ class AttentionEmitter:
         graph = self._graph
         graph.function(body_of(form))
         graph.op(OP, inputs, name, domain=DOMAIN, overload=form.value, **form.attributes)
-        if spec.head_dim % _HEAD_DIM_STEP == 0:
+        if spec.head_dim % HEAD_DIM_STEP == 0:
             return name
         window = [graph.constant([bound]) for bound in (0, spec.head_dim, rank - 1)]
         return graph.op("Slice", [name, *window], f"{name}.narrowed")
 
     def _widened(self, heads: str, head_dim: int, rank: int) -> str:
         """``heads`` [..., head_dim] with zeros behind each head, up to a width that the attention op takes."""
-        if head_dim % _HEAD_DIM_STEP == 0:
+        if head_dim % HEAD_DIM_STEP == 0:
             return heads
-        filler = self._graph.constant([0] * (2 * rank - 1) + [-head_dim % _HEAD_DIM_STEP])
+        filler = self._graph.constant([0] * (2 * rank - 1) + [-head_dim % HEAD_DIM_STEP])
         return self._graph.op("Pad", [heads, filler], f"{heads}.widened")
 
     def _written_out(

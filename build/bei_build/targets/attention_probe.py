@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -30,11 +29,11 @@ import numpy as np
 
 from bei.errors import BeiError
 from bei.nvidia import load_library
+from bei.tensorrt_log import ERRORS, process_logger
+from bei_build.graph.attention import HEAD_DIM_STEP
 
 FORMS = ("padded", "causal", "masked", "packed")
 PRECISIONS = ("bf16", "fp16", "fp8")
-
-HEAD_SIZE_STEP = 8  # heads of other sizes are filled up with zeros, as bei_build.graph.attention does
 
 _NUM_HEADS = 4
 _SEQUENCES = (1, 1, 2)  # least, usual, most
@@ -47,7 +46,6 @@ _NO = {
     re.compile(r"no fused|not supported by a dedicated kernel"): "the library has no fused kernel for it",
     re.compile(r"HW-specific datatypes"): "the GPU does not compute in this type",
 }
-_ERRORS = ("ERROR", "INTERNAL_ERROR")
 
 
 @dataclass(frozen=True)
@@ -84,36 +82,54 @@ def probe(trt: Any, layer: Layer) -> Answer:
 
 
 def _build(trt: Any, layer: Layer) -> tuple[Literal["yes", "no", "unknown"], str]:
-    logger = _logger(trt.ILogger)
-    logger.errors.clear()
+    logger = process_logger(trt.ILogger)
+    with logger.recording() as lines:
+        try:
+            plan = _plan(trt, logger, layer)
+        except _CannotError as error:
+            return "unknown" if error.is_open else "no", str(error)
+    errors = [text for severity, text in lines if severity in ERRORS]
+    if plan is not None and not errors:
+        return "yes", ""
+    reasons = [reason for words, reason in _NO.items() if any(words.search(line) for line in errors)]
+    if plan is None and reasons:
+        return "no", reasons[0]
+    return "unknown", "; ".join(errors) or "the library gave no plan and no reason"
+
+
+class _CannotError(Exception):
+    """The build cannot begin; ``is_open``: which leaves the question open."""
+
+    def __init__(self, reason: str, *, is_open: bool) -> None:
+        super().__init__(reason)
+        self.is_open = is_open
+
+
+def _plan(trt: Any, logger: Any, layer: Layer) -> Any:
+    """What the library makes of ``layer``; None where it makes nothing."""
     builder = trt.Builder(logger)
     network = builder.create_network(0)
     config = builder.create_builder_config()
     if layer.capability is not None:
         capability = getattr(trt.ComputeCapability, f"SM{layer.capability}", None)
         if capability is None:
-            return "no", f"the library builds nothing for SM{layer.capability}"
+            raise _CannotError(f"the library builds nothing for SM{layer.capability}", is_open=False)
         config.num_compute_capabilities = 1
         config.set_compute_capability(capability, 0)
     profile = builder.create_optimization_profile()
     constants = _add_layer(trt, network, profile, layer)
     if config.add_optimization_profile(profile) < 0:
-        return "unknown", "the library refused the profile"
+        raise _CannotError("the library refused the profile", is_open=True)
     plan = builder.build_serialized_network(network, config)
-    del constants
-    if plan is not None and not logger.errors:
-        return "yes", ""
-    reasons = [reason for words, reason in _NO.items() if any(words.search(line) for line in logger.errors)]
-    if plan is None and reasons:
-        return "no", reasons[0]
-    return "unknown", "; ".join(logger.errors) or "the library gave no plan and no reason"
+    del constants  # they had to live so long
+    return plan
 
 
 def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
     """Returns arrays that TensorRT reads during the build and does not copy."""
     is_packed, inputs = layer.form == "packed", _Inputs(trt, network, profile)
     dtype = trt.bfloat16 if layer.precision == "bf16" else trt.float16
-    width = math.ceil(layer.head_size / HEAD_SIZE_STEP) * HEAD_SIZE_STEP
+    width = math.ceil(layer.head_size / HEAD_DIM_STEP) * HEAD_DIM_STEP
     shape: tuple[str | int, ...] = ("T", _NUM_HEADS, width) if is_packed else ("B", _NUM_HEADS, "S", width)
     tensors, constants = [inputs.add(name, dtype, *shape) for name in "qkv"], []
     if layer.precision == "fp8":
@@ -157,22 +173,6 @@ class _Inputs:
         ranges = [self._ranges[size] if isinstance(size, str) else (size,) * 3 for size in sizes]
         self._profile.set_shape(name, *zip(*ranges, strict=True))
         return tensor
-
-
-@cache
-def _logger(base: Any) -> Any:
-    """The process's one logger for TensorRT's class ``base``: the library keeps the first that it is given."""
-
-    class Recorder(base):  # type: ignore[misc]
-        def __init__(self) -> None:
-            base.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity.name in _ERRORS:
-                self.errors.append(message)
-
-    return Recorder()
 
 
 def _one_line(text: str) -> str:

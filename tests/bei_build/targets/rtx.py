@@ -15,9 +15,9 @@ from onnx import ModelProto, helper
 
 from bei.artifact import PlanProfile
 from bei.core import Limits
+from bei.tensorrt_log import process_logger
 from bei_build.graph.attention import Lowering
 from bei_build.targets import Say
-from bei_build.targets.tensorrt.log import logger_of
 from bei_build.targets.tensorrt.network import parse
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of
@@ -85,7 +85,7 @@ def compiled(
 @contextmanager
 def parsed(trt: ModuleType, path: Path, lowerings: Sequence[Lowering] = ("padded", "padded")) -> Iterator[Any]:
     """The network that TensorRT's parser makes of the graph at ``path``."""
-    logger = logger_of(trt.ILogger)
+    logger = process_logger(trt.ILogger)
     builder = trt.Builder(logger)
     network, parser = parse(trt, builder, logger, path, lowerings)
     yield network

@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from bei_build.graph import attention
-from bei_build.targets.attention_probe import FORMS, HEAD_SIZE_STEP, PRECISIONS, Layer, probe, probed
+from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probe, probed
 from tests.bei_build.targets.rtx import needs_rtx
 
 LAYER = Layer(89, "fp16", "padded", 64)
-
-
-def test_heads_are_filled_up_as_the_graph_fills_them_up() -> None:
-    assert HEAD_SIZE_STEP == attention._HEAD_DIM_STEP
 
 
 # TensorRT-RTX

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from bei.artifact import EngineRequirements, Plan
+from bei.artifact import TENSORRT_PLAN, EngineRequirements, Plan
 from bei.core import Limits
 from bei.errors import ConfigError, DeviceNotFoundError, MissingDependencyError
 from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
@@ -23,8 +23,6 @@ from bei_build.targets.tensorrt import timing_cache
 from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16
 from bei_build.targets.tensorrt.plan import NoPlanError, PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of
-
-PLAN_FILE = "model.plan"
 
 _TYPES = {"bf16": DType.BF16, "fp16": DType.FP16, "fp32": DType.FP32}  # fp8 is to come here, with Q/DQ in the graph
 _MOST_OF_REASON = 300  # characters of TensorRT's explanations, which go into manifests
@@ -150,7 +148,7 @@ class TensorRTCompiler:
             # A stripped plan gets its weights from the graph's file again, when it is loaded.
             place = folder if config.strip_weights else Path(scratch)
             graph = write_graph(spec, weights.read, place, types, core, limits.max_seq_len)
-            notes = write_plan(self._trt, graph, written, settings, folder / PLAN_FILE, say)
+            notes = write_plan(self._trt, graph, written, settings, folder / TENSORRT_PLAN, say)
         return Plan(
             lowerings=written,
             fallbacks=notes,

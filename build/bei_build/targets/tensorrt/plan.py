@@ -10,11 +10,12 @@ from typing import Any
 
 from bei.artifact import PlanProfile
 from bei.errors import CompileError
+from bei.tensorrt_log import process_logger
 from bei_build.graph.attention import Lowering
 from bei_build.targets import Say
 from bei_build.targets.tensorrt import timing_cache
 from bei_build.targets.tensorrt.devices import architecture
-from bei_build.targets.tensorrt.log import logger_of, refusal, serious
+from bei_build.targets.tensorrt.log import refusal, serious
 from bei_build.targets.tensorrt.network import parse
 from bei_build.targets.tensorrt.profiles import add_profile
 from bei_build.targets.tensorrt.progress import cancellable, monitor_of
@@ -48,8 +49,14 @@ def write_plan(
     Raises NoPlanError where TensorRT gives no plan, and CompileError that quotes TensorRT's log in all other cases,
     also where there is a plan and an error in the log.
     """
-    logger = logger_of(trt.ILogger)
-    logger.lines.clear()
+    logger = process_logger(trt.ILogger)
+    with logger.recording():
+        return _write_plan(trt, logger, graph, lowerings, settings, plan, say)
+
+
+def _write_plan(
+    trt: Any, logger: Any, graph: Path, lowerings: Sequence[Lowering], settings: PlanSettings, plan: Path, say: Say
+) -> list[str]:
     cancelled = threading.Event()
     monitor = monitor_of(trt, say, cancelled)  # it has to outlive all that follows
     try:

@@ -129,7 +129,9 @@ def requirements() -> EngineRequirements:
 
 
 @pytest.mark.parametrize(
-    ("module", "package"), [("cuda.bindings.runtime", "cuda-python"), ("tensorrt", "tensorrt")], ids=["cuda", "library"]
+    ("module", "package"),
+    [("cuda.bindings.runtime", "cuda-bindings"), ("tensorrt", "tensorrt")],
+    ids=["cuda", "library"],
 )
 def test_a_missing_package_is_named_with_its_extra(
     module: str, package: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
