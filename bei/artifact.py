@@ -11,8 +11,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +38,7 @@ TOKENIZER = "tokenizer.json"
 CERTIFICATE = "certificate.json"
 ENGINE_DIR = "engine"
 REFERENCE_DIR = "reference"
+_RECERTIFYING_S = 0.2  # more than replacing two small files takes
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
 TENSORRT_PLAN = "model.plan"  # in engine/, targets tensorrt and tensorrt-rtx
 TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights: where the engine takes them from
@@ -346,23 +352,31 @@ def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
 def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
     """Put ``certificate`` into the artifact on disk in the place of its own, and seal it again. Raises OSError.
 
-    Each file is replaced at once, certificate first: a process that is killed between the two leaves an artifact that
-    says that its certificate is another one, and has to be copied anew.
+    One process at a time; where two have the same artifact, the later certificate stays. Each file is replaced at once,
+    certificate first: a process that is killed between the two leaves an artifact that says that its certificate is
+    another one, and has to be copied anew.
     """
-    temporary = artifact.path / (CERTIFICATE + ".partial")
-    temporary.write_bytes(_encode(certificate))
-    try:
-        new = FileInfo(path=CERTIFICATE, size=temporary.stat().st_size, sha256=sha256_of_file(temporary))
-        files = [new if info.path == CERTIFICATE else info for info in artifact.manifest.files]
-        manifest = _sealed(msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind))
-        partial = artifact.path / (MANIFEST + ".partial")
-        partial.write_bytes(_encode(manifest))
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    os.replace(temporary, artifact.path / CERTIFICATE)
-    os.replace(partial, artifact.path / MANIFEST)
+    content = _encode(certificate)
+    new = FileInfo(path=CERTIFICATE, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    files = [new if info.path == CERTIFICATE else info for info in artifact.manifest.files]
+    manifest = _sealed(msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind))
+    with _alone(artifact.path), tempfile.TemporaryDirectory(prefix=".certificate.", dir=artifact.path) as scratch:
+        (Path(scratch) / CERTIFICATE).write_bytes(content)
+        (Path(scratch) / MANIFEST).write_bytes(_encode(manifest))
+        for name in (CERTIFICATE, MANIFEST):
+            os.replace(Path(scratch) / name, artifact.path / name)
     return msgspec.structs.replace(artifact, manifest=manifest, certificate=certificate)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes that want the same of ``folder`` waiting."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_artifact(path: Path) -> bool:
@@ -399,12 +413,22 @@ def load_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def _has_certificate_of(path: Path, manifest: Manifest) -> bool:
+    return any(
+        info.path == CERTIFICATE and (path / CERTIFICATE).is_file() and sha256_of_file(path / CERTIFICATE) == info.sha256
+        for info in manifest.files
+    )
+
+
 def load(path: Path) -> Artifact:
     """Verify the artifact at ``path`` (manifest, then every file's size and sha256) and return it.
 
     Raises what ``load_manifest`` raises, ArtifactFileMissingError and ArtifactHashMismatchError.
     """
     manifest = load_manifest(path)
+    if not _has_certificate_of(path, manifest):  # another process may be putting a new one there at this moment
+        time.sleep(_RECERTIFYING_S)
+        manifest = load_manifest(path)
     for info in manifest.files:
         file = path / info.path
         if not file.is_file():

@@ -49,11 +49,10 @@ def load_library(target: str, purpose: str) -> ModuleType:
     for name in library.modules:
         try:
             module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-            continue
-        except (ImportError, OSError) as error:  # the bindings are there, the library they load is not
+        except (ImportError, OSError) as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == name:
+                continue
+            # The package is there, and what it loads is not: the library, or bindings for this Python.
             raise LibraryVersionError(
                 f"{library.title} is installed and cannot be loaded ({' '.join(str(error).split())}): install it again "
                 f"with pip install 'bei[{target}]'."

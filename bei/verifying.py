@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bei import artifact as artifacts
 from bei.artifact import Artifact, Certificate
-from bei.certification.stored import complete
+from bei.certification.stored import check_stored, complete, may_be_served
 from bei.core import Engine
 from bei.engine import load_engine
 from bei.errors import VerificationError
@@ -23,18 +23,23 @@ def verify(path: Path) -> tuple[Artifact, bool]:
     raises; ArtifactError, DeviceNotFoundError, MissingDependencyError, OSError where the folder cannot be written.
     """
     artifact = artifacts.load(path)
+    check_stored(artifact)  # before gigabytes are loaded, by a library that may not be here
     with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
         completed, is_good = complete(artifact, engine)
     return artifacts.recertify(artifact, completed.certificate), is_good
 
 
 def verified(artifact: Artifact, engine: Engine) -> Artifact:
-    """``artifact``, with its certificate completed by ``engine`` if it was pending. Raises VerificationError.
+    """``artifact``, with its certificate completed by ``engine`` if it was pending.
+
+    Raises VerificationError where the engine fails, or has failed when it was compared before.
 
     An artifact that cannot be written keeps its old certificate on disk, and is verified at each start.
     """
     name = artifact.manifest.name
     if artifact.certificate.kind != "pending":
+        if not may_be_served(artifact):
+            raise VerificationError(failure_of(name, artifact.certificate))
         if artifact.certificate.device != engine.info.device:
             log.info(
                 "%s: its certificate is from %s, this is %s; the canary shows whether both compute the same",

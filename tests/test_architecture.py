@@ -52,6 +52,7 @@ CONTRACT = {
     "bei.core",
     "bei.errors",
     "bei.nvidia",
+    "bei.packing",
     "bei.tensorrt_log",
 }
 

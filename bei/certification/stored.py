@@ -107,17 +107,43 @@ def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
     return completed, certificate.passed or record.allow_below_threshold
 
 
+def check_stored(artifact: Artifact) -> None:
+    """Raise ConfigError where ``artifact`` keeps no answers of a reference."""
+    listed = {info.path for info in artifact.manifest.files}
+    if {f"{REFERENCE_DIR}/{name}" for name in (_RECORD, _ANSWERS)} <= listed:
+        return
+    was_verified = artifact.certificate.kind != "none"
+    how = "its engine was verified when it was built" if was_verified else "it was built with --no-verify"
+    raise ConfigError(
+        f"{artifact.path} keeps no answers of a reference to compare with: {how}. 'bei inspect' shows the certificate; "
+        "'bei build' verifies anew."
+    )
+
+
+def may_be_served(artifact: Artifact) -> bool:
+    """Whether an engine with the certificate that ``artifact`` has is to be served.
+
+    One that failed at build time is there because the build was told so; one that failed later is not.
+    """
+    if artifact.certificate.passed or not (artifact.path / REFERENCE_DIR).is_dir():
+        return True
+    return _record_of(artifact).allow_below_threshold
+
+
+def _record_of(artifact: Artifact) -> _Record:
+    file = artifact.path / REFERENCE_DIR / _RECORD
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_Record)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ArtifactManifestError(f"{file} cannot be read ({error}). Build the artifact again.") from error
+
+
 def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
     folder = artifact.path / REFERENCE_DIR
-    listed = {info.path for info in artifact.manifest.files}
-    if not {f"{REFERENCE_DIR}/{name}" for name in (_RECORD, _ANSWERS)} <= listed:
-        raise ConfigError(
-            f"{artifact.path} keeps no answers of a reference to compare with: its engine was verified when it was "
-            "built. 'bei inspect' shows the certificate; 'bei build' verifies anew."
-        )
+    check_stored(artifact)
+    record = _record_of(artifact)
     per_token = {output.name for output in artifact.manifest.outputs if output.per_token}
     try:
-        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)
         with (folder / _ANSWERS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
         *encodings, canary = _encodings(arrays)
@@ -129,7 +155,7 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
             ]
             for name in record.outputs
         }
-    except (*_UNREADABLE, msgspec.DecodeError) as error:
+    except _UNREADABLE as error:
         raise ArtifactManifestError(f"{folder} cannot be read ({error}). Build the artifact again.") from error
     questions = HeldOut(record.texts, encodings, record.canary_text, canary)
     return record, questions, ReferenceAnswers(record.name, record.is_own, rows)

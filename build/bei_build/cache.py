@@ -15,7 +15,8 @@ from bei.artifact import SCHEMA_VERSION, load
 from bei.errors import ArtifactError
 from bei_build.config import BuildConfig
 from bei_build.location import locate
-from bei_build.pipeline import OpenEngine, build
+from bei_build.certifying import OpenEngine
+from bei_build.pipeline import build
 from bei_build.progress import Progress
 from bei_build.targets import compiler_for
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from bei import __version__
 from bei.artifact import (
@@ -19,7 +16,6 @@ from bei.artifact import (
     SCHEMA_VERSION,
     TOKENIZER,
     Artifact,
-    Certificate,
     Classification,
     Embedding,
     EngineRequirements,
@@ -27,17 +23,11 @@ from bei.artifact import (
     OutputInfo,
     RerankTemplate,
     SpecSummary,
-    Thresholds,
     save,
 )
-from bei.byte_vectors import largest_of
-from bei.certification.answers import HeldOut, Rows, ask_canary, ask_engine
-from bei.certification.comparison import MIN_COSINES, compare, normalized, thresholds_of
-from bei.certification.stored import keep
-from bei.core import Engine, Limits
-from bei.errors import BuildError, CheckpointError, CompileError, ConfigError, VerificationError
-from bei_build import memory
-from bei_build import reference as hf
+from bei.core import Limits
+from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
+from bei_build.certifying import OpenEngine, Verification, certified, check_verifiable, compiled
 from bei_build.chat_template import derive_template
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.config import BuildConfig
@@ -45,23 +35,9 @@ from bei_build.families.base import UNLIMITED
 from bei_build.heads import HeadChoice, tasks_of
 from bei_build.late_interaction import prompt_of
 from bei_build.location import locate
-from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress, in_bytes
 from bei_build.remote_code import attention_of
-from bei_build.spec import ModelSpec
-from bei_build.targets import Compiler, Say, compiler_for
-from bei_build.verification import (
-    ENGINE_SHARE,
-    Budget,
-    EngineReference,
-    Reference,
-    ask_reference,
-    held_out,
-    uncertified,
-)
-
-# Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.
-OpenEngine = Callable[[Path, Manifest], Engine]
+from bei_build.targets import Compiler, compiler_for
 
 
 def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> Artifact:
@@ -106,13 +82,14 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     _check_prompts(config, checkpoint)
     template = _rerank_template(config, checkpoint)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
+    check_verifiable(config, compiler, checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         with checkpoint.weights() as weights:
             # 3. Spec and weights to engine.
             with progress.step(f"Compile ({config.target}, {precision})") as step:
-                requirements = _compile(compiler, checkpoint.spec, weights, precision, limits, scratch, step.say)
+                requirements = compiled(compiler, checkpoint.spec, weights, precision, limits, scratch, step.say)
                 step.details.append(in_bytes(_size(scratch / ENGINE_DIR)))
             for fallback in requirements.plan.fallbacks if requirements.plan else ():
                 progress.note(fallback)
@@ -122,17 +99,8 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             with progress.step("Hash checkpoint"):
                 manifest = _manifest(config, checkpoint, template, precision, limits, requirements)
             # 6. Is the engine what it should be?
-            questions, budget = _held_out(checkpoint), Budget(config.verify_budget)
-            absent = compiler.cannot_run()
-            inputs = _Verification(config, compiler, checkpoint, weights, manifest, scratch, open_engine, questions)
-            if absent is None:
-                manifest, certificate = _verified(inputs, budget, progress)
-            else:
-                manifest, certificate = _to_be_verified(inputs, budget, progress)
-                progress.note(
-                    f"not verified, because {absent}: 'bei verify {out.name}', or the first 'bei serve', does it where "
-                    "the engine runs; until then the certificate says PENDING"
-                )
+            work = Verification(config, compiler, checkpoint, weights, manifest, scratch, open_engine)
+            manifest, certificate = certified(work, out.name, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as step:
             artifact = save(scratch, manifest, certificate)
@@ -205,14 +173,6 @@ def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits
         max_num_tokens=config.max_num_tokens or limits.max_num_tokens,
         max_batch_size=config.max_batch_size or limits.max_batch_size,
     )
-
-
-def _compile(
-    compiler: Compiler, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, root: Path, say: Say
-) -> EngineRequirements:
-    folder = root / ENGINE_DIR
-    folder.mkdir()
-    return compiler.compile(spec, weights, precision, limits, folder, say)
 
 
 def _manifest(
@@ -294,17 +254,6 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
     )
 
 
-def _with_bytes(manifest: Manifest, rows: Rows) -> Manifest:
-    """``manifest`` with the range of vectors of bytes, by ``rows`` for the held-out texts."""
-    embeddings = rows.get("embedding")
-    if manifest.embedding is None or not embeddings:
-        return manifest
-    largest = largest_of(normalized(np.stack(embeddings)).astype(np.float32))
-    return msgspec.structs.replace(
-        manifest, embedding=msgspec.structs.replace(manifest.embedding, int8_largest=largest)
-    )
-
-
 def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:
     """What the user says, else what the checkpoint's chat template says. Raises CheckpointError."""
     if config.rerank_body:
@@ -330,130 +279,6 @@ def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTempl
         )
     default = files.prompts.get(files.default_prompt_name or "")
     return derive_template(checkpoint.folder, checkpoint.config.model_type, files.chat, default, checkpoint.tokenizer)
-
-
-def _held_out(checkpoint: Checkpoint) -> HeldOut:
-    expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
-    return held_out(checkpoint.tokenizer, checkpoint.spec, checkpoint.max_seq_len, expansion)
-
-
-@dataclass(frozen=True)
-class _Verification:
-    """What verifying takes. ``manifest`` and ``root`` are of the artifact under construction."""
-
-    config: BuildConfig
-    compiler: Compiler
-    checkpoint: Checkpoint
-    weights: ModelWeights
-    manifest: Manifest
-    root: Path
-    open_engine: OpenEngine
-    questions: HeldOut
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names, the canary's first."""
-        return [head.output for head in self.checkpoint.spec.heads]
-
-    @property
-    def thresholds(self) -> Thresholds:
-        """As the user says, else the precision's."""
-        least = self.config.min_cosine
-        return thresholds_of(MIN_COSINES[self.manifest.precision] if least is None else least)
-
-
-def _verified(inputs: _Verification, budget: Budget, progress: Progress) -> tuple[Manifest, Certificate]:
-    """The engine is closed before the reference is opened: each may fill the memory. Raises VerificationError."""
-    config, questions = inputs.config, inputs.questions
-    with progress.step("Run engine") as step:
-        with closing(inputs.open_engine(inputs.root / ENGINE_DIR, inputs.manifest)) as engine:
-            if config.verify:
-                answers = ask_engine(engine, questions, inputs.outputs, lambda: budget.is_used(ENGINE_SHARE))
-            else:
-                answers = ask_canary(engine, questions, inputs.outputs[0])
-        step.details.append(f"{answers.num_texts} texts" if config.verify else "canary only")
-    manifest = _with_bytes(inputs.manifest, answers.rows)
-    if not config.verify:
-        progress.note("not verified, as --no-verify asked; the certificate says so")
-        return manifest, uncertified(answers, questions)
-    with progress.step("Verify") as step, _reference(inputs) as reference:
-        encodings = questions.encodings[: answers.num_texts]
-        expected = ask_reference(reference, encodings, inputs.outputs, budget)
-        certificate = compare(answers, expected, questions, inputs.thresholds)
-        step.details += _figures(certificate)
-    _check_certificate(config, certificate, progress)
-    return manifest, certificate
-
-
-def _to_be_verified(inputs: _Verification, budget: Budget, progress: Progress) -> tuple[Manifest, Certificate]:
-    """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
-    if not inputs.config.verify:
-        raise ConfigError(
-            f"--no-verify: engines for {inputs.config.target} cannot run here, so nothing would say what this one is "
-            "to answer. Leave it out; --verify-budget SECONDS bounds what is kept for verifying it."
-        )
-    questions = inputs.questions
-    with progress.step("Ask reference") as step, _reference(inputs) as reference:
-        expected = ask_reference(reference, questions.encodings, inputs.outputs, budget)
-        canary = reference.run([questions.canary], inputs.outputs[:1])[inputs.outputs[0]][0]
-        step.details.append(f"{expected.num_texts} texts, {expected.name}")
-    allow = inputs.config.allow_below_threshold
-    certificate = keep(inputs.root, expected, questions, canary, inputs.thresholds, allow_below_threshold=allow)
-    return _with_bytes(inputs.manifest, expected.rows), certificate
-
-
-@contextmanager
-def _reference(inputs: _Verification) -> Iterator[Reference]:
-    """The HF model, or bei's own FP32 engine, compiled for the occasion."""
-    config, checkpoint = inputs.config, inputs.checkpoint
-    is_known = checkpoint.family.reference_class is not None
-    if config.reference == "hf" or (config.reference == "auto" and is_known and hf.is_available()):
-        if not is_known:
-            raise ConfigError(
-                f"--reference hf: transformers has no {checkpoint.spec.architecture}. Use --reference engine."
-            )
-        if not hf.is_available():
-            raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
-        yield hf.HFReference(checkpoint, inputs.weights)
-        return
-    memory.require(4 * checkpoint.spec.num_parameters, "The FP32 engine to verify with")
-    # Where the target's engines cannot run, or not in FP32, the CPU's can.
-    is_able = "fp32" in inputs.compiler.precisions and inputs.compiler.cannot_run() is None
-    target = config.target if is_able else "cpu"
-    compiler = inputs.compiler if target == config.target else compiler_for(BuildConfig(model=config.model))
-    compiler.check_able()
-    with tempfile.TemporaryDirectory(dir=inputs.root) as root:
-        limits = inputs.manifest.limits
-        needs = _compile(compiler, checkpoint.spec, inputs.weights, "fp32", limits, Path(root), lambda _: None)
-        manifest = msgspec.structs.replace(inputs.manifest, target=target, precision="fp32", engine=needs)
-        with closing(inputs.open_engine(Path(root) / ENGINE_DIR, manifest)) as engine:
-            yield EngineReference(engine, f"{needs.compiler} engine, FP32, one text at a time")
-
-
-def _figures(certificate: Certificate) -> list[str]:
-    """The certificate in a line."""
-    what = "self-consistency: " if certificate.kind == "self-consistency" else ""
-    figures = (
-        f"{one.output}: mean cosine {one.cosine_mean:.6f}, lowest {one.cosine_min:.6f}" for one in certificate.outputs
-    )
-    count = f"{certificate.num_texts} of {certificate.num_held_out_texts} texts"
-    return [f"{what}{'; '.join(figures)}, against {certificate.reference}, {count}"]
-
-
-def _check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
-    if certificate.passed:
-        return
-    missed = next(agreement for agreement in certificate.outputs if agreement.failures)
-    message = (
-        f"{missed.output}: {', '.join(missed.failures)}, against {certificate.reference}; "
-        f"worst text: {missed.worst_texts[0][:60]!r}"
-    )
-    if not config.allow_below_threshold:
-        raise VerificationError(
-            f"Verification failed: {message}. Choose a higher precision, lower --min-cosine, "
-            "or keep the engine with --allow-below-threshold."
-        )
-    progress.note(f"kept although {message}")
 
 
 def _size(folder: Path) -> int:

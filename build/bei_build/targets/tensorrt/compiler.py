@@ -80,10 +80,8 @@ class TensorRTCompiler:
         """Why a plan of this build cannot run here: no GPU, another one, no cuda-python to drive it."""
         try:
             gpu = self._gpu
-        except DeviceNotFoundError:
-            return "this machine has no NVIDIA GPU"
-        except MissingDependencyError as error:
-            return str(error)
+        except (DeviceNotFoundError, MissingDependencyError) as error:
+            return str(error).rstrip(".?")
         if gpu.capability in self._capabilities:
             return None
         names = ", ".join(map(architecture, self._capabilities))

@@ -7,6 +7,7 @@ from typing import Any
 from bei.artifact import PlanProfile
 from bei.core import Limits
 from bei.errors import CompileError
+from bei.packing import bucket
 from bei_build.targets.tensorrt.network import inputs_of
 
 _USUAL_TOKENS = 64  # of a query
@@ -23,13 +24,15 @@ def profiles_of(
     batch_size = _with_filler(limits.max_batch_size)
     num_fillers = batch_size - limits.max_batch_size if packed else 0
     num_tokens, seq_len = _with_filler(limits.max_num_tokens + num_fillers), _with_filler(limits.max_seq_len)
-    query_tokens, query_len = min(num_tokens, latency_tokens), min(seq_len, latency_tokens)
+    latency_batch = min(batch_size, bucket(latency_sequences, min_step=1))
+    owned = latency_batch - 1 if packed else 0
+    query_tokens, query_len = min(num_tokens, bucket(latency_tokens + owned)), min(seq_len, bucket(latency_tokens))
     usual_len = min(seq_len, _USUAL_LEN)
     return (
         PlanProfile(
             name="latency",
             tokens=(1, min(query_tokens, _USUAL_TOKENS), query_tokens),
-            sequences=(1, 1, min(batch_size, latency_sequences)),
+            sequences=(1, 1, latency_batch),
             longest=(1, min(query_len, _USUAL_TOKENS), query_len),
         ),
         PlanProfile(
