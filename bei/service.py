@@ -29,6 +29,7 @@ from bei.errors import (
     BeiError,
     DeadlineExceededError,
     EngineError,
+    InputTooLongError,
     InvalidRequestError,
     ShuttingDownError,
 )
@@ -406,7 +407,7 @@ class InferenceService:
         if not ids:
             raise InvalidRequestError("An input of token ids is empty: leave it out.", "input")
         if len(ids) > manifest.max_seq_len:
-            raise InvalidRequestError(
+            raise InputTooLongError(
                 f"An input has {len(ids)} token ids, the model takes up to {manifest.max_seq_len}: shorten it.", "input"
             )
         if min(ids) < 0 or max(ids) >= manifest.spec.vocab_size:

@@ -54,8 +54,9 @@ def test_each_text_has_a_score_for_each_label_in_the_request_s_order(nli: App, f
     assert found["usage"] == {"total_tokens": num_tokens}
 
 
-def test_one_text_and_one_label(nli: App) -> None:
-    (found,) = answer(nli, "/v1/classify", input="cat", labels=["a"])["data"]
+@pytest.mark.parametrize("text", ["cat", {"text": "cat"}])
+def test_one_text_and_one_label(nli: App, text: Any) -> None:
+    (found,) = answer(nli, "/v1/classify", input=text, labels=["a"])["data"]
     logits = expected_output("logits", ("cat", "the a"), len(NLI))
     assert found["prediction"] == "a"
     assert found["score"] == pytest.approx(softmax(logits[[0, 2]])[1], rel=1e-6)
