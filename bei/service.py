@@ -75,6 +75,13 @@ class Answer:
         """Tokens of all inputs, special tokens included."""
         return sum(encoding.num_tokens for encoding in self.encodings)
 
+    @property
+    def row_encodings(self) -> list[Encoding]:
+        """Of each row, how its input was encoded."""
+        if not self.errors:
+            return self.encodings
+        return [encoding for index, encoding in enumerate(self.encodings) if index not in self.errors]
+
 
 class InferenceService:
     """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads."""

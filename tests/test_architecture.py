@@ -18,7 +18,7 @@ HEAVY = {"torch", "transformers", "onnx", "modelopt", "bei_build"}
 # An engine's library is imported by that engine alone, and there only when one is made.
 ENGINE_LIBRARIES = {"openvino": "bei/engine/openvino.py", "tensorrt": "bei/engine/tensorrt.py"}
 # Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).
-LAYERS = ["cli", "server", "tasks", "loading", "service", "batching", "engine", "core"]
+LAYERS = ["cli", "server", "tasks", "fates", "loading", "service", "batching", "engine", "core"]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {
     "admission": {"bei.core", "bei.errors", "bei.port", "bei.timing"},

@@ -182,7 +182,8 @@ class _Writer:
     def inference(self, path: str, route: Route[Any]) -> dict[str, Any]:
         """The parts of a route with a body that FastAPI does not know."""
         form = self._form_of(path)
-        names = (TRUNCATED_HEADER, WARNING_HEADER, *(_OCTET_HEADERS if route.has_report else ()))
+        has_octets = route.has_report and not route.is_ragged
+        names = (TRUNCATED_HEADER, WARNING_HEADER, *(_OCTET_HEADERS if has_octets else ()))
         timing = {} if route.timing_headers is None else route.timing_headers(Timing())
         answer = {
             "description": "In the order of the inputs, unless the route sorts.",
@@ -235,12 +236,15 @@ class _Writer:
         return {media_type: {"schema": self._schemas.of(body)}}
 
     def _answers(self, route: Route[Any]) -> dict[str, Any]:
-        """By media type. A route that can say what became of each input has vectors, which can also be bytes alone."""
+        """By media type. A route that can say what became of each input has vectors; where they are of one length, they
+        can also be bytes alone."""
         (schema,) = (one["schema"] for one in self._content(route.response).values())
         if route.has_report:
             schema = {"anyOf": [schema, self._schemas.of(Reported)]}
         content = {media_type: {"schema": schema} for media_type in (JSON, MSGPACK)}
-        return content | ({OCTETS: {"schema": {"type": "string", "format": "binary"}}} if route.has_report else {})
+        if route.has_report and not route.is_ragged:
+            content[OCTETS] = {"schema": {"type": "string", "format": "binary"}}
+        return content
 
     def _errors(
         self,

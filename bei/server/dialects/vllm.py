@@ -258,7 +258,7 @@ async def _pool_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Re
         normalize=body.use_activation,
         options=body.encoding_options(),
     )
-    answer = found.answer
+    answer = found.dense
     return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
 
 
