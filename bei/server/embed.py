@@ -20,7 +20,7 @@ from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser,
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.server.reply import Reply
 from bei.server.unsupported import FormName
-from bei.server.vectors import SPARSE, SparseVector, vector_form
+from bei.server.vectors import OCTET_HEADERS, SPARSE, SparseVector, vector_form
 from bei.service import ModelInput
 from bei.tasks import SparseEmbeddings, embed_inputs, embed_tokens
 from bei.tasks import SparseVector as Weights
@@ -230,6 +230,7 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
             parse,
             embed,
             has_report=True,
+            octet_headers=OCTET_HEADERS,
         ),
         Route(
             "/embed_all",
@@ -239,7 +240,6 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
             parser(TextsRequest),
             embed_all,
             has_report=True,
-            is_ragged=True,
         ),
         Route(
             "/embed_sparse",
@@ -249,7 +249,6 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
             parser(SparseRequest),
             embed_vocabulary,
             has_report=True,
-            is_ragged=True,
         ),
         Route("/similarity", "Compare texts (TEI)", SimilarityRequest, Vector, parser(SimilarityRequest), similarity),
     )

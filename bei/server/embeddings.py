@@ -18,7 +18,7 @@ from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.server.unsupported import EmbeddingControls
-from bei.server.vectors import SparseVector, VectorForm, vector_form
+from bei.server.vectors import OCTET_HEADERS, SparseVector, VectorForm, vector_form
 from bei.service import InferenceService, ModelInput
 from bei.tasks import Embeddings, SparseEmbeddings, embed_chunks
 
@@ -261,4 +261,6 @@ def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
     without_ids = Annotated[EmbeddingRequest, limits(properties={"input": _INPUT_WITHOUT_IDS})]
     request, summary = EmbeddingRequest if accepts_ids else without_ids, "Create embeddings (OpenAI)"
     responses = (EmbeddingResponse, SparseEmbeddingResponse)
-    return Route("/v1/embeddings", summary, request, responses, read, handle, has_report=True)
+    return Route(
+        "/v1/embeddings", summary, request, responses, read, handle, has_report=True, octet_headers=OCTET_HEADERS
+    )

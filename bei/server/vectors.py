@@ -50,6 +50,9 @@ _NUMPY_NAMES: Mapping[DType, str] = {
 }
 _SIGN = np.uint8(0x80)
 
+# Of an answer that is vectors as bytes alone.
+OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
+
 _BYTE_BYTES = 4.5  # of a number of a byte in a JSON list, its comma included
 _WEIGHT_BYTES = 18  # of the place and the value of a weight
 
@@ -151,7 +154,8 @@ class VectorForm(NamedTuple):
         """All vectors of ``answer`` as bytes. Headers say how many there are, of how many components, and of what."""
         count, width = answer.vectors.shape
         sizes = _ITEM_BYTES[self.dtype]
-        headers = {"x-bei-shape": f"{count},{round(width * min(1, sizes))}", "x-bei-dtype": _NUMPY_NAMES[self.dtype]}
+        said = f"{count},{round(width * min(1, sizes))}", _NUMPY_NAMES[self.dtype]
+        headers = dict(zip(OCTET_HEADERS, said, strict=True))
         num_bytes = round(count * width * sizes)
         return Octets(count, num_bytes, lambda start, stop: self.numbers(answer, start, stop).tobytes(), headers)
 

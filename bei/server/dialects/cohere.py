@@ -24,7 +24,7 @@ from bei.server.parsing import parser
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.server.truncation import encoding_options
-from bei.server.vectors import FLOATS, VectorForm, dtype_of
+from bei.server.vectors import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.tokenization import EncodingOptions
 
 _AROUND_BYTES = 3
@@ -186,7 +186,7 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
 
 
 def _route(path: str, summary: str, request: Any, parse: Any, handle: Any) -> Route[Any]:
-    return Route(path, summary, request, EmbedResponse, parse, handle, has_report=True)
+    return Route(path, summary, request, EmbedResponse, parse, handle, has_report=True, octet_headers=OCTET_HEADERS)
 
 
 _V1 = Annotated[EmbedRequest, limits(**exactly_one(["texts"]))]

@@ -23,6 +23,7 @@ from bei.server.inference import order_of
 from bei.server.parsing import parser
 from bei.server.rendering import Items
 from bei.server.reply import Reply
+from bei.server.vectors import OCTET_HEADERS
 from bei.server.zero_shot import LabelsRequest, LabelsResponse, TextInput, TokensUsage
 
 _RESULT_BYTES = 50
@@ -204,6 +205,7 @@ DIALECT = Dialect(
             parser(EmbeddingsRequest),
             create_embeddings,
             has_report=True,
+            octet_headers=OCTET_HEADERS,
         ),
         Route("/v1/rerank", "Rerank (Jina)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
         Route(
