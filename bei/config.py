@@ -27,7 +27,7 @@ ConfigT = TypeVar("ConfigT")
 TOKEN_IDS = ("refuse", "accept")
 
 # Whose routes and errors there are under ``/<name>`` (bei.server.dialects); "bei": those without a mount point.
-DIALECTS = ("bei", "tei", "cohere", "voyage", "nim", "infinity", "vllm")
+DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm")
 
 
 def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:

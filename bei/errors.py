@@ -26,7 +26,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── RequestError                the client's request is wrong; nothing was computed for it
     │   ├── InvalidRequestError
     │   │   ├── MalformedRequestError   not JSON, or a field is not of its type
-    │   │   └── EmptyInputError         no inputs, or an empty one
+    │   │   ├── EmptyInputError         no inputs, or an empty one
+    │   │   └── InputTooLongError       longer than it may be, and not to be cut
     │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
     │   ├── PayloadTooLargeError
@@ -209,6 +210,10 @@ class MalformedRequestError(InvalidRequestError):
 
 class EmptyInputError(InvalidRequestError):
     """There is nothing to compute: no inputs, or an empty one."""
+
+
+class InputTooLongError(InvalidRequestError):
+    """An input has more tokens than it may have, and is not to be cut."""
 
 
 class TaskNotSupportedError(RequestError):

@@ -29,6 +29,7 @@ from bei.errors import (
     BeiError,
     DeadlineExceededError,
     EngineError,
+    InputTooLongError,
     InvalidRequestError,
     ShuttingDownError,
 )
@@ -73,6 +74,13 @@ class Answer:
     def num_tokens(self) -> int:
         """Tokens of all inputs, special tokens included."""
         return sum(encoding.num_tokens for encoding in self.encodings)
+
+    @property
+    def row_encodings(self) -> list[Encoding]:
+        """Of each row, how its input was encoded."""
+        if not self.errors:
+            return self.encodings
+        return [encoding for index, encoding in enumerate(self.encodings) if index not in self.errors]
 
 
 class InferenceService:
@@ -406,7 +414,7 @@ class InferenceService:
         if not ids:
             raise InvalidRequestError("An input of token ids is empty: leave it out.", "input")
         if len(ids) > manifest.max_seq_len:
-            raise InvalidRequestError(
+            raise InputTooLongError(
                 f"An input has {len(ids)} token ids, the model takes up to {manifest.max_seq_len}: shorten it.", "input"
             )
         if min(ids) < 0 or max(ids) >= manifest.spec.vocab_size:

@@ -21,6 +21,7 @@ from bei.byte_vectors import scaled
 from bei.core import Encoding, Float32Array, Int32Array, Row
 from bei.entities import Aggregation, Entity, entities_of
 from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
+from bei.fates import Fates, tried
 from bei.offload import off_loop
 from bei.port import UNIT_EMBEDDING
 from bei.postprocess import apply_function, unit_length
@@ -48,11 +49,9 @@ PHRASES = {
 
 @dataclass(frozen=True)
 class Embeddings:
-    """``vectors`` float32 [n, dimension], row i for input i. ``truncated`` lists the inputs that were cut.
-    ``int8_largest``: the component that is 127 where these vectors are written as bytes; None where nothing says it.
+    """``vectors`` float32 [n, dimension], row i for input i, zeros where it has an error. The other fields: ``Fates``.
 
-    Where a part of the answer was asked for: ``errors`` of single inputs, by their places, whose vectors are zeros, and
-    ``lengths``, the tokens of each input.
+    ``int8_largest``: the component that is 127 where these vectors are written as bytes; None where nothing says it.
     """
 
     vectors: Float32Array
@@ -65,21 +64,25 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class TokenEmbeddings:
-    """``vectors[i]`` float32 [tokens, dimension] for input i, special tokens included, a role's skipped ones not."""
+    """``vectors[i]`` float32 [tokens, dimension] for input i, special tokens included, a role's skipped ones not; none
+    where it has an error. The other fields: ``Fates``."""
 
     vectors: list[Float32Array]
-    encodings: list[Encoding]
     num_tokens: int
     truncated: list[int]
+    errors: Mapping[int, BeiError] = field(default_factory=dict)
+    lengths: Seq[int] = ()
 
 
 @dataclass(frozen=True)
 class SparseEmbeddings:
-    """``vectors[i]`` for input i."""
+    """``vectors[i]`` for input i, without weights where it has an error. The other fields: ``Fates``."""
 
     vectors: list[SparseVector]
     num_tokens: int
     truncated: list[int]
+    errors: Mapping[int, BeiError] = field(default_factory=dict)
+    lengths: Seq[int] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ async def embed_inputs(
     added, never truncated. Vectors are cut to ``dimensions`` (Matryoshka) before they are normalized.
 
     ``normalize`` None is as the checkpoint says. ``wrong`` asks for a part of the answer, where not all can be had: it
-    holds the errors of inputs, by their places, that are not to be tried (not all of them).
+    holds the errors of inputs, by their places, that are not to be tried.
     """
     require(service, "embed")
     manifest = service.manifest
@@ -170,37 +173,32 @@ async def embed_inputs(
     if prompt and not manifest.embedding.pools_prompt:
         options = replace(options, unpooled_prompt=sides_of(prompt)[0])
     options = keeping(prompt, options)
-    in_part = wrong is not None
-    places = [index for index in range(len(inputs)) if index not in wrong] if wrong else range(len(inputs))
-    texts = prompted_inputs(prompt, [inputs[index] for index in places] if wrong else inputs)
-    answer = await service.infer(texts, ticket=ticket, outputs={output}, options=options, in_part=in_part)
+    given = prompted_inputs(prompt, inputs)
+    answer, fates = await tried(service, given, wrong, ticket=ticket, output=output, options=options)
     width = min(manifest.dimension("embedding") or 0, dimensions or sys.maxsize)
     vectors = np.zeros((0, width), np.float32)  # where every input has an error
     if answer.rows:
         cut = partial(_cut, dimensions=dimensions, normalize=normalize)
         vectors = await _computed(answer.rows, output, cut if is_cut else lambda rows: rows)
     largest = _int8_largest(manifest, width)
-    if wrong is None:
-        return Embeddings(vectors, answer.num_tokens, answer.truncated, largest)
-    errors = {**wrong, **{places[index]: error for index, error in answer.errors.items()}}
-    whole, lengths = np.zeros((len(inputs), width), np.float32), [0] * len(inputs)
-    whole[[index for index in range(len(inputs)) if index not in errors]] = vectors
-    for index, encoding in zip(places, answer.encodings, strict=True):
-        lengths[index] = encoding.num_tokens
-    return Embeddings(whole, answer.num_tokens, [places[i] for i in answer.truncated], largest, errors, lengths)
+    if fates.errors:
+        whole = np.zeros((len(inputs), width), np.float32)
+        whole[[index for index in range(len(inputs)) if index not in fates.errors]] = vectors
+        vectors = whole
+    return Embeddings(vectors, answer.num_tokens, fates.truncated, largest, fates.errors, fates.lengths)
 
 
 async def dropped_tokens(
     service: InferenceService,
     inputs: Seq[ModelInput],
-    answer: Embeddings,
+    answer: Fates,
     *,
     ticket: Ticket,
     prompt: str = "",
     options: EncodingOptions = AS_CONFIGURED,
 ) -> dict[int, int | None]:
     """How many tokens were cut off each of the inputs that ``answer`` names as truncated; None where the tokenizer
-    cannot count so long a text. The other arguments are those of ``embed_inputs``."""
+    cannot count so long a text. The other arguments are those of the task."""
     if not answer.truncated:
         return {}
     cut = prompted_inputs(prompt, [inputs[index] for index in answer.truncated])
@@ -221,17 +219,19 @@ async def embed_tokens(
     prompt: str = "",
     role: Role | None = None,
     options: EncodingOptions = AS_CONFIGURED,
+    wrong: Mapping[int, BeiError] | None = None,
 ) -> TokenEmbeddings:
     """A vector a token, of unit length in models for late interaction (arXiv:2004.12832), which read and answer
-    queries and documents as their ``role`` says."""
+    queries and documents as their ``role`` says. ``wrong``: as of ``embed_inputs``."""
     require(service, "embed_tokens")
     inputs, options = prompted(prompt, texts), in_role(keeping(prompt, options), role)
-    answer = await service.infer(inputs, ticket=ticket, outputs={"token_embedding"}, options=options)
+    answer, fates = await tried(service, inputs, wrong, ticket=ticket, output="token_embedding", options=options)
     unit = any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding")
     work = partial(_token_vectors, answer, role, unit)
     is_large = answer.num_tokens * (service.manifest.dimension("token_embedding") or 0) > _MANY_NUMBERS
-    vectors = await off_loop(work) if is_large else work()
-    return TokenEmbeddings(vectors, answer.encodings, answer.num_tokens, answer.truncated)
+    made = await off_loop(work) if is_large else work()
+    vectors = fates.spread(made, np.zeros((0, 0), np.float32))
+    return TokenEmbeddings(vectors, answer.num_tokens, fates.truncated, fates.errors, fates.lengths)
 
 
 async def embed_chunks(
@@ -276,25 +276,29 @@ async def embed_chunks(
 
 async def embed_sparse(
     service: InferenceService,
-    texts: Seq[str],
+    inputs: Seq[ModelInput],
     *,
     ticket: Ticket,
     prompt: str = "",
     top_k: int | None = None,
     options: EncodingOptions = AS_CONFIGURED,
+    wrong: Mapping[int, BeiError] | None = None,
 ) -> SparseEmbeddings:
-    """Weights of vocabulary entries, those above zero: SPLADE's, or those of the texts' own tokens (BGE-M3).
+    """Weights of vocabulary entries, those above zero: SPLADE's, or those of the inputs' own tokens (BGE-M3).
 
-    ``top_k``: only the largest so many of each text (sentence-transformers' ``max_active_dims``).
+    ``top_k``: only the largest so many of each input (sentence-transformers' ``max_active_dims``). The other arguments
+    are those of ``embed_inputs``.
     """
     require(service, "embed_sparse")
     output = "sparse" if service.manifest.dimension("sparse") else "token_weights"
     reduce = _nonzero if output == "sparse" else None
-    given, options = prompted(prompt, texts), keeping(prompt, options)
-    answer = await service.infer(given, ticket=ticket, outputs={output}, options=options, reduce=reduce)
+    given, options = prompted_inputs(prompt, inputs), keeping(prompt, options)
+    answer, fates = await tried(service, given, wrong, ticket=ticket, output=output, options=options, reduce=reduce)
     work = partial(_sparse_vectors, answer, service.encoder.special_ids, top_k)
-    vectors = await off_loop(work) if len(texts) > _MANY_TEXTS else work()
-    return SparseEmbeddings(vectors, answer.num_tokens, answer.truncated)
+    made = await off_loop(work) if len(inputs) > _MANY_TEXTS else work()
+    nothing = (np.zeros(0, np.int32), np.zeros(0, np.float32))
+    vectors = fates.spread(made, nothing)
+    return SparseEmbeddings(vectors, answer.num_tokens, fates.truncated, fates.errors, fates.lengths)
 
 
 async def classify(
@@ -454,9 +458,9 @@ def _cut(vectors: Float32Array, dimensions: int | None, normalize: bool) -> Floa
 def _token_vectors(answer: Answer, role: Role | None, unit: bool) -> list[Float32Array]:
     """Takes the rows out of ``answer``: they are the largest of all, and should not lie in memory twice."""
     kept: Seq[npt.NDArray[np.bool_]] | None = None
-    if role is not None and role.skip_ids:
-        ids = np.concatenate([encoding.input_ids for encoding in answer.encodings])
-        ends = np.cumsum([encoding.num_tokens for encoding in answer.encodings])
+    if role is not None and role.skip_ids and answer.rows:
+        ids = np.concatenate([encoding.input_ids for encoding in answer.row_encodings])
+        ends = np.cumsum([encoding.num_tokens for encoding in answer.row_encodings])
         kept = np.split(~np.isin(ids, role.skip_ids), ends[:-1])  # at once: a call of isin costs 13 us for any text
     vectors = []
     for index, row in enumerate(answer.rows):
@@ -471,7 +475,7 @@ def _sparse_vectors(answer: Answer, special: frozenset[int], top_k: int | None) 
         (row["indices"].astype(np.int32, copy=False), row["weights"])
         if "weights" in row
         else _lexical(row["token_weights"][:, 0], encoding.input_ids, special)
-        for row, encoding in zip(answer.rows, answer.encodings, strict=True)
+        for row, encoding in zip(answer.rows, answer.row_encodings, strict=True)
     ]
     return vectors if top_k is None else [_largest(vector, top_k) for vector in vectors]
 

@@ -25,7 +25,7 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Expansion, Int32Array, TokenSpans, expanded
-from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
+from bei.errors import ArtifactManifestError, BeiError, EngineError, InputTooLongError, InvalidRequestError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
 from bei.long_texts import PIECE_CHARS, Tokens, UncuttableTextError, tokens_in_pieces
 from bei.word_cache import WordCache, treats_words_alone
@@ -353,7 +353,7 @@ class TextEncoder:
             remedy = "allow truncation" if options.truncate is False else "start the server with --auto-truncate"
             limit = self._limit(options)
             most = f"the model's {limit} tokens" if limit == self._max_seq_len else f"the {limit} tokens it may have"
-            raise InvalidRequestError(f"An input has more than {most}: shorten it, or {remedy}.", param="input")
+            raise InputTooLongError(f"An input has more than {most}: shorten it, or {remedy}.", param="input")
         if not encoding.num_tokens:
             raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
 

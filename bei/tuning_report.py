@@ -12,8 +12,8 @@ from bei.artifact import Artifact
 from bei.config import ServeConfig
 from bei.core import Engine
 from bei.costs import CostModel
-from bei.verifying import verified
 from bei.tuning import StreamChoice, cache_path, costs_for, measure_streams
+from bei.verifying import verified
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ def tune(path: Path, config: ServeConfig) -> str:
             engine = make_engine(config.engine_streams or choice.num_streams)
         try:
             engine.warmup()
-            artifact = verified(artifact, engine)  # as a server would: a new certificate gives the artifact a new digest
+            artifact = verified(
+                artifact, engine
+            )  # as a server would: a new certificate gives the artifact a new digest
             progress.update(task, description=f"steps of {artifact.manifest.name}")
             costs = costs_for(
                 artifact, engine, config, lambda done, total: progress.update(task, completed=done, total=total)

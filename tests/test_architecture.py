@@ -22,7 +22,7 @@ ENGINE_LIBRARIES = {
     "tensorrt_llm": "bei/engine/trtllm.py",
 }
 # Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).
-LAYERS = ["cli", "server", "tasks", "loading", "service", "batching", "engine", "core"]
+LAYERS = ["cli", "server", "tasks", "fates", "loading", "service", "batching", "engine", "core"]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {
     "admission": {"bei.core", "bei.errors", "bei.port", "bei.timing"},

@@ -10,17 +10,20 @@ import numpy as np
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
+from bei.prompts import in_role
 from bei.server.call import Call
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, Text, Texts, limits
-from bei.server.inference import asked_prompt, embedded
+from bei.server.inference import asked_prompt, embedded, reported, wrong_of
 from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.server.reply import Reply
-from bei.server.vectors import FLOATS
+from bei.server.unsupported import FormName
+from bei.server.vectors import OCTET_HEADERS, SPARSE, SparseVector, vector_form
 from bei.service import ModelInput
-from bei.tasks import SparseVector, embed_inputs, embed_sparse, embed_tokens
+from bei.tasks import SparseEmbeddings, embed_inputs, embed_tokens
+from bei.tasks import SparseVector as Weights
 
 Vector: TypeAlias = list[float]
 Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1)]
@@ -55,8 +58,9 @@ class EmbedRequest(PromptControls, kw_only=True):
     """A text, the token ids of one input, or a list in which texts and lists of token ids may mix."""
 
     inputs: Text | Annotated[list[Text | TokenId | Ids], limits(minItems=1, anyOf=_ONE_OR_MANY)]
-    normalize: bool = True
+    normalize: Annotated[bool | None, Meta(description="Null: true.")] = None
     dimensions: Dimensions | None = None
+    output_dtype: Annotated[FormName | None, Meta(description="As of /v1/embeddings.")] = None
 
 
 class Weight(TypedDict):
@@ -112,7 +116,9 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
 
 async def embed(body: EmbedRequest, call: Call) -> Reply:
     """Vectors of texts or token ids, of unit length unless `normalize` is false. A list even for one input."""
-    service = call.able("embed", body.model)
+    form = vector_form(None, output_dtype=body.output_dtype)
+    service = call.able(form.task, body.model)
+    normalize = body.normalize if form.is_sparse else body.normalize is not False
     found = await embedded(
         call,
         service,
@@ -122,10 +128,11 @@ async def embed(body: EmbedRequest, call: Call) -> Reply:
         input_type=body.input_type,
         prompt=body.prompt,
         dimensions=body.dimensions,
-        normalize=body.normalize,
+        forms=[form],
+        normalize=normalize,
         options=body.encoding_options(),
     )
-    return found.reply(FLOATS.items(found.answer))
+    return found.reply(form.items(found.answer))
 
 
 async def embed_all(body: TextsRequest, call: Call) -> Reply:
@@ -133,22 +140,23 @@ async def embed_all(body: TextsRequest, call: Call) -> Reply:
     whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
     service = call.able("embed_tokens", body.model)
     texts = body.texts()
-    call.check_inputs(texts, "inputs")
-    prompt, role = (
-        asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt),
-        body.role(service.manifest),
-    )
+    wrong = wrong_of(call, texts, "inputs")
+    prompt = asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt)
+    role, options = body.role(service.manifest), body.encoding_options()
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
-    ticket, options = call.admit(service, texts, bytes_per_token=bytes_per_token), body.encoding_options()
-    answer = await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role, options=options)
+    ticket = call.admit(service, texts, bytes_per_token=bytes_per_token)
+    answer = await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role, options=options, wrong=wrong)
     vectors = answer.vectors
 
-    def items(start: int, stop: int) -> list[Items]:
-        made = [rows_of(rows) for rows in vectors[start:stop]]
+    def items(start: int, stop: int) -> list[Items | None]:
+        made = [None if at in answer.errors else rows_of(vectors[at]) for at in range(start, stop)]
         vectors[start:stop] = [_WRITTEN] * len(made)
         return made
 
-    return Reply(Items(len(vectors), answer.num_tokens * bytes_per_token, items), answer.truncated)
+    options = in_role(options, role)
+    report = await reported(call, service, texts, answer, ticket=ticket, prompt=prompt, options=options)
+    content = Items(len(vectors), answer.num_tokens * bytes_per_token, items)
+    return Reply(content, answer.truncated, report=report)
 
 
 async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
@@ -157,23 +165,30 @@ async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
     """
     service = call.able("embed_sparse", body.model)
     texts = body.texts()
-    call.check_inputs(texts, "inputs")
-    prompt, options = (
-        asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt),
-        body.encoding_options(),
+    found = await embedded(
+        call,
+        service,
+        texts,
+        param="inputs",
+        forms=[SPARSE],
+        prompt_name=body.prompt_name,
+        input_type=body.input_type,
+        prompt=body.prompt,
+        top_k=body.top_k,
+        options=body.encoding_options(),
     )
-    ticket = call.admit(service, texts)
-    answer = await embed_sparse(service, texts, ticket=ticket, prompt=prompt, top_k=body.top_k, options=options)
-    content = Items(
-        len(texts),
-        sum(len(indices) for indices, _ in answer.vectors) * _WEIGHT_BYTES,
-        lambda start, stop: [weights_of(vector) for vector in answer.vectors[start:stop]],
-    )
-    call.check_answer(content.num_bytes)
-    return Reply(content, answer.truncated)
+    answer = found.answer
+    assert isinstance(answer, SparseEmbeddings)  # they were asked for
+
+    def items(start: int, stop: int) -> list[Items | None]:
+        return [None if at in answer.errors else weights_of(answer.vectors[at]) for at in range(start, stop)]
+
+    num_bytes = sum(len(indices) for indices, _ in answer.vectors) * _WEIGHT_BYTES
+    call.check_answer(num_bytes)
+    return found.reply(Items(len(texts), num_bytes, items))
 
 
-def weights_of(vector: SparseVector) -> Items:
+def weights_of(vector: Weights) -> Items:
     """Weights as TEI writes them; values stay numpy's, which orjson writes as short as float32 allows."""
     indices, weights = vector
 
@@ -207,8 +222,25 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
     """The routes of a server whose requests have at most ``max_inputs`` inputs."""
     parse = partial(parse_request, max_inputs=max_inputs)
     return (
-        Route("/embed", "Embed (TEI)", EmbedRequest, list[Vector], parse, embed, has_report=True),
-        Route("/embed_all", "Embed tokens (TEI)", TextsRequest, list[list[Vector]], parser(TextsRequest), embed_all),
+        Route(
+            "/embed",
+            "Embed (TEI)",
+            EmbedRequest,
+            (list[Vector], list[str], list[SparseVector]),
+            parse,
+            embed,
+            has_report=True,
+            octet_headers=OCTET_HEADERS,
+        ),
+        Route(
+            "/embed_all",
+            "Embed tokens (TEI)",
+            TextsRequest,
+            list[list[Vector]],
+            parser(TextsRequest),
+            embed_all,
+            has_report=True,
+        ),
         Route(
             "/embed_sparse",
             "Embed sparsely (TEI)",
@@ -216,6 +248,7 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
             list[list[Weight]],
             parser(SparseRequest),
             embed_vocabulary,
+            has_report=True,
         ),
         Route("/similarity", "Compare texts (TEI)", SimilarityRequest, Vector, parser(SimilarityRequest), similarity),
     )

@@ -18,9 +18,9 @@ from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.server.unsupported import EmbeddingControls
-from bei.server.vectors import VectorForm, vector_form
+from bei.server.vectors import OCTET_HEADERS, SparseVector, VectorForm, vector_form
 from bei.service import InferenceService, ModelInput
-from bei.tasks import Embeddings, embed_chunks
+from bei.tasks import Embeddings, SparseEmbeddings, embed_chunks
 
 AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
@@ -76,6 +76,23 @@ class EmbeddingResponse(TypedDict):
 
     object: Literal["list"]
     data: list[EmbeddingItem]
+    model: str
+    usage: Usage
+
+
+class SparseEmbeddingItem(TypedDict):
+    """Where `output_dtype` is sparse."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: SparseVector
+
+
+class SparseEmbeddingResponse(TypedDict):
+    """In the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[SparseEmbeddingItem]
     model: str
     usage: Usage
 
@@ -154,10 +171,12 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
     refused unless the server is set to accept them (`openai_token_ids`)."""
     body, inputs = request.body.settled(), request.inputs
     texts = [value for value in inputs if isinstance(value, str)]
-    service = call.able("embed", body.model)
+    form = body.form()
+    service = call.able(form.task, body.model)
     if len(texts) < len(inputs) and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
-    form = body.form()
+    if body.late_chunking and form.is_sparse:
+        raise InvalidRequestError("late_chunking is of dense vectors: leave it out.", "late_chunking")
     if body.late_chunking and len(texts) == len(inputs):
         found = Embedded(await _late_chunked(call, service, body, texts, form), form, None)
     else:
@@ -209,15 +228,15 @@ def _check_uncut(body: EmbeddingRequest) -> None:
         )
 
 
-def render(answer: Embeddings, model: str, form: VectorForm) -> dict[str, object]:
-    """An EmbeddingResponse; vectors of numbers stay rows of numpy's."""
-    count, width = answer.vectors.shape
+def render(answer: Embeddings | SparseEmbeddings, model: str, form: VectorForm) -> dict[str, object]:
+    """An EmbeddingResponse or SparseEmbeddingResponse; vectors of numbers stay rows of numpy's."""
+    count = len(answer.vectors)
 
     def items(start: int, stop: int) -> list[dict[str, object]]:
         made = form.of(answer, start, stop)
         return [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(made, start)]
 
-    num_bytes = count * (AROUND_BYTES + form.num_bytes(width))
+    num_bytes = count * AROUND_BYTES + form.list_bytes(answer)
     return {
         "object": "list",
         "data": Items(count, num_bytes, items),
@@ -241,4 +260,7 @@ def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
     read = partial(parse, max_inputs=max_inputs)
     without_ids = Annotated[EmbeddingRequest, limits(properties={"input": _INPUT_WITHOUT_IDS})]
     request, summary = EmbeddingRequest if accepts_ids else without_ids, "Create embeddings (OpenAI)"
-    return Route("/v1/embeddings", summary, request, EmbeddingResponse, read, handle, has_report=True)
+    responses = (EmbeddingResponse, SparseEmbeddingResponse)
+    return Route(
+        "/v1/embeddings", summary, request, responses, read, handle, has_report=True, octet_headers=OCTET_HEADERS
+    )

@@ -53,7 +53,8 @@ _LARGE_BODY_BYTES = 1_000_000
 class Route(Generic[RequestT]):
     """``request`` and ``response`` are the bodies' types (or tuples of alternatives) for /openapi.json; ``summary`` and
     ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError. ``has_report``: the
-    handler can say of each input what became of it. ``timing_headers``: what a good answer says about its time.
+    handler can say of each input what became of it. ``octet_headers`` are those of an answer that is bytes alone; there
+    are none where it never is. ``timing_headers``: what a good answer says about its time.
     """
 
     path: str
@@ -63,6 +64,7 @@ class Route(Generic[RequestT]):
     parse: Callable[[bytes], RequestT]
     handle: Callable[[RequestT, Call], Awaitable[Reply]]
     has_report: bool = False
+    octet_headers: Seq[str] = ()
     timing_headers: Callable[[Timing], Mapping[str, str]] | None = None
 
 

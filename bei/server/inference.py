@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bei.admission import Ticket
 from bei.errors import BeiError, InvalidRequestError
+from bei.fates import Fates
 from bei.prompts import prompt_of
 from bei.server.call import Call, empty_text
 from bei.server.rendering import Items
@@ -16,20 +18,36 @@ from bei.server.reply import Reply
 from bei.server.reports import report_of
 from bei.server.vectors import FLOATS, VectorForm
 from bei.service import InferenceService, ModelInput
-from bei.tasks import Embeddings, Scores, check_dimensions, dropped_tokens, embed_inputs, rerank
+from bei.tasks import (
+    Embeddings,
+    Scores,
+    SparseEmbeddings,
+    check_dimensions,
+    dropped_tokens,
+    embed_inputs,
+    embed_sparse,
+    rerank,
+)
 from bei.tokenization import AS_CONFIGURED, EncodingOptions
 
 
 class Embedded(NamedTuple):
-    """Vectors, the form in which each is written (None: several), and what became of each input, if that is asked."""
+    """Vectors, the form in which each is written (None: several, or one that is never bytes alone), and what became of
+    each input, if that is asked."""
 
-    answer: Embeddings
+    answer: Embeddings | SparseEmbeddings
     form: VectorForm | None
     report: Items | None
 
+    @property
+    def dense(self) -> Embeddings:
+        """The vectors of a call that asked for no sparse ones."""
+        assert isinstance(self.answer, Embeddings)
+        return self.answer
+
     def reply(self, content: object) -> Reply:
         """``content`` with these vectors, or the vectors alone."""
-        octets = partial(self.form.octets, self.answer) if self.form else None
+        octets = partial(self.form.octets, self.dense) if self.form else None
         return Reply(content, self.answer.truncated, octets, self.report)
 
 
@@ -47,44 +65,66 @@ async def embedded(
     dimensions: int | None = None,
     dimensions_param: str = "dimensions",
     normalize: bool | None = None,
+    top_k: int | None = None,
     options: EncodingOptions = AS_CONFIGURED,
 ) -> Embedded:
     """The vectors of ``inputs``, which the field ``param`` holds; ``dimensions_param`` is that of ``dimensions``.
 
-    ``forms`` are those in which each vector will be written, ``around_bytes`` what stands around it. Raises what
-    ``embed_inputs`` and the checks of ``call`` raise.
+    ``forms`` are those in which each vector will be written, ``around_bytes`` what stands around it; a sparse one is
+    alone, and ``top_k`` is of it. Raises what ``embed_inputs`` and the checks of ``call`` raise.
     """
-    wrong = _wrong(call, inputs, param)
+    wrong = wrong_of(call, inputs, param)
     check_dimensions(service.manifest, dimensions, dimensions_param)
     width = service.manifest.dimension("embedding") or 0
     width = min(width, dimensions or width)
     for form in forms:
         form.check(service.manifest, width, normalize, dimensions_param)
+    is_sparse = forms[0].is_sparse
+    if is_sparse and dimensions is not None:
+        raise InvalidRequestError(f"{dimensions_param} are of dense vectors: leave them out.", dimensions_param)
     call.check_answer(len(inputs) * (around_bytes + sum(form.num_bytes(width) for form in forms)))
     has_texts = any(isinstance(value, str) for value in inputs)
     chosen = asked_prompt(call, service, prompt_name, input_type, prompt, has_texts=has_texts)
-    only_form = forms[0] if len(forms) == 1 else None
-    if wrong and len(wrong) == len(inputs):
-        nothing = Embeddings(np.zeros((len(inputs), width), np.float32), 0, [], 1.0, wrong, [0] * len(inputs))
-        return Embedded(nothing, only_form, report_of(nothing, {}))
     ticket = call.admit(service, inputs)
-    answer = await embed_inputs(
-        service,
-        inputs,
-        ticket=ticket,
-        prompt=chosen,
-        dimensions=dimensions,
-        normalize=normalize,
-        options=options,
-        wrong=wrong,
-    )
-    if wrong is None:
-        return Embedded(answer, only_form, None)
-    dropped = await dropped_tokens(service, inputs, answer, ticket=ticket, prompt=chosen, options=options)
-    return Embedded(answer, only_form, report_of(answer, dropped))
+    answer: Embeddings | SparseEmbeddings
+    if is_sparse:
+        answer = await embed_sparse(
+            service, inputs, ticket=ticket, prompt=chosen, top_k=top_k, options=options, wrong=wrong
+        )
+        call.check_answer(len(inputs) * around_bytes + forms[0].list_bytes(answer))
+    else:
+        answer = await embed_inputs(
+            service,
+            inputs,
+            ticket=ticket,
+            prompt=chosen,
+            dimensions=dimensions,
+            normalize=normalize,
+            options=options,
+            wrong=wrong,
+        )
+    report = await reported(call, service, inputs, answer, ticket=ticket, prompt=chosen, options=options)
+    return Embedded(answer, forms[0] if len(forms) == 1 and not is_sparse else None, report)
 
 
-def _wrong(call: Call, inputs: Seq[ModelInput], param: str) -> dict[int, BeiError] | None:
+async def reported(
+    call: Call,
+    service: InferenceService,
+    inputs: Seq[ModelInput],
+    answer: Fates,
+    *,
+    ticket: Ticket,
+    prompt: str,
+    options: EncodingOptions,
+) -> Items | None:
+    """What became of each of ``inputs`` in ``answer``, if the request asks for it."""
+    if not call.has_report:
+        return None
+    dropped = await dropped_tokens(service, inputs, answer, ticket=ticket, prompt=prompt, options=options)
+    return report_of(answer, dropped)
+
+
+def wrong_of(call: Call, inputs: Seq[ModelInput], param: str) -> dict[int, BeiError] | None:
     """The empty texts among ``inputs``, for a request that is answered in part; of others they are an error."""
     if not call.has_report:
         call.check_inputs(inputs, param)

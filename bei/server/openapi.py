@@ -43,13 +43,13 @@ _ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
     WARNING_HEADER: {"schema": _TEXT, "description": "Where the answer may not be what the client meant."},
     "x-bei-shape": {"schema": _TEXT, "description": "Of bytes: the number of vectors, and of numbers in each: 2,384."},
     "x-bei-dtype": {"schema": _TEXT, "description": "Of bytes: the numbers' type, by NumPy's name."},
+    "metadata": {"schema": _TEXT, "description": "vLLM's, of bytes: where each value begins and ends, as JSON."},
     "retry-after": {"schema": _WHOLE, "description": "Seconds after which to come back."},
     "retry-after-ms": {"schema": _WHOLE, "description": "The same in milliseconds."},
     "accept-encoding": {"schema": _TEXT, "description": "Codings of bodies that are decoded here."},
 }
 
 _TIMING_HEADER = {"schema": _TEXT, "description": "TEI's: what the request took, times in milliseconds."}
-_OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
 # Of servers that compress answers.
 _CODED_HEADERS: Mapping[str, Mapping[str, Any]] = {
     "content-encoding": {
@@ -182,7 +182,7 @@ class _Writer:
     def inference(self, path: str, route: Route[Any]) -> dict[str, Any]:
         """The parts of a route with a body that FastAPI does not know."""
         form = self._form_of(path)
-        names = (TRUNCATED_HEADER, WARNING_HEADER, *(_OCTET_HEADERS if route.has_report else ()))
+        names = (TRUNCATED_HEADER, WARNING_HEADER, *route.octet_headers)
         timing = {} if route.timing_headers is None else route.timing_headers(Timing())
         answer = {
             "description": "In the order of the inputs, unless the route sorts.",
@@ -235,12 +235,14 @@ class _Writer:
         return {media_type: {"schema": self._schemas.of(body)}}
 
     def _answers(self, route: Route[Any]) -> dict[str, Any]:
-        """By media type. A route that can say what became of each input has vectors, which can also be bytes alone."""
+        """By media type."""
         (schema,) = (one["schema"] for one in self._content(route.response).values())
         if route.has_report:
             schema = {"anyOf": [schema, self._schemas.of(Reported)]}
         content = {media_type: {"schema": schema} for media_type in (JSON, MSGPACK)}
-        return content | ({OCTETS: {"schema": {"type": "string", "format": "binary"}}} if route.has_report else {})
+        if route.octet_headers:
+            content[OCTETS] = {"schema": {"type": "string", "format": "binary"}}
+        return content
 
     def _errors(
         self,

@@ -28,6 +28,7 @@ from bei.server.fields import Text, Texts, limits
 from bei.server.parsing import parser
 from bei.server.rendering import Items, items_of
 from bei.server.reply import Reply
+from bei.server.vectors import SparseVector
 from bei.service import InferenceService
 from bei.tasks import classify as classify_inputs
 from bei.tasks import classify_tokens, nli_labels, zero_shot
@@ -111,6 +112,8 @@ REQUESTS = (
 )
 RESPONSES = (
     list[embed.Vector],
+    list[str],
+    list[SparseVector],
     list[list[embed.Vector]],
     list[list[embed.Weight]],
     embed.Vector,

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from bei.errors import NotAcceptableError
 from bei.server.errors import JSON
-from bei.server.negotiation import MSGPACK
+from bei.server.negotiation import MSGPACK, OCTETS
 from bei.server.rendering import IN_JSON, IN_MSGPACK, Items, Notation, Octets
 
 
 @dataclass(frozen=True)
 class Reply:
     """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in
-    objects. ``truncated`` lists the inputs that were cut, ``octets`` makes bytes of the answer's vectors, where it is
-    nothing else, and ``report`` says what became of each input."""
+    objects. It is ``Octets`` where the request itself asks for bytes, whatever the client accepts. ``truncated`` lists
+    the inputs that were cut, ``octets`` makes bytes of the answer's vectors, where it is nothing else, and ``report``
+    says what became of each input."""
 
     content: object
     truncated: Seq[int] = ()
@@ -28,6 +29,8 @@ class Reply:
 
         Raises NotAcceptableError where there is none.
         """
+        if isinstance(self.content, Octets):
+            return self.content, IN_JSON, OCTETS
         for media_type in media_types:
             if media_type in _NOTATIONS:
                 return self._with_report(), _NOTATIONS[media_type], media_type

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypedDict
 
+from bei.fates import Fates
 from bei.server.errors import ErrorDetail, detail_of
 from bei.server.rendering import Items
-from bei.tasks import Embeddings
 
 _ENTRY_BYTES = 90
 _ERROR_BYTES = 200
@@ -28,7 +28,7 @@ class InputReport(TypedDict):
     error: ErrorDetail | None
 
 
-def report_of(answer: Embeddings, dropped: Mapping[int, int | None]) -> Items:
+def report_of(answer: Fates, dropped: Mapping[int, int | None]) -> Items:
     """An InputReport for each input. ``dropped``: of those that were cut, how many tokens."""
 
     def entry(index: int) -> InputReport:

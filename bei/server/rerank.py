@@ -13,6 +13,7 @@ import math
 import time
 import uuid
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
@@ -181,12 +182,18 @@ async def rank(request: ParsedRequest, call: Call, path: str) -> Reply:
     if isinstance(request, TextsRequest):
         return await rank_texts(request, call)
     body, texts = request
+    service, answer = await scored(body, texts, call)
+    return Reply(render_results(answer, texts, body, service.name, path), answer.truncated)
+
+
+async def scored(body: DocumentsRequest, texts: Seq[str], call: Call) -> tuple[InferenceService, Scores]:
+    """The model that scores the documents ``texts`` as ``body`` says, and their scores in their order."""
     service = _checked(body, call)
     call.check_inputs(texts, "documents")
     ticket = _admitted(call, service, body.query, texts)
     shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
-    return Reply(render_results(answer, texts, body, service.name, path), sorted(cut.union(answer.truncated)))
+    return service, replace(answer, truncated=sorted(cut.union(answer.truncated)))
 
 
 async def rank_texts(body: TextsRequest, call: Call) -> Reply:

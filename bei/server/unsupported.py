@@ -52,9 +52,9 @@ _OF_PAIRS: Mapping[str, _Rule] = {
 
 
 _FORMS = ("base64", "float32", *get_args(DType))
-_FormName: TypeAlias = Annotated[str, limits(enum=_FORMS)]
+FormName: TypeAlias = Annotated[str, limits(enum=_FORMS)]
 # Several times the same is one form.
-_FormNames: TypeAlias = Annotated[list[str], limits(anyOf=[{"items": {"const": form}} for form in _FORMS])]
+FormNames: TypeAlias = Annotated[list[str], limits(anyOf=[{"items": {"const": form}} for form in _FORMS])]
 
 
 # Infinity's client always sends a number, 0 where its user asks for none.
@@ -66,16 +66,16 @@ class EmbeddingControls(PromptControls, kw_only=True):
 
     dimensions: Annotated[int, _DIMENSIONS] | None = None
     normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
-    output_dtype: Annotated[_FormName | None, Meta(description="Voyage's and Mistral's.")] = None
-    embedding_type: Annotated[_FormName | _FormNames | None, Meta(description="Jina's and NIM's.")] = None
-    embedding_types: Annotated[_FormNames | None, Meta(description="Cohere's; one of them here.")] = None
+    output_dtype: Annotated[FormName | None, Meta(description="Voyage's and Mistral's.")] = None
+    embedding_type: Annotated[FormName | FormNames | None, Meta(description="Jina's and NIM's.")] = None
+    embedding_types: Annotated[FormNames | None, Meta(description="Cohere's; one of them here.")] = None
     output_dimension: Annotated[Dimensions | None, Meta(description="Voyage's word for dimensions.")] = None
     normalized: Annotated[bool | None, Meta(description="Jina's word for normalize.")] = None
     use_activation: Annotated[bool | None, Meta(description="vLLM's word for normalize.")] = None
     truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
     task: Annotated[str | None, Meta(description="Jina's word for input_type.")] = None
-    encoding_type: Annotated[_FormName | None, Meta(description="LlamaIndex's word, for Jina.")] = None
-    embed_dtype: Annotated[_FormName | None, Meta(description="vLLM's.")] = None
+    encoding_type: Annotated[FormName | None, Meta(description="LlamaIndex's word, for Jina.")] = None
+    embed_dtype: Annotated[FormName | None, Meta(description="vLLM's.")] = None
     endianness: Annotated[Any, _OF_EMBEDDINGS["endianness"].meta] = None
     modality: Annotated[Any, _OF_EMBEDDINGS["modality"].meta] = None
     late_chunking_params: Annotated[Any, _OF_EMBEDDINGS["late_chunking_params"].meta] = None

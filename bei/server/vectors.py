@@ -6,6 +6,8 @@ int8      of vectors of unit length, in steps that the build chose (``bei.byte_v
 uint8     the same and 128
 ubinary   uint8: a bit a component, 1 where it is above 0, eight to a byte, the first of them the highest
 binary    int8: the same less 128 ("offset binary"; sentence-transformers, Cohere, Voyage, Jina)
+sparse    of models that weigh the vocabulary: the places and values of weights above zero (Qdrant's and Pinecone's
+          form), never bytes
 
 Bytes are little-endian, in base64 too.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +27,9 @@ from bei.byte_vectors import int8_of
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 from bei.server.rendering import FLOAT_BYTES, Items, Octets
-from bei.tasks import Embeddings
+from bei.tasks import Embeddings, SparseEmbeddings
 
-DType: TypeAlias = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
+DType: TypeAlias = Literal["float", "float16", "int8", "uint8", "binary", "ubinary", "sparse"]
 
 _DTYPES: Mapping[str, DType] = {"float32": "float", **{name: name for name in get_args(DType)}}
 _ITEM_BYTES: Mapping[DType, float] = {
@@ -48,7 +50,18 @@ _NUMPY_NAMES: Mapping[DType, str] = {
 }
 _SIGN = np.uint8(0x80)
 
+# Of an answer that is vectors as bytes alone.
+OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
+
 _BYTE_BYTES = 4.5  # of a number of a byte in a JSON list, its comma included
+_WEIGHT_BYTES = 18  # of the place and the value of a weight
+
+
+class SparseVector(TypedDict):
+    """Entries of the vocabulary, ascending, and their weights."""
+
+    indices: list[int]
+    values: list[float]
 
 
 class VectorForm(NamedTuple):
@@ -58,8 +71,24 @@ class VectorForm(NamedTuple):
     is_base64: bool = False
     param: str = "output_dtype"
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether vectors are SparseEmbeddings."""
+        return self.dtype == "sparse"
+
+    @property
+    def task(self) -> Literal["embed", "embed_sparse"]:
+        """What a model must be able to do."""
+        return "embed_sparse" if self.is_sparse else "embed"
+
     def check(self, manifest: Manifest, width: int, normalize: bool | None, dimensions_param: str) -> None:
         """Raise InvalidRequestError that names a field unless the model's vectors of ``width`` have this form."""
+        if self.is_sparse and self.is_base64:
+            raise InvalidRequestError(
+                "sparse vectors are lists of indices and values: send encoding_format float.", "encoding_format"
+            )
+        if self.is_sparse and normalize:
+            raise InvalidRequestError("normalize is of dense vectors: leave it out.", "normalize")
         if self.dtype in ("binary", "ubinary") and width % 8:
             raise InvalidRequestError(
                 f"{self.dtype} vectors have eight components a byte, and {width} is no multiple of 8: ask for other "
@@ -79,7 +108,9 @@ class VectorForm(NamedTuple):
                 )
 
     def num_bytes(self, width: int) -> int:
-        """About what JSON takes for a vector of ``width`` components."""
+        """About what JSON takes for a vector of ``width`` components; of a sparse one that is not known before."""
+        if self.is_sparse:
+            return 0
         if self.is_base64:
             return round(width * _ITEM_BYTES[self.dtype] * 4 / 3)
         if self.dtype in ("float", "float16"):
@@ -92,35 +123,45 @@ class VectorForm(NamedTuple):
         made = _numbers(self.dtype, vectors, answer.int8_largest)
         return made.astype(made.dtype.newbyteorder("<"), order="C", copy=False)
 
-    def of(self, answer: Embeddings, start: int, stop: int) -> list[Any]:
-        """Vectors ``start`` to ``stop``, each as it is written: an array of numbers, or a text in base64; None where
-        the input has an error."""
-        numbers = self.numbers(answer, start, stop)
+    def list_bytes(self, answer: Embeddings | SparseEmbeddings) -> int:
+        """About what JSON takes for all vectors of ``answer``."""
+        if isinstance(answer, SparseEmbeddings):
+            return sum(len(indices) for indices, _ in answer.vectors) * _WEIGHT_BYTES
+        return len(answer.vectors) * self.num_bytes(answer.vectors.shape[1])
+
+    def of(self, answer: Embeddings | SparseEmbeddings, start: int, stop: int) -> list[Any]:
+        """Vectors ``start`` to ``stop``, each as it is written: an array of numbers, a text in base64, or (arrays in) a
+        SparseVector; None where the input has an error."""
         made: list[Any]
-        if self.is_base64:
+        if isinstance(answer, SparseEmbeddings):
+            made = [{"indices": indices, "values": values} for indices, values in answer.vectors[start:stop]]
+        elif self.is_base64:
+            numbers = self.numbers(answer, start, stop)
             made = [binascii.b2a_base64(row.data, newline=False).decode() for row in numbers]
         else:
+            numbers = self.numbers(answer, start, stop)
             made = list(numbers.astype(np.float32) if self.dtype == "float16" else numbers)  # orjson knows no float16
         for index in answer.errors:
             if start <= index < stop:
                 made[index - start] = None
         return made
 
-    def items(self, answer: Embeddings) -> Items:
+    def items(self, answer: Embeddings | SparseEmbeddings) -> Items:
         """A list of all vectors of ``answer``."""
-        count, width = answer.vectors.shape
-        return Items(count, count * self.num_bytes(width), lambda start, stop: self.of(answer, start, stop))
+        return Items(len(answer.vectors), self.list_bytes(answer), lambda start, stop: self.of(answer, start, stop))
 
     def octets(self, answer: Embeddings) -> Octets:
         """All vectors of ``answer`` as bytes. Headers say how many there are, of how many components, and of what."""
         count, width = answer.vectors.shape
         sizes = _ITEM_BYTES[self.dtype]
-        headers = {"x-bei-shape": f"{count},{round(width * min(1, sizes))}", "x-bei-dtype": _NUMPY_NAMES[self.dtype]}
+        said = f"{count},{round(width * min(1, sizes))}", _NUMPY_NAMES[self.dtype]
+        headers = dict(zip(OCTET_HEADERS, said, strict=True))
         num_bytes = round(count * width * sizes)
         return Octets(count, num_bytes, lambda start, stop: self.numbers(answer, start, stop).tobytes(), headers)
 
 
 FLOATS = VectorForm()
+SPARSE = VectorForm("sparse")
 _IN_BASE64 = VectorForm(is_base64=True)
 
 

@@ -6,7 +6,7 @@ example is LABEL.", as transformers' pipeline does; other models are refused. Re
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -33,10 +33,13 @@ class Text(msgspec.Struct):
     text: NonEmptyText
 
 
+TextInput: TypeAlias = NonEmptyText | Text | Annotated[list[NonEmptyText | Text], limits_of_inputs]
+
+
 class LabelsRequest(Controls, kw_only=True):
     """Jina's. A ``classifier_id`` names a classifier that Jina has trained: there are none here."""
 
-    input: NonEmptyText | Annotated[list[NonEmptyText | Text], limits_of_inputs]
+    input: TextInput
     labels: Texts | None = None
     classifier_id: Annotated[Any, limits(type="null")] = None
 
@@ -93,7 +96,7 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
         raise InvalidRequestError("classifier_id is not supported here: send labels.", "classifier_id")
     service = call.able("classify", body.model)
     nli_labels(service)
-    texts = [body.input] if isinstance(body.input, str) else [_text_of(given) for given in body.input]
+    texts = texts_of(body.input)
     labels = body.labels or []
     call.check_inputs(texts, "input")
     call.check_inputs(labels, "labels")
@@ -112,8 +115,9 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
     return Reply({"usage": {"total_tokens": scores.num_tokens}, "data": data}, scores.truncated)
 
 
-def _text_of(given: str | Text) -> str:
-    return given if isinstance(given, str) else given.text
+def texts_of(given: str | Text | list[str | Text]) -> list[str]:
+    """One or many, as texts or objects."""
+    return [one if isinstance(one, str) else one.text for one in (given if isinstance(given, list) else [given])]
 
 
 def _classified(index: int, row: Float32Array, labels: list[str]) -> Classification:

@@ -94,9 +94,7 @@ def certified(work: Verification, name: str, progress: Progress) -> Certified:
     return answer
 
 
-def _verified(
-    work: Verification, questions: HeldOut, budget: Budget, progress: Progress
-) -> Certified:
+def _verified(work: Verification, questions: HeldOut, budget: Budget, progress: Progress) -> Certified:
     """The engine is closed before the reference is opened: each may fill the memory. Raises VerificationError."""
     config = work.config
     with progress.step("Run engine") as step:
@@ -119,9 +117,7 @@ def _verified(
     return manifest, certificate
 
 
-def _to_be_verified(
-    work: Verification, questions: HeldOut, budget: Budget, progress: Progress
-) -> Certified:
+def _to_be_verified(work: Verification, questions: HeldOut, budget: Budget, progress: Progress) -> Certified:
     """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
     with progress.step("Ask reference") as step, _reference(work) as reference:
         expected = ask_reference(reference, questions.encodings, work.outputs, budget)

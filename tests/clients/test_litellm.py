@@ -53,6 +53,7 @@ EMBEDDING = [
     ),
     pytest.param("together_ai", "/v1", marks=row("litellm", "OpenAI", "/v1", "embedding, aembedding: together_ai/")),
     pytest.param("jina_ai", "/v1", marks=row("litellm", "Jina", "/v1", "embedding, aembedding: jina_ai/")),
+    pytest.param("jina_ai", "/jina/v1", marks=row("litellm", "Jina", "/jina/v1", "embedding, aembedding: jina_ai/")),
     pytest.param("hosted_vllm", "/v1", marks=row("litellm", "vLLM", "/v1", "embedding, aembedding: hosted_vllm/")),
     pytest.param(
         "hosted_vllm", "/vllm/v1", marks=row("litellm", "vLLM", "/vllm/v1", "embedding, aembedding: hosted_vllm/")
@@ -81,6 +82,8 @@ def test_a_provider_embeds(server: Server, expected: Expected, embedding: Call, 
         asked["truncate"] = "END"
     if base == "/vllm/v1":
         asked["truncate_prompt_tokens"] = -1
+    if base == "/jina/v1":
+        asked["truncate"] = True
     if provider == "openai":  # else it takes no dimensions of a model whose name it does not know
         asked["allowed_openai_params"] = ["dimensions"]
     response = embedding(**asked, input=TEXTS)
@@ -189,6 +192,7 @@ PROVIDERS = [
     ),
     pytest.param("voyage", "/voyage/v1", marks=row("litellm", "Voyage", "/voyage/v1", "errors and overload: voyage/")),
     pytest.param("jina_ai", "/v1", marks=row("litellm", "Jina", "/v1", "errors and overload: jina_ai/")),
+    pytest.param("jina_ai", "/jina/v1", marks=row("litellm", "Jina", "/jina/v1", "errors and overload: jina_ai/")),
     pytest.param("nvidia_nim", "/nim/v1", marks=row("litellm", "NIM", "/nim/v1", "errors and overload: nvidia_nim/")),
 ]
 

@@ -12,6 +12,7 @@ import tests.clients.offline  # noqa: F401
 
 import cohere
 import httpx
+import numpy as np
 import openai
 import pytest
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -31,7 +32,7 @@ from llama_index.postprocessor.voyageai_rerank import VoyageAIRerank
 
 from tests.bei_build.builds import build_artifact
 from tests.clients.conftest import TOO_LONG, Expected, FullServer, run
-from tests.e2e.kinds import MODELS, QUERY, TEXTS
+from tests.e2e.kinds import MODELS, QUERY, TEXTS, TOLERANCE
 from tests.e2e.process import DEADLINE_S, Server, serve
 from tests.zoo import save_case
 
@@ -280,13 +281,17 @@ def test_nvidia_rerank(server: Server, expected: Expected) -> None:
 
 
 @row("llama-index-postprocessor-jinaai-rerank", "Jina", "/v1", "JinaRerank: both calls")
-def test_jina_rerank(server: Server, expected: Expected) -> None:
-    check_ranks(JinaRerank(top_n=3, model="reranker", base_url=f"{server.url}/v1", api_key="none"), expected, 3)
+@row("llama-index-postprocessor-jinaai-rerank", "Jina", "/jina/v1", "JinaRerank: both calls")
+@pytest.mark.parametrize("base", ["/v1", "/jina/v1"])
+def test_jina_rerank(server: Server, expected: Expected, base: str) -> None:
+    check_ranks(JinaRerank(top_n=3, model="reranker", base_url=server.url + base, api_key="none"), expected, 3)
 
 
 @row("llama-index-postprocessor-jinaai-rerank", "Jina", "/v1", "JinaRerank: errors")
-def test_jina_rerank_raises_the_message(server: Server) -> None:
-    client = JinaRerank(top_n=3, model="nobody", base_url=f"{server.url}/v1", api_key="none")
+@row("llama-index-postprocessor-jinaai-rerank", "Jina", "/jina/v1", "JinaRerank: errors")
+@pytest.mark.parametrize("base", ["/v1", "/jina/v1"])
+def test_jina_rerank_raises_the_message(server: Server, base: str) -> None:
+    client = JinaRerank(top_n=3, model="nobody", base_url=server.url + base, api_key="none")
     with pytest.raises(RuntimeError, match=r"is not served here\. Served: "):
         client.postprocess_nodes(nodes(), query_str=QUERY)
 
@@ -308,6 +313,22 @@ def test_jina_embedding(server: Server, expected: Expected) -> None:
     client = JinaEmbedding(model="embedder", api_key="none")
     client._api.api_url = f"{server.url}/v1/embeddings"
     check_embeds(client, expected)
+
+
+@row(
+    "llama-index-embeddings-jinaai",
+    "Jina",
+    "/jina/v1",
+    "JinaEmbedding, its address replaced: synchronous and asynchronous calls; errors: text too long",
+)
+def test_jina_embedding_under_its_mount_point(server: Server, expected: Expected) -> None:
+    client = JinaEmbedding(model="embedder", api_key="none")
+    client._api.api_url = f"{server.url}/jina/v1/embeddings"
+    fitting = TEXTS[:4]  # the client does not say that texts may be cut
+    for found in (client.get_text_embedding_batch(fitting), run(client.aget_text_embedding_batch(fitting))):
+        np.testing.assert_allclose(found, expected.vectors[:4], atol=TOLERANCE)
+    with pytest.raises(RuntimeError, match="more than the model's 48 tokens"):
+        client.get_text_embedding(TOO_LONG)
 
 
 # Voyage

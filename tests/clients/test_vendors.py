@@ -21,7 +21,7 @@ import voyageai.client
 import voyageai.client_async
 import voyageai.error
 
-from tests.clients.conftest import TOO_LONG, Expected, FullServer, run
+from tests.clients.conftest import TOO_LONG, Expected, FullServer, post, run
 from tests.e2e.kinds import LABELS, QUERY, TEXTS, TOLERANCE
 from tests.e2e.process import DEADLINE_S, Server
 
@@ -134,18 +134,30 @@ def test_cohere_comes_back_to_a_full_queue(full: FullServer, is_async: bool) -> 
     "cohere",
     "Cohere",
     "/cohere",
-    "Client.tokenize, .detokenize, .classify",
-    fails="bei has no such routes under /cohere: 404. Ask /tokenize, /decode and /predict",
+    "Client.classify",
+    fails="bei has no such route under /cohere: 404. Ask /predict",
 )
-def test_cohere_s_other_calls(server: Server) -> None:
+def test_cohere_s_classify(server: Server) -> None:
     with httpx.Client(timeout=DEADLINE_S) as http:
         client: Any = cohere.Client(api_key="none", base_url=f"{server.url}/cohere", httpx_client=http)
         with pytest.raises(cohere.NotFoundError, match="no route"):
-            client.tokenize(text="hello", model="embedder", offline=False)
-        with pytest.raises(cohere.NotFoundError, match="no route"):
-            client.detokenize(tokens=[5], model="embedder", offline=False)
-        with pytest.raises(cohere.NotFoundError, match="no route"):
             client.classify(inputs=["hello"], model="classifier", examples=[])
+
+
+@row("cohere", "Cohere", "/cohere", "Client.tokenize, .detokenize; errors: unknown model")
+@pytest.mark.parametrize("offline", [False, True])  # True: the client asks for a tokenizer's file, then the server
+def test_cohere_s_tokens(server: Server, offline: bool) -> None:
+    with httpx.Client(timeout=DEADLINE_S) as http:
+        client: Any = cohere.Client(api_key="none", base_url=f"{server.url}/cohere", httpx_client=http)
+        found = client.tokenize(text=TEXTS[0], model="embedder", offline=offline)
+        plain = post(server, "/tokenize", prompt=TEXTS[0], model="embedder", add_special_tokens=False)
+        assert found.tokens == plain["tokens"]
+        assert len(found.token_strings) == len(found.tokens)
+        assert found.meta.api_version.version == "1"
+        text = client.detokenize(tokens=found.tokens, model="embedder", offline=offline).text
+        assert text == post(server, "/detokenize", tokens=found.tokens, model="embedder")["prompt"]
+        with pytest.raises(cohere.NotFoundError, match="Served: "):
+            client.tokenize(text="hello", model="nobody", offline=offline)
 
 
 # voyageai

@@ -124,5 +124,5 @@ if __name__ == "__main__":
     sys.argv[1:1] = ["serve"]
     # Rows of the table are no canary's, and their costs not worth measuring.
     sys.argv.append("--tune=off")
-    with mock.patch("bei.service.load_engine", load_engine), mock.patch("bei.service.deviation", return_value=None):
+    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.service.deviation", return_value=None):
         cli.main(sys.argv[1:])

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from tests.bei_build.builds import build_artifact
-from tests.e2e.kinds import MODELS
+from tests.e2e.kinds import MODELS, case, labels
 from tests.e2e.process import DEADLINE_S, environment, serve
 from tests.schemathesis.models import MODELS_VARIABLE
 from tests.zoo import save_case
@@ -61,11 +61,15 @@ _DEPENDENT = {
     *("dimensions", "output_dimension", "normalize", "normalized", "use_activation", "add_special_tokens"),
     *("encoding_format", "output_dtype", "embedding_type", "embedding_types", "encoding_type", "embed_dtype", "prompt"),
     *("truncate", "truncation", "truncation_direction", "truncation_side", "truncate_prompt_tokens"),
-    *("max_tokens", "max_tokens_per_doc"),
+    *("max_tokens", "max_tokens_per_doc", "max_doc_length"),
 }
 # Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model,
 # labels for a model of natural language inference; or that need a model's name where several are served.
 _DEPENDENT_ROUTES = ("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling")
+
+
+# Labels of a request are for models of natural language inference.
+SERVED = {**MODELS, "classifier": case("BertForSequenceClassification", **labels("contradiction", "entailment"))}
 
 
 def main() -> int:
@@ -106,8 +110,8 @@ def _statuses(metrics: str) -> Iterator[str]:
 
 
 def _built(folder: Path) -> Iterator[Path]:
-    for name, case in MODELS.items():
-        checkpoint = save_case(folder / f"{name}-checkpoint", case)
+    for name, model in SERVED.items():
+        checkpoint = save_case(folder / f"{name}-checkpoint", model)
         tokens: dict[str, Any] = {"token_embeddings": True} if name == "embedder" else {}
         yield build_artifact(checkpoint, folder / name, name=name, reference="engine", **tokens).path
 
@@ -125,14 +129,14 @@ def _run(
         *("--request-timeout", str(_HANG_S), "--seed", str(seed), "--generation-database", "none", "--no-color"),
         *("--phases", "coverage,fuzzing", "--suppress-health-check", "all", "--continue-on-failure"),
     ]
-    hooks = {"SCHEMATHESIS_HOOKS": "tests.schemathesis.hooks", MODELS_VARIABLE: json.dumps([*MODELS])}
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.schemathesis.hooks", MODELS_VARIABLE: json.dumps([*SERVED])}
     return subprocess.run([str(part) for part in command], env={**os.environ, **hooks}, check=False).returncode
 
 
 def _config() -> str:
     """A deadline that has passed is no failure; a path that names a model names one that is served."""
     lines = ["[checks.not_a_server_error]", 'expected-statuses = ["2xx", "3xx", "4xx", "504"]']
-    lines += ["[dictionaries.models]", f"values = {json.dumps([*MODELS])}"]
+    lines += ["[dictionaries.models]", f"values = {json.dumps([*SERVED])}"]
     lines += ["[parameters]", '"path.name" = { dictionary = "models", probability = 0.9 }']
     return "\n".join(lines)
 

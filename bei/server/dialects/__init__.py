@@ -5,7 +5,7 @@ from __future__ import annotations
 from bei.config import ServeConfig
 from bei.metrics import Metrics
 from bei.server.dialect import Dialect
-from bei.server.dialects import cohere, infinity, nim, tei, vllm, voyage
+from bei.server.dialects import cohere, infinity, jina, nim, tei, vllm, voyage
 from bei.server.models import Models
 
 
@@ -14,6 +14,7 @@ def all_dialects(models: Models, config: ServeConfig, metrics: Metrics) -> tuple
     return (
         tei.dialect(models, config, metrics),
         cohere.DIALECT,
+        jina.DIALECT,
         voyage.DIALECT,
         nim.dialect(models, metrics),
         infinity.dialect(models, metrics),

@@ -1,6 +1,7 @@
 """Cohere's API: ``/v1/embed`` and ``/v2/embed``, which have paths of their own, and all of it under ``/cohere``.
 
-Reference: docs.cohere.com, "Embed", "Rerank"; the client ``cohere``, whose types read the answers.
+Reference: docs.cohere.com, "Embed", "Rerank", "Tokenize", "Detokenize"; the client ``cohere``, whose types read the
+answers.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 import msgspec
 
 from bei.errors import BeiError, InvalidRequestError
-from bei.server import rerank
+from bei.server import rerank, tokenize
 from bei.server.call import Call
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, adjusted
 from bei.server.endpoint import Route
 from bei.server.fields import Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.inference import embedded
-from bei.server.parsing import parser
-from bei.server.rendering import Items
+from bei.server.parsing import TokenId, parser
+from bei.server.rendering import Items, items_of
 from bei.server.reply import Reply
 from bei.server.truncation import encoding_options
-from bei.server.vectors import FLOATS, VectorForm, dtype_of
+from bei.server.vectors import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.tokenization import EncodingOptions
 
 _AROUND_BYTES = 3
+_ID_BYTES = 6
+_TOKEN_BYTES = 15  # of a token's id and text
+_MOST_CHARS = 65_536  # of a text that is tokenized
 
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
@@ -107,6 +111,41 @@ class EmbedResponse(TypedDict):
     response_type: Literal["embeddings_floats", "embeddings_by_type"]
 
 
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """One text."""
+
+    text: Annotated[str, limits(minLength=1, maxLength=_MOST_CHARS)]
+    model: Model | None = None
+
+
+class TokenizeMeta(TypedDict):
+    """The path's version."""
+
+    api_version: rerank.ApiVersion
+
+
+class TokenizeResponse(TypedDict):
+    """Without special tokens. ``token_strings``: what of the text each token is."""
+
+    tokens: list[int]
+    token_strings: list[str]
+    meta: TokenizeMeta
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """The ids of one text."""
+
+    tokens: Annotated[list[TokenId], limits(minItems=1, maxItems=tokenize.MOST_IDS)]
+    model: Model | None = None
+
+
+class DetokenizeResponse(TypedDict):
+    """Special tokens included."""
+
+    text: str
+    meta: TokenizeMeta
+
+
 async def embed_v1(body: EmbedRequest, call: Call) -> Reply:
     """Embed texts: a list of vectors, or a list for each of `embedding_types`."""
     return await _embed(body, call, "1", body.embedding_types)
@@ -180,13 +219,40 @@ def _options(truncate: str, max_tokens: int | None) -> EncodingOptions:
     return EncodingOptions(truncate != "NONE", "left" if truncate == "START" else "right", max_tokens)
 
 
+async def tokenize_text(body: TokenizeRequest, call: Call) -> Reply:
+    """The tokens of a text, special tokens left out; it is never cut."""
+    text, service = body.text, call.named(body.model)
+    call.check_inputs([text], "text")
+    if len(text) > _MOST_CHARS:
+        raise InvalidRequestError(
+            f"text has {len(text)} characters, the limit is {_MOST_CHARS}: send it in parts.", "text"
+        )
+    options = EncodingOptions(add_special_tokens=False, whole=True, with_spans=True)
+    ticket = call.admit(service, [text], bytes_per_token=_TOKEN_BYTES)
+    (encoding,) = await service.encode([text], ticket=ticket, options=options)
+    assert encoding.spans is not None  # they were asked for
+    ids, parts = encoding.input_ids, encoding.spans.offsets.tolist()
+    content = {
+        "tokens": Items(len(ids), len(ids) * _ID_BYTES, lambda start, stop: ids[start:stop]),
+        "token_strings": items_of(parts, _TOKEN_BYTES - _ID_BYTES, lambda part: text[part[0] : part[1]]),
+        "meta": {"api_version": {"version": "1"}},
+    }
+    return Reply(content)
+
+
+async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
+    """The text of token ids, special tokens included."""
+    texts = tokenize.decoded(call, call.named(body.model), [body.tokens], "tokens", skip_special_tokens=False)
+    return Reply({"text": texts.make(0, 1)[0], "meta": {"api_version": {"version": "1"}}})
+
+
 def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     """A message, on every version."""
     return status, Message(message=str(error))
 
 
 def _route(path: str, summary: str, request: Any, parse: Any, handle: Any) -> Route[Any]:
-    return Route(path, summary, request, EmbedResponse, parse, handle, has_report=True)
+    return Route(path, summary, request, EmbedResponse, parse, handle, has_report=True, octet_headers=OCTET_HEADERS)
 
 
 _V1 = Annotated[EmbedRequest, limits(**exactly_one(["texts"]))]
@@ -217,9 +283,28 @@ _RERANK_ROUTES = tuple(
     if route.path != "/rerank"
 )
 
+_TOKEN_ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        "/v1/tokenize",
+        "Tokenize (Cohere)",
+        TokenizeRequest,
+        TokenizeResponse,
+        parser(TokenizeRequest),
+        tokenize_text,
+    ),
+    Route(
+        "/v1/detokenize",
+        "Decode token ids (Cohere)",
+        DetokenizeRequest,
+        DetokenizeResponse,
+        parser(DetokenizeRequest),
+        detokenize,
+    ),
+)
+
 DIALECT = Dialect(
     "cohere",
-    (*EMBED_ROUTES, *_RERANK_ROUTES),
+    (*EMBED_ROUTES, *_RERANK_ROUTES, *_TOKEN_ROUTES),
     error_form,
     Message,
 )

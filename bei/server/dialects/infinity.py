@@ -29,7 +29,7 @@ from bei.server.parsing import parser
 from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.reply import Reply
-from bei.server.vectors import VectorForm
+from bei.server.vectors import OCTET_HEADERS, VectorForm
 from bei.service import InferenceService, ModelInput
 
 _RESULT_BYTES = 45
@@ -262,6 +262,7 @@ def dialect(models: Models, metrics: Metrics) -> Dialect:
             parser(EmbeddingsRequest),
             create_embeddings,
             has_report=True,
+            octet_headers=OCTET_HEADERS,
         ),
         Route("/rerank", "Rerank (Infinity)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
         Route(

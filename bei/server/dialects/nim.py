@@ -30,7 +30,7 @@ from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.server.truncation import encoding_options
-from bei.server.vectors import VectorForm, dtype_of
+from bei.server.vectors import OCTET_HEADERS, VectorForm, dtype_of
 from bei.service import ModelInput
 
 # A model's name may end in the kind of the text.
@@ -226,6 +226,7 @@ def dialect(models: Models, metrics: Metrics) -> Dialect:
         parser(EmbeddingsRequest),
         create_embeddings,
         has_report=True,
+        octet_headers=OCTET_HEADERS,
     )
     hosted: Route[Any] = Route(
         "/v1/retrieval/{model:path}/reranking",

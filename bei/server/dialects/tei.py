@@ -36,6 +36,7 @@ from bei.server.reads import answers
 from bei.server.rendering import FLOAT_BYTES, Items, num_bytes_of
 from bei.server.reply import Reply
 from bei.server.tokenize import MOST_IDS, decoded
+from bei.server.vectors import OCTET_HEADERS
 from bei.service import InferenceService, ModelInput
 from bei.timing import Timing
 
@@ -257,7 +258,15 @@ def root_routes() -> tuple[Route[Any], ...]:
     """``/``, for clients that are given nothing but a server's address, SageMaker's path, and Vertex AI's."""
     summary = "Do what the model is for (TEI)"
     by_address: Route[Any] = Route(
-        "/", summary, REQUESTS, RESPONSES, bytes, by_kind, has_report=True, timing_headers=timing_headers
+        "/",
+        summary,
+        REQUESTS,
+        RESPONSES,
+        bytes,
+        by_kind,
+        has_report=True,
+        octet_headers=OCTET_HEADERS,
+        timing_headers=timing_headers,
     )
     by_instance: Route[Any] = Route(
         "/vertex", f"{summary[:-1]}, Vertex AI)", VertexRequest, VertexResponse, parser(VertexRequest), vertex

@@ -8,6 +8,8 @@ github.com/vllm-project/vllm, ``vllm/entrypoints``.
 from __future__ import annotations
 
 import binascii
+import json
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -38,7 +40,7 @@ from bei.server.inference import embedded
 from bei.server.models import Models
 from bei.server.parsing import TokenId, parser
 from bei.server.reads import answers
-from bei.server.rendering import FLOAT_BYTES, Items, rows_of
+from bei.server.rendering import FLOAT_BYTES, Items, Octets, rows_of
 from bei.server.reply import Reply
 from bei.service import InferenceService
 from bei.tasks import (
@@ -54,9 +56,13 @@ from bei.tasks import (
 from bei.tasks import classify as classify_inputs
 
 _SCORE_BYTES = 50
-_BASE64_BYTES = 16 / 3  # of a float32
+_NUMBER_BYTES = 4
+_BASE64_BYTES = _NUMBER_BYTES * 4 / 3
 _AROUND_BYTES = 45
 
+
+# Inputs of an answer in bytes: they are described in a header, and Python's http.client reads 65,536 bytes of one.
+_MOST_DESCRIBED = 400
 
 Texts = Text | ListOfTexts
 
@@ -99,14 +105,17 @@ class ScoreResponse(TypedDict):
 
 
 PoolingTask: TypeAlias = Literal["embed", "classify", "token_embed", "token_classify"]
+PoolingAnswer: TypeAlias = Embeddings | TokenEmbeddings | Scores | TokenScores
+Values: TypeAlias = Callable[[int], Float32Array]  # of an input, by its place
 
 
 class PoolingRequest(Controls, kw_only=True):
-    """``task`` null: what the model is for. base64 is of little-endian float32."""
+    """``task`` null: what the model is for. base64 and bytes are of little-endian float32. With bytes the answer is
+    nothing else, and the header ``metadata`` says where each value is, unless they are bytes_only."""
 
     input: Texts
     task: PoolingTask | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
     embed_dtype: Literal["float32"] = "float32"
     endianness: Literal["native", "little"] = "native"
     dimensions: Annotated[int, Meta(ge=1)] | None = None
@@ -241,6 +250,12 @@ async def pool(body: PoolingRequest, call: Call) -> Reply:
     """What the model's pooling gives: a vector, scores, or for each token, special ones included, a vector
     (`token_embed`) or scores (`token_classify`)."""
     task = body.task or _task_of(call.named(body.model))
+    if body.encoding_format == "bytes" and not isinstance(body.input, str) and len(body.input) > _MOST_DESCRIBED:
+        raise InvalidRequestError(
+            f"encoding_format bytes describes every input in a header, at most {_MOST_DESCRIBED} of them: send fewer, "
+            "or ask for bytes_only.",
+            "encoding_format",
+        )
     if task != "embed" and body.dimensions is not None:
         raise InvalidRequestError("dimensions are of vectors: leave them out.", "dimensions")
     return await _POOLS[task](body, _listed(body.input), call)
@@ -258,7 +273,7 @@ async def _pool_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Re
         normalize=body.use_activation,
         options=body.encoding_options(),
     )
-    answer = found.answer
+    answer = found.dense
     return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
 
 
@@ -312,19 +327,16 @@ def _task_of(service: InferenceService) -> PoolingTask:
 
 
 def _pooled(
-    body: PoolingRequest,
-    service: InferenceService,
-    count: int,
-    size: int,
-    value_of: Callable[[int], Float32Array],
-    answer: Embeddings | TokenEmbeddings | Scores | TokenScores,
+    body: PoolingRequest, service: InferenceService, count: int, size: int, values: Values, answer: PoolingAnswer
 ) -> Reply:
-    """A PoolingResponse of ``count`` values, ``size`` numbers in all."""
+    """A PoolingResponse of ``count`` values, ``size`` numbers in all; or these as bytes."""
+    if body.encoding_format in ("bytes", "bytes_only"):
+        return Reply(_octets(body, service, values, count, size, answer.num_tokens), answer.truncated)
     data_of = _base64 if body.encoding_format == "base64" else _numbers
 
     def items(start: int, stop: int) -> list[dict[str, object]]:
-        values = [data_of(value_of(index)) for index in range(start, stop)]
-        return [{"index": index, "object": "pooling", "data": data} for index, data in enumerate(values, start)]
+        written = [data_of(values(index)) for index in range(start, stop)]
+        return [{"index": index, "object": "pooling", "data": data} for index, data in enumerate(written, start)]
 
     number_bytes = _BASE64_BYTES if body.encoding_format == "base64" else FLOAT_BYTES
     data = Items(count, round(size * number_bytes) + count * _AROUND_BYTES, items)
@@ -340,6 +352,28 @@ def _base64(value: Float32Array) -> str:
     return binascii.b2a_base64(value.astype("<f4", order="C", copy=False).data, newline=False).decode()
 
 
+def _octets(
+    body: PoolingRequest, service: InferenceService, values: Values, count: int, size: int, num_tokens: int
+) -> Octets:
+    """``values`` one after the other, described in a header unless they are ``bytes_only``."""
+
+    def make(start: int, stop: int) -> bytes:
+        return b"".join(values(index).astype("<f4", copy=False).tobytes() for index in range(start, stop))
+
+    headers = {}
+    if body.encoding_format == "bytes":
+        data, start = [], 0
+        for index in range(count):
+            shape = values(index).shape
+            end = start + math.prod(shape) * _NUMBER_BYTES
+            form = {"embed_dtype": body.embed_dtype, "endianness": body.endianness}
+            data.append({"index": index, **form, "start": start, "end": end, "shape": shape})
+            start = end
+        described = _answer("pool", service, data, num_tokens)
+        headers["metadata"] = json.dumps({name: described[name] for name in described if name != "object"})
+    return Octets(count, size * _NUMBER_BYTES, make, headers)
+
+
 async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
     """The text of token ids, special tokens included."""
     service = call.named(body.model)
@@ -347,7 +381,7 @@ async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
     return Reply({"prompt": texts.make(0, 1)[0]})
 
 
-def _answer(kind: str, service: InferenceService, data: Items, num_tokens: int) -> dict[str, object]:
+def _answer(kind: str, service: InferenceService, data: object, num_tokens: int) -> dict[str, object]:
     return {
         "id": f"{kind}-{uuid.uuid4().hex}",
         "object": "list",
@@ -370,7 +404,15 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
 
 
 SCORE: Route[Any] = Route("/score", "Score pairs (vLLM)", ScoreRequest, ScoreResponse, parser(ScoreRequest), score)
-POOLING: Route[Any] = Route("/pooling", "Pool (vLLM)", PoolingRequest, PoolingResponse, parser(PoolingRequest), pool)
+POOLING: Route[Any] = Route(
+    "/pooling",
+    "Pool (vLLM)",
+    PoolingRequest,
+    PoolingResponse,
+    parser(PoolingRequest),
+    pool,
+    octet_headers=("metadata",),
+)
 
 DETOKENIZE: Route[Any] = Route(
     "/detokenize",

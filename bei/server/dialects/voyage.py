@@ -22,7 +22,7 @@ from bei.server.inference import embedded, ranked
 from bei.server.parsing import parser
 from bei.server.rendering import Items
 from bei.server.reply import Reply
-from bei.server.vectors import VectorForm, dtype_of
+from bei.server.vectors import OCTET_HEADERS, VectorForm, dtype_of
 from bei.service import ModelInput
 from bei.tokenization import EncodingOptions
 
@@ -170,6 +170,7 @@ DIALECT = Dialect(
             parser(EmbeddingsRequest),
             create_embeddings,
             has_report=True,
+            octet_headers=OCTET_HEADERS,
         ),
         Route("/rerank", "Rerank (Voyage)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
     ),

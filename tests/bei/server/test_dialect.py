@@ -13,7 +13,7 @@ from bei.artifact import Artifact
 from bei.config import DIALECTS
 from bei.engine.fake import FakeEngine
 from bei.server.dialects import tei
-from tests.artifacts import LIMITS
+from tests.artifacts import LIMITS, token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import post
@@ -153,6 +153,25 @@ def test_ids_deeper_in_a_long_body_are_not_decoded() -> None:
     read = tei.parse_ids(json.dumps({**deeper, "ids": [[5]]}).encode(), 8)
     assert read.ids == [[5]]
     assert tei.parse_ids(json.dumps({**deeper, "ids": []}).encode(), 8).ids == []
+
+
+def test_cohere_s_tokens_are_the_text_s_own_and_are_decoded_as_vllm_s(kinds: App) -> None:
+    text = "hello the cats"
+    found = post(kinds, "/cohere/v1/tokenize", text=text, model="embedder").json()
+    assert found["tokens"] == token_ids(text)[1:-1]
+    assert "".join(found["token_strings"]) == text.replace(" ", "")
+    again = post(kinds, "/cohere/v1/detokenize", tokens=found["tokens"], model="embedder").json()
+    text = post(kinds, "/detokenize", tokens=found["tokens"], model="embedder").json()["prompt"]
+    assert again == {"text": text, "meta": {"api_version": {"version": "1"}}}
+
+
+def test_cohere_s_texts_have_a_limit_and_are_not_cut(kinds: App) -> None:
+    text = "cat " * 16_384
+    found = post(kinds, "/cohere/v1/tokenize", text=text, model="embedder").json()
+    assert len(found["tokens"]) == len(found["token_strings"]) == 16_384
+    refused = post(kinds, "/cohere/v1/tokenize", text=text + "c", model="embedder")
+    assert refused.status_code == 400
+    assert "has 65537 characters, the limit is 65536" in refused.json()["message"]
 
 
 def test_documents_are_returned_by_cohere_s_default_under_its_mount_point(kinds: App) -> None:

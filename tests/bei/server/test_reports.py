@@ -17,10 +17,14 @@ from bei.engine.fake import FakeEngine
 from tests.artifacts import LIMITS, save_artifact, token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.bei.server.kinds import post
 from tests.bei.server.test_endpoint import GOOD, filled
 
 LONG = "cat " * 40  # 42 tokens, of which 16 are read
-REPORTING = {"/v1/embeddings", "/embeddings", "/embed", "/", "/invocations", "/v1/embed", "/v2/embed"}
+REPORTING = {
+    *("/v1/embeddings", "/embeddings", "/embed", "/embed_all", "/embed_sparse", "/", "/invocations"),
+    *("/v1/embed", "/v2/embed"),
+}
 
 
 def ask(app: App, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
@@ -118,10 +122,29 @@ def test_routes_that_embed_report_and_others_refuse_to(kinds: App, path: str) ->
     assert (vectors[1]["embedding"] if isinstance(vectors[1], dict) else vectors[1]) is None
 
 
-def test_models_of_other_kinds_and_late_chunking_do_not_report(kinds: App, tmp_path: Path) -> None:
-    for model in ("reranker", "splade", "classifier"):
+def test_models_of_other_kinds_do_not_report(kinds: App) -> None:
+    for model in ("reranker", "classifier"):
         inputs = {"query": "a", "texts": ["b"]} if model == "reranker" else {"inputs": ["a"]}
         check_error(ask(kinds, "/", {**inputs, "model": model}), 400, param="x-bei-report")
+
+
+def test_vectors_of_tokens_are_reported_in_their_side_s_limits(kinds: App) -> None:
+    inputs = ["cat", "", "cat cat the the world", "!"]
+    asked = {"inputs": inputs, "model": "colbert", "input_type": "document"}
+    found = ask(kinds, "/embed_all", asked).json()
+    good = post(kinds, "/embed_all", **{**asked, "inputs": [text for text in inputs if text]}).json()
+    assert found["embeddings"] == [good[0], None, *good[1:]]
+    entries = [(one["tokens"], one["truncated"], one["dropped_tokens"]) for one in found["report"]]
+    assert entries == [(3, False, 0), (0, False, 0), (5, True, 2), (3, False, 0)]  # a document has five
+    assert found["report"][1]["error"]["param"] == "inputs"
+    assert ask(kinds, "/embed_all", {**asked, "inputs": [""]}).json()["embeddings"] == [None]
+
+
+@pytest.mark.parametrize("model", ["splade", "colbert"])
+def test_the_root_reports_of_every_kind_that_embeds(kinds: App, model: str) -> None:
+    found = ask(kinds, "/", {"inputs": ["cat", ""], "model": model}).json()
+    path = "/embed_sparse" if model == "splade" else "/embed_all"
+    assert found["embeddings"] == [post(kinds, path, inputs="cat", model=model).json()[0], None]
 
 
 def test_a_report_and_bytes_alone_contradict_each_other(app: App) -> None:

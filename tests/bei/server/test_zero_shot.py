@@ -38,9 +38,10 @@ def expected_scores(text: str) -> Any:
 
 
 @pytest.mark.parametrize("form", [lambda text: text, lambda text: {"text": text}], ids=["texts", "objects"])
-def test_each_text_has_a_score_for_each_label_in_the_request_s_order(nli: App, form: Any) -> None:
+@pytest.mark.parametrize("mount", ["", "/jina"])
+def test_each_text_has_a_score_for_each_label_in_the_request_s_order(nli: App, mount: str, form: Any) -> None:
     texts = ["cat", "the", "hello"]
-    found = answer(nli, "/v1/classify", input=[form(text) for text in texts], labels=LABELS)
+    found = answer(nli, f"{mount}/v1/classify", input=[form(text) for text in texts], labels=LABELS)
     assert list(found) == ["usage", "data"]
     for index, (text, one) in enumerate(zip(texts, found["data"], strict=True)):
         scores = expected_scores(text)
@@ -54,8 +55,9 @@ def test_each_text_has_a_score_for_each_label_in_the_request_s_order(nli: App, f
     assert found["usage"] == {"total_tokens": num_tokens}
 
 
-def test_one_text_and_one_label(nli: App) -> None:
-    (found,) = answer(nli, "/v1/classify", input="cat", labels=["a"])["data"]
+@pytest.mark.parametrize("text", ["cat", {"text": "cat"}])
+def test_one_text_and_one_label(nli: App, text: Any) -> None:
+    (found,) = answer(nli, "/v1/classify", input=text, labels=["a"])["data"]
     logits = expected_output("logits", ("cat", "the a"), len(NLI))
     assert found["prediction"] == "a"
     assert found["score"] == pytest.approx(softmax(logits[[0, 2]])[1], rel=1e-6)

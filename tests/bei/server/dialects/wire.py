@@ -31,6 +31,7 @@ ERRORS: tuple[errors.BeiError, ...] = (
     errors.InvalidRequestError("wrong", "input"),
     errors.MalformedRequestError("malformed", "input"),
     errors.EmptyInputError("empty", "input"),
+    errors.InputTooLongError("long", "input"),
     errors.TaskNotSupportedError("no such task", "model"),
     errors.ModelNotFoundError("no such model", "model"),
     errors.RouteNotFoundError("no such route"),

@@ -1,0 +1,222 @@
+"""Jina's API, under ``/jina``: texts as strings or objects, documents given back as they came, a code for each error.
+
+Reference: api.jina.ai/openapi.json, version 2026.02.03 (``EmbeddingsV3Request``, ``RerankerV3Request``,
+``EmbeddingsV3ZeroShotClassificationRequest``, ``ErrorResponse``, ``HTTPValidationError``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+from bei import errors
+from bei.server import embeddings, rerank, zero_shot
+from bei.server.call import Call
+from bei.server.controls import Dimensions, Model
+from bei.server.dialect import Dialect
+from bei.server.endpoint import Route
+from bei.server.fields import Text, limits, limits_of_inputs
+from bei.server.inference import order_of
+from bei.server.parsing import parser
+from bei.server.rendering import Items
+from bei.server.reply import Reply
+from bei.server.vectors import OCTET_HEADERS
+from bei.server.zero_shot import LabelsRequest, LabelsResponse, TextInput, TokensUsage
+
+_RESULT_BYTES = 50
+
+_FORMS = ("float", "base64", "binary", "ubinary")
+FormName: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
+# Several times the same is one form.
+FormNames: TypeAlias = Annotated[list[FormName], limits(anyOf=[{"items": {"const": form}} for form in _FORMS])]
+NotAsked: TypeAlias = Annotated[bool, limits(enum=[False])]
+
+
+class CodedError(TypedDict):
+    """An error. ``code`` is Jina's where it has one for it, else that of docs/reference.md in capitals."""
+
+    detail: str
+    code: str
+
+
+class FieldError(TypedDict):
+    """What is wrong, and where: ``body -> top_n``."""
+
+    field: str
+    message: str
+    type: str
+
+
+class FieldErrors(TypedDict):
+    """The error of a body of a wrong form."""
+
+    detail: str
+    errors: list[FieldError]
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """``truncate`` null or false: a text that is too long is an error. ``encoding_type`` is LlamaIndex's word for
+    ``embedding_type``."""
+
+    input: TextInput
+    model: Model | None = None
+    task: Annotated[str | None, Meta(description="retrieval.query, retrieval.passage, or the name of a prompt.")] = None
+    input_type: Literal["query", "document"] | None = None
+    embedding_type: FormName | FormNames | None = None
+    encoding_type: FormName | None = None
+    dimensions: Dimensions | None = None
+    normalized: bool | None = True
+    truncate: bool | None = False
+    late_chunking: bool | None = False
+    return_multivector: NotAsked | None = False
+    return_tokenized_input: NotAsked | None = False
+
+
+class RerankRequest(msgspec.Struct, kw_only=True):
+    """``top_n`` null: all. ``truncation`` null: as the server is configured. ``max_doc_length`` null: the model's."""
+
+    query: Text
+    documents: Annotated[list[Text | zero_shot.Text], limits_of_inputs]
+    model: Model | None = None
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool | None = True
+    truncation: bool | None = None
+    max_doc_length: Annotated[int, Meta(ge=1)] | None = None
+    return_embeddings: NotAsked | None = False
+
+
+class _Result(TypedDict):
+    index: int
+    relevance_score: float
+
+
+class Result(_Result, total=False):
+    """By descending score. The document is a string or an object, as it came."""
+
+    document: str | rerank.Text
+
+
+class RerankResponse(TypedDict):
+    """Jina's."""
+
+    model: str
+    object: Literal["list"]
+    usage: TokensUsage
+    results: list[Result]
+
+
+async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+    """Embed texts, in their order, of unit length unless `normalized` is false."""
+    _refuse(body, "return_multivector", "ask /embed_all")
+    _refuse(body, "return_tokenized_input", "ask /tokenize")
+    form = body.embedding_type
+    asked = embeddings.EmbeddingRequest(
+        input=msgspec.Raw(b"null"),
+        model=body.model,
+        task=body.task,
+        input_type=body.input_type,
+        embedding_type=[*form] if isinstance(form, list) else form,
+        encoding_type=body.encoding_type,
+        dimensions=body.dimensions,
+        normalized=body.normalized is not False,
+        truncate=bool(body.truncate),
+        late_chunking=body.late_chunking,
+    )
+    try:
+        return await embeddings.create_embeddings(embeddings.ParsedRequest(asked, zero_shot.texts_of(body.input)), call)
+    except errors.InvalidRequestError as error:
+        if error.param == "input_type" and body.input_type is None:
+            error.param = "task"
+        raise
+
+
+async def rank(body: RerankRequest, call: Call) -> Reply:
+    """Score documents against a query, best first."""
+    _refuse(body, "return_embeddings", "ask /v1/embeddings")
+    texts = zero_shot.texts_of(body.documents)
+    asked = rerank.DocumentsRequest(
+        query=body.query,
+        documents=[],
+        model=body.model,
+        truncation=body.truncation,
+        max_tokens_per_doc=body.max_doc_length,
+    )
+    service, scores = await rerank.scored(asked, texts, call)
+    order, has_documents = order_of(scores)[: body.top_n], body.return_documents is not False
+
+    def result_of(index: int) -> Result:
+        result: Result = {"index": index, "relevance_score": scores.values[index, 0]}
+        if has_documents:
+            given = body.documents[index]
+            result["document"] = given if isinstance(given, str) else {"text": given.text}
+        return result
+
+    num_bytes = len(order) * _RESULT_BYTES + has_documents * sum(len(texts[index]) for index in order)
+    content = {
+        "model": service.name,
+        "object": "list",
+        "usage": {"total_tokens": scores.num_tokens},
+        "results": Items(len(order), num_bytes, lambda start, stop: [result_of(index) for index in order[start:stop]]),
+    }
+    return Reply(content, scores.truncated)
+
+
+def _refuse(body: msgspec.Struct, field: str, remedy: str) -> None:
+    if getattr(body, field):
+        raise errors.InvalidRequestError(f"{field} is not supported here: {remedy}.", field)
+
+
+_CODES: Mapping[type[errors.BeiError], str] = {
+    errors.InputTooLongError: "INPUT_TOKEN_LIMIT_EXCEEDED",
+    errors.ModelNotFoundError: "INPUT_MODEL_NOT_FOUND",
+    errors.RouteNotFoundError: "RESOURCE_NOT_FOUND",
+    errors.OverloadedError: "RATE_CONCURRENCY_LIMIT_EXCEEDED",
+    errors.DeadlineExceededError: "SERVICE_TIMEOUT",
+    errors.ShuttingDownError: "SERVICE_UNAVAILABLE",
+    errors.EngineDeadError: "SERVICE_UNAVAILABLE",
+    errors.EngineError: "INTERNAL_ERROR",
+    errors.NonFiniteOutputError: "INTERNAL_ERROR",
+    errors.BeiError: "INTERNAL_ERROR",
+}
+
+
+def error_form(error: errors.BeiError, status: int, _: str) -> tuple[int, object]:
+    """What is wrong with a field is a 422 that names it, but a text that is too long, or a model that there is not, a
+    400. Request ids are left out: they would lead nowhere."""
+    if isinstance(error, errors.InvalidRequestError) and not isinstance(error, errors.InputTooLongError):
+        field = "body" if error.param is None else f"body -> {error.param}"
+        problem = FieldError(field=field, message=str(error), type="value_error")
+        return 422, FieldErrors(detail=str(error), errors=[problem])
+    status = 400 if isinstance(error, errors.ModelNotFoundError) else status
+    return status, CodedError(detail=str(error), code=_CODES.get(type(error), error.code.upper()))
+
+
+DIALECT = Dialect(
+    "jina",
+    (
+        Route(
+            "/v1/embeddings",
+            "Embed (Jina)",
+            EmbeddingsRequest,
+            embeddings.EmbeddingResponse,
+            parser(EmbeddingsRequest),
+            create_embeddings,
+            has_report=True,
+            octet_headers=OCTET_HEADERS,
+        ),
+        Route("/v1/rerank", "Rerank (Jina)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
+        Route(
+            "/v1/classify",
+            "Classify by labels of the request (Jina)",
+            LabelsRequest,
+            LabelsResponse,
+            parser(LabelsRequest),
+            zero_shot.classify,
+        ),
+    ),
+    error_form,
+    (CodedError, FieldErrors),
+)
