@@ -414,12 +414,9 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def _has_certificate_of(path: Path, manifest: Manifest) -> bool:
-    return any(
-        info.path == CERTIFICATE
-        and (path / CERTIFICATE).is_file()
-        and sha256_of_file(path / CERTIFICATE) == info.sha256
-        for info in manifest.files
-    )
+    file = path / CERTIFICATE
+    said = {info.path: info.sha256 for info in manifest.files}.get(CERTIFICATE)
+    return file.is_file() and sha256_of_file(file) == said
 
 
 def load(path: Path) -> Artifact:

@@ -167,6 +167,7 @@ BUILD_SETTINGS = frozenset(
         "latency_sequences",
         "hardware_compatible",
         "strip_weights",
+        "plan_of",
         "timing_cache",
         "min_cosine",
         "allow_below_threshold",

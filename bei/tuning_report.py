@@ -44,9 +44,7 @@ def tune(path: Path, config: ServeConfig) -> str:
             engine = make_engine(config.engine_streams or choice.num_streams)
         try:
             engine.warmup()
-            artifact = verified(
-                artifact, engine
-            )  # as a server would: a new certificate gives the artifact a new digest
+            artifact = verified(artifact, engine)  # as a server would: costs are kept by the artifact's digest
             progress.update(task, description=f"steps of {artifact.manifest.name}")
             costs = costs_for(
                 artifact, engine, config, lambda done, total: progress.update(task, completed=done, total=total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +12,13 @@ from bei.doctor.asking import Unknowns, reason_of
 from bei.doctor.report import Answer, Nvidia, Target
 from bei.doctor.system import lacking_for_builds
 from bei.engine.openvino import cpu_capabilities
-from bei.errors import BeiError, DeviceNotFoundError, LibraryVersionError, MissingDependencyError
+from bei.errors import (
+    ArtifactWrongDeviceError,
+    BeiError,
+    DeviceNotFoundError,
+    LibraryVersionError,
+    MissingDependencyError,
+)
 from bei.nvidia import LIBRARIES, current_gpu, load_cuda, load_library
 
 TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "cuda", "trtllm")
@@ -92,7 +99,8 @@ def _compiler(
         return None, NotInThisVersionError(f"this version of bei has no target {name} yet")
     lacking = unknowns.ask("whether all packages that builds need are installed", lacking_for_builds)
     if lacking:
-        return None, MissingDependencyError(lacking[0], "cpu" if name == "cpu" else name, "Building an artifact")
+        extra = {"trtllm": "build"}.get(name, name)  # that of trtllm is for serving
+        return None, MissingDependencyError(lacking[0], extra, "Building an artifact")
     asked: list[tuple[str, ...]] = [()]
     if name == "tensorrt-rtx":  # it builds for GPUs that are not here
         asked = [capabilities] if capabilities else [*([()] if nvidia.state == "ready" else []), ELSEWHERE]
@@ -134,6 +142,7 @@ def _why_no_serving(name: str) -> Iterator[Exception]:
         checks = [cpu_capabilities]
     elif name in LIBRARIES:
         checks.insert(0, lambda: load_library(name, purpose))
+        checks.append(lambda: _check_known(name, purpose))
     else:
         checks.insert(0, lambda: _find("tensorrt_llm", name, purpose))
     for check in checks:
@@ -141,6 +150,19 @@ def _why_no_serving(name: str) -> Iterator[Exception]:
             check()
         except Exception as error:
             yield error
+
+
+def _check_known(name: str, purpose: str) -> None:
+    """TensorRT-RTX has plans for some GPUs only. Raises ArtifactWrongDeviceError, and what finding the GPU raises."""
+    if name != "tensorrt-rtx":
+        return
+    trt, gpu = load_library(name, purpose), current_gpu(load_cuda(purpose, name))
+    known = [one for one in dir(trt.ComputeCapability) if re.fullmatch(r"SM\d+", one)]
+    if gpu.architecture not in known:
+        raise ArtifactWrongDeviceError(
+            f"TensorRT-RTX has no plans for {gpu.name} ({gpu.architecture}), only for {', '.join(sorted(known))}: "
+            "use --target tensorrt."
+        )
 
 
 def _find(package: str, extra: str, purpose: str) -> None:

@@ -80,7 +80,10 @@ class BuildConfig:
         False, "a plan for every GPU from Ampere on, at some cost in speed", targets=("tensorrt",)
     )
     strip_weights: bool = _option(
-        False, "keep weights out of the plan: fine-tunes of one model share it", targets=("tensorrt",)
+        False, "keep weights out of the plan: fine-tunes of one model can share it", targets=("tensorrt",)
+    )
+    plan_of: str | None = _option(
+        None, "artifact of such a model, built with --strip-weights, whose plan is taken", targets=("tensorrt",)
     )
     timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=("tensorrt",))
     min_cosine: float | None = _option(
@@ -105,6 +108,8 @@ class BuildConfig:
             if self.target not in targets and getattr(self, option.name) != option.default:
                 only = " or ".join(targets)
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
+        if self.plan_of is not None and not self.strip_weights:
+            raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")
         if len(self.score_tokens) > 2:
             raise ConfigError(f"score_tokens must be one or two tokens, such as no,yes; not {len(self.score_tokens)}.")
         self._check_rerank_template()

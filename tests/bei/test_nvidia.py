@@ -104,6 +104,15 @@ def test_a_library_that_is_not_installed_names_the_extra(target: str, monkeypatc
         load_library(target, "A test")
 
 
+def test_a_package_that_lacks_its_own_bindings_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Of another Python, say: the module that is missing is not the one that was asked for."""
+    (tmp_path / "tensorrt.py").write_text("import tensorrt_bindings_of_another_python")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LibraryVersionError, match=r"cannot be loaded .*tensorrt_bindings_of_another_python"):
+        load_library("tensorrt", "A test")
+
+
 def test_bindings_whose_library_does_not_load_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: cannot open\\nshared object file')")
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from bei.artifact import Artifact
 from bei.batching.gate import DeviceGate
 from bei.cli import main
 from bei.config import ServeConfig
-from bei.errors import ConfigError, VerificationError
+from bei.errors import ArtifactHashMismatchError, ConfigError, MissingDependencyError, VerificationError
 from bei.loading import load_service
 from bei.metrics import Metrics
 from bei_build import reference as hf
@@ -148,6 +150,17 @@ def test_an_engine_that_fails_is_not_served_and_verify_says_why(
     assert "BELOW THRESHOLD" in shown.out
     assert "cosine" in shown.err
     assert shown.err.count("\n") == 1
+    with pytest.raises(VerificationError, match="differs from its reference"):
+        served(artifact)  # that it was compared does not make it good
+
+
+def test_an_engine_that_fails_is_served_where_the_build_allowed_it(tmp_path: Path, elsewhere: None) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint")
+    artifact = build_artifact(
+        checkpoint, tmp_path / "artifact", precision="int8", min_cosine=1.0, allow_below_threshold=True
+    )
+    for _ in range(2):
+        assert not served(artifact).passed
 
 
 def test_without_torch_the_cpu_engine_is_what_is_kept(
@@ -165,10 +178,56 @@ def test_no_verify_is_refused_where_nothing_would_know_the_canary(tmp_path: Path
     assert not (tmp_path / "artifact").exists()
 
 
+def test_what_could_not_be_verified_is_not_compiled(
+    tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither torch nor OpenVINO: known before minutes of compiling."""
+
+    def missing(self: OpenVINOCompiler) -> None:
+        raise MissingDependencyError("openvino", "cpu", "Building for the target cpu")
+
+    elsewhere_compiler = type("Elsewhere", (OpenVINOCompiler,), {"check_able": lambda self: None})
+    monkeypatch.setattr(hf, "is_available", lambda: False)
+    monkeypatch.setattr("bei_build.pipeline.compiler_for", lambda config: elsewhere_compiler())
+    monkeypatch.setattr(OpenVINOCompiler, "check_able", missing)
+    monkeypatch.setattr(elsewhere_compiler, "compile", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(MissingDependencyError, match="openvino"):
+        build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact")
+
+
+def test_two_servers_may_complete_one_artifact_at_once(pending: Artifact) -> None:
+    """Each reads the artifact, and writes its certificate, whenever it likes; whoever reads finds a whole one."""
+    certificates = [
+        msgspec.structs.replace(pending.certificate, kind="reference", passed=True, device=f"GPU {index}" * (index + 1))
+        for index in range(4)
+    ]
+
+    def write(certificate: artifacts.Certificate) -> None:
+        for _ in range(20):
+            artifacts.recertify(pending, certificate)
+
+    with ThreadPoolExecutor() as pool:
+        writers = [pool.submit(write, certificate) for certificate in certificates]
+        while not all(writer.done() for writer in writers):
+            with suppress(ArtifactHashMismatchError):  # more writers than there ever are
+                artifacts.load(pending.path)
+        for writer in writers:
+            writer.result()
+    assert artifacts.load(pending.path).certificate in certificates
+    assert not list(pending.path.glob(".certificate.*"))
+
+
 def test_verifying_what_was_verified_at_build_time_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     artifact = build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact")
     with pytest.raises(SystemExit):
         main(["verify", str(artifact.path)])
-    assert "keeps no answers of a reference" in capsys.readouterr().err
+    assert "keeps no answers of a reference to compare with: its engine was verified" in capsys.readouterr().err
+
+
+def test_verifying_what_was_built_without_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact", verify=False)
+    with pytest.raises(SystemExit):
+        main(["verify", str(artifact.path)])
+    assert "it was built with --no-verify" in capsys.readouterr().err

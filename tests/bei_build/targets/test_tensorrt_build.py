@@ -8,16 +8,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import msgspec
+import numpy as np
 import pytest
 from rich.console import Console
 
-from bei.artifact import CERTIFICATE, REFERENCE_DIR, Artifact, load
+from bei.artifact import CERTIFICATE, ENGINE_DIR, MANIFEST, REFERENCE_DIR, Artifact, load, save
 from bei.cli import main
-from bei.errors import CompileError
+from bei.errors import CompileError, ConfigError
 from bei.nvidia import Gpu
 from bei_build.config import BuildConfig
 from bei_build.graph.attention import AttentionCore
@@ -25,10 +28,12 @@ from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType
 from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress
+from bei_build.spec import ModelSpec
 from bei_build.targets import compiler_for
 from bei_build.targets.tensorrt import compiler as module
 from bei_build.targets.tensorrt import timing_cache
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
+from tests.artifacts import save_artifact
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.targets.rtx import (
     VERSION,
@@ -103,7 +108,7 @@ def test_the_command_line_builds_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     checkpoint = save_case(tmp_path / "checkpoint", case_named("BertModel"))
     flags = ["--target", "tensorrt-rtx", "--compute-capability", "75,89", "--verify-budget", "1", "--max-seq-len", "16"]
     main(["build", str(checkpoint), "--out", str(tmp_path / "artifact"), *flags])
-    assert "not verified, because this machine has no NVIDIA GPU" in " ".join(capsys.readouterr().err.split())
+    assert "not verified, because CUDA finds no NVIDIA GPU on this machine" in " ".join(capsys.readouterr().err.split())
     manifest = load(tmp_path / "artifact").manifest
     assert (manifest.precision, manifest.engine.capabilities) == ("fp16", ["SM75", "SM89"])
 
@@ -186,7 +191,7 @@ class Compile:
 
         class Builder(AheadOfTimeBuilder):
             def build_serialized_network_to_stream(self, network: object, config: Any, writer: object) -> bool:
-                flags = (trt.BuilderFlag.STRIP_PLAN, trt.BuilderFlag.REFIT_IDENTICAL)
+                flags = (trt.BuilderFlag.STRIP_PLAN, trt.BuilderFlag.REFIT)
                 outer.flags = {flag.name for flag in flags if config.get_flag(flag)}
                 for flag in flags:  # RTX needs a GPU for these
                     config.clear_flag(flag)
@@ -198,11 +203,21 @@ class Compile:
         monkeypatch.setattr(module, "current_gpu", lambda cuda: Gpu("NVIDIA L4", 89, 24 << 30, 13000))
         self._folder = folder
 
-    def __call__(self, **settings: Any) -> Any:
-        spec = tiny_spec()
-        weights = cast(ModelWeights, SimpleNamespace(read=random_weights(spec)))
+    def __call__(
+        self,
+        folder: Path | None = None,
+        spec: ModelSpec | None = None,
+        *,
+        precision: str = "bf16",
+        scale: float = 1.0,
+        **settings: Any,
+    ) -> Any:
+        spec = spec or tiny_spec()
+        read = random_weights(spec)
+        weights = cast(ModelWeights, SimpleNamespace(read=lambda name: read(name) * np.float32(scale)))
         compiler = compiler_for(BuildConfig(model="tiny", target="tensorrt", **settings))
-        return compiler.compile(spec, weights, "bf16", limits_of(MAX_SEQ_LEN), self._folder, lambda _: None)
+        limits = limits_of(MAX_SEQ_LEN)
+        return compiler.compile(spec, weights, precision, limits, folder or self._folder, lambda _: None)
 
 
 @pytest.fixture
@@ -224,8 +239,42 @@ def test_tensorrt_writes_the_plan_alone(compile_tiny: Compile, tmp_path: Path) -
 def test_a_stripped_plan_keeps_the_graph_and_its_weights_beside_it(compile_tiny: Compile, tmp_path: Path) -> None:
     requirements = compile_tiny(strip_weights=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.plan", "model.weights"]
-    assert compile_tiny.flags == {"STRIP_PLAN", "REFIT_IDENTICAL"}
+    assert compile_tiny.flags == {"STRIP_PLAN", "REFIT"}
     assert requirements.plan.refit
+
+
+@needs_rtx
+def test_a_fine_tune_takes_the_plan_of_another_and_brings_its_own_weights(
+    compile_tiny: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only if it is the plan that would be compiled."""
+    lent = save_artifact(tmp_path / "lent")
+    folder, weights = lent.path / ENGINE_DIR, (tmp_path / "own" / "model.weights")
+    (folder / "fake.bin").unlink()
+    engine = compile_tiny(folder, strip_weights=True)
+    limits = limits_of(MAX_SEQ_LEN)
+    manifest = msgspec.structs.replace(lent.manifest, engine=engine, precision="bf16", **asdict(limits))
+    (lent.path / MANIFEST).unlink()
+    save(lent.path, manifest, lent.certificate)
+    asked: dict[str, Any] = {"strip_weights": True, "plan_of": str(lent.path)}
+    weights.parent.mkdir()
+    monkeypatch.setattr(module, "write_plan", lambda *_: pytest.fail("compiled"))
+    assert compile_tiny(weights.parent, scale=2.0, **asked) == engine
+    assert (weights.parent / "model.plan").read_bytes() == (folder / "model.plan").read_bytes()
+    assert weights.read_bytes() != (folder / "model.weights").read_bytes()
+    with pytest.raises(CompileError, match="its precision is bf16, not fp16"):
+        compile_tiny(weights.parent, precision="fp16", **asked)
+    with pytest.raises(CompileError, match="its plan is"):
+        compile_tiny(weights.parent, latency_tokens=64, **asked)
+    with pytest.raises(CompileError, match="of another graph"):
+        compile_tiny(weights.parent, tiny_spec(pooling=("cls",)), **asked)
+    with pytest.raises(ConfigError, match="add --strip-weights"):
+        compile_tiny(weights.parent, plan_of=str(lent.path))
+    holds = msgspec.structs.replace(engine.plan, refit=False)
+    manifest = msgspec.structs.replace(manifest, engine=msgspec.structs.replace(engine, plan=holds))
+    save(lent.path, manifest, lent.certificate)
+    with pytest.raises(CompileError, match="holds its own weights"):
+        compile_tiny(weights.parent, **asked)
 
 
 @needs_rtx

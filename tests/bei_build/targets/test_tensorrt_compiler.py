@@ -60,7 +60,7 @@ def test_rtx_needs_no_gpu_where_it_is_told_which() -> None:
     compiler = of("tensorrt-rtx", compute_capability=("89", "120", "89"))
     compiler.check_able()
     assert compiler.machine() == ["1.7.1", "SM89", "SM120"]
-    assert compiler.cannot_run() == "this machine has no NVIDIA GPU"
+    assert compiler.cannot_run() == "CUDA finds no NVIDIA GPU on this machine"
 
 
 @pytest.mark.usefixtures("library", "no_gpu")
@@ -235,13 +235,26 @@ def test_profiles_hold_every_batch_within_the_limits(limits: Limits, packed: boo
     assert throughput.sequences[2] >= num_rows
     assert latency.tokens[2] >= min(bucket(limits.max_num_tokens), 512)
     assert latency.longest[2] >= min(bucket(limits.max_seq_len), 512)
-    assert latency.tokens[2] <= 512
+    assert latency.tokens[2] <= (544 if packed else 512), "packed, filler sequences own a token"
     assert latency.sequences[2] <= 8
 
 
 def test_the_latency_profile_is_as_large_as_it_is_told() -> None:
     latency, _ = profiles_of(Limits(16384, 256, 512), 1024, 16, packed=False)
     assert (latency.tokens[2], latency.sequences[2], latency.longest[2]) == (1024, 16, 544)
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(500, 11), (4, 1), (513, 17), (1, 33)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_batch_as_large_as_latency_settings_say_has_the_latency_profile(
+    tokens: int, sequences: int, packed: bool
+) -> None:
+    """Whatever it is filled up to."""
+    latency, _ = profiles_of(Limits(16384, 256, 512), tokens, sequences, packed=packed)
+    rows = bucket(sequences, min_step=1)
+    assert latency.tokens[2] >= bucket(tokens + (rows - sequences if packed else 0))
+    assert latency.sequences[2] >= rows
+    assert latency.longest[2] >= bucket(min(tokens, 512))
 
 
 def test_room_for_filler_is_never_short() -> None:

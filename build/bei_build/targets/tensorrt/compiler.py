@@ -8,18 +8,20 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+import msgspec
+
 from bei.artifact import TENSORRT_PLAN, EngineRequirements, Plan
 from bei.core import Limits
 from bei.errors import ConfigError, DeviceNotFoundError, MissingDependencyError
 from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei_build.config import BuildConfig
-from bei_build.graph.attention import AttentionCore, lowerings
+from bei_build.graph.attention import AttentionCore, Lowering, lowerings
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
 from bei_build.model_weights import ModelWeights
 from bei_build.spec import ModelSpec
 from bei_build.targets import Say
-from bei_build.targets.tensorrt import timing_cache
+from bei_build.targets.tensorrt import shared_plan, timing_cache
 from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16
 from bei_build.targets.tensorrt.plan import NoPlanError, PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of
@@ -100,6 +102,8 @@ class TensorRTCompiler:
 
         Raises CompileError, and what ``check_able`` raises.
         """
+        if self._config.plan_of is not None:
+            return self._with_plan_of(Path(self._config.plan_of), spec, weights, precision, limits, folder)
         fallbacks: list[str] = []
         plan = None
         if self._is_packed_tried:
@@ -113,12 +117,41 @@ class TensorRTCompiler:
         elif self._config.attention_lowering == "packed" and "packed" not in plan.lowerings:
             fallbacks.append("no layer of this model can have packed attention")
         plan.fallbacks[:0] = fallbacks
+        return self._requirements(plan)
+
+    def _requirements(self, plan: Plan) -> EngineRequirements:
         return EngineRequirements(
             compiler=self._target,
             compiler_version=self._trt.__version__,
             device=self._device,
             capabilities=[architecture(capability) for capability in self._capabilities],
             plan=plan,
+        )
+
+    def _with_plan_of(
+        self, path: Path, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path
+    ) -> EngineRequirements:
+        """The plan of the artifact at ``path``, and this model's graph and weights."""
+        lent = shared_plan.lender(path).engine.plan
+        assert lent is not None
+        core = AttentionCore.TRT_PACKED if "packed" in lent.lowerings else AttentionCore.TRT_ATTENTION
+        plan = msgspec.structs.replace(self._plan(lowerings(spec, core), limits), fallbacks=lent.fallbacks)
+        types = GraphTypes(compute=_TYPES[precision], storage=_TYPES[precision])
+        write_graph(spec, weights.read, folder, types, core, limits.max_seq_len)
+        requirements = self._requirements(plan)
+        shared_plan.take(path, requirements, precision, limits, folder)
+        return requirements
+
+    def _plan(self, written: list[Lowering], limits: Limits) -> Plan:
+        """What there is to say of a plan before it is compiled."""
+        config = self._config
+        profiles = profiles_of(limits, config.latency_tokens, config.latency_sequences, packed="packed" in written)
+        return Plan(
+            lowerings=written,
+            fallbacks=[],
+            profiles=list(profiles),
+            hardware_compatible=config.hardware_compatible,
+            refit=config.strip_weights,
         )
 
     def _compiled(
@@ -132,10 +165,9 @@ class TensorRTCompiler:
         core: AttentionCore,
     ) -> Plan:
         config, types = self._config, GraphTypes(compute=_TYPES[precision], storage=_TYPES[precision])
-        written = lowerings(spec, core)
-        profiles = profiles_of(limits, config.latency_tokens, config.latency_sequences, packed="packed" in written)
+        plan = self._plan(lowerings(spec, core), limits)
         settings = PlanSettings(
-            profiles=profiles,
+            profiles=tuple(plan.profiles),
             capabilities=self._capabilities if self._target == "tensorrt-rtx" else (),
             hardware_compatible=config.hardware_compatible,
             stripped=config.strip_weights,
@@ -146,14 +178,8 @@ class TensorRTCompiler:
             # A stripped plan gets its weights from the graph's file again, when it is loaded.
             place = folder if config.strip_weights else Path(scratch)
             graph = write_graph(spec, weights.read, place, types, core, limits.max_seq_len)
-            notes = write_plan(self._trt, graph, written, settings, folder / TENSORRT_PLAN, say)
-        return Plan(
-            lowerings=written,
-            fallbacks=notes,
-            profiles=list(profiles),
-            hardware_compatible=config.hardware_compatible,
-            refit=config.strip_weights,
-        )
+            plan.fallbacks.extend(write_plan(self._trt, graph, plan.lowerings, settings, folder / TENSORRT_PLAN, say))
+        return plan
 
     @property
     def _is_packed_tried(self) -> bool:

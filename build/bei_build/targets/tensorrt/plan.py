@@ -98,8 +98,8 @@ def _configure(trt: Any, builder: Any, network: Any, config: Any, settings: Plan
         config.hardware_compatibility_level = wanted
         _hold("hardware_compatible", config.hardware_compatibility_level == wanted, logger)
     if settings.stripped:
-        # REFIT_IDENTICAL: the weights that come back are these, so kernels may be chosen by them.
-        for flag in (trt.BuilderFlag.STRIP_PLAN, trt.BuilderFlag.REFIT_IDENTICAL):
+        # REFIT: other weights may come, a fine-tune's. REFIT_IDENTICAL would choose kernels by these.
+        for flag in (trt.BuilderFlag.STRIP_PLAN, trt.BuilderFlag.REFIT):
             config.set_flag(flag)
             _hold("strip_weights", config.get_flag(flag), logger)
     for profile in settings.profiles:
