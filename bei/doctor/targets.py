@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from bei.errors import (
     LibraryVersionError,
     MissingDependencyError,
 )
-from bei.nvidia import LIBRARIES, current_gpu, load_cuda, load_library
+from bei.nvidia import LIBRARIES, RTX_CAPABILITIES, current_gpu, load_cuda, load_library
 
 TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "cuda", "trtllm")
 ENGINES = {
@@ -136,13 +135,12 @@ def _why_no_serving(name: str) -> Iterator[Exception]:
     purpose = f"Serving for the target {name}"
     checks: list[Callable[[], object]] = [
         lambda: load_cuda(purpose, name),
-        lambda: current_gpu(load_cuda(purpose, name)),
+        lambda: _check_gpu(name, purpose),
     ]
     if name == "cpu":
         checks = [cpu_capabilities]
     elif name in LIBRARIES:
         checks.insert(0, lambda: load_library(name, purpose))
-        checks.append(lambda: _check_known(name, purpose))
     else:
         checks.insert(0, lambda: _find("tensorrt_llm", name, purpose))
     for check in checks:
@@ -152,16 +150,14 @@ def _why_no_serving(name: str) -> Iterator[Exception]:
             yield error
 
 
-def _check_known(name: str, purpose: str) -> None:
+def _check_gpu(name: str, purpose: str) -> None:
     """TensorRT-RTX has plans for some GPUs only. Raises ArtifactWrongDeviceError, and what finding the GPU raises."""
-    if name != "tensorrt-rtx":
-        return
-    trt, gpu = load_library(name, purpose), current_gpu(load_cuda(purpose, name))
-    known = [one for one in dir(trt.ComputeCapability) if re.fullmatch(r"SM\d+", one)]
-    if gpu.architecture not in known:
+    gpu = current_gpu(load_cuda(purpose, name))
+    if name == "tensorrt-rtx" and gpu.capability not in RTX_CAPABILITIES:
+        known = ", ".join(f"{one // 10}.{one % 10}" for one in RTX_CAPABILITIES)
         raise ArtifactWrongDeviceError(
-            f"TensorRT-RTX has no plans for {gpu.name} ({gpu.architecture}), only for {', '.join(sorted(known))}: "
-            "use --target tensorrt."
+            f"TensorRT-RTX has no plans for {gpu.name} ({gpu.architecture}), only for compute capability {known}: use "
+            "--target tensorrt."
         )
 
 

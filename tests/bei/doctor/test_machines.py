@@ -195,6 +195,18 @@ def test_tensorrt_rtx_is_asked_about_the_gpu_that_is_here(
     assert {capability for _, capability, *_ in builder.asked} == {75, 86}
 
 
+def test_tensorrt_rtx_does_not_serve_on_gpus_that_it_makes_no_plans_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_library(monkeypatch, "tensorrt_rtx", "1.7.1.116")
+    Cuda(names=(b"NVIDIA H200",), capability=(9, 0)).install(monkeypatch)
+    report = examined(machine(tmp_path, driver=KERNEL_DRIVER), with_attention=False)
+    target = target_of(report, "tensorrt-rtx")
+    assert target.can_serve.verdict == "no"
+    assert "has no plans for NVIDIA H200 (SM90)" in target.can_serve.reason
+    assert "--target tensorrt" in target.can_serve.reason
+
+
 # The builder
 
 
