@@ -88,7 +88,7 @@ def compile_checkpoint(trt: ModuleType, checkpoint: Checkpoint, path: Path) -> b
 
 
 @needs_rtx
-@pytest.mark.parametrize("case", by_tier(*SPECIAL))
+@pytest.mark.parametrize("case", by_tier(*FIRST_OF_FAMILY, *SPECIAL))
 def test_every_model_and_head_compiles_in_fp16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
     checkpoint = read_case(case, tmp_path)
     path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP16)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bei.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTRTXModule
 
 _BF16_FROM = 80  # compute capability 8.0, Ampere
 
@@ -29,7 +32,7 @@ def dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def parsed(words: Sequence[str], trt: Any) -> tuple[int, ...]:
+def parsed(words: Sequence[str], trt: TensorRTRTXModule) -> tuple[int, ...]:
     """The setting ``compute_capability`` in numbers, each once. Raises ConfigError for those the library has not."""
     known = sorted(int(name[2:]) for name in trt.ComputeCapability.__members__ if name.startswith("SM"))
     for word in words:

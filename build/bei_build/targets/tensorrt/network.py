@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bei.errors import CompileError
 from bei_build.graph.attention import Lowering
 from bei_build.targets.tensorrt.log import refusal, serious
 
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule
+
 # Inputs of an attention layer: Q, K, V, mask, quantization scale, query lengths, key/value lengths.
 _MASK, _QUERY_LENGTHS, _KEY_LENGTHS = 3, 5, 6
 
 
-def parse(trt: Any, builder: Any, logger: Any, path: Path, lowerings: Sequence[Lowering]) -> tuple[Any, Any]:
+def parse(
+    trt: TensorRTModule, builder: TensorRTModule.Builder, logger: Any, path: Path, lowerings: Sequence[Lowering]
+) -> tuple[TensorRTModule.INetworkDefinition, TensorRTModule.OnnxParser]:
     """The network of the graph at ``path``, whose attentions are written as ``lowerings``, and the parser.
 
     The network uses the parser's memory: whoever holds the one holds the other. Raises CompileError that quotes
@@ -30,22 +35,24 @@ def parse(trt: Any, builder: Any, logger: Any, path: Path, lowerings: Sequence[L
     return network, parser
 
 
-def inputs_of(network: Any) -> list[Any]:
+def inputs_of(network: TensorRTModule.INetworkDefinition) -> list[TensorRTModule.ITensor]:
     """The network's inputs."""
     return [network.get_input(index) for index in range(network.num_inputs)]
 
 
-def layers_of(network: Any) -> list[Any]:
+def layers_of(network: TensorRTModule.INetworkDefinition) -> list[TensorRTModule.ILayer]:
     """The network's layers, in the order of the graph's nodes."""
     return [network.get_layer(index) for index in range(network.num_layers)]
 
 
-def attentions_of(trt: Any, network: Any) -> list[Any]:
+def attentions_of(trt: TensorRTModule, network: TensorRTModule.INetworkDefinition) -> list[TensorRTModule.ILayer]:
     """The layers that hold the inputs of an attention."""
     return [layer for layer in layers_of(network) if layer.type == trt.LayerType.ATTENTION_INPUT]
 
 
-def _check_attentions(trt: Any, network: Any, lowerings: list[Lowering]) -> None:
+def _check_attentions(
+    trt: TensorRTModule, network: TensorRTModule.INetworkDefinition, lowerings: list[Lowering]
+) -> None:
     attentions = attentions_of(trt, network)
     if len(attentions) != len(lowerings):
         raise CompileError(f"TensorRT made {len(attentions)} attention layers of {len(lowerings)}. This is a bug.")
@@ -65,7 +72,7 @@ def _check_attentions(trt: Any, network: Any, lowerings: list[Lowering]) -> None
             )
 
 
-def _check_inputs(network: Any) -> None:
+def _check_inputs(network: TensorRTModule.INetworkDefinition) -> None:
     layers = layers_of(network)
     tensors = [layer.get_input(index) for layer in layers for index in range(layer.num_inputs)]
     read = {tensor.name for tensor in tensors if tensor is not None}
@@ -74,6 +81,6 @@ def _check_inputs(network: Any) -> None:
         raise CompileError(f"Nothing in TensorRT's network reads the input {', '.join(unused)}. This is a bug.")
 
 
-def _parser_errors(parser: Any) -> list[str]:
+def _parser_errors(parser: TensorRTModule.OnnxParser) -> list[str]:
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     return [f"{error.node_name()} ({error.node_operator()}): {error.desc()}" for error in errors]

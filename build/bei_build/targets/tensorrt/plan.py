@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bei.artifact import PlanProfile
 from bei.errors import CompileError
@@ -20,6 +20,9 @@ from bei_build.targets.tensorrt.network import parse
 from bei_build.targets.tensorrt.profiles import add_profile
 from bei_build.targets.tensorrt.progress import cancellable, monitor_of
 from bei_build.targets.tensorrt.stream import build_into
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule, TensorRTRTXModule
 
 
 class NoPlanError(CompileError):
@@ -41,7 +44,7 @@ class PlanSettings:
 
 
 def write_plan(
-    trt: Any, graph: Path, lowerings: Sequence[Lowering], settings: PlanSettings, plan: Path, say: Say
+    trt: TensorRTModule, graph: Path, lowerings: Sequence[Lowering], settings: PlanSettings, plan: Path, say: Say
 ) -> list[str]:
     """Compile ``graph``, whose attentions are written as ``lowerings``, into the file ``plan``.
 
@@ -55,7 +58,13 @@ def write_plan(
 
 
 def _write_plan(
-    trt: Any, logger: Any, graph: Path, lowerings: Sequence[Lowering], settings: PlanSettings, plan: Path, say: Say
+    trt: TensorRTModule,
+    logger: Any,
+    graph: Path,
+    lowerings: Sequence[Lowering],
+    settings: PlanSettings,
+    plan: Path,
+    say: Say,
 ) -> list[str]:
     cancelled = threading.Event()
     monitor = monitor_of(trt, say, cancelled)  # it has to outlive all that follows
@@ -83,16 +92,19 @@ def _write_plan(
     return notes
 
 
-def _configure(trt: Any, builder: Any, network: Any, config: Any, settings: PlanSettings, logger: Any) -> list[str]:
+def _configure(
+    trt: TensorRTModule,
+    builder: TensorRTModule.Builder,
+    network: TensorRTModule.INetworkDefinition,
+    config: TensorRTModule.IBuilderConfig,
+    settings: PlanSettings,
+    logger: Any,
+) -> list[str]:
     """Set what ``settings`` say and read it back: TensorRT refuses with no more than a line in its log."""
     config.clear_flag(trt.BuilderFlag.TF32)  # else pooling, tail and fp32 graphs would be computed with 10 bits
     _hold("TF32 off", not config.get_flag(trt.BuilderFlag.TF32), logger)
     if settings.capabilities:
-        config.num_compute_capabilities = len(settings.capabilities)
-        for index, capability in enumerate(settings.capabilities):
-            wanted = getattr(trt.ComputeCapability, architecture(capability))
-            config.set_compute_capability(wanted, index)
-            _hold(architecture(capability), config.get_compute_capability(index) == wanted, logger)
+        _set_capabilities(cast("TensorRTRTXModule", trt), cast(Any, config), settings.capabilities, logger)
     if settings.hardware_compatible:
         wanted = trt.HardwareCompatibilityLevel.AMPERE_PLUS
         config.hardware_compatibility_level = wanted
@@ -109,6 +121,16 @@ def _configure(trt: Any, builder: Any, network: Any, config: Any, settings: Plan
         return []
     note = timing_cache.load(config, settings.timing_cache, logger.lines)
     return [note] if note else []
+
+
+def _set_capabilities(
+    trt: TensorRTRTXModule, config: TensorRTRTXModule.IBuilderConfig, capabilities: tuple[int, ...], logger: Any
+) -> None:
+    config.num_compute_capabilities = len(capabilities)
+    for index, capability in enumerate(capabilities):
+        wanted = getattr(trt.ComputeCapability, architecture(capability))
+        config.set_compute_capability(wanted, index)
+        _hold(architecture(capability), config.get_compute_capability(index) == wanted, logger)
 
 
 def _hold(what: str, is_held: bool, logger: Any) -> None:

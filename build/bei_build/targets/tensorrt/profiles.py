@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bei.artifact import PlanProfile
 from bei.core import Limits
 from bei.errors import CompileError
 from bei.packing import bucket
 from bei_build.targets.tensorrt.network import inputs_of
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule
 
 _USUAL_TOKENS = 64  # of a query
 _USUAL_LEN = 128  # tokens of a document
@@ -44,7 +47,12 @@ def profiles_of(
     )
 
 
-def add_profile(builder: Any, network: Any, config: Any, profile: PlanProfile) -> None:
+def add_profile(
+    builder: TensorRTModule.Builder,
+    network: TensorRTModule.INetworkDefinition,
+    config: TensorRTModule.IBuilderConfig,
+    profile: PlanProfile,
+) -> None:
     """Add ``profile`` to the builder's ``config``: sizes for every dimension of every input, by the dimensions' names.
 
     Raises CompileError if TensorRT refuses it.

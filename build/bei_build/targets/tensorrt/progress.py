@@ -6,25 +6,30 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bei_build.targets import Say
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule
 
 _INTERVAL_S = 0.2  # between two lines: TensorRT completes a thousand steps a second
 
 ResultT = TypeVar("ResultT")
 
 
-def monitor_of(trt: Any, say: Say, cancelled: threading.Event) -> Any:
+def monitor_of(trt: TensorRTModule, say: Say, cancelled: threading.Event) -> Any:
     """TensorRT's progress monitor: tells ``say`` the phase and its steps, and ends the build once ``cancelled``.
 
     TensorRT calls it from threads of its own. An exception must not reach TensorRT: it is kept as ``error``, and the
     build ends.
     """
 
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # a class of the library, known when it runs
+    base: Any = trt.IProgressMonitor
+
+    class Monitor(base):  # type: ignore[misc]  # a class of the library, known when it runs
         def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
+            base.__init__(self)
             self.error: BaseException | None = None
             self._steps: dict[str, list[int]] = {}  # done and all, by phase, outer ones first
             self._said = 0.0

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule
 
 
-def build_into(trt: Any, builder: Any, network: Any, config: Any, plan: Path) -> bool:
+def build_into(
+    trt: TensorRTModule,
+    builder: TensorRTModule.Builder,
+    network: TensorRTModule.INetworkDefinition,
+    config: TensorRTModule.IBuilderConfig,
+    plan: Path,
+) -> bool:
     """Build ``network`` into the file ``plan``; False, and no file, if TensorRT has no plan. Raises OSError."""
     try:
         with plan.open("wb") as file:
@@ -28,12 +37,14 @@ def build_into(trt: Any, builder: Any, network: Any, config: Any, plan: Path) ->
     return is_built
 
 
-def _writer_of(trt: Any, file: Any) -> Any:
+def _writer_of(trt: TensorRTModule, file: Any) -> Any:
     """TensorRT's stream into ``file``. What cannot be written ends the build; TensorRT must not see the exception."""
 
-    class Writer(trt.IStreamWriter):  # type: ignore[misc]  # a class of the library, known when it runs
+    base: Any = trt.IStreamWriter
+
+    class Writer(base):  # type: ignore[misc]  # a class of the library, known when it runs
         def __init__(self) -> None:
-            trt.IStreamWriter.__init__(self)
+            base.__init__(self)
             self.error: OSError | None = None
 
         def write(self, data: bytes) -> int:

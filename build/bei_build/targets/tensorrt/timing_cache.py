@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bei.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tensorrt_module import TensorRTModule
 
 
 def check_place(path: Path) -> None:
@@ -19,7 +22,7 @@ def check_place(path: Path) -> None:
         raise ConfigError(f"timing_cache {path} must be a file in a folder that exists and can be written to.")
 
 
-def load(config: Any, path: Path, log: list[tuple[str, str]]) -> str | None:
+def load(config: TensorRTModule.IBuilderConfig, path: Path, log: list[tuple[str, str]]) -> str | None:
     """Give the builder's ``config`` the cache in ``path``, or an empty one. Returns why the file's could not be used.
 
     TensorRT refuses one of another version, or of another GPU, with an error in its ``log`` that is then taken out.
@@ -32,7 +35,9 @@ def load(config: Any, path: Path, log: list[tuple[str, str]]) -> str | None:
             return None
         reasons = [" ".join(text.split()) for severity, text in log[num_lines:] if "ERROR" in severity]
         del log[num_lines:]
-    config.set_timing_cache(config.create_timing_cache(b""), False)
+    empty = config.create_timing_cache(b"")
+    if empty is not None:
+        config.set_timing_cache(empty, False)
     if not stored:
         return None
     return (
@@ -41,9 +46,12 @@ def load(config: Any, path: Path, log: list[tuple[str, str]]) -> str | None:
     )
 
 
-def store(config: Any, path: Path) -> None:
+def store(config: TensorRTModule.IBuilderConfig, path: Path) -> None:
     """Write the cache of the builder's ``config`` to ``path``, at once. Raises OSError."""
-    data = config.get_timing_cache().serialize()
+    cache = config.get_timing_cache()
+    if cache is None:
+        return  # it was told to keep none
+    data = cache.serialize()
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
             file.write(memoryview(data))
