@@ -32,7 +32,7 @@ from tests.bei_build.targets.tiny import (
     with_experts,
     with_heads_on_tokens,
 )
-from tests.zoo import CASES, FIRST_OF_FAMILY, SPECIAL, Case, by_tier, spec_of
+from tests.zoo import CASES, FIRST_OF_FAMILY, Case, by_tier, spec_of
 
 NUM_LAYERS = 3  # of the zoo's models but those with a decoder
 
@@ -88,7 +88,7 @@ def compile_checkpoint(trt: ModuleType, checkpoint: Checkpoint, path: Path) -> b
 
 
 @needs_rtx
-@pytest.mark.parametrize("case", by_tier(*FIRST_OF_FAMILY, *SPECIAL))
+@pytest.mark.parametrize("case", by_tier(*FIRST_OF_FAMILY))
 def test_every_model_and_head_compiles_in_fp16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
     checkpoint = read_case(case, tmp_path)
     path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP16)
