@@ -62,6 +62,13 @@ class Cuda:
         _, words = self._runtime.cudaGetErrorString(status)
         return f"{status.name}, {words.decode()}" if words else str(status.name)
 
+    def use_device(self) -> None:
+        """Make device 0 and its context this thread's, which TensorRT's own calls need before it is given any stream.
+
+        Threads that call CUDA's runtime first, as those that run steps do, get the same context by that.
+        """
+        self.call("cudaSetDevice", 0)
+
     # What is acquired is released by ``resources``, in the opposite order, whatever CUDA says about it then.
 
     def device_memory(self, size: int, resources: ExitStack) -> int:

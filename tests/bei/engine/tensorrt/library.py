@@ -6,6 +6,7 @@ memory that is large enough, aligned and in use by one step at a time, no change
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ class _Runtime(_OfLibrary):
         self._logger = logger
 
     def deserialize_cuda_engine(self, reader: Any) -> Any:
+        if threading.get_ident() not in self._device.used_by:
+            raise self._device.violated("a plan is loaded while no CUDA context is current")
         try:
             size = body_size(_read_all(reader, HEADER_BYTES))
         except ValueError as error:

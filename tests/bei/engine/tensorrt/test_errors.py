@@ -277,6 +277,11 @@ def test_a_call_that_fails_mid_flight_costs_its_batch_alone(function: str, rig: 
         rig.check(engine, batch_of([64] * 4))
 
 
+def test_a_gpu_that_another_process_has_for_itself_is_named_before_the_plan_is_read(rig: Rig) -> None:
+    rig.device.fail("cudaSetDevice", runtime.cudaError_t.cudaErrorDevicesUnavailable)
+    refused(rig, EngineError, "CUDA failed in cudaSetDevice: cudaErrorDevicesUnavailable")
+
+
 def test_after_an_error_of_a_kernel_the_engine_says_that_it_is_dead(rig: Rig) -> None:
     engine = rig.load()
     rig.device.fail("kernel", ILLEGAL_ADDRESS, is_sticky=True)
