@@ -101,8 +101,8 @@ class BatchManager:
     """Feeds one engine; implements ``EnginePort``.
 
     ``on_answers`` is called in the delivery thread. ``gate`` is shared by all engines of a device. ``reload`` makes
-    another engine where one hangs; without it that is the end. What was given up is closed by the last of its threads, if
-    they return.
+    another engine where one hangs; without it that is the end. What was given up is closed by its last thread, if that
+    returns.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ class Stuck:
 def test_who_waits_for_a_stream_hears_that_the_engine_is_closed(rig: Rig) -> None:
     with ThreadPoolExecutor(4) as threads:
         stuck = Stuck(rig, threads)
-        waiting = [stuck.run(), threads.submit(stuck.engine.warmup)]
+        waiting: list[Future[Any]] = [stuck.run(), threads.submit(stuck.engine.warmup)]
         closed = threads.submit(stuck.engine.close)
         for future in waiting:
             with pytest.raises(EngineError, match=r"The engine is closed\."):
