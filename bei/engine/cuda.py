@@ -140,16 +140,22 @@ class Cuda:
         """Memory of the device that nobody uses, other processes counted."""
         return int(self.call("cudaMemGetInfo"))
 
-    def settle(self, stream: Stream) -> str | None:
-        """After a failure: wait for what ``stream`` still does, and forget the error.
+    def settle(self, stream: Stream | None = None) -> str | None:
+        """After a failure: wait for what ``stream`` (None: the whole device) still does, and forget the error.
 
         None if the device works, else CUDA's word. Errors of kernels stay for the life of the process: every later
         call answers them, so asking twice tells them from those of a single call.
         """
-        self._runtime.cudaStreamSynchronize(stream)
+        self._awaited(stream)
         self._runtime.cudaGetLastError()
-        status, *_ = self._runtime.cudaStreamSynchronize(stream)
+        status = self._awaited(stream)
         return None if status.value == 0 else self._in_words(status)
+
+    def _awaited(self, stream: Stream | None) -> Any:
+        """The status of waiting."""
+        if stream is None:
+            return self._runtime.cudaDeviceSynchronize()[0]
+        return self._runtime.cudaStreamSynchronize(stream)[0]
 
     # Graphs.
 

@@ -112,8 +112,8 @@ MUTATIONS = [
         "contexts have no activation memory",
         plan,
         "LoadedPlan",
-        "        context.set_device_memory(activations, self.activation_bytes)\n",
-        "",
+        "context.set_device_memory(activations, self.activation_bytes)\n",
+        "pass\n",
         contracts.answers_of_both_profiles,
     ),
     Mutation(
