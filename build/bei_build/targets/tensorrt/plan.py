@@ -87,6 +87,9 @@ def _configure(trt: Any, builder: Any, network: Any, config: Any, settings: Plan
     """Set what ``settings`` say and read it back: TensorRT refuses with no more than a line in its log."""
     config.clear_flag(trt.BuilderFlag.TF32)  # else pooling, tail and fp32 graphs would be computed with 10 bits
     _hold("TF32 off", not config.get_flag(trt.BuilderFlag.TF32), logger)
+    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):  # TensorRT-RTX's: the engine gives contexts their memory
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+        _hold("REQUIRE_USER_ALLOCATION", config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION), logger)
     if settings.capabilities:
         config.num_compute_capabilities = len(settings.capabilities)
         for index, capability in enumerate(settings.capabilities):
