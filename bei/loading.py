@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bei import artifact as artifacts
@@ -64,10 +65,21 @@ def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: Device
     engine.warmup()
     artifact = verified(artifact, engine)
     costs = costs_for(artifact, engine, config)
-
-    def reload() -> Engine:
-        again = loaded(engine.info.num_streams)
-        again.warmup()
-        return again
-
+    reload = partial(_warm, loaded, engine.info.num_streams) if _may_reload(manifest.target) else None
     return InferenceService(artifact, encoder, config, metrics, local_port(engine, costs, config, gate, reload), costs)
+
+
+def _may_reload(target: str) -> bool:
+    """Whether an engine that hangs is replaced in this process, which a GPU's cannot be.
+
+    A new one would have the same CUDA context, where a kernel that does not end blocks what loading does (memory is
+    allocated, the device waited for), and beside it the memory of the engine that was given up.
+    """
+    return target == "cpu"
+
+
+def _warm(load: Callable[[int], Engine], num_streams: int) -> Engine:
+    """Another engine. Refers to none that there is: that one's memory is freed as soon as it can be."""
+    engine = load(num_streams)
+    engine.warmup()
+    return engine

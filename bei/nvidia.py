@@ -71,6 +71,10 @@ def load_library(target: str, purpose: str) -> ModuleType:
     raise MissingDependencyError(library.modules[0], target, purpose)
 
 
+# What TensorRT-RTX compiles for and runs on (1.7): no GPU of data centres from Hopper on, among others.
+RTX_CAPABILITIES = (75, 80, 86, 89, 120, 121)
+
+
 @dataclass(frozen=True)
 class Gpu:
     """CUDA's device 0: the one that engines are built for and run on (``CUDA_VISIBLE_DEVICES`` chooses it).

@@ -262,6 +262,9 @@ def _cuda(capability: int) -> ModuleType:
     runtime.cudaDriverGetVersion = lambda: (success, 13000)
     runtime.cudaGetDeviceCount = lambda: (success, 1)
     runtime.cudaGetDeviceProperties = lambda device: (success, properties)
+    runtime.cudaDeviceSynchronize = lambda: (success,)
+    runtime.cudaGetLastError = lambda: (success,)
+    runtime.cudaGetErrorString = lambda status: (success, f"simulated {status.name}".encode())
     module: ModuleType = runtime
     return module
 

@@ -76,13 +76,16 @@ class _Worker:
     """A thread that runs steps on one stream of one engine.
 
     ``is_retired``: its engine has been given up. What its step may still answer is dropped, and it ends then.
+    ``others``: the workers of the same engine, itself too.
     """
 
-    def __init__(self, engine: Engine, index: int) -> None:
+    def __init__(self, engine: Engine, index: int, others: list[_Worker]) -> None:
         self.engine = engine
         self.index = index
+        self.others = others
         self.step: _Step | None = None
         self.is_retired = False
+        self.has_ended = False
         self.thread = threading.Thread()
 
 
@@ -98,7 +101,8 @@ class BatchManager:
     """Feeds one engine; implements ``EnginePort``.
 
     ``on_answers`` is called in the delivery thread. ``gate`` is shared by all engines of a device. ``reload`` makes
-    another engine where one hangs; without it such an engine is given up.
+    another engine where one hangs; without it that is the end. What was given up is closed by its last thread, if that
+    returns.
     """
 
     def __init__(
@@ -242,8 +246,10 @@ class BatchManager:
         return entry
 
     def _start_workers(self, engine: Engine) -> None:
+        workers: list[_Worker] = []
         for index in range(engine.info.num_streams):
-            worker = _Worker(engine, index)
+            worker = _Worker(engine, index, workers)
+            workers.append(worker)
             self._workers.append(worker)
             worker.thread = _start(partial(self._work, worker), f"bei-engine-{index}")
 
@@ -304,6 +310,19 @@ class BatchManager:
                 step.turn.end(0.0)
             died = f"The engine's thread has died ({type(error).__name__}): restart the server."
             self._die(str(error) if isinstance(error, EngineDeadError) else died)
+        finally:
+            self._leave(worker)
+
+    def _leave(self, worker: _Worker) -> None:
+        """The last thread of an engine that was given up closes it: nobody is inside any more."""
+        with self._lock:
+            worker.has_ended = True
+            if not (worker.is_retired and all(other.has_ended for other in worker.others)):
+                return
+        try:
+            worker.engine.close()
+        except Exception:  # a border: what hung may have left anything behind, and another engine is at work
+            log.exception("an engine that was given up could not be closed")
 
     def _take(self, worker: _Worker) -> _Step | None:
         """The next step, waiting for one if need be; None when this worker has nothing more to do."""
@@ -437,7 +456,12 @@ class BatchManager:
     def _replace_engine(self, steps: Seq[_Step]) -> None:
         """Run what ``steps`` had once more on another engine, unless it was in a step that hung for the second time."""
         entries = [entry for step in steps for entry in step.entries]
-        log.error("a step does not end: the engine is replaced, and what it ran, %d sequences, run again", len(entries))
+        if self._reload is None:
+            log.error("a step of %d sequences does not end: the engine is given up", len(entries))
+        else:
+            log.error(
+                "a step does not end: the engine is replaced, and what it ran, %d sequences, run again", len(entries)
+            )
         self._metrics.engine_restarted()
         for step in steps:
             step.turn.end(step.watched_s)

@@ -62,6 +62,13 @@ class Cuda:
         _, words = self._runtime.cudaGetErrorString(status)
         return f"{status.name}, {words.decode()}" if words else str(status.name)
 
+    def use_device(self) -> None:
+        """Make device 0 and its context this thread's, which TensorRT's own calls need before it is given any stream.
+
+        Threads that call CUDA's runtime first, as those that run steps do, get the same context by that.
+        """
+        self.call("cudaSetDevice", 0)
+
     # What is acquired is released by ``resources``, in the opposite order, whatever CUDA says about it then.
 
     def device_memory(self, size: int, resources: ExitStack) -> int:
@@ -133,16 +140,22 @@ class Cuda:
         """Memory of the device that nobody uses, other processes counted."""
         return int(self.call("cudaMemGetInfo"))
 
-    def settle(self, stream: Stream) -> str | None:
-        """After a failure: wait for what ``stream`` still does, and forget the error.
+    def settle(self, stream: Stream | None = None) -> str | None:
+        """After a failure: wait for what ``stream`` (None: the whole device) still does, and forget the error.
 
         None if the device works, else CUDA's word. Errors of kernels stay for the life of the process: every later
         call answers them, so asking twice tells them from those of a single call.
         """
-        self._runtime.cudaStreamSynchronize(stream)
+        self._awaited(stream)
         self._runtime.cudaGetLastError()
-        status, *_ = self._runtime.cudaStreamSynchronize(stream)
+        status = self._awaited(stream)
         return None if status.value == 0 else self._in_words(status)
+
+    def _awaited(self, stream: Stream | None) -> Any:
+        """The status of waiting."""
+        if stream is None:
+            return self._runtime.cudaDeviceSynchronize()[0]
+        return self._runtime.cudaStreamSynchronize(stream)[0]
 
     # Graphs.
 

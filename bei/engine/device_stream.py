@@ -18,7 +18,7 @@ from bei.artifact import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
 from bei.engine.cuda import Cuda, aligned
 from bei.engine.cuda_graphs import CapturedStep, cheapest
-from bei.engine.plan import LoadedPlan, Profile, Shape
+from bei.engine.plan import LoadedPlan, Profile, Shape, raised_by_bindings
 from bei.errors import EngineDeadError, EngineError
 from bei.packing import Sizes, graph_inputs
 
@@ -105,7 +105,8 @@ class DeviceStream:
     def _execute(self, context: Held, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """Copy ``inputs`` and let ``context`` compute; nothing is waited for."""
         offsets = self._upload(inputs)
-        self._bind(context, inputs, offsets)
+        with raised_by_bindings("did not take a step", self._plan.logger):
+            self._bind(context, inputs, offsets)
         self._compute(context)
 
     def _upload(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
@@ -134,8 +135,9 @@ class DeviceStream:
             raise EngineError(f"TensorRT misses the shapes of {', '.join(missing)}. This is a bug.")
 
     def _compute(self, held: Held) -> None:
-        if not held.context.execute_async_v3(int(self._stream)):
-            raise EngineError(f"TensorRT did not run a step: {self._plan.logger.said()}")
+        with raised_by_bindings("did not run a step", self._plan.logger):
+            if not held.context.execute_async_v3(int(self._stream)):
+                raise EngineError(f"TensorRT did not run a step: {self._plan.logger.said()}")
 
     def _downloaded(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
         """Copy the rows that are not filler and wait; then copy once more, since the buffers are the next step's."""

@@ -6,8 +6,9 @@ Takes the module (``tensorrt`` or ``tensorrt_rtx``) as an argument. What only on
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,17 @@ log = logging.getLogger(__name__)
 _CHUNK = 64 << 20
 
 Shape = tuple[int, ...]
+
+# What to do about each of TensorRT-RTX's EngineInvalidityDiagnostics.
+_REMEDIES = {
+    "VERSION_MISMATCH": "build it again with the TensorRT-RTX that is installed here",
+    "UNSUPPORTED_CC": "build it again with --compute-capability of this machine's GPU",
+    "OLD_CUDA_DRIVER": "install a newer driver of NVIDIA",
+    "OLD_CUDA_RUNTIME": "install a newer CUDA runtime, with pip install --upgrade 'bei[tensorrt-rtx]'",
+    "INSUFFICIENT_GPU_MEMORY": "stop what else uses the GPU's memory, or build with a smaller --max-num-tokens",
+    "MALFORMED_ENGINE": "copy the artifact anew from its source",
+    "CUDA_ERROR": "install the driver of NVIDIA again, until nvidia-smi answers",
+}
 
 # Which of a profile's sizes an input's dimensions are, for those that tell: nearly every graph has the first two.
 _DIMENSIONS: dict[str, tuple[str, ...]] = {
@@ -165,6 +177,19 @@ class LoadedPlan:
         Contexts that share those must not run at the same time. ``captures_itself``: TensorRT-RTX records CUDA graphs
         on its own and launches those.
         """
+        with raised_by_bindings("made no execution context", self.logger):
+            context = self._new_context(captures_itself=captures_itself)
+            try:
+                if not context.set_optimization_profile_async(profile.index, int(stream)):
+                    raise EngineError(f"TensorRT refused its profile {profile.about.name}: {self.logger.said()}")
+                cuda.synchronize(stream)
+                context.set_device_memory(activations, self.activation_bytes)
+            except BaseException:
+                del context  # the error's frames would keep it
+                raise
+            return context
+
+    def _new_context(self, *, captures_itself: bool) -> TensorRTModule.IExecutionContext:
         strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if captures_itself:
             config = self.engine.create_runtime_config()
@@ -176,11 +201,20 @@ class LoadedPlan:
             context = self.engine.create_execution_context(strategy)
         if context is None:
             raise EngineError(f"TensorRT made no execution context: {self.logger.said()}")
-        if not context.set_optimization_profile_async(profile.index, int(stream)):
-            raise EngineError(f"TensorRT refused its profile {profile.about.name}: {self.logger.said()}")
-        cuda.synchronize(stream)
-        context.set_device_memory(activations, self.activation_bytes)
         return context
+
+
+@contextmanager
+def raised_by_bindings(what: str, logger: Any) -> Iterator[None]:
+    """Let what TensorRT's bindings raise be an EngineError: TensorRT ``what``, and why.
+
+    They raise RuntimeError where a call fails, and TypeError for what they do not take or cannot make.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        raised = " ".join(str(error).split()) or type(error).__name__
+        raise EngineError(f"TensorRT {what}: {'; '.join([raised, *logger.taken()])}") from error
 
 
 def _check_validity(trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger: Any, path: Path) -> None:
@@ -197,9 +231,9 @@ def _check_validity(trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger
     reasons = [name.lower().replace("_", " ") for name, kind in kinds if int(diagnostics) & int(kind)]
     words = "; ".join([*reasons, *logger.taken()]) or "it gives no reason"
     if validity == rtx.EngineValidity.INVALID:
-        raise EngineError(
-            f"TensorRT-RTX says that {path} cannot run here: {words}. Build it again for this machine's GPU."
-        )
+        remedies = [_REMEDIES[name] for name, kind in kinds if int(diagnostics) & int(kind) and name in _REMEDIES]
+        remedy = "; ".join(remedies) or "build it again for this machine's GPU"
+        raise EngineError(f"TensorRT-RTX says that {path} cannot run here: {words}. To do: {remedy}.")
     if validity == rtx.EngineValidity.SUBOPTIMAL:
         log.warning("TensorRT-RTX says that %s will not run as fast as it could here: %s", path, words)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bei.artifact import Manifest
 from bei.errors import ArtifactWrongDeviceError, ArtifactWrongVersionError, DeviceNotFoundError
-from bei.nvidia import LIBRARIES, Gpu, current_gpu
+from bei.nvidia import LIBRARIES, RTX_CAPABILITIES, Gpu, current_gpu
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +54,9 @@ def _check_capability(manifest: Manifest, gpu: Gpu) -> None:
     needs = manifest.engine
     is_compatible = needs.plan is not None and needs.plan.hardware_compatible and gpu.capability >= _LEAST_COMPATIBLE
     if gpu.architecture not in needs.capabilities and not is_compatible:
-        remedy = (
-            f"with --compute-capability {gpu.capability}"
-            if manifest.target == "tensorrt-rtx"
-            else "on this machine, or with --hardware-compatible for every GPU from Ampere on"
-        )
         raise ArtifactWrongDeviceError(
             f"The artifact of {manifest.name} was compiled for {', '.join(needs.capabilities)}; this machine's GPU is "
-            f"{gpu.name} ({gpu.architecture}). Build it again {remedy}."
+            f"{gpu.name} ({gpu.architecture}){_remedy(manifest.target, gpu)}."
         )
     if manifest.target == "tensorrt" and gpu.name != needs.device and not is_compatible:
         log.warning(
@@ -70,6 +65,15 @@ def _check_capability(manifest: Manifest, gpu: Gpu) -> None:
             needs.device,
             gpu.name,
         )
+
+
+def _remedy(target: str, gpu: Gpu) -> str:
+    """How to get an artifact for ``gpu``; the end of a sentence."""
+    if target == "tensorrt":
+        return ". Build it again on this machine, or with --hardware-compatible for every GPU from Ampere on"
+    if gpu.capability in RTX_CAPABILITIES:
+        return f". Build it again with --compute-capability {gpu.capability}"
+    return ", on which TensorRT-RTX does not run. Build it again on this machine with --target tensorrt"
 
 
 def check_version(manifest: Manifest, trt: Any) -> None:

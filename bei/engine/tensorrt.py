@@ -7,7 +7,6 @@ simulated device (tests/bei/engine/tensorrt). What of it is unmeasured: docs/dec
 from __future__ import annotations
 
 import logging
-import queue
 from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from bei.engine.cuda_graphs import planned_sizes
 from bei.engine.device_stream import DeviceStream
 from bei.engine.plan import LoadedPlan
 from bei.engine.requirements import check_version, found_gpu
+from bei.engine.stream_pool import StreamPool
 from bei.errors import ConfigError, EngineDeadError, EngineError
 from bei.nvidia import load_cuda, load_library
 
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _MEGABYTE = 1_000_000
 _MOST_STREAMS = 8  # each has buffers for the largest batch
 _WARMUP_LENGTH = 128
+_CLOSE_PATIENCE_S = 30.0  # for steps that run when the engine is closed
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,13 @@ class TensorRTEngine:
         purpose = f"Serving {manifest.name} (target {manifest.target})"
         runtime = cuda or load_cuda(purpose, manifest.target)
         gpu = found_gpu(manifest, runtime)
+        self._cuda = Cuda(runtime)
+        self._cuda.use_device()
         trt = trt or load_library(manifest.target, purpose)
         check_version(manifest, trt)
         about = manifest.engine.plan
         if about is None:
             raise EngineError(f"The manifest of {manifest.name} does not describe its plan. Build the artifact again.")
-        self._cuda = Cuda(runtime)
-        self._free: queue.SimpleQueue[DeviceStream] = queue.SimpleQueue()
-        self._num_streams = options.num_streams
-        self._is_closed = False
         records = options.cuda_graphs > 0
         self._graph_bytes = options.cuda_graphs * _MEGABYTE if manifest.target == "tensorrt" else 0
         self._planned = planned_sizes(about.profiles[0]) if self._graph_bytes else []
@@ -84,8 +83,7 @@ class TensorRTEngine:
                 )
                 for _ in range(options.num_streams)
             ]
-            for stream in streams:
-                self._free.put(stream)
+            self._streams = StreamPool(streams)
             self._info = EngineInfo(
                 target=manifest.target,
                 precision=manifest.precision,
@@ -110,26 +108,17 @@ class TensorRTEngine:
 
         A call more than there are streams waits for one.
         """
-        if self._is_closed:
-            raise EngineError("The engine is closed.")
         wanted = [output for output in self._plan.outputs if outputs is None or output.name in outputs]
-        stream = self._free.get()
-        try:
+        with self._streams.taken() as (stream,):
             return stream.run(batch, wanted)
-        finally:
-            self._free.put(stream)
 
     def warmup(self) -> None:
         """Run the largest batches and the smallest on every stream, then record the steps that are worth it."""
-        streams = [self._free.get() for _ in range(self._num_streams)]
-        try:
+        with self._streams.taken(all_of_them=True) as streams:
             for stream in streams:
                 for batch in self._extreme_batches():
                     stream.run(batch, self._plan.outputs)
             self._capture(streams)
-        finally:
-            for stream in streams:
-                self._free.put(stream)
 
     def _extreme_batches(self) -> list[PackedBatch]:
         """One token; as many tokens as may be, in texts of usual length; the longest text."""
@@ -159,13 +148,16 @@ class TensorRTEngine:
             log.warning("after %d CUDA graphs no more are recorded: %s", num_captured, str(error))
 
     def close(self) -> None:
-        """Wait for the steps that run, then free contexts, memory and streams. A second call does nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        for _ in range(self._num_streams):
-            self._free.get()
-        self._resources.close()
+        """Refuse calls that wait, wait for the steps that run, then free contexts, memory and streams, once.
+
+        What a step that does not end may still use is not freed: that is said in the log, and a later call tries again.
+        """
+        if self._streams.close(_CLOSE_PATIENCE_S):
+            self._resources.pop_all().close()
+        else:
+            log.error(
+                "a step has not ended in %.0f s: the GPU memory of %s is kept", _CLOSE_PATIENCE_S, self._info.device
+            )
 
 
 def _equal(count: int, length: int) -> PackedBatch:

@@ -25,9 +25,11 @@ import numpy as np
 
 from bei.artifact import Manifest
 from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
+from bei.engine.cuda import Cuda
 from bei.errors import (
     ArtifactManifestError,
     ArtifactWrongDeviceError,
+    EngineDeadError,
     EngineError,
     LibraryVersionError,
     MissingDependencyError,
@@ -66,7 +68,9 @@ class TRTLLMEngine:
         ArtifactManifestError, EngineError."""
         api = _load_api(manifest)
         log.warning("%s: target trtllm is experimental (docs/decisions.md)", manifest.name)
-        gpu = current_gpu(load_cuda(f"Serving {manifest.name} (target trtllm)", "trtllm"))
+        runtime = load_cuda(f"Serving {manifest.name} (target trtllm)", "trtllm")
+        gpu = current_gpu(runtime)
+        self._cuda = Cuda(runtime)
         if gpu.capability < _CAPABILITIES.get(manifest.precision, 0):
             raise ArtifactWrongDeviceError(
                 f"The artifact of {manifest.name} computes in {manifest.precision}, which {gpu.name} "
@@ -113,7 +117,8 @@ class TRTLLMEngine:
         return self._info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        """Compute ``outputs`` (None: all), float32, a row a sequence, which may be NaN or Inf. Raises EngineError."""
+        """Compute ``outputs`` (None: all), float32, a row a sequence, which may be NaN or Inf. Raises EngineError,
+        EngineDeadError."""
         if batch.key_lens is not None or batch.unpooled_lens is not None:
             raise EngineError("TensorRT-LLM has no keys or means of some tokens. This is a bug.")
         if outputs is not None and self._output not in outputs:
@@ -127,6 +132,7 @@ class TRTLLMEngine:
                 # numpy has no bfloat16; and a copy: the buffer belongs to the next batch.
                 rows: Float32Array = np.array(logits.float().cpu().numpy(), np.float32)
             except Exception as error:  # of the batch's size, of CUDA, of torch: what failed is this batch
+                self._check_gpu(error)
                 raise EngineError(
                     f"TensorRT-LLM failed on a batch of {batch.batch_size} sequences and {batch.num_tokens} tokens: "
                     f"{_one_line(error)}"
@@ -137,6 +143,15 @@ class TRTLLMEngine:
                 f"{[batch.batch_size, self._width]}: this version's class differs from the one the artifact is for."
             )
         return {self._output: rows}
+
+    def _check_gpu(self, error: Exception) -> None:
+        """Raises EngineDeadError where it was not the batch: an error of a kernel stays for the life of the process."""
+        lost = self._cuda.settle()
+        if lost is not None:
+            raise EngineDeadError(
+                f"The GPU does not answer this process any more ({lost}): restart the server. It began with: "
+                f"{_one_line(error)}"
+            ) from error
 
     def warmup(self) -> None:
         """Run the batch of most tokens once."""

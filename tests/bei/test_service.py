@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bei import artifact as artifacts
+from bei import loading
 from bei.artifact import Artifact
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
@@ -372,3 +376,30 @@ def test_load_service_verifies_the_artifact_before_it_asks_for_an_engine(artifac
             load_service(artifact.path, ServeConfig(), Metrics(), DeviceGate())
 
     run_async(test)
+
+
+@pytest.mark.parametrize(("target", "is_replaced"), [("cpu", True), ("cuda", False), ("tensorrt", False)])
+def test_only_an_engine_on_a_cpu_is_replaced_where_it_hangs(
+    target: str, is_replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's would have the CUDA context of the kernel that does not end."""
+    made = [FakeEngine(LIMITS, num_streams=3)]
+    asked: list[int | None] = []
+    given: list[Any] = []
+    monkeypatch.setattr(loading, "engine_for", lambda artifact, config, loaded: made[0])
+    monkeypatch.setattr(loading, "load_engine", lambda folder, manifest, options: made[-1])
+    monkeypatch.setattr(loading, "given_options", lambda threads, streams: asked.append(streams))
+    monkeypatch.setattr(loading, "verified", lambda artifact, engine: artifact)
+    monkeypatch.setattr(loading, "local_port", lambda *arguments: given.append(arguments[-1]))
+    monkeypatch.setattr(loading, "InferenceService", lambda *arguments: None)
+    monkeypatch.setattr(loading, "costs_for", lambda artifact, engine, config: None)
+    artifact = save_artifact(tmp_path / "artifact", target=target)
+    monkeypatch.setattr(artifacts, "load", lambda path: artifact)
+    load_service(artifact.path, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
+    (reload,) = given
+    assert (reload is not None) == is_replaced
+    if is_replaced:
+        hung = weakref.ref(made.pop())
+        assert hung() is None  # nothing keeps its memory for the sake of the next one
+        made.append(FakeEngine(LIMITS))
+        assert (reload(), asked) == (made[0], [3])

@@ -28,14 +28,17 @@ from tests.engines import GatedEngine, TokenEngine, sequences_of
 class LateEngine(GatedEngine):
     """What comes through its gate in the end is no answer to anything."""
 
-    was_closed = False
+    num_closed = 0
+    close_error: Exception | None = None
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         rows = super().run(batch, outputs)["embedding"]
         return {"embedding": np.full_like(rows, -1.0)}
 
     def close(self) -> None:
-        self.was_closed = True
+        self.num_closed += 1
+        if self.close_error is not None:
+            raise self.close_error
 
 
 class Watch:
@@ -108,7 +111,46 @@ def test_what_an_engine_that_hangs_had_is_run_once_more_and_answered_once(
     stats = front.manager.stats()
     assert stats.is_alive
     assert not stats.is_stalled
-    assert not hung.was_closed  # a thread was inside
+
+
+def test_an_engine_that_was_given_up_is_closed_once_by_its_last_thread(make_front: MakeFront) -> None:
+    engine = LateEngine(LIMITS, num_streams=2)
+    front = make_front(engine, reload=Reload(FakeEngine(LIMITS, num_streams=2)))
+    watch = Watch(front)
+    threads = [worker.thread for worker in front.manager._workers]
+    requests = []
+    for value in (1, 2):
+        requests.append(front.submit([value]))
+        engine.wait_entered()
+    watch.finds(1)
+    front.wait(*requests)
+    assert engine.num_closed == 0  # threads are inside
+    engine.let_one_through()
+    wait_until(lambda: sum(thread.is_alive() for thread in threads) == 1, "one returns")
+    assert engine.num_closed == 0
+    engine.open()
+    for thread in threads:
+        thread.join()
+    front.close()
+    assert engine.num_closed == 1
+
+
+def test_an_engine_that_cannot_be_closed_after_it_was_given_up_harms_nobody(
+    make_front: MakeFront, hung: LateEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    front = make_front(hung, reload=Reload(FakeEngine(LIMITS)))
+    watch = Watch(front)
+    request = front.submit([1])
+    hung.wait_entered()
+    (worker,) = front.manager._workers
+    watch.finds(1)
+    front.wait(request)
+    hung.close_error = RuntimeError("no")
+    hung.open()
+    worker.thread.join()
+    front.wait(front.submit([2]))
+    assert "an engine that was given up could not be closed" in caplog.text
+    assert front.manager.stats().is_alive
 
 
 def test_a_sequence_that_hangs_a_second_time_is_an_error_of_those_beside_it_alone(
@@ -177,7 +219,7 @@ def test_an_engine_that_cannot_be_replaced_is_dead(
     assert not stats.is_alive
     assert stats.lanes == dict.fromkeys(LANES, LaneStats(0, 0, 0.0))
     front.close()  # although a thread is still inside the engine
-    assert not hung.was_closed
+    assert hung.num_closed == 0
 
 
 def test_engines_that_hang_one_after_the_other_are_given_up(make_front: MakeFront, hung: LateEngine) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from bei.errors import (
     BeiError,
     ConfigError,
     DeviceNotFoundError,
+    EngineDeadError,
     EngineError,
     LibraryVersionError,
     MissingDependencyError,
@@ -257,15 +259,47 @@ def test_a_batch_beyond_the_limits_is_an_error_of_that_batch(
     assert answer(engine, texts_for(artifacts["embedder"])).shape == (len(LENGTHS), 32)
 
 
-def test_a_cuda_error_is_an_error_of_that_batch_in_one_line(
+def answers_of(*statuses: str) -> Callable[[], tuple[SimpleNamespace]]:
+    """A function of CUDA's that returns these, and then the last of them."""
+    left = list(statuses)
+
+    def function() -> tuple[SimpleNamespace]:
+        name = left.pop(0) if len(left) > 1 else left[0]
+        return (SimpleNamespace(value=0 if name == "cudaSuccess" else 700, name=name),)
+
+    return function
+
+
+@pytest.mark.parametrize("status", ["cudaSuccess", "cudaErrorMemoryAllocation"])
+def test_a_cuda_error_that_passes_is_an_error_of_that_batch_in_one_line(
+    status: str, engine: Engine, artifacts: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("CUDA error: out of\nmemory")
+
+    runtime = sys.modules["cuda.bindings.runtime"]
+    monkeypatch.setattr(runtime, "cudaDeviceSynchronize", answers_of(status, "cudaSuccess"))
+    monkeypatch.setattr(trtllm.LLM, "_encoded", fail)
+    with pytest.raises(EngineError, match="58 tokens: CUDA error: out of memory") as raised:
+        answer(engine, texts_for(artifacts["embedder"]))
+    assert type(raised.value) is EngineError
+
+
+def test_a_gpu_that_is_lost_ends_the_engine_in_one_line(
     engine: Engine, artifacts: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access\nwas encountered")
 
+    runtime = sys.modules["cuda.bindings.runtime"]
+    monkeypatch.setattr(runtime, "cudaDeviceSynchronize", answers_of("cudaErrorIllegalAddress"))
     monkeypatch.setattr(trtllm.LLM, "_encoded", fail)
-    with pytest.raises(EngineError, match="58 tokens: CUDA error: an illegal memory access was encountered"):
+    with pytest.raises(EngineDeadError) as raised:
         answer(engine, texts_for(artifacts["embedder"]))
+    assert str(raised.value) == (
+        "The GPU does not answer this process any more (cudaErrorIllegalAddress, simulated cudaErrorIllegalAddress): "
+        "restart the server. It began with: CUDA error: an illegal memory access was encountered"
+    )
 
 
 def test_an_answer_of_another_shape_is_refused(

@@ -50,6 +50,7 @@ class AheadOfTimeBuilder:
     def build_serialized_network_to_stream(self, network: object, config: Any, writer: object) -> bool:
         assert config.num_optimization_profiles == 2
         assert not config.get_flag(self._rtx.BuilderFlag.TF32)
+        assert config.get_flag(self._rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
         return bool(self._builder.build_serialized_network_to_stream(network, config, writer))
 
 

@@ -103,6 +103,9 @@ def _configure(
     """Set what ``settings`` say and read it back: TensorRT refuses with no more than a line in its log."""
     config.clear_flag(trt.BuilderFlag.TF32)  # else pooling, tail and fp32 graphs would be computed with 10 bits
     _hold("TF32 off", not config.get_flag(trt.BuilderFlag.TF32), logger)
+    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):  # TensorRT-RTX's: the engine gives contexts their memory
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+        _hold("REQUIRE_USER_ALLOCATION", config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION), logger)
     if settings.capabilities:
         _set_capabilities(cast("TensorRTRTXModule", trt), cast(Any, config), settings.capabilities, logger)
     if settings.hardware_compatible:

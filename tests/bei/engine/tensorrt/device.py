@@ -70,6 +70,7 @@ class Device:
         self.violations: list[str] = []
         self.calls: Counter[str] = Counter()
         self.before_wait: Callable[[], None] = lambda: None  # called by whoever waits for an event
+        self.used_by: set[int] = set()  # threads in which its context is current
         self.held: dict[int, Range] = {}  # memory that somebody was given for longer than a step, by who that is
         self.copied: list[tuple[str, int]] = []  # upload or download, and bytes, as they are asked for
         self.graph_bytes = 1_000_000  # of the device, for each graph that can be launched
@@ -180,6 +181,11 @@ class Device:
 
     def _cudaGetDeviceProperties(self, index: int) -> Any:
         return (self._properties,)
+
+    def _cudaSetDevice(self, device: int) -> Any:
+        if device != 0:
+            return runtime.cudaError_t.cudaErrorInvalidDevice
+        self.used_by.add(threading.get_ident())
 
     def _cudaGetErrorString(self, status: Any) -> Any:
         raise NotImplementedError

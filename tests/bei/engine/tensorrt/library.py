@@ -6,6 +6,7 @@ memory that is large enough, aligned and in use by one step at a time, no change
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,17 @@ class Library:
         self.version = version
         self.refusals: list[str] = []
         self.contexts_left: int | None = None  # how many can still be made; None: any number
+        self.exceptions: dict[str, list[type[Exception]]] = {}  # what the bindings raise next, by the method's name
         self.validity = ("VALID", 0)
         self.spoils_recorded = False  # a recorded step answers otherwise than it did
         self.steps: list[int] = []
         self.classes: dict[str, type] = {}
         self.contexts: list[_Context] = []  # that live
+
+    def asked(self, method: str) -> None:
+        """Raise what is to be raised in ``method``, once."""
+        if self.exceptions.get(method):
+            raise self.exceptions[method].pop(0)("shapes\nare not known")
 
     def behaviours(self, *, is_rtx: bool) -> dict[str, type]:
         """A class for each of the library's that an engine uses; objects of them know the library."""
@@ -80,6 +87,8 @@ class _Runtime(_OfLibrary):
         self._logger = logger
 
     def deserialize_cuda_engine(self, reader: Any) -> Any:
+        if threading.get_ident() not in self._device.used_by:
+            raise self._device.violated("a plan is loaded while no CUDA context is current")
         try:
             size = body_size(_read_all(reader, HEADER_BYTES))
         except ValueError as error:
@@ -172,6 +181,7 @@ class _Engine(_OfLibrary):
         return self._made("IRuntimeConfig")
 
     def create_execution_context(self, how: Any) -> Any:
+        self._library.asked("create_execution_context")
         strategy = how._strategy if isinstance(how, _RuntimeConfig) else how
         if strategy.name != "USER_MANAGED":
             raise self._device.violated("a context has activation memory of its own")
@@ -227,6 +237,7 @@ class _Context(_OfLibrary):
         return True
 
     def set_device_memory(self, memory: int, size: int) -> None:
+        self._library.asked("set_device_memory")
         if memory % ALIGNMENT:
             raise self._device.violated("activation memory is not aligned")
         if size < self._engine._plan.activation_bytes:
@@ -252,9 +263,11 @@ class _Context(_OfLibrary):
         return True
 
     def infer_shapes(self) -> list[str]:
+        self._library.asked("infer_shapes")
         return [name for name in self._engine._inputs if name not in self._shapes]
 
     def execute_async_v3(self, stream: int) -> bool:
+        self._library.asked("execute_async_v3")
         if self._library.refusals:
             self._error(self._library.refusals.pop(0))
             return False

@@ -106,6 +106,29 @@ def test_a_step_that_cannot_be_recorded_runs_unrecorded(
             rig.check(engine, batch_of(lengths))
 
 
+@pytest.mark.parametrize(
+    "method", ["infer_shapes", "execute_async_v3", "create_execution_context", "set_device_memory"]
+)
+def test_an_exception_of_the_bindings_ends_the_recording_and_not_the_engine(
+    method: str, rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig.engine(num_streams=1, cuda_graphs=GRAPHS_MB) as engine:
+
+        def asked(name: str) -> None:
+            """Raise in a context that is made to record."""
+            if name == method and (len(rig.library.contexts) > 2 or method == "create_execution_context"):
+                raise RuntimeError("a new context does not work")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.library, "asked", asked)
+            engine.warmup()
+        assert "after 0 CUDA graphs no more are recorded: TensorRT" in caplog.text
+        assert "a new context does not work" in caplog.text
+        caplog.clear()
+        for lengths in ([3], [60], [64] * 4):
+            rig.check(engine, batch_of(lengths))
+
+
 def test_a_recorded_step_that_answers_otherwise_is_not_used(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.library.spoils_recorded = True
     with rig.engine(num_streams=1, cuda_graphs=GRAPHS_MB, warm=True) as engine:

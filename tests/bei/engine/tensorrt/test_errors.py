@@ -59,8 +59,22 @@ def test_another_gpu_is_named_with_the_remedy(graphs: Graphs, tmp_path: Path) ->
 
 
 def test_another_gpu_of_tensorrt_rtx_is_named_with_the_setting_to_build_with(graphs: Graphs, tmp_path: Path) -> None:
+    device = Device(name="NVIDIA A10", capability=86)
+    rig = Rig(tmp_path, graphs, target="tensorrt-rtx", device=device, capabilities=["SM89", "SM120"])
+    refused(
+        rig,
+        ArtifactWrongDeviceError,
+        r"compiled for SM89, SM120; .* NVIDIA A10 \(SM86\). Build it again with --compute-capability 86\.$",
+    )
+
+
+def test_a_gpu_that_tensorrt_rtx_never_runs_on_is_told_the_target_that_does(graphs: Graphs, tmp_path: Path) -> None:
     rig = Rig(tmp_path, graphs, target="tensorrt-rtx", capabilities=["SM89", "SM120"])
-    refused(rig, ArtifactWrongDeviceError, r"compiled for SM89, SM120; .*\(SM90\).*--compute-capability 90")
+    refused(
+        rig,
+        ArtifactWrongDeviceError,
+        r"H200 \(SM90\), on which TensorRT-RTX does not run. Build it again on this machine with --target tensorrt\.$",
+    )
 
 
 @pytest.mark.parametrize(("capability", "runs"), [(75, False), (80, True), (120, True)])
@@ -275,6 +289,27 @@ def test_a_call_that_fails_mid_flight_costs_its_batch_alone(function: str, rig: 
         assert str(error).startswith(f"CUDA failed in {function}: cudaErrorMemoryAllocation")
         rig.check(engine, batch_of([3]))
         rig.check(engine, batch_of([64] * 4))
+
+
+def test_a_gpu_that_another_process_has_for_itself_is_named_before_the_plan_is_read(rig: Rig) -> None:
+    rig.device.fail("cudaSetDevice", runtime.cudaError_t.cudaErrorDevicesUnavailable)
+    refused(rig, EngineError, "CUDA failed in cudaSetDevice: cudaErrorDevicesUnavailable")
+
+
+@pytest.mark.parametrize(("method", "error"), [("infer_shapes", RuntimeError), ("execute_async_v3", TypeError)])
+def test_an_exception_of_the_bindings_costs_its_batch_alone(method: str, error: type[Exception], rig: Rig) -> None:
+    with rig.engine(num_streams=1) as engine:
+        rig.library.exceptions[method] = [error]
+        raised = error_of(lambda: engine.run(batch_of([3])))
+        assert type(raised) is EngineError
+        assert re.fullmatch(r"TensorRT did not (take|run) a step: shapes are not known", str(raised))
+        rig.check(engine, batch_of([3]))
+
+
+@pytest.mark.parametrize("method", ["create_execution_context", "set_device_memory"])
+def test_an_exception_of_the_bindings_at_load_leaves_nothing(method: str, rig: Rig) -> None:
+    rig.library.exceptions[method] = [RuntimeError]
+    refused(rig, EngineError, "TensorRT made no execution context: shapes are not known$")
 
 
 def test_after_an_error_of_a_kernel_the_engine_says_that_it_is_dead(rig: Rig) -> None:

@@ -29,6 +29,14 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     Mutation(
+        "a plan is loaded before there is a CUDA context",
+        tensorrt,
+        "TensorRTEngine",
+        "        self._cuda.use_device()\n",
+        "",
+        contracts.answers_of_both_profiles,
+    ),
+    Mutation(
         "nobody waits for the step",
         device_stream,
         "DeviceStream",
@@ -104,16 +112,16 @@ MUTATIONS = [
         "contexts have no activation memory",
         plan,
         "LoadedPlan",
-        "        context.set_device_memory(activations, self.activation_bytes)\n",
-        "",
+        "context.set_device_memory(activations, self.activation_bytes)\n",
+        "pass\n",
         contracts.answers_of_both_profiles,
     ),
     Mutation(
         "two batches share one stream's buffers",
         tensorrt,
         "TensorRTEngine",
-        "self._free.put(stream)\n            self._info",
-        "self._free.put(streams[0])\n            self._info",
+        "StreamPool(streams)",
+        "StreamPool(streams[:1] * len(streams))",
         contracts.two_batches_in_flight,
     ),
     Mutation(

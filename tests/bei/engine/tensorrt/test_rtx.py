@@ -8,13 +8,16 @@ import pytest
 
 from bei.artifact import TENSORRT_PLAN
 from bei.errors import EngineError
+from bei.nvidia import RTX_CAPABILITIES
 from tests.bei.engine.tensorrt import contracts
+from tests.bei.engine.tensorrt.device import Device
 from tests.bei.engine.tensorrt.rig import Graphs, Rig, batch_of
 
 
 @pytest.fixture
 def rtx(graphs: Graphs, tmp_path: Path) -> Rig:
-    return Rig(tmp_path, graphs, target="tensorrt-rtx", capabilities=["SM89", "SM90"])
+    device = Device(name="NVIDIA L4", capability=89)
+    return Rig(tmp_path, graphs, target="tensorrt-rtx", device=device, capabilities=["SM86", "SM89"])
 
 
 def test_it_keeps_the_contract(rtx: Rig) -> None:
@@ -25,9 +28,41 @@ def test_it_keeps_the_contract(rtx: Rig) -> None:
 def test_a_plan_that_cannot_run_here_is_refused_with_its_reasons(rtx: Rig) -> None:
     kinds = rtx.trt.EngineInvalidityDiagnostics
     rtx.library.validity = ("INVALID", int(kinds.OLD_CUDA_DRIVER) | int(kinds.UNSUPPORTED_CC))
-    with pytest.raises(EngineError, match=r"cannot run here: unsupported cc; old cuda driver. Build it again"):
+    with pytest.raises(
+        EngineError,
+        match=r"cannot run here: unsupported cc; old cuda driver. To do: build it again .*; install a newer driver of",
+    ):
         rtx.load()
     rtx.check_clean()
+
+
+REMEDIES = {
+    "VERSION_MISMATCH": "build it again with the TensorRT-RTX that is installed here",
+    "UNSUPPORTED_CC": "build it again with --compute-capability of this machine's GPU",
+    "OLD_CUDA_DRIVER": "install a newer driver",
+    "OLD_CUDA_RUNTIME": "install a newer CUDA runtime",
+    "INSUFFICIENT_GPU_MEMORY": "stop what else uses the GPU's memory",
+    "MALFORMED_ENGINE": "copy the artifact anew",
+    "CUDA_ERROR": "install the driver of NVIDIA again",
+}
+
+
+@pytest.mark.parametrize("kind", [*REMEDIES, None])
+def test_each_reason_has_its_own_remedy(kind: str | None, rtx: Rig) -> None:
+    kinds = rtx.trt.EngineInvalidityDiagnostics
+    assert set(kinds.__members__) == set(REMEDIES)
+    rtx.library.validity = ("INVALID", 0 if kind is None else int(kinds[kind]))
+    with pytest.raises(EngineError) as raised:
+        rtx.load()
+    said, _, remedy = str(raised.value).partition(" To do: ")
+    assert said.endswith(f"cannot run here: {kind.lower().replace('_', ' ')}." if kind else "it gives no reason.")
+    assert remedy.startswith(REMEDIES[kind] if kind else "build it again for this machine's GPU.")
+    assert ";" not in remedy
+
+
+def test_it_runs_on_the_gpus_that_it_is_said_to_run_on(rtx: Rig) -> None:
+    names = {name for name in rtx.trt.ComputeCapability.__members__ if name.startswith("SM")}
+    assert names == {f"SM{capability}" for capability in RTX_CAPABILITIES}
 
 
 @pytest.mark.parametrize("left", [3, 200])
