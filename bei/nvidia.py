@@ -43,10 +43,6 @@ LIBRARIES = {
 }
 
 
-# GPUs that TensorRT-RTX 1.7 makes plans for, as its ComputeCapability has them: 7.5, ..., 12.1.
-RTX_CAPABILITIES = (75, 80, 86, 89, 120, 121)
-
-
 def load_library(target: str, purpose: str) -> ModuleType:
     """The module of ``target``'s library. Raises MissingDependencyError that names ``purpose``, LibraryVersionError."""
     library = LIBRARIES[target]
