@@ -53,6 +53,11 @@ def _work(sizes: Sizes) -> int:
     return sizes.tokens + sizes.sequences * sizes.longest
 
 
+def cheapest_sizes(planned: Iterable[Sizes], batch: PackedBatch) -> Sizes | None:
+    """Those of the least work that hold ``batch``; None where none do."""
+    return min((sizes for sizes in planned if sizes.holds(batch)), key=_work, default=None)
+
+
 def cheapest(steps: Iterable[CapturedStep], batch: PackedBatch) -> CapturedStep | None:
     """The step of the least work that holds ``batch``; None where none does."""
     return min((step for step in steps if step.sizes.holds(batch)), key=lambda step: _work(step.sizes), default=None)

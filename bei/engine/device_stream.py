@@ -17,7 +17,7 @@ import numpy.typing as npt
 from bei.artifact import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
 from bei.engine.cuda import Cuda, aligned
-from bei.engine.cuda_graphs import CapturedStep, cheapest
+from bei.engine.cuda_graphs import CapturedStep, cheapest, cheapest_sizes
 from bei.engine.plan import LoadedPlan, Profile, Shape, raised_by_bindings
 from bei.errors import EngineDeadError, EngineError
 from bei.packing import Sizes, graph_inputs
@@ -51,10 +51,10 @@ class Held:
 class DeviceStream:
     """Runs steps of ``plan``, one at a time. Raises EngineError where there is no memory for it.
 
-    ``captures_itself``: TensorRT-RTX records the steps of the first profile.
+    ``own_sizes``: what TensorRT-RTX records by itself; then the first profile gets steps of these sizes and no others.
     """
 
-    def __init__(self, cuda: Cuda, plan: LoadedPlan, resources: ExitStack, *, captures_itself: bool = False) -> None:
+    def __init__(self, cuda: Cuda, plan: LoadedPlan, resources: ExitStack, *, own_sizes: Seq[Sizes] = ()) -> None:
         self._cuda, self._plan = cuda, plan
         self._stream = cuda.stream(resources)
         self._done = cuda.event(resources)
@@ -64,8 +64,9 @@ class DeviceStream:
         self._activation_bytes = max(1, plan.activation_bytes)
         self._activations = cuda.device_memory(self._activation_bytes, resources)
         self._captured: list[CapturedStep] = []
+        self._own_sizes = own_sizes
         self._contexts = [
-            self._context(profile, resources, captures_itself=captures_itself and profile.index == 0)
+            self._context(profile, resources, captures_itself=bool(own_sizes) and profile.index == 0)
             for profile in plan.profiles
         ]
 
@@ -98,9 +99,19 @@ class DeviceStream:
             raise
 
     def _enqueue(self, batch: PackedBatch) -> None:
-        inputs = graph_inputs(batch, self._plan.input_names)
-        profile = self._plan.profile_for(inputs)
+        sizes = cheapest_sizes(self._own_sizes, batch)
+        inputs = graph_inputs(batch, self._plan.input_names, sizes)
+        profile = self._plan.profile_for(inputs, first=1 if self._own_sizes and sizes is None else 0)
         self._execute(self._contexts[profile.index], inputs)
+
+    def rehearse(self) -> None:
+        """Run a step of each of ``own_sizes``, for which TensorRT-RTX then has kernels and a graph. As ``run``."""
+        for sizes in self._own_sizes:
+            try:
+                self._answers(self._contexts[0], _filled(sizes, 0), sizes)
+            except BaseException as error:
+                self._settle(error)
+                raise
 
     def _execute(self, context: Held, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """Copy ``inputs`` and let ``context`` compute; nothing is waited for."""

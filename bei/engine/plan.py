@@ -161,9 +161,9 @@ class LoadedPlan:
             profiles.append(Profile(index, said, least, most))
         return profiles
 
-    def profile_for(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Profile:
-        """The first profile that holds ``inputs``: the narrowest comes first. Raises EngineError."""
-        for profile in self.profiles:
+    def profile_for(self, inputs: Mapping[str, npt.NDArray[Any]], first: int = 0) -> Profile:
+        """The first profile from ``first`` on that holds ``inputs``: the narrowest comes first. Raises EngineError."""
+        for profile in self.profiles[first:]:
             if profile.holds(inputs):
                 return profile
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
@@ -174,8 +174,8 @@ class LoadedPlan:
     ) -> TensorRTModule.IExecutionContext:
         """An execution context for ``profile``, which computes in the ``activation_bytes`` at ``activations``.
 
-        Contexts that share those must not run at the same time. ``captures_itself``: TensorRT-RTX records CUDA graphs
-        on its own and launches those.
+        Contexts that share those must not run at the same time. ``captures_itself``: few shapes will come, for each of
+        which TensorRT-RTX compiles kernels, records a CUDA graph and launches that.
         """
         with raised_by_bindings("made no execution context", self.logger):
             context = self._new_context(captures_itself=captures_itself)
@@ -191,11 +191,16 @@ class LoadedPlan:
 
     def _new_context(self, *, captures_itself: bool) -> TensorRTModule.IExecutionContext:
         strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        if captures_itself:
+        if hasattr(self.trt, "DynamicShapesKernelSpecializationStrategy"):
+            rtx = cast("TensorRTRTXModule", self.trt)
             config = self.engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(strategy)
-            whole = cast("TensorRTRTXModule", self.trt).CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-            cast("TensorRTRTXModule.IRuntimeConfig", config).cuda_graph_strategy = whole
+            of_rtx = cast("TensorRTRTXModule.IRuntimeConfig", config)
+            if captures_itself:
+                of_rtx.cuda_graph_strategy = rtx.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            else:  # nearly every batch has another shape, and kernels for it would be compiled while it is served
+                kinds = rtx.DynamicShapesKernelSpecializationStrategy
+                of_rtx.dynamic_shapes_kernel_specialization_strategy = kinds.NONE
             context = self.engine.create_execution_context(config)
         else:
             context = self.engine.create_execution_context(strategy)

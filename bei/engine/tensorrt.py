@@ -73,14 +73,13 @@ class TensorRTEngine:
             raise EngineError(f"The manifest of {manifest.name} does not describe its plan. Build the artifact again.")
         records = options.cuda_graphs > 0
         self._graph_bytes = options.cuda_graphs * _MEGABYTE if manifest.target == "tensorrt" else 0
-        self._planned = planned_sizes(about.profiles[0]) if self._graph_bytes else []
+        planned = planned_sizes(about.profiles[0]) if records else []
+        self._planned = planned if self._graph_bytes else []
         with ExitStack() as resources:
             self._plan = LoadedPlan(trt, folder, about, manifest.outputs)
             resources.callback(self._plan.close)
             streams = [
-                DeviceStream(
-                    self._cuda, self._plan, resources, captures_itself=records and manifest.target == "tensorrt-rtx"
-                )
+                DeviceStream(self._cuda, self._plan, resources, own_sizes=[] if self._graph_bytes else planned)
                 for _ in range(options.num_streams)
             ]
             self._streams = StreamPool(streams)
@@ -93,7 +92,7 @@ class TensorRTEngine:
                 per_token=frozenset(output.name for output in manifest.outputs if output.per_token),
                 num_streams=options.num_streams,
                 # As far as the memory for graphs goes; a step that got none of them is filled up less.
-                token_buckets=tuple(sorted({sizes.tokens for sizes in self._planned})),
+                token_buckets=tuple(sorted({sizes.tokens for sizes in planned})),
                 memory_bytes=self._plan.weight_bytes + sum(stream.device_bytes for stream in streams),
             )
             self._resources = resources.pop_all()
@@ -118,6 +117,7 @@ class TensorRTEngine:
             for stream in streams:
                 for batch in self._extreme_batches():
                     stream.run(batch, self._plan.outputs)
+                stream.rehearse()
             self._capture(streams)
 
     def _extreme_batches(self) -> list[PackedBatch]:

@@ -41,6 +41,7 @@ class Library:
         self.validity = ("VALID", 0)
         self.spoils_recorded = False  # a recorded step answers otherwise than it did
         self.steps: list[int] = []
+        self.shapes: dict[int, set[tuple[Shape, ...]]] = {}  # of inputs, that steps of each profile had
         self.classes: dict[str, type] = {}
         self.contexts: list[_Context] = []  # that live
 
@@ -204,6 +205,7 @@ class _RTXRuntimeConfig(_RuntimeConfig):
     def __init__(self) -> None:
         super().__init__()
         self.cuda_graph_strategy = "DISABLED"
+        self.dynamic_shapes_kernel_specialization_strategy = "LAZY"
 
 
 class _Context(_OfLibrary):
@@ -218,9 +220,10 @@ class _Context(_OfLibrary):
         self._flushed: tuple[Any, ...] | None = None  # the shapes it has last run with
         self._library.contexts.append(self)
 
-    def _graphs_strategy(self) -> str | None:
-        """What TensorRT-RTX was told about CUDA graphs; None: nothing."""
-        return None if self._config is None else self._config.cuda_graph_strategy.name
+    def _strategies(self) -> list[str]:
+        """What TensorRT-RTX was told about CUDA graphs, and about kernels for shapes."""
+        kinds = (self._config.cuda_graph_strategy, self._config.dynamic_shapes_kernel_specialization_strategy)
+        return [kind if isinstance(kind, str) else kind.name for kind in kinds]
 
     def _released(self) -> None:
         self._is_released = True
@@ -284,6 +287,7 @@ class _Context(_OfLibrary):
         if is_recorded and self._flushed != self._state():
             state.capture_failed = True  # what is left to do for new shapes cannot be recorded
         self._flushed = self._state()
+        self._library.shapes.setdefault(self._profile or 0, set()).add(tuple(self._shapes.values()))
         self._device.enqueue(stream, self._step(is_recorded=is_recorded))
         return True
 

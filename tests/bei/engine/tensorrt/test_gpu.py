@@ -17,12 +17,14 @@ import onnxruntime
 import pytest
 
 from bei.artifact import TENSORRT_PLAN, EngineRequirements, OutputInfo, Plan, PlanProfile
+from bei.engine.cuda import Cuda
 from bei.engine.tensorrt import TensorRTEngine, TensorRTOptions
 from bei.errors import BeiError
 from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei.packing import graph_inputs
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.writer import DType
+from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
 from tests.artifacts import save_artifact
 from tests.bei.engine.tensorrt.rig import batch_of
 from tests.bei_build.targets.tiny import HIDDEN, graph_of, tiny_spec
@@ -32,7 +34,6 @@ pytestmark = pytest.mark.gpu
 
 LATENCY = PlanProfile(name="latency", tokens=(1, 64, 544), sequences=(1, 1, 8), longest=(1, 64, 72))
 THROUGHPUT = PlanProfile(name="throughput", tokens=(1, 4096, 4352), sequences=(1, 64, 136), longest=(1, 64, 72))
-_SIZES = {"T": "tokens", "B": "sequences", "S": "longest"}
 _RUNS = 200
 
 
@@ -40,29 +41,19 @@ def found(target: str) -> tuple[Any, Gpu]:
     """The library and the GPU; skips the test where one is missing."""
     try:
         gpu = current_gpu(load_cuda("This test", target))
-        return load_library(target, "This test"), gpu
+        trt = load_library(target, "This test")
     except BeiError as error:
         pytest.skip(str(error))
+    if target == "tensorrt-rtx" and gpu.architecture not in trt.ComputeCapability.__members__:
+        pytest.skip(f"TensorRT-RTX {trt.__version__} does not run on {gpu.name} ({gpu.architecture})")
+    return trt, gpu
 
 
-def built(trt: Any, graph: Path) -> bytes:
-    """A plan with both profiles, for the GPU of this machine."""
-    builder = trt.Builder(trt.Logger(trt.Logger.WARNING))
-    network = builder.create_network(0)
-    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.WARNING))
-    assert parser.parse_from_file(str(graph)), [parser.get_error(index).desc() for index in range(parser.num_errors)]
-    config = builder.create_builder_config()
-    config.clear_flag(trt.BuilderFlag.TF32)
-    for profile in (LATENCY, THROUGHPUT):
-        ranges = builder.create_optimization_profile()
-        for index in range(network.num_inputs):
-            tensor = network.get_input(index)
-            names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
-            ranges.set_shape(tensor.name, *zip(*(getattr(profile, _SIZES[name]) for name in names), strict=True))
-        config.add_optimization_profile(ranges)
-    plan = builder.build_serialized_network(network, config)
-    assert plan is not None
-    return bytes(plan)
+def build(target: str, trt: Any, gpu: Gpu, graph: Path, plan: Path) -> None:
+    """Write the file ``plan`` with both profiles, as bei_build does, for the GPU of this machine."""
+    capabilities = (gpu.capability,) if target == "tensorrt-rtx" else ()
+    settings = PlanSettings(profiles=(LATENCY, THROUGHPUT), capabilities=capabilities)
+    assert write_plan(trt, graph, ["padded", "padded"], settings, plan, lambda _: None) == []
 
 
 class Loaded:
@@ -104,7 +95,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loaded]:
         max_batch_size=128,
         max_seq_len=64,
     )
-    (artifact.engine_dir / TENSORRT_PLAN).write_bytes(built(trt, graph))
+    build(request.param, trt, gpu, graph, artifact.engine_dir / TENSORRT_PLAN)
     loaded = Loaded(TensorRTEngine(artifact.engine_dir, artifact.manifest, TensorRTOptions()), graph)
     loaded.engine.warmup()
     yield loaded
@@ -114,6 +105,21 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loaded]:
 def test_a_plan_answers_as_its_graph_does(loaded: Loaded) -> None:
     for seed, lengths in enumerate(([3], [5, 6, 7], [64], [64] * 60, [1] * 128, [30] * 100)):
         loaded.check(lengths, seed)
+
+
+def test_small_batches_are_launched_as_they_were_recorded(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    if loaded.engine.info.target != "tensorrt":
+        pytest.skip("TensorRT-RTX records by itself, and does not say what it launches")
+    launched: list[None] = []
+    launch = Cuda.launch
+
+    def counted(self: Cuda, executable: Any, stream: Any) -> None:
+        launched.append(None)
+        launch(self, executable, stream)
+
+    monkeypatch.setattr(Cuda, "launch", counted)
+    loaded.check([12], 1)
+    assert len(launched) == 1
 
 
 def test_two_batches_in_flight_answer_as_one(loaded: Loaded) -> None:

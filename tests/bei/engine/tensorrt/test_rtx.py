@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from bei.artifact import TENSORRT_PLAN
+from bei.engine.cuda_graphs import planned_sizes
 from bei.errors import EngineError
 from bei.nvidia import RTX_CAPABILITIES
 from tests.bei.engine.tensorrt import contracts
 from tests.bei.engine.tensorrt.device import Device
-from tests.bei.engine.tensorrt.rig import Graphs, Rig, batch_of
+from tests.bei.engine.tensorrt.rig import LATENCY, Graphs, Rig, batch_of
 
 
 @pytest.fixture
@@ -79,13 +80,25 @@ def test_a_plan_that_is_slow_here_is_a_warning(rtx: Rig, caplog: pytest.LogCaptu
         rtx.check(engine, batch_of([3]))
 
 
-@pytest.mark.parametrize(("megabytes", "strategies"), [(0, [None, None]), (1, ["WHOLE_GRAPH_CAPTURE", None])])
-def test_it_records_the_steps_of_the_narrow_profile_by_itself(
-    megabytes: int, strategies: list[str | None], rtx: Rig
+@pytest.mark.parametrize(
+    ("megabytes", "strategies"),
+    [(0, [["DISABLED", "NONE"]] * 2), (1, [["WHOLE_GRAPH_CAPTURE", "LAZY"], ["DISABLED", "NONE"]])],
+)
+def test_it_compiles_kernels_and_records_steps_for_the_narrow_profile_alone(
+    megabytes: int, strategies: list[list[str]], rtx: Rig
 ) -> None:
     with rtx.engine(num_streams=1, cuda_graphs=megabytes, warm=True) as engine:
-        made = [context._graphs_strategy() for context in rtx.library.contexts]
-        assert made == strategies
-        assert engine.info.token_buckets == ()  # it records whatever shapes come
+        assert [context._strategies() for context in rtx.library.contexts] == strategies
+        assert engine.info.token_buckets == ((16, 32, 64) if megabytes else ())
         assert rtx.device.calls["cudaGraphLaunch"] == 0
         rtx.check(engine, batch_of([5, 6, 7]))
+
+
+def test_what_it_records_has_few_shapes_and_all_are_met_before_it_serves(rtx: Rig) -> None:
+    with rtx.engine(cuda_graphs=1, warm=True) as engine:
+        met = set(rtx.library.shapes[0])
+        assert len(met) == len(planned_sizes(LATENCY))
+        for seed, lengths in enumerate(([3], [5, 6, 7], [1, 1], [64], [36, 36], [2] * 4, [1] * 5, [64] * 4)):
+            rtx.check(engine, batch_of(lengths, seed))
+        assert rtx.library.shapes[0] == met
+        assert len(rtx.library.shapes[1]) >= 3
