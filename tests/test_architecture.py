@@ -18,7 +18,7 @@ HEAVY = {"torch", "transformers", "onnx", "modelopt", "bei_build"}
 # An engine's library is imported by that engine alone, and there only when one is made.
 ENGINE_LIBRARIES = {
     "openvino": "bei/engine/openvino.py",
-    "tensorrt": "bei/engine/tensorrt.py",
+    "tensorrt": "bei/engine/tensorrt/engine.py",
     "tensorrt_llm": "bei/engine/trtllm.py",
 }
 # Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).

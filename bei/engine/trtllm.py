@@ -25,7 +25,7 @@ import numpy as np
 
 from bei.artifact import Manifest
 from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
-from bei.engine.cuda import Cuda
+from bei.engine.tensorrt.cuda import Cuda
 from bei.errors import (
     ArtifactManifestError,
     ArtifactWrongDeviceError,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bei.core import Outputs
-from bei.engine import tensorrt
+from bei.engine.tensorrt import engine as tensorrt
 from bei.errors import EngineError
 from tests.bei.engine.tensorrt.rig import Rig, batch_of
 

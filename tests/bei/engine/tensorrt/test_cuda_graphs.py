@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bei.artifact import PlanProfile
 from bei.core import PackedBatch
-from bei.engine.cuda_graphs import CapturedStep, cheapest, planned_sizes
+from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, planned_sizes
 from bei.packing import Sizes, graph_inputs
 from tests.bei.engine.tensorrt.rig import GRAPHS_MB, LATENCY, Rig, batch_of
 

@@ -151,7 +151,7 @@ def test_a_missing_package_is_named_with_its_extra(
     module: str, package: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if module == "tensorrt":
-        monkeypatch.setattr("bei.engine.tensorrt.load_cuda", lambda purpose, extra: rig.device.module())
+        monkeypatch.setattr("bei.engine.tensorrt.engine.load_cuda", lambda purpose, extra: rig.device.module())
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         MissingDependencyError, match=rf"needs the Python package '{package}': pip install 'bei\[tensorrt\]'"

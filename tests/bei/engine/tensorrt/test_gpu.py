@@ -17,8 +17,8 @@ import onnxruntime
 import pytest
 
 from bei.artifact import TENSORRT_PLAN, EngineRequirements, OutputInfo, Plan, PlanProfile
-from bei.engine.cuda import Cuda
 from bei.engine.tensorrt import TensorRTEngine, TensorRTOptions
+from bei.engine.tensorrt.cuda import Cuda
 from bei.errors import BeiError
 from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei.packing import graph_inputs

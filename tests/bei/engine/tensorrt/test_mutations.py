@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bei.engine import cuda, device_stream, plan, tensorrt
+from bei.engine.tensorrt import cuda, device_stream, engine, plan
 from bei.errors import EngineError
 from tests.bei.engine.tensorrt import contracts
 from tests.bei.engine.tensorrt import rig as rig_module
@@ -30,7 +30,7 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(
         "a plan is loaded before there is a CUDA context",
-        tensorrt,
+        engine,
         "TensorRTEngine",
         "        self._cuda.use_device()\n",
         "",
@@ -118,7 +118,7 @@ MUTATIONS = [
     ),
     Mutation(
         "two batches share one stream's buffers",
-        tensorrt,
+        engine,
         "TensorRTEngine",
         "StreamPool(streams)",
         "StreamPool(streams[:1] * len(streams))",
@@ -217,7 +217,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the plan is kept",
-        tensorrt,
+        engine,
         "TensorRTEngine",
         "            resources.callback(self._plan.close)\n",
         "",
@@ -236,7 +236,7 @@ def use(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = ModuleType(f"{module.__name__}_mutated")
     monkeypatch.setitem(sys.modules, changed.__name__, changed)  # dataclasses look for their module
     exec(compile(source.replace(mutation.old, mutation.new), module.__file__, "exec"), vars(changed))
-    user = rig_module if module is tensorrt else tensorrt
+    user = rig_module if module is engine else engine
     monkeypatch.setattr(user, mutation.name, getattr(changed, mutation.name))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bei.artifact import TENSORRT_PLAN
-from bei.engine.cuda_graphs import planned_sizes
+from bei.engine.tensorrt.cuda_graphs import planned_sizes
 from bei.errors import EngineError
 from bei.nvidia import RTX_CAPABILITIES
 from tests.bei.engine.tensorrt import contracts

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from bei.artifact import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
-from bei.engine.cuda import Cuda, aligned
-from bei.engine.cuda_graphs import CapturedStep, cheapest, cheapest_sizes
-from bei.engine.plan import LoadedPlan, Profile, Shape, raised_by_bindings
+from bei.engine.tensorrt.cuda import Cuda, aligned
+from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, cheapest_sizes
+from bei.engine.tensorrt.plan import LoadedPlan, Profile, Shape, raised_by_bindings
 from bei.errors import EngineDeadError, EngineError
 from bei.packing import Sizes, graph_inputs
 

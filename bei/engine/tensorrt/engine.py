@@ -17,12 +17,12 @@ import numpy as np
 
 from bei.artifact import Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
-from bei.engine.cuda import Cuda
-from bei.engine.cuda_graphs import planned_sizes
-from bei.engine.device_stream import DeviceStream
-from bei.engine.plan import LoadedPlan
-from bei.engine.requirements import check_version, found_gpu
-from bei.engine.stream_pool import StreamPool
+from bei.engine.tensorrt.cuda import Cuda
+from bei.engine.tensorrt.cuda_graphs import planned_sizes
+from bei.engine.tensorrt.device_stream import DeviceStream
+from bei.engine.tensorrt.plan import LoadedPlan
+from bei.engine.tensorrt.requirements import check_version, found_gpu
+from bei.engine.tensorrt.stream_pool import StreamPool
 from bei.errors import ConfigError, EngineDeadError, EngineError
 from bei.nvidia import load_cuda, load_library
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from bei.artifact import TENSORRT_GRAPH, TENSORRT_PLAN, OutputInfo, Plan, PlanProfile
 from bei.core import PackedBatch
-from bei.engine.cuda import Cuda, Stream
+from bei.engine.tensorrt.cuda import Cuda, Stream
 from bei.errors import EngineError
 from bei.packing import graph_inputs
 from bei.tensorrt_log import process_logger
