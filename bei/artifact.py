@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +37,6 @@ TOKENIZER = "tokenizer.json"
 CERTIFICATE = "certificate.json"
 ENGINE_DIR = "engine"
 REFERENCE_DIR = "reference"
-_RECERTIFYING_S = 0.2  # more than replacing two small files takes
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
 TENSORRT_PLAN = "model.plan"  # in engine/, targets tensorrt and tensorrt-rtx
 TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights: where the engine takes them from
@@ -425,9 +423,9 @@ def load(path: Path) -> Artifact:
     Raises what ``load_manifest`` raises, ArtifactFileMissingError and ArtifactHashMismatchError.
     """
     manifest = load_manifest(path)
-    if not _has_certificate_of(path, manifest):  # another process may be putting a new one there at this moment
-        time.sleep(_RECERTIFYING_S)
-        manifest = load_manifest(path)
+    if not _has_certificate_of(path, manifest):
+        with _alone(path):  # another process may be putting a new one there at this moment
+            manifest = load_manifest(path)
     for info in manifest.files:
         file = path / info.path
         if not file.is_file():

@@ -184,7 +184,8 @@ class EngineInfo:
     call ``run`` at the same time. Each call has buffers of its own, so on a device that computes beside the host a
     second stream prepares its inputs while the first one's step runs. ``token_buckets``: the sizes that a step's tokens
     are filled up to, ascending; empty where any size runs as it is, or nearly so. ``memory_bytes``: what the engine
-    holds of the device's own memory; None where it computes in the process's.
+    holds of the device's own memory; None where it computes in the process's. ``is_replaceable``: another engine can
+    be loaded in this process while a step of this one does not end.
     """
 
     target: str
@@ -196,6 +197,7 @@ class EngineInfo:
     num_streams: int = 1
     token_buckets: tuple[int, ...] = ()
     memory_bytes: int | None = None
+    is_replaceable: bool = True
 
 
 class Engine(Protocol):

@@ -65,17 +65,8 @@ def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: Device
     engine.warmup()
     artifact = verified(artifact, engine)
     costs = costs_for(artifact, engine, config)
-    reload = partial(_warm, loaded, engine.info.num_streams) if _may_reload(manifest.target) else None
+    reload = partial(_warm, loaded, engine.info.num_streams) if engine.info.is_replaceable else None
     return InferenceService(artifact, encoder, config, metrics, local_port(engine, costs, config, gate, reload), costs)
-
-
-def _may_reload(target: str) -> bool:
-    """Whether an engine that hangs is replaced in this process, which a GPU's cannot be.
-
-    A new one would have the same CUDA context, where a kernel that does not end blocks what loading does (memory is
-    allocated, the device waited for), and beside it the memory of the engine that was given up.
-    """
-    return target == "cpu"
 
 
 def _warm(load: Callable[[int], Engine], num_streams: int) -> Engine:

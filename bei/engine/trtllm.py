@@ -109,6 +109,7 @@ class TRTLLMEngine:
             device=gpu.name,
             limits=limits,
             outputs={self._output: self._width},
+            is_replaceable=False,  # a new one would have the same CUDA context, where a stuck kernel blocks loading
         )
 
     @property

@@ -94,6 +94,7 @@ class TensorRTEngine:
                 # As far as the memory for graphs goes; a step that got none of them is filled up less.
                 token_buckets=tuple(sorted({sizes.tokens for sizes in planned})),
                 memory_bytes=self._plan.weight_bytes + sum(stream.device_bytes for stream in streams),
+                is_replaceable=False,  # a new one would have the same CUDA context, where a stuck kernel blocks loading
             )
             self._resources = resources.pop_all()
 

@@ -34,7 +34,9 @@ LIMITS = limits_of(MAX_SEQ_LEN)
 
 @needs_rtx
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=() if one == "bert" else pytest.mark.slow) for one in HEADS]
+)
 def test_every_family_and_pooling_compiles(trt: ModuleType, tmp_path: Path, family: str, pooling: Pooling) -> None:
     assert compiled(trt, graph_of(tiny_spec(family, (pooling,)), tmp_path))
 
