@@ -30,7 +30,7 @@ class Unknowns:
         """
         try:
             return function(*arguments)
-        except Exception as error:
+        except Exception as error:  # a fact that cannot be had is a fact too, with its reason
             self.note(what, reason_of(error))
             return None
 

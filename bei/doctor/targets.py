@@ -146,7 +146,7 @@ def _why_no_serving(name: str) -> Iterator[Exception]:
     for check in checks:
         try:
             check()
-        except Exception as error:
+        except Exception as error:  # a foreign library may raise anything; what is no BeiError is "unknown"
             yield error
 
 
