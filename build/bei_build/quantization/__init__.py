@@ -1,0 +1,1 @@
+"""Post-training quantization: what is quantized and by which scales, and how that is found."""

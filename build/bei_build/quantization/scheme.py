@@ -1,0 +1,61 @@
+"""What is quantized, and by which scales: data. Calibration makes it, the graph writer reads it.
+
+Values are symmetric: a number x is stored as round(x / scale), without a zero point. Matrices have one scale an output
+channel (a row of [out, in]), inputs of linear layers one scale for all tokens and channels. Rounding is to the nearest
+number of the format: int8, or float8_e4m3fn (arXiv:2209.05433).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Format: TypeAlias = Literal["fp8", "int8"]
+
+LARGEST: Mapping[Format, float] = {"fp8": 448.0, "int8": 127.0}
+
+# Significant digits of scales and factors. What is measured differs in its last bits between machines and numbers of
+# threads, and equal builds are to be equal bytes.
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class LayerQuantization:
+    """How one linear layer is quantized.
+
+    ``input_amax``: the input is clipped to ± this, which is the format's largest number times the scale.
+    ``smoothing`` [in_features]: the input is divided by it, and the matrix's columns are multiplied
+    (SmoothQuant, arXiv:2211.10438); None: neither. ``input_amax`` is that of the divided input.
+    ``output_amax``: the product is quantized too, for the layer behind it; None: it is not.
+    """
+
+    input_amax: float
+    smoothing: tuple[float, ...] | None = None
+    output_amax: float | None = None
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """``layers`` by the names that linear layers have in the graph (``linear_layers``); others are not quantized."""
+
+    format: Format
+    layers: Mapping[str, LayerQuantization] = field(default_factory=dict)
+
+    def without(self, names: frozenset[str]) -> Quantization:
+        """The same with layers ``names`` left high."""
+        return Quantization(self.format, {name: it for name, it in self.layers.items() if name not in names})
+
+
+def rounded(value: float) -> float:
+    """``value`` with as many digits as are kept of scales."""
+    return float(f"{value:.{_DIGITS - 1}e}")
+
+
+def row_amax(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The largest absolute value of each row of ``matrix`` [out, in], float32 [out]; rows of zeros get a tiny one."""
+    largest: npt.NDArray[np.float32] = np.maximum(np.abs(matrix).max(axis=1), np.finfo(np.float32).tiny * 1024)
+    return largest
