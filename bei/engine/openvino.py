@@ -56,7 +56,7 @@ class OpenVINOEngine:
         properties = {
             # OpenVINO would choose by itself otherwise; the certificate holds for this one.
             "INFERENCE_PRECISION_HINT": "bf16" if computes_bf16 else "f32",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if manifest.precision == "int8" else "0",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",  # what is quantized is in the graph, with scales of its own
             "NUM_STREAMS": str(num_streams),
             "INFERENCE_NUM_THREADS": str(num_threads),
             "CPU_RUNTIME_CACHE_CAPACITY": str(_KERNEL_CACHE_CAPACITY),

@@ -13,8 +13,8 @@ from pathlib import Path
 from bei import __version__
 from bei.artifact import SCHEMA_VERSION, load
 from bei.errors import ArtifactError
-from bei_build.certifying import OpenEngine
 from bei_build.config import BuildConfig
+from bei_build.job import OpenEngine
 from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress

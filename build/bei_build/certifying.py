@@ -2,91 +2,55 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from bei.artifact import ENGINE_DIR, Certificate, EngineRequirements, Manifest, Thresholds
+from bei.artifact import ENGINE_DIR, Certificate, Manifest
 from bei.byte_vectors import largest_of
-from bei.certification.answers import HeldOut, Rows, ask_canary, ask_engine
-from bei.certification.comparison import MIN_COSINES, compare, normalized, thresholds_of
+from bei.certification.answers import Rows, ask_canary, ask_engine
+from bei.certification.comparison import compare, normalized
 from bei.certification.stored import keep
-from bei.core import Engine, Limits
-from bei.errors import ConfigError, VerificationError
-from bei_build import memory
-from bei_build import reference as hf
-from bei_build.checkpoint import Checkpoint
+from bei.core import Engine
+from bei.errors import VerificationError
 from bei_build.config import BuildConfig
-from bei_build.model_weights import ModelWeights
+from bei_build.job import Job
 from bei_build.progress import Progress
-from bei_build.spec import ModelSpec
-from bei_build.targets import Compiler, Say, compiler_for
-from bei_build.verification import (
-    ENGINE_SHARE,
-    Budget,
-    EngineReference,
-    Reference,
-    ask_reference,
-    held_out,
-    uncertified,
-)
+from bei_build.quantizing import Calibrated
+from bei_build.questions import Questions
+from bei_build.targets import Numerics
+from bei_build.verification import ENGINE_SHARE, uncertified
 
 # The manifest and the certificate of an artifact.
 Certified: TypeAlias = tuple[Manifest, Certificate]
 
-# Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.
-OpenEngine = Callable[[Path, Manifest], Engine]
-
-
-def compiled(
-    compiler: Compiler, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, root: Path, say: Say
-) -> EngineRequirements:
-    """What ``compiler`` writes into the engine folder of the artifact at ``root``, and what that needs."""
-    folder = root / ENGINE_DIR
-    folder.mkdir()
-    return compiler.compile(spec, weights, precision, limits, folder, say)
-
 
 @dataclass(frozen=True)
 class Verification:
-    """What verifying takes. ``manifest`` and ``root`` are of the artifact under construction."""
+    """What verifying takes: the job, the manifest of the artifact so far, and, of a quantized engine, its scales."""
 
-    config: BuildConfig
-    compiler: Compiler
-    checkpoint: Checkpoint
-    weights: ModelWeights
+    job: Job
     manifest: Manifest
-    root: Path
-    open_engine: OpenEngine
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names, the canary's first."""
-        return [head.output for head in self.checkpoint.spec.heads]
-
-    @property
-    def thresholds(self) -> Thresholds:
-        """As the user says, else the precision's."""
-        least = self.config.min_cosine
-        return thresholds_of(MIN_COSINES[self.manifest.precision] if least is None else least)
+    questions: Questions
+    calibrated: Calibrated | None = None
 
 
 def certified(work: Verification, name: str, progress: Progress) -> Certified:
     """The manifest and certificate of the artifact called ``name``, verified, or to be verified where its engine runs.
 
+    A quantized engine that is below its thresholds is compiled again with more layers left high, as long as it may be.
     Raises VerificationError, and what engine and reference raise.
     """
-    questions, budget = _held_out(work.checkpoint), Budget(work.config.verify_budget)
-    absent = work.compiler.cannot_run()
+    absent = work.job.compiler.cannot_run()
     if absent is None:
-        return _verified(work, questions, budget, progress)
-    answer = _to_be_verified(work, questions, budget, progress)
+        return _verified(work, progress) if work.job.config.verify else _not_verified(work, progress)
+    answer = _to_be_verified(work, progress)
     progress.note(
         f"not verified, because {absent}: 'bei verify {name}', or the first 'bei serve', does it where the engine "
         "runs; until then the certificate says PENDING"
@@ -94,102 +58,80 @@ def certified(work: Verification, name: str, progress: Progress) -> Certified:
     return answer
 
 
-def _verified(work: Verification, questions: HeldOut, budget: Budget, progress: Progress) -> Certified:
+def _verified(work: Verification, progress: Progress) -> Certified:
     """The engine is closed before the reference is opened: each may fill the memory. Raises VerificationError."""
-    config = work.config
+    questions, held_out = work.questions, work.questions.held_out
     with progress.step("Run engine") as step:
-        with closing(work.open_engine(work.root / ENGINE_DIR, work.manifest)) as engine:
-            if config.verify:
-                answers = ask_engine(engine, questions, work.outputs, lambda: budget.is_used(ENGINE_SHARE))
-            else:
-                answers = ask_canary(engine, questions, work.outputs[0])
-        step.details.append(f"{answers.num_texts} texts" if config.verify else "canary only")
-    manifest = _with_bytes(work.manifest, answers.rows)
-    if not config.verify:
-        progress.note("not verified, as --no-verify asked; the certificate says so")
-        return manifest, uncertified(answers, questions)
-    with progress.step("Verify") as step, _reference(work) as reference:
-        encodings = questions.encodings[: answers.num_texts]
-        expected = ask_reference(reference, encodings, work.outputs, budget)
-        certificate = compare(answers, expected, questions, work.thresholds)
-        step.details += _figures(certificate)
-    _check_certificate(config, certificate, progress)
-    return manifest, certificate
+        with _opened(work) as engine:
+            is_enough = partial(questions.budget.is_used, ENGINE_SHARE)
+            answers = ask_engine(engine, held_out, questions.outputs, is_enough)
+        step.details.append(f"{answers.num_texts} texts")
+    expected, _ = questions.answered(progress, answers.num_texts)
+    with progress.step("Verify") as step:
+        certificate = compare(answers, expected, held_out, questions.thresholds)
+        step.details += figures(certificate)
+    higher = None if certificate.passed else _with_more_high(work, progress)
+    if higher is not None:
+        return _verified(higher, progress)
+    check_certificate(work.job.config, certificate, progress)
+    if work.calibrated is not None:
+        work.calibrated.keep(work.job.root)
+    return _with_bytes(work.manifest, answers.rows), certificate
 
 
-def _to_be_verified(work: Verification, questions: HeldOut, budget: Budget, progress: Progress) -> Certified:
-    """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
-    with progress.step("Ask reference") as step, _reference(work) as reference:
-        expected = ask_reference(reference, questions.encodings, work.outputs, budget)
-        canary = reference.run([questions.canary], work.outputs[:1])[work.outputs[0]][0]
-        step.details.append(f"{expected.num_texts} texts, {expected.name}")
-    allow = work.config.allow_below_threshold
-    certificate = keep(work.root, expected, questions, canary, work.thresholds, allow_below_threshold=allow)
-    return _with_bytes(work.manifest, expected.rows), certificate
-
-
-def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkpoint) -> None:
-    """Raise ConfigError or MissingDependencyError before anything is compiled that could not be verified then."""
-    absent = compiler.cannot_run()
-    if config.verify:
-        if not _is_hf(config, checkpoint):
-            _engine_compiler(config, compiler).check_able()
-    elif absent is not None:
-        raise ConfigError(
-            f"--no-verify: engines for {config.target} cannot run here ({absent}), so nothing would say what this one "
-            "is to answer. Leave it out; --verify-budget SECONDS bounds what is kept for verifying it."
-        )
-
-
-def _is_hf(config: BuildConfig, checkpoint: Checkpoint) -> bool:
-    """Whether the reference is the HF model. Raises ConfigError where that was asked for and cannot be."""
-    is_known = checkpoint.family.reference_class is not None
-    if config.reference == "auto":
-        return is_known and hf.is_available()
-    if config.reference == "hf" and not is_known:
-        raise ConfigError(
-            f"--reference hf: transformers has no {checkpoint.spec.architecture}. Use --reference engine."
-        )
-    if config.reference == "hf" and not hf.is_available():
-        raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
-    return config.reference == "hf"
-
-
-def _engine_compiler(config: BuildConfig, compiler: Compiler) -> Compiler:
-    """Of bei's own FP32 engine. Where the target's engines cannot run, or not in FP32, the CPU's can."""
-    is_able = "fp32" in compiler.precisions and compiler.cannot_run() is None
-    return compiler if is_able else compiler_for(BuildConfig(model=config.model))
+def _not_verified(work: Verification, progress: Progress) -> Certified:
+    with progress.step("Run engine") as step:
+        with _opened(work) as engine:
+            answers = ask_canary(engine, work.questions.held_out, work.questions.outputs[0])
+        step.details.append("canary only")
+    progress.note("not verified, as --no-verify asked; the certificate says so")
+    if work.calibrated is not None:
+        work.calibrated.keep(work.job.root)
+    return work.manifest, uncertified(answers, work.questions.held_out)
 
 
 @contextmanager
-def _reference(work: Verification) -> Iterator[Reference]:
-    """The HF model, or bei's own FP32 engine, compiled for the occasion."""
-    config, checkpoint = work.config, work.checkpoint
-    if _is_hf(config, checkpoint):
-        yield hf.HFReference(checkpoint, work.weights)
-        return
-    memory.require(4 * checkpoint.spec.num_parameters, "The FP32 engine to verify with")
-    compiler = _engine_compiler(config, work.compiler)
-    with tempfile.TemporaryDirectory(dir=work.root) as root:
-        limits = work.manifest.limits
-        needs = compiled(compiler, checkpoint.spec, work.weights, "fp32", limits, Path(root), lambda _: None)
-        target = config.target if compiler is work.compiler else "cpu"
-        manifest = msgspec.structs.replace(work.manifest, target=target, precision="fp32", engine=needs)
-        with closing(work.open_engine(Path(root) / ENGINE_DIR, manifest)) as engine:
-            yield EngineReference(engine, f"{needs.compiler} engine, FP32, one text at a time")
+def _opened(work: Verification) -> Iterator[Engine]:
+    with closing(work.job.open_engine(work.job.root / ENGINE_DIR, work.manifest)) as engine:
+        yield engine
 
 
-def _figures(certificate: Certificate) -> list[str]:
+def _with_more_high(work: Verification, progress: Progress) -> Verification | None:
+    """The engine compiled again with more layers left high; None where it is not quantized, or no more may be."""
+    job = work.job
+    calibrated = work.calibrated.with_more_high() if work.calibrated is not None else None
+    if calibrated is None:
+        return None
+    shutil.rmtree(job.root / ENGINE_DIR)
+    with progress.step("Compile again") as step:
+        needs = job.compile(Numerics(job.precision, calibrated.quantization), step.say)
+        step.details.append(f"below the thresholds; left high: {', '.join(sorted(calibrated.high))}")
+    return replace(work, manifest=job.describe(needs), calibrated=calibrated)
+
+
+def _to_be_verified(work: Verification, progress: Progress) -> Certified:
+    """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
+    questions, root = work.questions, work.job.root
+    expected, canary = questions.answered(progress)
+    allow = work.job.config.allow_below_threshold
+    certificate = keep(root, expected, questions.held_out, canary, questions.thresholds, allow_below_threshold=allow)
+    if work.calibrated is not None:
+        work.calibrated.keep(root)
+    return _with_bytes(work.manifest, expected.rows), certificate
+
+
+def figures(certificate: Certificate) -> list[str]:
     """The certificate in a line."""
     what = "self-consistency: " if certificate.kind == "self-consistency" else ""
-    figures = (
+    rows = (
         f"{one.output}: mean cosine {one.cosine_mean:.6f}, lowest {one.cosine_min:.6f}" for one in certificate.outputs
     )
     count = f"{certificate.num_texts} of {certificate.num_held_out_texts} texts"
-    return [f"{what}{'; '.join(figures)}, against {certificate.reference}, {count}"]
+    return [f"{what}{'; '.join(rows)}, against {certificate.reference}, {count}"]
 
 
-def _check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
+def check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
+    """Raise VerificationError, or note that the engine is kept although it failed."""
     if certificate.passed:
         return
     missed = next(agreement for agreement in certificate.outputs if agreement.failures)
@@ -214,8 +156,3 @@ def _with_bytes(manifest: Manifest, rows: Rows) -> Manifest:
     return msgspec.structs.replace(
         manifest, embedding=msgspec.structs.replace(manifest.embedding, int8_largest=largest)
     )
-
-
-def _held_out(checkpoint: Checkpoint) -> HeldOut:
-    expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
-    return held_out(checkpoint.tokenizer, checkpoint.spec, checkpoint.max_seq_len, expansion)

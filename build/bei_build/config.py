@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from bei.errors import ConfigError
 from bei_build.heads import TASKS
+from bei_build.precision import PRECISIONS
+from bei_build.quantization.choice import Method
 from bei_build.remote_code import ATTENTIONS
 from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
-
-PRECISIONS = ("auto", "bf16", "fp16", "fp32", "fp8", "int8")
 
 _OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_budget")
 
 
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
+_QUANTIZED = ("fp8", "int8")
+_CALIBRATED_TARGETS = ("cpu", *_TENSORRT)
 
 
 def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: tuple[str, ...] = TARGETS) -> Any:
     """A setting; of ``targets`` only, where it means nothing to others."""
     return field(default=default, metadata={"help": text, "choices": choices, "targets": targets})
+
+
+def _of_quantization(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
+    """A setting of quantized precisions."""
+    option = _option(default, text, choices, _CALIBRATED_TARGETS)
+    return field(default=default, metadata={**option.metadata, "precisions": _QUANTIZED})
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class BuildConfig:
     )
     out: str | None = _option(None, "directory of the artifact (default: <name>-<target>-<precision>)")
     target: str = _option("cpu", "what to compile for", TARGETS)
-    precision: str = _option("auto", "auto: what the device does best", PRECISIONS)
+    precision: str = _option("auto", "auto: what the device does best", ("auto", *PRECISIONS))
     name: str | None = _option(None, "name the model is served under (default: the checkpoint's)")
     revision: str | None = _option(None, "revision of the hub repository")
     task: str = _option("auto", "auto: what the checkpoint's class and files say", TASKS)
@@ -86,6 +94,23 @@ class BuildConfig:
         None, "artifact of such a model, built with --strip-weights, whose plan is taken", targets=("tensorrt",)
     )
     timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=("tensorrt",))
+    calibration_data: str | None = _of_quantization(
+        None, "file of texts to calibrate quantization with: .txt, .jsonl, .csv, .tsv (default: bei's own list)"
+    )
+    calibration_column: str | None = _of_quantization(None, "column of the texts in it (default: text)")
+    calibration_size: int = _of_quantization(128, "most texts to calibrate with")
+    calibration_length: int = _of_quantization(512, "most tokens of each")
+    calibration_seed: int = _of_quantization(0, "which texts are chosen, if there are more")
+    calibration_method: str = _of_quantization(
+        "auto",
+        "range of a layer's input: the largest value (max), a percentile, or what changes products least (mse); auto: "
+        "max for fp8, mse for int8",
+        ("auto", *get_args(Method)),
+    )
+    calibration_percentile: float = _of_quantization(99.99, "percentile, if that is the method")
+    max_highprec_layers: int | None = _of_quantization(
+        None, "most linear layers that may be left unquantized to pass verification (default: a quarter; 0: none)"
+    )
     min_cosine: float | None = _option(
         None, "fail the build below this mean cosine of any output; p1 and minimum follow"
     )
@@ -108,6 +133,7 @@ class BuildConfig:
             if self.target not in targets and getattr(self, option.name) != option.default:
                 only = " or ".join(targets)
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
+        self._check_quantization()
         if self.plan_of is not None and not self.strip_weights:
             raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")
         if len(self.score_tokens) > 2:
@@ -120,6 +146,24 @@ class BuildConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")
+
+    def _check_quantization(self) -> None:
+        for option in fields(self):
+            precisions = option.metadata.get("precisions")
+            if precisions and self.precision not in precisions and getattr(self, option.name) != option.default:
+                raise ConfigError(
+                    f"{option.name} is a setting of quantized precisions: leave it out, or build with --precision "
+                    f"{' or '.join(precisions)}."
+                )
+        for name in ("calibration_size", "calibration_length"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0 < self.calibration_percentile <= 100:
+            raise ConfigError(f"calibration_percentile is between 0 and 100, not {self.calibration_percentile}.")
+        if self.max_highprec_layers is not None and self.max_highprec_layers < 0:
+            raise ConfigError(f"max_highprec_layers is a number of layers, 0 for none, not {self.max_highprec_layers}.")
+        if self.precision == "fp8" and self.strip_weights:
+            raise ConfigError("strip_weights: a plan in fp8 holds scales, which are the model's own. Leave it out.")
 
     def _check_verification(self) -> None:
         if self.verify_budget is not None and not 0 < self.verify_budget < math.inf:

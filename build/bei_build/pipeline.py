@@ -22,22 +22,28 @@ from bei.artifact import (
     Manifest,
     OutputInfo,
     RerankTemplate,
+    Source,
     SpecSummary,
     save,
 )
 from bei.core import Limits
 from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
-from bei_build.certifying import OpenEngine, Verification, certified, check_verifiable, compiled
+from bei_build.certifying import Verification, certified
 from bei_build.chat_template import derive_template
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.config import BuildConfig
+from bei_build.emulating import fitted
 from bei_build.families.base import UNLIMITED
 from bei_build.heads import HeadChoice, tasks_of
+from bei_build.job import Job, OpenEngine
 from bei_build.late_interaction import prompt_of
 from bei_build.location import locate
+from bei_build.precision import PRECISIONS
 from bei_build.progress import Progress, in_bytes
+from bei_build.quantizing import Calibrated, calibrated
+from bei_build.questions import Questions, check_verifiable
 from bei_build.remote_code import attention_of
-from bei_build.targets import Compiler, compiler_for
+from bei_build.targets import Compiler, Numerics, compiler_for
 
 
 def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> Artifact:
@@ -87,19 +93,26 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         with checkpoint.weights() as weights:
-            # 3. Spec and weights to engine.
+            with progress.step("Hash checkpoint"):
+                source = source_of(checkpoint)
+
+            def describe(needs: EngineRequirements) -> Manifest:
+                return _manifest(config, checkpoint, source, template, precision, limits, needs)
+
+            job = Job(config, compiler, precision, checkpoint, weights, limits, scratch, describe, open_engine)
+            questions = Questions(job)
+            # 3. Scales, where the precision needs them.
+            scales = _scales(job, questions, progress)
+            # 4. Spec and weights to engine.
             with progress.step(f"Compile ({config.target}, {precision})") as step:
-                requirements = compiled(compiler, checkpoint.spec, weights, precision, limits, scratch, step.say)
+                requirements = job.compile(Numerics(precision, scales.quantization if scales else None), step.say)
                 step.details.append(in_bytes(_size(scratch / ENGINE_DIR)))
             for fallback in requirements.plan.fallbacks if requirements.plan else ():
                 progress.note(fallback)
-            # 4. Tokenizer.
+            # 5. Tokenizer.
             checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
-            # 5. Manifest, without the files.
-            with progress.step("Hash checkpoint"):
-                manifest = _manifest(config, checkpoint, template, precision, limits, requirements)
             # 6. Is the engine what it should be?
-            work = Verification(config, compiler, checkpoint, weights, manifest, scratch, open_engine)
+            work = Verification(job, describe(requirements), questions, scales)
             manifest, certificate = certified(work, out.name, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as step:
@@ -111,6 +124,16 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         raise
     progress.finish(f"Built {out}")
     return msgspec.structs.replace(artifact, path=out)
+
+
+def _scales(job: Job, questions: Questions, progress: Progress) -> Calibrated | None:
+    """How the engine is quantized; None where its precision needs no calibration."""
+    number_format = PRECISIONS[job.precision].quantized
+    if number_format is None or job.precision not in job.compiler.calibrated:
+        return None
+    found = calibrated(job, number_format, progress)
+    # Where the engine cannot run, it is emulated instead: what is wrong should show where it can be mended.
+    return found if job.compiler.cannot_run() is None else fitted(job, found, questions, progress)
 
 
 def _put_in_place(scratch: Path, out: Path) -> None:
@@ -178,6 +201,7 @@ def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits
 def _manifest(
     config: BuildConfig,
     checkpoint: Checkpoint,
+    source: Source,
     template: RerankTemplate | None,
     precision: str,
     limits: Limits,
@@ -197,7 +221,7 @@ def _manifest(
         schema_version=SCHEMA_VERSION,
         bei_version=__version__,
         name=config.name or checkpoint.location.model,
-        source=source_of(checkpoint),
+        source=source,
         tasks=list(dict.fromkeys(tasks)),
         spec=SpecSummary(
             family=spec.family,

@@ -16,8 +16,8 @@ from bei.artifact import Artifact, Manifest, load
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
 from bei.engine import load_engine
 from bei_build import verification
-from bei_build.certifying import OpenEngine
 from bei_build.config import BuildConfig
+from bei_build.job import OpenEngine
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 

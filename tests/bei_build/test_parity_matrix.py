@@ -17,6 +17,7 @@ from bei_build.families import FAMILIES
 from bei_build.families.base import Family
 from bei_build.location import locate
 from bei_build.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from bei_build.targets import Numerics
 from bei_build.targets.openvino import OpenVINOCompiler, cpu_capabilities
 from tests.bei_build.builds import embed, open_engine
 from tests.bei_build.reading import read
@@ -292,7 +293,7 @@ def test_an_engine_without_a_feature_is_another_model(
     spec = change(checkpoint.spec)
     assert spec != checkpoint.spec
     with checkpoint.weights() as weights:
-        OpenVINOCompiler().compile(spec, weights, "fp32", artifact.manifest.limits, tmp_path, print)
+        OpenVINOCompiler().compile(spec, weights, Numerics("fp32"), artifact.manifest.limits, tmp_path, print)
     engine = open_engine(tmp_path, artifact.manifest)
     try:
         actual = list(embed(engine, saved.encodings))

@@ -52,7 +52,7 @@ class ExpertsEmitter:
         """
         graph = self._graph
         states = graph.cast(value, DType.FP32, f"{name}.states")
-        scores = graph.linear(states, graph.fp32(f"{name}.weight", self._read(f"{name}.weight")), None, name)
+        scores = graph.linear_fp32(name, states, self._read(f"{name}.weight"))
         best = graph.top_k(scores, spec.top_k, f"{name}.best")
         column = graph.op("Unsqueeze", [best, graph.constant([2])], f"{name}.column")
         is_it = graph.op("Equal", [column, graph.constant(np.arange(spec.count))], f"{name}.is_it")
@@ -85,7 +85,7 @@ class ExpertsEmitter:
     ) -> str:
         """One expert on ``rows`` [n, hidden], times ``share`` [n, 1]."""
         graph = self._graph
-        inner = graph.linear(rows, graph.matrix(f"{name}.up.weight", up), None, f"{name}.up")
+        inner = graph.linear(f"{name}.up", rows, up)
         inner = emit_activation(graph, inner, activation, f"{name}.act")
-        matrix = graph.matrix(f"{name}.down.weight", np.ascontiguousarray(down.T))
-        return graph.op("Mul", [graph.linear(inner, matrix, None, f"{name}.down"), share], name)
+        output = graph.linear(f"{name}.down", inner, np.ascontiguousarray(down.T))
+        return graph.op("Mul", [output, share], name)

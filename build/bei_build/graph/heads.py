@@ -65,9 +65,10 @@ class HeadEmitter:
             products = graph.op("Mul", [value, factors], f"{name}.products")
             return graph.op("ReduceSum", [products, graph.constant([1])], name, keepdims=1)
         if isinstance(layer, DenseSpec):
-            matrix = (graph.fp32 if in_fp32 else graph.matrix)(f"{name}.weight", self._read(f"{layer.name}.weight"))
-            bias = vector(f"{name}.bias", self._read(f"{layer.name}.bias")) if layer.bias else None
-            return emit_activation(graph, graph.linear(value, matrix, bias, name), layer.activation, f"{name}.act")
+            linear = graph.linear_fp32 if in_fp32 else graph.linear
+            bias = self._read(f"{layer.name}.bias") if layer.bias else None
+            product = linear(name, value, self._read(f"{layer.name}.weight"), bias)
+            return emit_activation(graph, product, layer.activation, f"{name}.act")
         if isinstance(layer, NormLayerSpec):
             inputs = [
                 value,

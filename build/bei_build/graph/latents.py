@@ -26,8 +26,7 @@ def emit_latent_attention(
         return graph.op("LayerNormalization", [rows, *weights], f"{name}.{part}", axis=-1, epsilon=layer.norm.eps)
 
     def linear(rows: str, part: str, matrix: FloatArray, bias: FloatArray | None = None) -> str:
-        offset = graph.vector(f"{name}.{part}.bias", bias) if bias is not None else None
-        return graph.linear(rows, graph.matrix(f"{name}.{part}.weight", matrix), offset, f"{name}.{part}")
+        return graph.linear(f"{name}.{part}", rows, matrix, bias)
 
     to_scores, to_context = _folded(read, layer)
     scores = linear(norm(value, "norm"), "scores", to_scores)

@@ -5,7 +5,7 @@ Graph inputs are those of ``bei.packing.graph_inputs``; only the ones this model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,15 +33,24 @@ Read = Callable[[str], FloatArray]
 
 
 def write_graph(
-    spec: ModelSpec, read: Read, folder: Path, types: GraphTypes, core: AttentionCore, max_seq_len: int
+    spec: ModelSpec,
+    read: Read,
+    folder: Path,
+    types: GraphTypes,
+    core: AttentionCore,
+    max_seq_len: int,
+    observed: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the packed graph of ``spec`` for sequences of up to ``max_seq_len`` tokens into ``folder``.
 
     ``read`` gives a weight by its name in ``spec.weights()``. Every head is a float32 output of its name, [B, width]
-    or, without pooling, [T, width]; an embedding is not normalized at the end. Returns the path of the ONNX file.
+    or, without pooling, [T, width]; an embedding is not normalized at the end. ``observed``: outputs by name, each the
+    input of a linear layer, float32 [T, width]. Returns the path of the ONNX file.
     """
     graph = GraphWriter(folder, types)
-    emitter = _TransformerEmitter(graph, read, spec, core, max_seq_len)
+    # TensorRT wants shapes that do not depend on values, and who observes wants a row a token.
+    on_all_tokens = core is not AttentionCore.MATMUL_SOFTMAX or bool(observed)
+    emitter = _TransformerEmitter(graph, read, spec, core, max_seq_len, on_all_tokens=on_all_tokens)
     hidden = emitter.encoder()
     if spec.decoder:
         hidden = emitter.decoder(spec.decoder, hidden)
@@ -49,11 +58,23 @@ def write_graph(
     for head in spec.heads:
         rows = "B" if head.pooling else "T"
         graph.output(head.output, heads.emit(head), DType.FP32, [rows, spec.dimensions[head.output]])
+    for output, layer in (observed or {}).items():
+        value, width = graph.linear_input(layer)
+        graph.output(output, graph.cast(value, DType.FP32, f"{output}.fp32"), DType.FP32, ["T", width])
     return graph.finish()
 
 
 class _TransformerEmitter:
-    def __init__(self, graph: GraphWriter, read: Read, spec: ModelSpec, core: AttentionCore, max_seq_len: int) -> None:
+    def __init__(
+        self,
+        graph: GraphWriter,
+        read: Read,
+        spec: ModelSpec,
+        core: AttentionCore,
+        max_seq_len: int,
+        *,
+        on_all_tokens: bool,
+    ) -> None:
         self._graph = graph
         self._read: Read = lambda name: read(spec.weight_read_as(name))
         self._spec = spec
@@ -61,8 +82,7 @@ class _TransformerEmitter:
         self._input_ids = graph.input("input_ids", DType.INT32, ["T"])
         self._words: str | None = None
         self._attention = AttentionEmitter(graph, core, max_seq_len, partial_keys=spec.partial_keys)
-        # TensorRT wants shapes that do not depend on values.
-        self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=core is not AttentionCore.MATMUL_SOFTMAX)
+        self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=on_all_tokens)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 
@@ -173,8 +193,8 @@ class _TransformerEmitter:
         parts = [self._neighbour(embedded, offset, f"{name}.neighbour.{offset + reach}") for offset in offsets]
         beside = graph.op("Concat", parts, f"{name}.beside", axis=1)
         weight = self._read(f"{name}.weight")  # [out, in, neighbour]
-        matrix = graph.matrix(f"{name}.weight", weight.transpose(0, 2, 1).reshape(weight.shape[0], -1))
-        product = graph.linear(beside, matrix, graph.vector(f"{name}.bias", self._read(f"{name}.bias")), name)
+        matrix = weight.transpose(0, 2, 1).reshape(weight.shape[0], -1)
+        product = graph.linear(name, beside, matrix, self._read(f"{name}.bias"))
         activated = emit_activation(graph, product, spec.activation, f"{name}.act")
         return self._norm(graph.op("Add", [hidden, activated], f"{name}.residual"), spec.norm, f"{name}.norm")
 
@@ -258,9 +278,7 @@ class _TransformerEmitter:
         def stacked(kind: str) -> FloatArray:
             return np.concatenate([part(role, kind) for role in roles])
 
-        matrix = graph.matrix(f"{joined}.weight", stacked("weight"))
-        bias = graph.vector(f"{joined}.bias", stacked("bias")) if spec.bias else None
-        product = graph.linear(hidden, matrix, bias, joined)
+        product = graph.linear(joined, hidden, stacked("weight"), stacked("bias") if spec.bias else None)
         parts = graph.split(product, sizes, f"{joined}.split", axis=1) if len(roles) > 1 else [product]
         if spec.clip is None:
             return parts
@@ -330,9 +348,8 @@ class _TransformerEmitter:
         return self._graph.vector(f"{name}.{role}.positions", by_head)
 
     def _linear(self, value: str, name: str, bias: bool = True) -> str:
-        matrix = self._graph.matrix(f"{name}.weight", self._read(f"{name}.weight"))
-        offset = self._graph.vector(f"{name}.bias", self._read(f"{name}.bias")) if bias else None
-        return self._graph.linear(value, matrix, offset, name)
+        weight = self._read(f"{name}.weight")
+        return self._graph.linear(name, value, weight, self._read(f"{name}.bias") if bias else None)
 
     def _scaled(self, value: str, factor: float, name: str) -> str:
         return self._graph.op("Mul", [value, self._graph.constant(factor, self._graph.types.compute.numpy)], name)

@@ -7,7 +7,7 @@ the same calls give the same two files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization, row_amax
 
 OPSET = 23  # the newest that TensorRT 11.1 and OpenVINO 2026 both read
 _IR_VERSION = 11
@@ -33,6 +35,7 @@ class DType(Enum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+    FP8 = "fp8"
     INT8 = "int8"
     INT32 = "int32"
 
@@ -43,17 +46,19 @@ class DType(Enum):
             DType.FP32: TensorProto.FLOAT,
             DType.FP16: TensorProto.FLOAT16,
             DType.BF16: TensorProto.BFLOAT16,
+            DType.FP8: TensorProto.FLOAT8E4M3FN,
             DType.INT8: TensorProto.INT8,
             DType.INT32: TensorProto.INT32,
         }[self]
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Numpy dtype (bfloat16 is ml_dtypes')."""
+        """Numpy dtype (bfloat16 and float8_e4m3fn are ml_dtypes')."""
         dtypes: dict[DType, Any] = {
             DType.FP32: np.float32,
             DType.FP16: np.float16,
             DType.BF16: ml_dtypes.bfloat16,
+            DType.FP8: ml_dtypes.float8_e4m3fn,
             DType.INT8: np.int8,
             DType.INT32: np.int32,
         }
@@ -65,12 +70,12 @@ class DType(Enum):
 class GraphTypes:
     """``compute`` is the type of activations; matrices and tables are stored as ``storage`` and cast if it differs.
 
-    INT8 storage is symmetric, one FP32 scale per output channel (weight row), and holds for matrices of linear layers
-    only; tables are then stored as BF16.
+    ``quantization`` says which linear layers are quantized, inputs and matrices, and how.
     """
 
     compute: DType
     storage: DType
+    quantization: Quantization | None = None
 
 
 class GraphWriter:
@@ -86,6 +91,8 @@ class GraphWriter:
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._functions: list[FunctionProto] = []
+        self._linear_inputs: dict[str, tuple[str, int]] = {}
+        self._rounded: dict[tuple[str, LayerQuantization], str] = {}
 
     def input(self, name: str, dtype: DType, shape: Sequence[Dim]) -> str:
         """Declare a graph input, once. Equal dimension names mean equal sizes (TensorRT holds us to it)."""
@@ -145,31 +152,46 @@ class GraphWriter:
 
     def table(self, name: str, array: FloatArray) -> str:
         """An embedding table, stored narrow; its rows are cast after the lookup (``lookup``)."""
-        storage = DType.BF16 if self.types.storage is DType.INT8 else self.types.storage
-        return self._external(name, array, storage)
+        return self._external(name, array, self.types.storage)
 
     def lookup(self, table: str, indices: str, name: str) -> str:
         """Rows of ``table`` at ``indices``, in the compute type."""
         rows = self.op("Gather", [table, indices], f"{name}.rows", axis=0)
         return self.cast(rows, self.types.compute, name)
 
-    def matrix(self, name: str, array: FloatArray) -> str:
-        """The [out, in] matrix of a linear layer as the storage type says; returns a value of the compute type."""
-        if self.types.storage is DType.INT8:
-            return self._quantized(name, array)
-        stored = self._external(name, array, self.types.storage)
-        if self.types.storage is self.types.compute:
-            return stored
-        return self.op("Cast", [stored], f"{name}.cast", to=self.types.compute.onnx)
-
     def cast(self, value: str, dtype: DType, name: str) -> str:
         """``value`` as ``dtype``. The reader drops a cast to the type the value has already."""
         return self.op("Cast", [value], name, to=dtype.onnx)
 
-    def linear(self, value: str, matrix: str, bias: str | None, name: str) -> str:
-        """``value @ matrix.T + bias`` for a value of rank 2."""
-        inputs = [value, matrix] if bias is None else [value, matrix, bias]
+    def linear(self, name: str, value: str, weight: FloatArray, bias: FloatArray | None = None) -> str:
+        """``value @ weight.T + bias`` for ``value`` [rows, in] and ``weight`` [out, in], in the compute type.
+
+        Quantized where the graph's quantization has a layer ``name``: input and matrix are rounded to its format, and
+        the product is of what the rounded numbers stand for.
+        """
+        self._linear_inputs[name] = value, weight.shape[1]
+        quantization = self.types.quantization
+        layer = quantization.layers.get(name) if quantization else None
+        if quantization is None or layer is None:
+            return self._gemm(name, value, self._matrix(f"{name}.weight", weight), bias)
+        if layer.smoothing is not None:
+            weight = weight * np.array(layer.smoothing, np.float32)
+        matrix = self._rounded_matrix(f"{name}.weight", weight, quantization.format)
+        product = self._gemm(name, self._rounded_input(value, layer, quantization.format), matrix, bias)
+        if layer.output_amax is None:
+            return product
+        return self._round(product, layer.output_amax, quantization.format, f"{name}.rounded")
+
+    def linear_fp32(self, name: str, value: str, weight: FloatArray, bias: FloatArray | None = None) -> str:
+        """The same in FP32, whatever the graph's types: of the part behind the pooling, and of routers."""
+        inputs = [value, self.fp32(f"{name}.weight", weight)]
+        if bias is not None:
+            inputs.append(self.fp32(f"{name}.bias", bias))
         return self.op("Gemm", inputs, name, transB=1)
+
+    def linear_input(self, name: str) -> tuple[str, int]:
+        """The value that the linear layer ``name`` reads, and its width. KeyError if there is no such layer."""
+        return self._linear_inputs[name]
 
     def finish(self) -> Path:
         """Write the graph; returns the path of ``model.onnx``."""
@@ -184,14 +206,57 @@ class GraphWriter:
         path.write_bytes(model.SerializeToString(deterministic=True))
         return path
 
-    def _quantized(self, name: str, array: FloatArray) -> str:
-        scale = np.maximum(np.abs(array).max(axis=1), np.finfo(np.float32).tiny) / 127.0
-        rounded = np.clip(np.rint(array / scale[:, None]), -127, 127)
+    def _gemm(self, name: str, value: str, matrix: str, bias: FloatArray | None) -> str:
+        offset = [] if bias is None else [self.vector(f"{name}.bias", bias)]
+        return self.op("Gemm", [value, matrix, *offset], name, transB=1)
+
+    def _matrix(self, name: str, array: FloatArray) -> str:
+        stored = self._external(name, array, self.types.storage)
+        return (
+            stored
+            if self.types.storage is self.types.compute
+            else self.cast(stored, self.types.compute, f"{name}.cast")
+        )
+
+    def _rounded_matrix(self, name: str, array: FloatArray, number_format: Format) -> str:
+        """``array`` [out, in] as numbers of the format, with a scale a row."""
+        # In the type that it is stored in, which may be coarse: what matters is that both sides use the same number.
+        scale = (row_amax(array) / LARGEST[number_format]).astype(self.types.compute.numpy)
+        dtype = DType(number_format)
+        codes = array / scale.astype(np.float32)[:, None]
+        np.clip(
+            np.rint(codes) if dtype is DType.INT8 else codes, -LARGEST[number_format], LARGEST[number_format], codes
+        )
         inputs = [
-            self._external(f"{name}.int8", rounded.astype(np.float32), DType.INT8),
+            self._external(f"{name}.{number_format}", codes, dtype),
             self._external(f"{name}.scale", scale.astype(np.float32), self.types.compute),
         ]
         return self.op("DequantizeLinear", inputs, f"{name}.dequantized", axis=0)
+
+    def _rounded_input(self, value: str, layer: LayerQuantization, number_format: Format) -> str:
+        """``value`` as layer ``layer`` reads it. Layers that share an input and its scale share the rounded one."""
+        key = value, replace(layer, output_amax=None)
+        if key not in self._rounded:
+            name = f"{value}.rounded.{len(self._rounded)}"
+            if layer.smoothing is not None:
+                factors = (1.0 / np.array(layer.smoothing)).astype(np.float32)
+                value = self.op("Mul", [value, self.vector(f"{name}.factors", factors)], f"{name}.smooth")
+            self._rounded[key] = self._round(value, layer.input_amax, number_format, name)
+        return self._rounded[key]
+
+    def _round(self, value: str, amax: float, number_format: Format, name: str) -> str:
+        """``value`` rounded to the format, with one scale."""
+        scale = self.constant(amax / LARGEST[number_format], self.types.compute.numpy)
+        zero = self._zero(DType(number_format))
+        codes = self.op("QuantizeLinear", [value, scale, zero], f"{name}.codes")
+        return self.op("DequantizeLinear", [codes, scale, zero], name)
+
+    def _zero(self, dtype: DType) -> str:
+        """The zero point of values, which also says their type."""
+        name = f"zero.{dtype.value}"
+        if all(tensor.name != name for tensor in self._initializers):
+            self._initializers.append(TensorProto(name=name, data_type=dtype.onnx, raw_data=b"\0"))
+        return name
 
     def _external(self, name: str, array: FloatArray, dtype: DType) -> str:
         self._data.write(b"\0" * (-self._data.tell() % _ALIGNMENT))

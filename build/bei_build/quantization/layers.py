@@ -5,8 +5,11 @@ Embeddings, norms, routers, convolutions, heads, pooling and softmax stay high.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from bei_build.spec import LayerSpec, MLPSpec, ModelSpec
 
@@ -15,42 +18,55 @@ from bei_build.spec import LayerSpec, MLPSpec, ModelSpec
 class LinearLayer:
     """``name`` is that in the graph, ``weights`` are ours: those whose matrices lie one below the other in it.
 
-    ``layer``: the transformer layer it belongs to. Of an expert, the matrix is a part of the named weight.
+    ``group``: layers of one group read the same input, and so have one scale for it. Of an expert the matrix is part
+    ``expert[0]`` of ``expert[1]`` of the named weight, ``transposed`` where it is stored as [in, out].
     """
 
     name: str
-    layer: str
+    group: str
     weights: tuple[str, ...]
+    expert: tuple[int, int] | None = None
+    transposed: bool = False
+
+    def matrix(self, read: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """[out, in], rows as they are stored: without the score scale that the graph's queries carry."""
+        matrix = np.concatenate([read(name) for name in self.weights])
+        if self.expert is not None:
+            index, count = self.expert
+            matrix = np.split(matrix, count)[index]
+        return np.ascontiguousarray(matrix.T) if self.transposed else matrix
 
 
 def linear_layers(spec: ModelSpec) -> tuple[LinearLayer, ...]:
-    """In the order in which they run."""
+    """In the order in which they run. Layers may share weights (``ModelSpec.weights_of``)."""
     found = [layer for index, one in enumerate(spec.layers) for layer in _of_layer(one, f"layers.{index}")]
     for index, one in enumerate(spec.decoder.layers if spec.decoder else ()):
         found += _of_layer(one, f"decoder.layers.{index}")
-    return tuple(found)
+    return tuple(replace(one, weights=tuple(map(spec.weight_read_as, one.weights))) for one in found)
 
 
 def _of_layer(spec: LayerSpec, name: str) -> Iterator[LinearLayer]:
-    yield from _of_attention(name, "attention", (("query", "key", "value"),))
+    yield from _of_attention(f"{name}.attention", (("query", "key", "value"),))
     if spec.cross_attention:
-        yield from _of_attention(name, "cross_attention", (("query",), ("key", "value")))
-    yield from _of_mlp(spec.mlp, name)
+        yield from _of_attention(f"{name}.cross_attention", (("query",), ("key", "value")))
+    yield from _of_mlp(spec.mlp, f"{name}.mlp")
 
 
-def _of_attention(layer: str, part: str, products: tuple[tuple[str, ...], ...]) -> Iterator[LinearLayer]:
+def _of_attention(attention: str, products: tuple[tuple[str, ...], ...]) -> Iterator[LinearLayer]:
     for roles in products:
-        weights = tuple(f"{layer}.{part}.{role}.weight" for role in roles)
-        yield LinearLayer(f"{layer}.{part}.{''.join(role[0] for role in roles)}", layer, weights)
-    yield LinearLayer(f"{layer}.{part}.output", layer, (f"{layer}.{part}.output.weight",))
+        name = f"{attention}.{''.join(role[0] for role in roles)}"
+        yield LinearLayer(name, name, tuple(f"{attention}.{role}.weight" for role in roles))
+    yield LinearLayer(f"{attention}.output", f"{attention}.output", (f"{attention}.output.weight",))
 
 
-def _of_mlp(spec: MLPSpec, layer: str) -> Iterator[LinearLayer]:
+def _of_mlp(spec: MLPSpec, mlp: str) -> Iterator[LinearLayer]:
     if spec.experts:
         for index in range(spec.experts.count):
-            for role in ("up", "down"):
-                weights = (f"{layer}.mlp.experts.{role}.weight",)
-                yield LinearLayer(f"{layer}.mlp.experts.{index}.{role}", layer, weights)
+            up, down = (f"{mlp}.experts.{index}.{role}" for role in ("up", "down"))
+            expert = index, spec.experts.count
+            yield LinearLayer(up, f"{mlp}.experts.up", (f"{mlp}.experts.up.weight",), expert)
+            yield LinearLayer(down, down, (f"{mlp}.experts.down.weight",), expert, transposed=True)
         return
-    for role in ("up", "gate", "down") if spec.gated else ("up", "down"):
-        yield LinearLayer(f"{layer}.mlp.{role}", layer, (f"{layer}.mlp.{role}.weight",))
+    for role in ("up", "gate") if spec.gated else ("up",):
+        yield LinearLayer(f"{mlp}.{role}", f"{mlp}.up", (f"{mlp}.{role}.weight",))
+    yield LinearLayer(f"{mlp}.down", f"{mlp}.down", (f"{mlp}.down.weight",))

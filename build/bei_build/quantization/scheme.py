@@ -27,9 +27,9 @@ _DIGITS = 4
 class LayerQuantization:
     """How one linear layer is quantized.
 
-    ``input_amax``: the input is clipped to ± this, which is the format's largest number times the scale.
     ``smoothing`` [in_features]: the input is divided by it, and the matrix's columns are multiplied
-    (SmoothQuant, arXiv:2211.10438); None: neither. ``input_amax`` is that of the divided input.
+    (SmoothQuant, arXiv:2211.10438); None: neither. Then the input is clipped to ± ``input_amax``, which is the format's
+    largest number times the scale.
     ``output_amax``: the product is quantized too, for the layer behind it; None: it is not.
     """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -10,6 +11,7 @@ from bei.artifact import EngineRequirements
 from bei.core import Limits
 from bei.errors import ConfigError
 from bei_build.model_weights import ModelWeights
+from bei_build.quantization.scheme import Quantization
 from bei_build.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -19,10 +21,23 @@ if TYPE_CHECKING:
 Say: TypeAlias = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Numerics:
+    """In which numbers an engine computes: a precision that its target has, and how linear layers are quantized.
+
+    ``observed``: outputs by name beside the model's own, each the input of a linear layer, for calibration.
+    """
+
+    precision: str
+    quantization: Quantization | None = None
+    observed: Mapping[str, str] = field(default_factory=dict)
+
+
 class Compiler(Protocol):
     """What a target does. ``compile`` writes into an existing empty folder."""
 
     precisions: tuple[str, ...]
+    calibrated: tuple[str, ...]  # those of them that need a quantization
     longest_by_default: int  # tokens of a sequence, unless the user asks for more: what they cost is theirs to decide
 
     def resolve_precision(self, precision: str) -> str:
@@ -44,7 +59,7 @@ class Compiler(Protocol):
         """What an engine depends on of the machine that builds it, and of the compiler: its name in a cache."""
 
     def compile(
-        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path, say: Say
+        self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Compile ``spec`` into ``folder``; returns what the engine needs of a machine. Raises CompileError."""
 

@@ -1,8 +1,8 @@
 """Target ``cpu``: packed ONNX graph to OpenVINO IR.
 
 The IR is portable between CPUs; the device compiles it when the engine is loaded (0.1 to 0.3 s for small models).
-Precisions: ``fp32``; ``bf16``: weights stored and computed in bfloat16; ``int8``: weights of linear layers int8 with
-one scale a row, activations quantized by the engine as it runs, the rest as in bf16 where the CPU has it.
+Precisions: ``fp32``; ``bf16``: weights stored and computed in bfloat16; ``int8``: linear layers, inputs and matrices,
+in int8 with scales that calibration found, the rest as in bf16 where the CPU has it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
 from bei_build.model_weights import ModelWeights
+from bei_build.precision import PRECISIONS, check_precision
 from bei_build.spec import ModelSpec
-from bei_build.targets import Say
-
-_STORAGE = {"fp32": DType.FP32, "bf16": DType.BF16, "int8": DType.INT8}
+from bei_build.targets import Numerics, Say
 
 
 class OpenVINOCompiler:
     """Compiles for CPUs with OpenVINO."""
 
-    precisions = tuple(_STORAGE)
+    precisions: tuple[str, ...] = ("fp32", "bf16", "int8")
+    calibrated: tuple[str, ...] = ("int8",)
     longest_by_default = 8192  # masks of causal and windowed attention are [S, S]: 256 MiB here, 4 GiB at 32,768
 
     def resolve_precision(self, precision: str) -> str:
         """``auto`` is bf16 where the CPU computes in it, else fp32."""
         if precision == "auto":
             return "bf16" if "BF16" in cpu_capabilities() else "fp32"
-        if precision not in _STORAGE:
-            raise ConfigError(f"Target cpu has no precision {precision!r}. Precisions: auto, {', '.join(_STORAGE)}.")
+        check_precision("cpu", precision, self.precisions)
         if precision == "bf16" and "BF16" not in cpu_capabilities():
             raise ConfigError("This CPU does not compute in bf16: build with --precision fp32 or int8.")
         return precision
@@ -58,15 +57,15 @@ class OpenVINOCompiler:
         return cpu_capabilities()
 
     def compile(
-        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path, say: Say
+        self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Write ``model.xml`` and ``model.bin`` into ``folder``. Raises CompileError."""
         ov = _openvino()
-        types = GraphTypes(compute=DType.FP32, storage=_STORAGE[precision])
+        storage = PRECISIONS[numerics.precision].storage
+        types = GraphTypes(compute=DType.FP32, storage=storage, quantization=numerics.quantization)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            path = write_graph(
-                spec, weights.read, Path(scratch), types, AttentionCore.MATMUL_SOFTMAX, limits.max_seq_len
-            )
+            core, place = AttentionCore.MATMUL_SOFTMAX, Path(scratch)
+            path = write_graph(spec, weights.read, place, types, core, limits.max_seq_len, numerics.observed)
             try:
                 model = ov.Core().read_model(path)
                 # OpenVINO numbers nodes it creates by a counter of the process; a build must not depend on it.
@@ -77,7 +76,7 @@ class OpenVINOCompiler:
             except RuntimeError as error:
                 raise CompileError(f"OpenVINO refused the graph: {error}") from error
             del model  # it maps the scratch files
-        needs_bf16 = precision != "fp32" and "BF16" in cpu_capabilities()
+        needs_bf16 = storage is DType.BF16 and "BF16" in cpu_capabilities()
         return EngineRequirements(
             compiler="openvino",
             compiler_version=ov.__version__.split("-")[0],

@@ -23,12 +23,13 @@ import numpy as np
 from bei import __version__
 from bei.artifact import EngineRequirements
 from bei.core import Limits
-from bei.errors import BeiError, CompileError, ConfigError, UnsupportedArchitectureError
+from bei.errors import BeiError, CompileError, UnsupportedArchitectureError
 from bei.nvidia import current_gpu, load_cuda
 from bei_build.families import bert, qwen
 from bei_build.families.base import Family
 from bei_build.families.rope import plain_rope
 from bei_build.model_weights import ModelWeights
+from bei_build.precision import check_precision
 from bei_build.spec import (
     AttentionSpec,
     DenseSpec,
@@ -40,7 +41,7 @@ from bei_build.spec import (
     NormSpec,
     RopeSpec,
 )
-from bei_build.targets import Say
+from bei_build.targets import Numerics, Say
 from bei_build.targets.trtllm_checkpoint import Tensor, write_checkpoint
 
 # The oldest version whose documents have everything that is used of it: LLM.encode, encoder CUDA graphs, embeddings.
@@ -81,15 +82,14 @@ class TRTLLMCompiler:
     """Writes checkpoints for TensorRT-LLM. Experimental: none has been loaded by TensorRT-LLM itself."""
 
     precisions: tuple[str, ...] = _PRECISIONS
+    calibrated: tuple[str, ...] = ()  # TensorRT-LLM quantizes inputs as they come
     longest_by_default = 8192
 
     def resolve_precision(self, precision: str) -> str:
         """``auto`` is bf16. ``fp8`` is for decoders, ``fp16`` for BERT, whose code computes in nothing else."""
         if precision == "auto":
             return "bf16"
-        if precision not in _PRECISIONS:
-            known = ", ".join(_PRECISIONS)
-            raise ConfigError(f"Target trtllm has no precision {precision!r}. Precisions: auto, {known}.")
+        check_precision("trtllm", precision, _PRECISIONS)
         return precision
 
     def default_limits(self, max_seq_len: int) -> Limits:
@@ -114,13 +114,13 @@ class TRTLLMCompiler:
         return []
 
     def compile(
-        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path, say: Say
+        self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Write config.json and safetensors into ``folder``, and for fp8 hf_quant_config.json.
 
         Raises UnsupportedArchitectureError for a model that no class of TensorRT-LLM's computes, CompileError.
         """
-        model_class = class_of(spec)
+        model_class, precision = class_of(spec), numerics.precision
         if precision not in model_class.precisions:
             others = " or ".join(model_class.precisions)
             raise CompileError(

@@ -29,7 +29,7 @@ from bei_build.graph.writer import DType
 from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress
 from bei_build.spec import ModelSpec
-from bei_build.targets import compiler_for
+from bei_build.targets import Numerics, compiler_for
 from bei_build.targets.tensorrt import compiler as module
 from bei_build.targets.tensorrt import timing_cache
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
@@ -217,7 +217,7 @@ class Compile:
         weights = cast(ModelWeights, SimpleNamespace(read=lambda name: read(name) * np.float32(scale)))
         compiler = compiler_for(BuildConfig(model="tiny", target="tensorrt", **settings))
         limits = limits_of(MAX_SEQ_LEN)
-        return compiler.compile(spec, weights, precision, limits, folder or self._folder, lambda _: None)
+        return compiler.compile(spec, weights, Numerics(precision), limits, folder or self._folder, lambda _: None)
 
 
 @pytest.fixture

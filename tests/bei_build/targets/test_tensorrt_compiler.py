@@ -173,10 +173,9 @@ def test_a_build_that_is_refused_is_one_line(installed: tuple[str, Any], capsys:
 def test_precisions() -> None:
     compiler = of("tensorrt")
     assert compiler.resolve_precision("auto") == "bf16"  # whether there is a GPU is asked after it
-    assert [compiler.resolve_precision(name) for name in compiler.precisions] == ["bf16", "fp16", "fp32"]
-    for other in ("int8", "fp8"):
-        with pytest.raises(ConfigError, match=f"no precision '{other}'"):
-            compiler.resolve_precision(other)
+    assert [compiler.resolve_precision(name) for name in compiler.precisions] == ["bf16", "fp16", "fp32", "fp8"]
+    with pytest.raises(ConfigError, match="no precision 'int8'"):
+        compiler.resolve_precision("int8")
 
 
 @pytest.mark.usefixtures("library")
@@ -188,6 +187,8 @@ def test_a_gpu_without_bf16_gets_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match=r"capability 7\.5 do not compute in bf16: build with --precision fp16"):
             compiler.resolve_precision("bf16")
     assert of("tensorrt-rtx", compute_capability=("80",)).resolve_precision("bf16") == "bf16"
+    with pytest.raises(ConfigError, match=r"capability 8\.0 do not compute in fp8: build with --precision bf16"):
+        of("tensorrt-rtx", compute_capability=("80", "89")).resolve_precision("fp8")
 
 
 # Settings that are of one of the two.

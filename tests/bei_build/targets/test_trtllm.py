@@ -26,7 +26,7 @@ from bei_build.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.families.bert import FAMILY as BERT
 from bei_build.families.qwen import QWEN2_FAMILY, QWEN3_FAMILY
-from bei_build.targets import compiler_for
+from bei_build.targets import Numerics, compiler_for
 from bei_build.targets.trtllm import CLASSES, TRTLLMCompiler
 from bei_build.targets.trtllm_checkpoint import Tensor, write_checkpoint
 from tests import trtllm
@@ -48,7 +48,7 @@ FP8 = torch.float8_e4m3fn
 def write(checkpoint: Checkpoint, folder: Path, precision: str) -> EngineRequirements:
     folder.mkdir(exist_ok=True)
     with checkpoint.weights() as weights:
-        return TRTLLMCompiler().compile(checkpoint.spec, weights, precision, LIMITS, folder, lambda _: None)
+        return TRTLLMCompiler().compile(checkpoint.spec, weights, Numerics(precision), LIMITS, folder, lambda _: None)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -17,16 +17,16 @@ from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei_build.config import BuildConfig
 from bei_build.graph.attention import AttentionCore, Lowering, lowerings
 from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, GraphTypes
+from bei_build.graph.writer import GraphTypes
 from bei_build.model_weights import ModelWeights
+from bei_build.precision import PRECISIONS, check_precision
 from bei_build.spec import ModelSpec
-from bei_build.targets import Say
+from bei_build.targets import Numerics, Say
 from bei_build.targets.tensorrt import shared_plan, timing_cache
-from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16
+from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16, without_fp8
 from bei_build.targets.tensorrt.plan import NoPlanError, PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of
 
-_TYPES = {"bf16": DType.BF16, "fp16": DType.FP16, "fp32": DType.FP32}  # fp8 is to come here, with Q/DQ in the graph
 _MOST_OF_REASON = 300  # characters of TensorRT's explanations, which go into manifests
 _LEAST_SEQUENCES = 8  # of the longest length, whatever the padded view of them takes
 _MAX_SLOTS = 1 << 18  # of the padded view by default: TensorRT reserves B x S of them, whatever a batch holds
@@ -35,7 +35,8 @@ _MAX_SLOTS = 1 << 18  # of the padded view by default: TensorRT reserves B x S o
 class TensorRTCompiler:
     """Compiles for NVIDIA GPUs. ``tensorrt-rtx`` with ``compute_capability`` needs no GPU for it."""
 
-    precisions = tuple(_TYPES)
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
+    calibrated: tuple[str, ...] = ("fp8",)
     longest_by_default = 8192  # the padded view is reserved for the longest sequence
 
     def __init__(self, config: BuildConfig) -> None:
@@ -46,16 +47,18 @@ class TensorRTCompiler:
 
     def resolve_precision(self, precision: str) -> str:
         """``auto`` is bf16, which cannot overflow as fp16 can, but fp16 where a GPU that is built for has no bf16."""
-        if precision not in ("auto", *_TYPES):
-            known = ", ".join(("auto", *_TYPES))
-            raise ConfigError(f"Target {self._target} has no precision {precision!r}. Precisions: {known}.")
+        check_precision(self._target, precision, self.precisions)
         try:
-            old = without_bf16(self._capabilities)
+            capabilities = self._capabilities
         except (DeviceNotFoundError, MissingDependencyError):
-            old = []  # check_able, which is asked next, says what is missing
+            capabilities = ()  # check_able, which is asked next, says what is missing
+        old = without_bf16(capabilities)
         if precision == "bf16" and old:
             gpus = ", ".join(map(dotted, old))
             raise ConfigError(f"GPUs of compute capability {gpus} do not compute in bf16: build with --precision fp16.")
+        if precision == "fp8" and (without := without_fp8(capabilities)):
+            gpus = ", ".join(map(dotted, without))
+            raise ConfigError(f"GPUs of compute capability {gpus} do not compute in fp8: build with --precision bf16.")
         return ("fp16" if old else "bf16") if precision == "auto" else precision
 
     def default_limits(self, max_seq_len: int) -> Limits:
@@ -96,24 +99,24 @@ class TensorRTCompiler:
         return [version, *gpus, *([self._gpu.name] if self._target == "tensorrt" else [])]
 
     def compile(
-        self, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path, say: Say
+        self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Write ``model.plan`` into ``folder``, and the graph with its weights if the plan is to be without them.
 
         Raises CompileError, and what ``check_able`` raises.
         """
         if self._config.plan_of is not None:
-            return self._with_plan_of(Path(self._config.plan_of), spec, weights, precision, limits, folder)
+            return self._with_plan_of(Path(self._config.plan_of), spec, weights, numerics, limits, folder)
         fallbacks: list[str] = []
         plan = None
         if self._is_packed_tried:
             try:
-                plan = self._compiled(spec, weights, precision, limits, folder, say, AttentionCore.TRT_PACKED)
+                plan = self._compiled(spec, weights, numerics, limits, folder, say, AttentionCore.TRT_PACKED)
             except NoPlanError as error:
                 reason = shorten(str(error), _MOST_OF_REASON, placeholder=" ...")
                 fallbacks.append(f"attention is padded, since there is no kernel for packed attention: {reason}")
         if plan is None:
-            plan = self._compiled(spec, weights, precision, limits, folder, say, AttentionCore.TRT_ATTENTION)
+            plan = self._compiled(spec, weights, numerics, limits, folder, say, AttentionCore.TRT_ATTENTION)
         elif self._config.attention_lowering == "packed" and "packed" not in plan.lowerings:
             fallbacks.append("no layer of this model can have packed attention")
         plan.fallbacks[:0] = fallbacks
@@ -129,17 +132,16 @@ class TensorRTCompiler:
         )
 
     def _with_plan_of(
-        self, path: Path, spec: ModelSpec, weights: ModelWeights, precision: str, limits: Limits, folder: Path
+        self, path: Path, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path
     ) -> EngineRequirements:
         """The plan of the artifact at ``path``, and this model's graph and weights."""
         lent = shared_plan.lender(path).engine.plan
         assert lent is not None
         core = AttentionCore.TRT_PACKED if "packed" in lent.lowerings else AttentionCore.TRT_ATTENTION
         plan = msgspec.structs.replace(self._plan(lowerings(spec, core), limits), fallbacks=lent.fallbacks)
-        types = GraphTypes(compute=_TYPES[precision], storage=_TYPES[precision])
-        write_graph(spec, weights.read, folder, types, core, limits.max_seq_len)
+        write_graph(spec, weights.read, folder, _types(numerics), core, limits.max_seq_len)
         requirements = self._requirements(plan)
-        shared_plan.take(path, requirements, precision, limits, folder)
+        shared_plan.take(path, requirements, numerics.precision, limits, folder)
         return requirements
 
     def _plan(self, written: list[Lowering], limits: Limits) -> Plan:
@@ -158,13 +160,13 @@ class TensorRTCompiler:
         self,
         spec: ModelSpec,
         weights: ModelWeights,
-        precision: str,
+        numerics: Numerics,
         limits: Limits,
         folder: Path,
         say: Say,
         core: AttentionCore,
     ) -> Plan:
-        config, types = self._config, GraphTypes(compute=_TYPES[precision], storage=_TYPES[precision])
+        config = self._config
         plan = self._plan(lowerings(spec, core), limits)
         settings = PlanSettings(
             profiles=tuple(plan.profiles),
@@ -177,7 +179,8 @@ class TensorRTCompiler:
             say("writing the graph")
             # A stripped plan gets its weights from the graph's file again, when it is loaded.
             place = folder if config.strip_weights else Path(scratch)
-            graph = write_graph(spec, weights.read, place, types, core, limits.max_seq_len)
+            types = _types(numerics)
+            graph = write_graph(spec, weights.read, place, types, core, limits.max_seq_len, numerics.observed)
             plan.fallbacks.extend(write_plan(self._trt, graph, plan.lowerings, settings, folder / TENSORRT_PLAN, say))
         return plan
 
@@ -219,3 +222,8 @@ class TensorRTCompiler:
             "A plan of TensorRT is built on the GPU that it is for; --target tensorrt-rtx builds for some GPUs without "
             "having one, and --target cpu needs none."
         )
+
+
+def _types(numerics: Numerics) -> GraphTypes:
+    storage = PRECISIONS[numerics.precision].storage
+    return GraphTypes(compute=storage, storage=storage, quantization=numerics.quantization)

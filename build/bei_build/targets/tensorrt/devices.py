@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tensorrt_module import TensorRTRTXModule
 
 _BF16_FROM = 80  # compute capability 8.0, Ampere
+_FP8_FROM = 89  # 8.9, Ada
 
 # GPUs that were seen to build packed attention, by compute capability. None was seen to: TensorRT-RTX has no kernel for
 # it on any of its GPUs, and TensorRT itself has not been asked yet. Elsewhere the build would have to be done twice.
@@ -20,6 +21,11 @@ PACKED_ON: frozenset[int] = frozenset()
 def without_bf16(capabilities: Sequence[int]) -> list[int]:
     """Those of ``capabilities`` that do not compute in BF16."""
     return [capability for capability in capabilities if capability < _BF16_FROM]
+
+
+def without_fp8(capabilities: Sequence[int]) -> list[int]:
+    """Those of ``capabilities`` that do not compute in FP8."""
+    return [capability for capability in capabilities if capability < _FP8_FROM]
 
 
 def architecture(capability: int) -> str:

@@ -1,0 +1,51 @@
+"""Verifies a quantization where its engine cannot run: on ONNX Runtime, which rounds as the engine will."""
+
+from __future__ import annotations
+
+from bei.certification.answers import EngineAnswers, ask_engine
+from bei.certification.comparison import compare
+from bei_build import memory
+from bei_build.certifying import check_certificate, figures
+from bei_build.job import Job
+from bei_build.progress import Progress
+from bei_build.quantization.emulation import emulated
+from bei_build.quantizing import Calibrated
+from bei_build.questions import Questions
+
+
+def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Progress) -> Calibrated:
+    """``calibrated`` with as many layers left high as the thresholds ask for.
+
+    Raises VerificationError where they are missed all the same, unless the build was told to keep such an engine; and
+    MissingDependencyError, EngineError. Where there is not memory enough for it, a note says so.
+    """
+    needed, available = 4 * job.checkpoint.spec.num_parameters, memory.available_bytes()
+    if available is not None and needed > available:
+        progress.note(
+            f"not emulated: that takes {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are available. "
+            "Whether the quantized engine is good enough shows where it is verified."
+        )
+        return calibrated
+    while True:
+        answers = _answers(job, calibrated, questions, progress)
+        expected, _ = questions.answered(progress)
+        with progress.step("Verify emulation") as step:
+            certificate = compare(answers, expected, questions.held_out, questions.thresholds)
+            step.details += figures(certificate)
+        more = None if certificate.passed else calibrated.with_more_high()
+        if more is None:
+            check_certificate(job.config, certificate, progress)
+            return calibrated
+        progress.note(f"below the thresholds; left high: {', '.join(sorted(more.high))}")
+        calibrated = more
+
+
+def _answers(job: Job, calibrated: Calibrated, questions: Questions, progress: Progress) -> EngineAnswers:
+    spec, read = job.checkpoint.spec, job.weights.read
+    with (
+        progress.step("Emulate") as step,
+        emulated(spec, read, calibrated.quantization, job.limits, job.root) as engine,
+    ):
+        answers = ask_engine(engine, questions.held_out, questions.outputs)
+        step.details.append(f"{answers.num_texts} texts")
+    return answers

@@ -1,0 +1,123 @@
+"""From what was observed to scales. Three ways to choose the range of an input:
+
+``max``: the largest absolute value that was seen. ``percentile``: one that so many percent of the sampled values do
+not pass. ``mse``: the range, and how far outliers of the input are moved into the matrix (SmoothQuant,
+arXiv:2211.10438, equation 4), by which the layer's products change least; measured on the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bei_build.quantization.layers import LinearLayer
+from bei_build.quantization.observation import Observation
+from bei_build.quantization.rounding import round_rows, round_to
+from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization, rounded
+
+FloatArray = npt.NDArray[np.float32]
+Method: TypeAlias = Literal["max", "percentile", "mse"]
+
+_STRENGTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of smoothing; 0 is without
+_SHARES = (0.8, 0.6, 0.5)  # of the largest value, as ranges
+# Errors are averaged by their fourth power: a few tokens that lose all they had, as those whose outliers are clipped,
+# count for more than many that lose little (docs/decisions.md).
+_POWER = 4
+_BETTER = 0.98  # of the error without it: smoothing costs a multiplication a value
+_LEAST_FACTOR = 1e-5
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A quantization, and for each layer, quantized or not, the error that it has or would have: the fourth root of the
+    mean over sampled tokens of r^4, where r is |quantized product - exact product| / |exact product|."""
+
+    quantization: Quantization
+    errors: Mapping[str, float]
+
+
+def choose(
+    layers: Sequence[LinearLayer],
+    observations: Mapping[str, Observation],
+    read: Callable[[str], FloatArray],
+    number_format: Format,
+    method: Method,
+    percentile: float,
+) -> Chosen:
+    """Scales for all ``layers``; ``read`` gives a weight by its name."""
+    chosen: dict[str, LayerQuantization] = {}
+    errors: dict[str, float] = {}
+    for group, members in groupby(sorted(layers, key=lambda layer: layer.group), key=lambda layer: layer.group):
+        named = {layer.name: layer.matrix(read) for layer in members}
+        trial = _Trial(observations[group], list(named.values()), number_format)
+        range_ = trial.best() if method == "mse" else trial.plain(percentile if method == "percentile" else 100.0)
+        chosen |= dict.fromkeys(named, range_)
+        for name, matrix in named.items():
+            errors[name] = rounded(_Trial(observations[group], [matrix], number_format).error(range_))
+    ordered = [layer.name for layer in layers]
+    return Chosen(
+        Quantization(number_format, {name: chosen[name] for name in ordered}), {name: errors[name] for name in ordered}
+    )
+
+
+class _Trial:
+    """Tries ranges for one input, on the products with all ``matrices`` that read it."""
+
+    def __init__(self, seen: Observation, matrices: Sequence[FloatArray], number_format: Format) -> None:
+        self._seen = seen
+        self._matrix = np.concatenate(matrices)
+        self._format = number_format
+        self._exact = seen.sample @ self._matrix.T
+        self._lengths = np.square(self._exact).sum(axis=1)
+
+    def plain(self, percentile: float) -> LayerQuantization:
+        """No smoothing, and the range by ``percentile`` of the sample; 100: by all tokens."""
+        largest = self._seen.channel_amax.max()
+        if percentile < 100.0:
+            largest = np.percentile(np.abs(self._seen.sample), percentile)
+        return LayerQuantization(_range(largest))
+
+    def best(self) -> LayerQuantization:
+        """The smoothing first, with the range of all tokens; then the range."""
+        plain = self.plain(100.0)
+        found = min(map(self._smoothed, _STRENGTHS), key=self.error)
+        if self.error(found) > _BETTER * self.error(plain):
+            found = plain
+        narrower = (replace(found, input_amax=_range(share * found.input_amax)) for share in _SHARES)
+        return min((found, *narrower), key=self.error)
+
+    def error(self, layer: LayerQuantization) -> float:
+        """What rounding as ``layer`` says does to the products."""
+        rows, matrix = self._seen.sample, self._matrix
+        if layer.smoothing is not None:
+            factors = np.array(layer.smoothing, np.float32)
+            rows, matrix = rows / factors, matrix * factors
+        scale = layer.input_amax / LARGEST[self._format]
+        product = round_to(rows, scale, self._format) @ round_rows(matrix, self._format).T
+        product -= self._exact
+        errors = np.square(product, out=product).sum(axis=1)
+        known = self._lengths > 0
+        if not known.any():
+            return 0.0
+        return float(np.mean((errors[known] / self._lengths[known]) ** (_POWER / 2)) ** (1 / _POWER))
+
+    def _smoothed(self, strength: float) -> LayerQuantization:
+        seen, stored = self._seen.channel_amax, np.abs(self._matrix).max(axis=0)
+        factors = np.maximum(seen, _LEAST_FACTOR) ** strength / np.maximum(stored, _LEAST_FACTOR) ** (1 - strength)
+        factors /= np.exp(np.log(factors).mean())  # around 1, for 16-bit types
+        kept = tuple(map(rounded, np.maximum(factors, _LEAST_FACTOR).tolist()))
+        return LayerQuantization(_range((seen / np.array(kept, np.float32)).max()), kept)
+
+
+def _range(largest: float | np.floating[npt.NBitBase]) -> float:
+    return rounded(max(float(largest), _LEAST_FACTOR))
+
+
+def worst(errors: Mapping[str, float], among: Iterable[str], count: int) -> list[str]:
+    """The ``count`` layers of ``among`` with the largest errors, worst first; equal ones by name."""
+    return sorted(among, key=lambda name: (-errors[name], name))[:count]

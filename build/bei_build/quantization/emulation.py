@@ -1,0 +1,93 @@
+"""What a quantized engine will answer, computed by ONNX Runtime in FP32 around the rounded numbers.
+
+It runs the same QuantizeLinear and DequantizeLinear nodes as the target does. What it does not show is what the target
+adds: 16-bit arithmetic between the layers, and its own kernels.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bei.core import EngineInfo, Limits, Outputs, PackedBatch
+from bei.errors import EngineError, MissingDependencyError
+from bei.packing import graph_inputs
+from bei_build.graph.attention import AttentionCore
+from bei_build.graph.transformer import write_graph
+from bei_build.graph.writer import DType, FloatArray, GraphTypes
+from bei_build.quantization.scheme import Quantization
+from bei_build.spec import ModelSpec
+
+
+class EmulatedEngine:
+    """The graph at ``path`` in ONNX Runtime, on the CPU."""
+
+    def __init__(self, path: Path, spec: ModelSpec, limits: Limits) -> None:
+        onnxruntime = _onnxruntime()
+        options = onnxruntime.SessionOptions()
+        # Its fusion of QuantizeLinear and DequantizeLinear with their neighbours is wrong for FP8 in FP32 graphs.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its classes have no base of their own
+            raise EngineError(f"ONNX Runtime cannot run the graph: {error}") from error
+        self._input_names = [one.name for one in self._session.get_inputs()]
+        outputs = {str(name): width for name, width in spec.dimensions.items()}
+        per_token = frozenset(str(head.output) for head in spec.heads if not head.pooling)
+        self._info = EngineInfo("emulation", "fp32", "ONNX Runtime", limits, outputs, per_token)
+
+    @property
+    def info(self) -> EngineInfo:
+        """The facts."""
+        return self._info
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        """Compute ``outputs`` (None: all), float32, a row a sequence or a token. Raises EngineError."""
+        names = [name for name in self._info.outputs if outputs is None or name in outputs]
+        try:
+            values: list[Any] = self._session.run(names, graph_inputs(batch, self._input_names))
+        except Exception as error:  # its classes have no base of their own
+            raise EngineError(f"ONNX Runtime failed on a batch: {error}") from error
+        rows = {name: batch.num_tokens if name in self._info.per_token else batch.batch_size for name in names}
+        return {name: np.asarray(value, np.float32)[: rows[name]] for name, value in zip(names, values, strict=True)}
+
+    def warmup(self) -> None:
+        """Nothing is prepared."""
+
+    def close(self) -> None:
+        """Free the session."""
+        del self._session
+
+
+@contextmanager
+def emulated(
+    spec: ModelSpec, read: Callable[[str], FloatArray], quantization: Quantization, limits: Limits, scratch: Path
+) -> Iterator[EmulatedEngine]:
+    """``spec`` with its linear layers rounded as ``quantization`` says. Raises EngineError, MissingDependencyError."""
+    types = GraphTypes(DType.FP32, DType.FP32, quantization)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        path = write_graph(spec, read, Path(folder), types, AttentionCore.TRT_ATTENTION, limits.max_seq_len)
+        engine = EmulatedEngine(path, spec, limits)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+def check_able() -> None:
+    """Raise MissingDependencyError where ONNX Runtime is not installed."""
+    _onnxruntime()
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependencyError("onnxruntime", "fp8", "Emulating a quantized engine") from error
+    return onnxruntime

@@ -1,0 +1,29 @@
+"""Rounding to a format in numpy: what engines compute with, so that scales can be chosen by it."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from bei_build.quantization.scheme import LARGEST, Format, row_amax
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def round_to(values: FloatArray, scale: npt.ArrayLike, number_format: Format) -> FloatArray:
+    """``values`` as what their rounded numbers stand for; what is too large becomes the largest number."""
+    largest = LARGEST[number_format]
+    wide = np.asarray(scale, np.float32)
+    codes = np.clip(values / wide, -largest, largest)
+    if number_format == "int8":
+        codes = np.rint(codes, out=codes)
+    else:
+        codes = codes.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    rounded: FloatArray = codes * wide
+    return rounded
+
+
+def round_rows(matrix: FloatArray, number_format: Format) -> FloatArray:
+    """``matrix`` [out, in] with a scale a row."""
+    return round_to(matrix, row_amax(matrix)[:, None] / LARGEST[number_format], number_format)

@@ -1,0 +1,110 @@
+"""Scales: what each method chooses, and that outliers are found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bei_build.quantization.choice import Chosen, Method, choose, worst
+from bei_build.quantization.layers import LinearLayer
+from bei_build.quantization.observation import Observation
+from bei_build.quantization.rounding import round_rows, round_to
+from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization
+
+LAYERS = (
+    LinearLayer("up", "mlp", ("up",)),
+    LinearLayer("gate", "mlp", ("gate",)),
+    LinearLayer("down", "down", ("down",)),
+)
+
+
+def matrices(seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {
+        name: random.normal(size=shape).astype(np.float32)
+        for name, shape in {"up": (24, 16), "gate": (24, 16), "down": (16, 24)}.items()
+    }
+
+
+def observations(outlier: float = 1.0) -> dict[str, Observation]:
+    """Normal inputs; channel 3 of the first group is ``outlier`` times as large."""
+    random = np.random.default_rng(1)
+    found = {}
+    for group, width in (("mlp", 16), ("down", 24)):
+        rows = random.normal(size=(200, width)).astype(np.float32)
+        if group == "mlp":
+            rows[:, 3] *= outlier
+        found[group] = Observation(np.abs(rows).max(axis=0), rows)
+    return found
+
+
+def chosen(method: Method, number_format: Format = "int8", outlier: float = 1.0, percentile: float = 99.0) -> Chosen:
+    return choose(LAYERS, observations(outlier), matrices().__getitem__, number_format, method, percentile)
+
+
+def test_max_is_the_largest_value_seen_and_smooths_nothing() -> None:
+    found = chosen("max").quantization.layers
+    assert found["down"].input_amax == pytest.approx(observations()["down"].channel_amax.max(), rel=1e-3)
+    assert all(layer.smoothing is None for layer in found.values())
+
+
+def test_a_percentile_is_below_the_largest_value() -> None:
+    seen = observations()["down"].sample
+    found = chosen("percentile").quantization.layers["down"].input_amax
+    assert found == pytest.approx(np.percentile(np.abs(seen), 99.0), rel=1e-3)
+    assert found < np.abs(seen).max()
+
+
+def test_layers_that_read_one_input_have_one_scale_for_it() -> None:
+    found = chosen("mse", outlier=50.0).quantization.layers
+    assert found["up"] == found["gate"]
+    assert found["up"] != found["down"]
+
+
+def test_an_outlying_channel_is_smoothed_and_the_error_falls() -> None:
+    plain, best = (chosen(method, outlier=60.0) for method in ("max", "mse"))
+    factors = best.quantization.layers["up"].smoothing
+    assert factors is not None
+    assert int(np.argmax(factors)) == 3
+    assert best.errors["up"] < 0.5 * plain.errors["up"]
+
+
+@pytest.mark.parametrize("number_format", ["fp8", "int8"])
+def test_the_error_is_what_rounding_does_to_the_product(number_format: Format) -> None:
+    found = chosen("max", number_format)
+    rows, matrix = observations()["down"].sample, matrices()["down"]
+    scale = found.quantization.layers["down"].input_amax / LARGEST[number_format]
+    exact = rows @ matrix.T
+    off = round_to(rows, scale, number_format) @ round_rows(matrix, number_format).T - exact
+    expected = np.mean(((off**2).sum(1) / (exact**2).sum(1)) ** 2) ** 0.25
+    assert found.errors["down"] == pytest.approx(expected, rel=1e-3)
+    assert found.errors["down"] < 0.1
+
+
+def test_the_mean_square_error_is_never_above_that_of_the_largest_value() -> None:
+    for outlier in (1.0, 5.0, 100.0):
+        plain, best = (chosen(method, outlier=outlier) for method in ("max", "mse"))
+        for group in (("up", "gate"), ("down",)):
+            assert sum(best.errors[name] for name in group) <= 1.001 * sum(plain.errors[name] for name in group)
+
+
+def test_the_same_observations_give_the_same_scales() -> None:
+    assert chosen("mse", outlier=7.0) == chosen("mse", outlier=7.0)
+
+
+def test_an_input_of_zeros_has_a_scale_all_the_same() -> None:
+    zeros = {group: Observation(0 * it.channel_amax, 0 * it.sample) for group, it in observations().items()}
+    for method in ("max", "mse"):
+        found = choose(LAYERS, zeros, matrices().__getitem__, "int8", method, 99.0)
+        assert all(layer.input_amax > 0 for layer in found.quantization.layers.values())
+        assert set(found.errors.values()) == {0.0}
+
+
+def test_the_worst_come_first_and_equal_ones_by_name() -> None:
+    errors = {"a": 0.1, "b": 0.3, "c": 0.3, "d": 0.2}
+    assert worst(errors, errors, 3) == ["b", "c", "d"]
+
+
+def test_layers_left_high_are_out_of_the_quantization() -> None:
+    quantization = Quantization("fp8", {"a": LayerQuantization(1.0), "b": LayerQuantization(2.0)})
+    assert quantization.without(frozenset({"a"})).layers == {"b": LayerQuantization(2.0)}

@@ -1,0 +1,65 @@
+"""What rounding to a format does, held against the format's definition."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from bei_build.quantization.rounding import round_rows, round_to
+from bei_build.quantization.scheme import LARGEST, Format, rounded, row_amax
+
+FORMATS: tuple[Format, ...] = ("fp8", "int8")
+VALUES = arrays(np.float32, (3, 5), elements=st.floats(-1000, 1000, width=32))
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+@given(values=VALUES, scale=st.floats(2**-6, 2**6, width=32))
+def test_what_is_rounded_stays_as_it_is(number_format: Format, values: np.ndarray, scale: float) -> None:
+    once = round_to(values, scale, number_format)
+    np.testing.assert_allclose(round_to(once, scale, number_format), once, rtol=1e-6)
+
+
+@given(values=VALUES, scale=st.floats(2**-6, 2**6, width=32))
+def test_int8_is_off_by_half_a_step_within_its_range(values: np.ndarray, scale: float) -> None:
+    inside = np.abs(values) <= 127 * scale
+    error = np.abs(round_to(values, scale, "int8") - values)
+    assert (error[inside] <= 0.5001 * scale).all()
+
+
+@given(values=VALUES)
+def test_fp8_is_off_by_a_sixteenth_of_the_value_or_half_of_its_smallest_step(values: np.ndarray) -> None:
+    """Three bits behind the leading one; below 2^-6 the steps are 2^-9."""
+    inside = np.abs(values) <= 448
+    error = np.abs(round_to(values, 1.0, "fp8") - values)
+    assert (error[inside] <= np.maximum(np.abs(values[inside]) / 16, 2.0**-10)).all()
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_what_is_too_large_becomes_the_largest_number_and_never_nan(number_format: Format) -> None:
+    values = np.array([1e9, -1e9, 449.0, 500.0], np.float32)
+    rounded_values = round_to(values, 1.0, number_format)
+    assert np.abs(rounded_values).tolist() == [LARGEST[number_format]] * 4
+
+
+def test_the_largest_numbers_are_the_formats() -> None:
+    numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert np.nanmax(numbers) == LARGEST["fp8"]
+    assert LARGEST["int8"] == np.iinfo(np.int8).max
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_rows_have_scales_of_their_own_and_rows_of_zeros_stay_zeros(number_format: Format) -> None:
+    matrix = np.array([[1e-4, -2e-4], [1e4, 3e3], [0, 0]], np.float32)
+    found = round_rows(matrix, number_format)
+    np.testing.assert_allclose(found[:2], matrix[:2], rtol=0.07)
+    assert not found[2].any()
+    assert np.isfinite(row_amax(matrix)).all()
+
+
+def test_scales_keep_four_digits() -> None:
+    assert rounded(1.23456789) == 1.235
+    assert rounded(0.000123449) == 0.0001234

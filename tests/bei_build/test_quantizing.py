@@ -1,0 +1,169 @@
+"""Builds in int8, from checkpoint to certificate: calibration, layers left high, and what a certificate catches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bei.artifact import Artifact
+from bei.cli import main
+from bei.errors import ConfigError, VerificationError
+from bei_build.config import BuildConfig
+from bei_build.graph.writer import DType, GraphWriter
+from bei_build.quantizing import QUANTIZATION
+from tests.bei_build.builds import build_artifact
+from tests.checkpoints import read_tensors, save_checkpoint, save_static, write_tensors
+
+OUTLIER = "layers.1.mlp.down"
+
+
+def build(checkpoint: Path, out: Path, **settings: Any) -> Artifact:
+    return build_artifact(checkpoint, out, **{"precision": "int8", "calibration_size": 40, **settings})
+
+
+def record_of(artifact: Artifact) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((artifact.path / QUANTIZATION).read_bytes())
+    return record
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("int8") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return build(checkpoint, tmp_path_factory.mktemp("first") / "artifact")
+
+
+def with_outlier(folder: Path) -> Path:
+    """In the second layer one channel in front of the last product is far larger than the others, for all tokens, and
+    those matter."""
+    save_checkpoint(folder)
+    tensors = read_tensors(folder)
+    up, down = (f"encoder.layer.1.{part}.dense" for part in ("intermediate", "output"))
+    prefix = next(name for name in tensors if name.endswith(f"{up}.bias"))[: -len(f"{up}.bias")]
+    tensors[f"{prefix}{up}.bias"][5] = 4000.0
+    tensors[f"{prefix}{down}.weight"] *= 4.0
+    tensors[f"{prefix}{down}.weight"][:, 5] = 1e-6 * torch.randn(tensors[f"{prefix}{down}.weight"].shape[0])
+    return write_tensors(folder, tensors)
+
+
+def test_the_artifact_says_what_was_quantized_and_with_which_texts(artifact: Artifact) -> None:
+    record = record_of(artifact)
+    assert (record["format"], record["method"], record["texts"], record["num_texts"]) == (
+        "int8",
+        "mse",
+        "bei's own list",
+        40,
+    )
+    assert record["num_tokens"] > 40
+    assert len(record["texts_sha256"]) == 64
+    assert len(record["layers"]) == 4 * artifact.manifest.spec.num_layers
+    assert all(layer["input_amax"] > 0 and 0 <= layer["error"] < 0.2 for layer in record["layers"].values())
+    assert QUANTIZATION in {file.path for file in artifact.manifest.files}
+    assert artifact.certificate.passed
+
+
+def test_the_engine_has_int8_matrices(artifact: Artifact) -> None:
+    import openvino
+
+    model = openvino.Core().read_model(artifact.engine_dir / "model.xml")
+    stored = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    matrices = [
+        node
+        for node in stored
+        if len(node.get_output_shape(0)) == 2 and node.get_element_type().get_type_name() == "i8"
+    ]
+    assert len(matrices) == 4 * artifact.manifest.spec.num_layers
+
+
+def test_the_same_build_gives_the_same_scales_and_digest(artifact: Artifact, checkpoint: Path, tmp_path: Path) -> None:
+    again = build(checkpoint, tmp_path / "again")
+    assert record_of(again) == record_of(artifact)
+    assert again.manifest.digest == artifact.manifest.digest
+
+
+def test_other_texts_give_other_scales(artifact: Artifact, checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("the cat sat on the mat\nhello world\n")
+    other = record_of(build(checkpoint, tmp_path / "other", calibration_data=str(file)))
+    assert (other["texts"], other["num_texts"]) == ("mine.txt", 2)
+    assert other["layers"] != record_of(artifact)["layers"]
+
+
+def test_a_layer_with_an_outlier_is_left_high_and_the_build_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_outlier(tmp_path / "checkpoint")
+    built = build(folder, tmp_path / "artifact", calibration_method="max", min_cosine=0.995)
+    layers = record_of(built)["layers"]
+    assert [name for name, layer in layers.items() if layer["is_high"]] == [OUTLIER]
+    assert layers[OUTLIER]["error"] == max(layer["error"] for layer in layers.values())
+    assert built.certificate.passed
+
+
+def test_without_layers_left_high_it_fails(tmp_path: Path) -> None:
+    folder = with_outlier(tmp_path / "checkpoint")
+    with pytest.raises(VerificationError, match="embedding: mean cosine"):
+        build(folder, tmp_path / "a", calibration_method="max", min_cosine=0.995, max_highprec_layers=0)
+    assert not (tmp_path / "a").exists()
+
+
+def test_smoothing_makes_it_unnecessary(tmp_path: Path) -> None:
+    folder = with_outlier(tmp_path / "checkpoint")
+    built = build(folder, tmp_path / "artifact", calibration_method="mse", min_cosine=0.995, max_highprec_layers=0)
+    assert built.certificate.passed
+    assert record_of(built)["layers"][OUTLIER]["smoothing"] is not None
+
+
+def test_scales_that_are_off_by_two_fail_the_build(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = GraphWriter._external
+
+    def wrong(self: GraphWriter, name: str, array: Any, dtype: DType) -> str:
+        is_it = name == "layers.1.mlp.down.weight.scale"
+        return write(self, name, np.float32(2) * array if is_it else array, dtype)
+
+    monkeypatch.setattr(GraphWriter, "_external", wrong)
+    with pytest.raises(VerificationError, match="embedding: "):
+        build(checkpoint, tmp_path / "artifact", max_highprec_layers=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "bf16", "calibration_size": 9}, "calibration_size is a setting of quantized precisions"),
+        ({"precision": "auto", "max_highprec_layers": 1}, "max_highprec_layers is a setting of quantized precisions"),
+        ({"calibration_size": 0}, "calibration_size must be at least 1"),
+        ({"calibration_percentile": 0.0}, "calibration_percentile is between 0 and 100"),
+        ({"max_highprec_layers": -1}, "max_highprec_layers is a number of layers"),
+        ({"calibration_method": "entropy"}, "calibration_method must be one of auto, max, percentile, mse"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BuildConfig(model="a", **{"precision": "int8", **settings})
+
+
+def test_what_has_no_linear_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no linear layers to quantize"):
+        build(save_static(tmp_path / "checkpoint"), tmp_path / "artifact")
+
+
+def test_the_command_says_what_it_did(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(
+        [
+            *("build", str(checkpoint), "--out", str(tmp_path / "artifact"), "--precision", "int8"),
+            *("--calibration-method", "percentile", "--calibration-percentile", "99.9", "--calibration-size", "12"),
+        ]
+    )
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Calibrate (int8, percentile)" in said
+    assert "12 texts of bei's own list" in said
