@@ -23,6 +23,7 @@ from bei.config import ServeConfig
 from bei.errors import ArtifactHashMismatchError, ConfigError, MissingDependencyError, VerificationError
 from bei.loading import load_service
 from bei.metrics import Metrics
+from bei_build import pipeline
 from bei_build import reference as hf
 from bei_build.targets.openvino import OpenVINOCompiler
 from tests.bei_build.builds import build_artifact
@@ -134,10 +135,19 @@ def test_an_artifact_on_a_full_disk_is_verified_and_served(
     assert "verified at every start" in caplog.text
 
 
-def test_an_engine_that_fails_is_not_served_and_verify_says_why(
-    tmp_path: Path, elsewhere: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_emulation_that_fails_is_no_artifact(tmp_path: Path, elsewhere: None) -> None:
     """The precision is int8, the threshold that of exact arithmetic."""
+    checkpoint = save_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(VerificationError, match="cosine"):
+        build_artifact(checkpoint, tmp_path / "artifact", precision="int8", min_cosine=1.0)
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_an_engine_that_fails_is_not_served_and_verify_says_why(
+    tmp_path: Path, elsewhere: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The precision is int8, the threshold that of exact arithmetic, and nothing was emulated."""
+    monkeypatch.setattr(pipeline, "fitted", lambda job, found, questions, progress: found)
     checkpoint = save_checkpoint(tmp_path / "checkpoint")
     artifact = build_artifact(checkpoint, tmp_path / "artifact", precision="int8", min_cosine=1.0)
     with pytest.raises(VerificationError, match="differs from its reference"):
