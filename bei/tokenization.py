@@ -115,7 +115,7 @@ class TextEncoder:
     ) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pool's threads are the parallelism
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
+            self._tokenizer = Tokenizer.from_buffer(path.read_bytes())  # not by its path, which may be no UTF-8
         except Exception as error:  # the library raises bare Exception
             raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
         self._max_seq_len = max_seq_len

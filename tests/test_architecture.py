@@ -51,6 +51,8 @@ CONTRACT = {
     "bei.certification.stored",
     "bei.core",
     "bei.errors",
+    "bei.files",
+    "bei.manifest_checks",
     "bei.nvidia",
     "bei.packing",
     "bei.tensorrt_log",
