@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,19 @@ def read_bounded(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
     if len(content) > most_bytes:
         raise UnfitError(f"it has more than the {most_bytes:,} bytes that are read")
     return content
+
+
+def check_unpacked(path: Path, most_bytes: int) -> None:
+    """Raise UnfitError where the zip archive ``path`` says that it is larger than ``most_bytes`` when it is unpacked, or
+    is none. Readers of it take no more of a part than the archive says.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(part.file_size for part in archive.infolist())
+    except zipfile.BadZipFile as error:
+        raise UnfitError(f"it is no archive ({error})") from error
+    if size > most_bytes:
+        raise UnfitError(f"it has {size:,} bytes when it is unpacked, more than the {most_bytes:,} that are read")
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

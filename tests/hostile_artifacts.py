@@ -236,7 +236,7 @@ _SCHEMAS = {
         text(old=f'"schema_version": {SCHEMA_VERSION}', new=f'"schema_version": {value}'),
         rf"is not a manifest of schema {SCHEMA_VERSION} \(",
     )
-    for value in ('"7"', "-7", "7.5", "null", "true", "6", "[7]", "1e400")
+    for value in (f'"{SCHEMA_VERSION}"', "-7", f"{SCHEMA_VERSION}.5", "null", "true", f"{SCHEMA_VERSION - 1}", "[7]", "1e400")
 }
 _PATHS = {
     f"path {name[:20]!a}": Hostile(lists(name), message)

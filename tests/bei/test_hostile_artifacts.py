@@ -3,20 +3,27 @@ tests/hostile_artifacts.py, and tests/e2e/test_hostile.py starts processes on th
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 import shutil
+import struct
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bei import artifact as artifacts
 from bei.artifact import MANIFEST, TOKENIZER, load
+from bei.certification.stored import complete
+from bei.engine.fake import FakeEngine
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.files import UnfitError, check_regular, printable, read_bounded, unlisted, within
 from bei.tokenization import TextEncoder
 from tests.artifacts import save_artifact
-from tests.hostile_artifacts import ENGINE_FILE, HOSTILE, extra, manifest_of, says_all, seal
+from tests.hostile_artifacts import ENGINE_FILE, HOSTILE, extra, manifest_of, nested, says_all, seal
 
 
 @pytest.fixture
@@ -113,6 +120,64 @@ def test_a_refused_artifact_is_not_hashed(folder: Path, monkeypatch: pytest.Monk
     with pytest.raises(ArtifactFileUnlistedError):
         load(folder)
     assert [path.name for path in hashed] == ["certificate.json"]  # which says whether another process replaces it
+
+
+# Answers of a reference, which are read when the engine is there to be compared with them.
+
+
+def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
+    """An array of float32 as numpy writes it, of the ``shape`` that it says."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue() + data
+
+
+def packed(part: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("input_ids.npy", part)
+    return file.getvalue()
+
+
+def says_to_be_large(content: bytes) -> bytes:
+    """The archive's list of parts says that the part has 4 GB."""
+    place = content.index(b"PK\x01\x02") + 24
+    return content[:place] + struct.pack("<I", (1 << 32) - 2) + content[place + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (packed(npy((10**12,))), "cannot be read"),
+        (packed(npy((-1,))), "cannot be read"),
+        (says_to_be_large(packed(npy((4,), bytes(16)))), "4,294,967,294 bytes when it is unpacked, more than the 500,"),
+        (b"no archive", "it is no archive"),
+    ],
+    ids=["10^12 numbers", "-1 numbers", "4 GB", "no archive"],
+)
+def test_answers_that_would_take_all_memory_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    artifact = save_artifact(tmp_path / "artifact")
+    folder = artifact.path / artifacts.REFERENCE_DIR
+    folder.mkdir()
+    record = {"name": "x", "is_own": False, "outputs": ["embedding"], "texts": ["a"], "canary_text": "a"}
+    thresholds = {"mean": 0.9, "p1": 0.9, "min": 0.9}
+    record |= {"thresholds": thresholds, "allow_below_threshold": False}
+    (folder / "reference.json").write_text(json.dumps(record))
+    (folder / "answers.npz").write_bytes(content)
+    artifact = artifacts.save(artifact.path, artifact.manifest, artifact.certificate)
+    with pytest.raises(ArtifactManifestError, match=message):
+        complete(artifact, FakeEngine(artifact.manifest.limits))
+
+
+def test_a_record_of_the_reference_that_is_nested_deep_is_refused(tmp_path: Path) -> None:
+    artifact = save_artifact(tmp_path / "artifact")
+    folder = artifact.path / artifacts.REFERENCE_DIR
+    folder.mkdir()
+    (folder / "reference.json").write_bytes(nested(1_000_000))
+    (folder / "answers.npz").write_bytes(packed(npy((4,), bytes(16))))
+    artifact = artifacts.save(artifact.path, artifact.manifest, artifact.certificate)
+    with pytest.raises(ArtifactManifestError, match=r"reference\.json cannot be read"):
+        complete(artifact, FakeEngine(artifact.manifest.limits))
 
 
 # The parts.
