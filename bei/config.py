@@ -205,7 +205,7 @@ def _from_file(file: str | None) -> dict[str, object]:
 
     try:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"Cannot read the configuration file {file}: {error}") from error
     if content is None:
         return {}
