@@ -75,7 +75,7 @@ def _blobs(home: Path) -> Sequence[Path]:
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:
-    """Raise UnfitError where ``path`` is there and no regular file (a device, a pipe), or larger than ``most_bytes``."""
+    """Raise UnfitError where ``path`` is there, and is a device, a pipe or the like, or larger than ``most_bytes``."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -101,8 +101,9 @@ def read_bounded(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
 
 
 def check_unpacked(path: Path, most_bytes: int) -> None:
-    """Raise UnfitError where the zip archive ``path`` says that it is larger than ``most_bytes`` when it is unpacked, or
-    is none. Readers of it take no more of a part than the archive says.
+    """Raise UnfitError where the zip archive ``path`` says that it is larger than ``most_bytes`` when it is unpacked.
+
+    Or where it is none. Readers take no more of a part than the archive says.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bei.core import Limits
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.files import MOST_JSON_BYTES, MOST_TOKENIZER_BYTES, UnfitError, check_regular, unlisted, within
 
@@ -43,16 +42,20 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ROUNDING = 1e-4  # of cosines
 
 
-def limits_fault(limits: Limits) -> str | None:
-    """What about ``limits`` cannot be, None where nothing."""
-    most = {"max_num_tokens": MOST_TOKENS, "max_batch_size": MOST_SEQUENCES, "max_seq_len": MOST_TOKENS}
-    for name, largest in most.items():
-        if not 1 <= (value := getattr(limits, name)) <= largest:
-            return f"{name} is {_shown(value)}, and must be from 1 to {largest}"
-    if limits.max_seq_len > limits.max_num_tokens:
-        return f"max_num_tokens {limits.max_num_tokens} cannot hold one sequence of max_seq_len {limits.max_seq_len}"
-    if limits.max_batch_size > limits.max_num_tokens:
-        return f"max_batch_size {limits.max_batch_size} is more than max_num_tokens {limits.max_num_tokens} can hold"
+def limits_fault(max_num_tokens: int, max_batch_size: int, max_seq_len: int) -> str | None:
+    """What about the limits of a batch cannot be, None where nothing."""
+    given = {
+        "max_num_tokens": (max_num_tokens, MOST_TOKENS),
+        "max_batch_size": (max_batch_size, MOST_SEQUENCES),
+        "max_seq_len": (max_seq_len, MOST_TOKENS),
+    }
+    for name, (value, most) in given.items():
+        if not 1 <= value <= most:
+            return f"{name} is {_shown(value)}, and must be from 1 to {most}"
+    if max_seq_len > max_num_tokens:
+        return f"max_num_tokens {max_num_tokens} cannot hold one sequence of max_seq_len {max_seq_len}"
+    if max_batch_size > max_num_tokens:
+        return f"max_batch_size {max_batch_size} is more than max_num_tokens {max_num_tokens} can hold"
     return None
 
 
@@ -61,14 +64,14 @@ def name_fault(name: str) -> str | None:
     if not name.strip() or len(name) > _MOST_NAME_CHARS:
         return f"it has {len(name)} characters, and must have from 1 to {_MOST_NAME_CHARS}, not only blanks"
     if not name.isprintable():
-        return f"{ascii(name[:80])} has characters that cannot be printed"
+        return f"{name[:80]!a} has characters that cannot be printed"
     return None
 
 
 def manifest_fault(manifest: Manifest) -> str | None:
     """The first thing in ``manifest`` that cannot be, None where there is none."""
     parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _engine, _files)
-    limits = limits_fault(manifest.limits)
+    limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
     return limits or next(chain.from_iterable(part(manifest) for part in parts), None)
 
 
@@ -88,14 +91,14 @@ def check_files(path: Path, manifest: Manifest) -> None:
             check_regular(within(path, info.path), most.get(info.path))
         except UnfitError as error:
             raise ArtifactManifestError(
-                f"{path} lists the file {ascii(info.path[:80])}, which is not to be read: {error}. Copy the artifact "
+                f"{path} lists the file {info.path[:80]!a}, which is not to be read: {error}. Copy the artifact "
                 "anew from its source, or build it again."
             ) from error
     for folder in ("engine", "reference"):
         names = [info.path.split("/", 1)[1] for info in manifest.files if info.path.startswith(f"{folder}/")]
         if extra := unlisted(path / folder, names):
             raise ArtifactFileUnlistedError(
-                f"{path} has a file {ascii(f'{folder}/{extra}')} that its manifest does not list, and an engine could "
+                f"{path} has a file {f'{folder}/{extra}'!a} that its manifest does not list, and an engine could "
                 "read it: take it away, or copy the artifact anew from its source."
             )
 

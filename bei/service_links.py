@@ -24,24 +24,23 @@ _PORT_OF_LINK = re.compile(r"PORT_(\d{1,5})_(TCP|UDP|SCTP)(?:_(PROTO|PORT|ADDR))
 def injected(env: Mapping[str, str]) -> dict[str, list[str]]:
     """Names of the variables in ``env`` that were injected, by Service (``BEI_EMBED``), each in alphabetical order."""
     found: dict[str, list[str]] = {}
-    for service, address in sorted(_services(env)):
+    for service, address in sorted(_services(env).items()):
         start = f"{service}_"
-        names = [
+        found[service] = sorted(
             name for name, value in env.items() if name.startswith(start) and _fits(name[len(start) :], value, address)
-        ]
-        found[service] = sorted({*found.get(service, ()), *names})
+        )
     return found
 
 
-def _services(env: Mapping[str, str]) -> set[tuple[str, str]]:
-    """Services and their addresses, by the one or the other of the variables that say one."""
-    found = set()
+def _services(env: Mapping[str, str]) -> dict[str, str]:
+    """The address of each Service, as its HOST says; of those without one, Docker's, as the link does."""
+    hosts, links = {}, {}
     for name, value in env.items():
         if (host := re.fullmatch(rf"{_SERVICE}_SERVICE_HOST", name)) and _is_address(value):
-            found.add((host[1], value))
+            hosts[host[1]] = value
         elif (port := re.fullmatch(rf"{_SERVICE}_PORT", name)) and (link := _link(value)):
-            found.add((port[1], link[1]))
-    return found
+            links[port[1]] = link[1]
+    return links | hosts
 
 
 def _fits(name: str, value: str, address: str) -> bool:

@@ -236,14 +236,23 @@ _SCHEMAS = {
         text(old=f'"schema_version": {SCHEMA_VERSION}', new=f'"schema_version": {value}'),
         rf"is not a manifest of schema {SCHEMA_VERSION} \(",
     )
-    for value in (f'"{SCHEMA_VERSION}"', "-7", f"{SCHEMA_VERSION}.5", "null", "true", f"{SCHEMA_VERSION - 1}", "[7]", "1e400")
+    for value in (
+        f'"{SCHEMA_VERSION}"',
+        "-7",
+        f"{SCHEMA_VERSION}.5",
+        "null",
+        "true",
+        f"{SCHEMA_VERSION - 1}",
+        "[7]",
+        "1e400",
+    )
 }
 _PATHS = {
     f"path {name[:20]!a}": Hostile(lists(name), message)
     for name, message in {
         "../outside": "leads out of its folder",
         "engine/../../outside": "leads out of its folder",
-        "/etc/hostname": "leads out of its folder",
+        "/etc/hostname": "is no path of a file",
         "engine/a\0b": "has a NUL byte",
         "engine/" + "a" * 300: "is longer than a path may be",
         "/".join(["engine", *["a" * 200] * 30]): "is longer than a path may be",
@@ -350,7 +359,7 @@ HOSTILE: dict[str, Hostile] = {
     "an unknown task": Hostile(says("tasks", value=["embed", "exec"]), "tasks has 'exec', and there are embed"),
     "a task twice": Hostile(says("tasks", value=["embed", "embed"]), "tasks has 'embed' twice"),
     "a task without its output": Hostile(says("tasks", value=["embed", "rerank"]), "the task rerank reads logits"),
-    "no outputs": Hostile(says("outputs", value=[]), "outputs is empty"),
+    "no outputs": Hostile(says("outputs", value=[]), "reads embedding, which the engine does not give"),
     "an output twice": Hostile(says("outputs", value=[output("embedding")] * 2), "outputs has 'embedding' twice"),
     "an output without a name": Hostile(says("outputs", value=[output("embedding"), output("")]), "no name of an out"),
     "an output that is a path": Hostile(says("outputs", value=[output("embedding"), output("../x")]), "no name of an"),

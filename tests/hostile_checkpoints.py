@@ -122,7 +122,9 @@ def safetensors(header: object, *, length: int | None = None, data: bytes = byte
     return content(WEIGHTS, struct.pack("<Q", size % (1 << 64)) + text + data)
 
 
-def tensor(dtype: str = "F32", shape: tuple[int, ...] = (4, 4), offsets: tuple[int, ...] = (0, 64)) -> dict[str, object]:
+def tensor(
+    dtype: str = "F32", shape: tuple[int, ...] = (4, 4), offsets: tuple[int, ...] = (0, 64)
+) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
@@ -324,7 +326,9 @@ HOSTILE: dict[str, Hostile] = {
     "modules: a link to nothing": Hostile(dangling("modules.json"), "a link to a file that is not there"),
     "pooling: a pipe": Hostile(pipe("1_Pooling/config.json"), "no regular file"),
     "pooling: a list": Hostile(content("1_Pooling/config.json", "[1]"), "does not hold a JSON object"),
-    "pooling: unknown": Hostile(content("1_Pooling/config.json", '{"pooling_mode": "evil"}'), "asks for pooling 'evil'"),
+    "pooling: unknown": Hostile(
+        content("1_Pooling/config.json", '{"pooling_mode": "evil"}'), "asks for pooling 'evil'"
+    ),
     "dense: 10^12 wide": Hostile(dense(out_features=10**12), "has shape", WeightsError),
     "dense: -8 wide": Hostile(dense(out_features=-8), "at least 1 each"),
     "dense: true wide": Hostile(dense(out_features=True), "correct it to a value of type int"),

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from bei.artifact import RerankTemplate
 from bei.errors import CheckpointError, MissingDependencyError
 from bei.files import read_bounded
-from bei_build.bounds import bounded
+from bei_build.bounds import OutOfBoundsError, within_bounds
 from bei_build.settings import read_object, setting
 from bei_build.tokenizer import special_tokens
 
@@ -201,15 +201,17 @@ def _template_of(folder: Path) -> str:
 def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
     """Rendered in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment)."""
     try:
-        import jinja2
+        import jinja2  # noqa: F401  # what renders needs it, and does not say so on import
         from transformers.utils.chat_template_utils import render_jinja_template
     except ImportError as error:
         raise MissingDependencyError("jinja2", "cpu", "Reading a chat template") from error
     try:
-        with bounded(_MOST_S, _MOST_EXTRA_BYTES):
-            # Texts, and where they lie.
-            answer: Any = render_jinja_template([messages], chat_template=source, **arguments)
-    except Exception as error:  # the template's own arithmetic, its recursion, memory that is not there
-        reason = str(error) or type(error).__name__
+        # It gives texts, and where they lie.
+        return within_bounds(
+            lambda: str(render_jinja_template([messages], chat_template=source, **arguments)[0][0]),
+            _MOST_S,
+            _MOST_EXTRA_BYTES,
+        )
+    except OutOfBoundsError as error:
+        reason = " ".join(str(error).split())
         raise CheckpointError(f"The chat template in {folder} cannot be rendered ({reason}). {_REMEDY}") from error
-    return str(answer[0][0])

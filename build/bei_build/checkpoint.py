@@ -179,8 +179,9 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     except CheckpointError:  # of translate
         raise
     except Exception as error:  # transformers validates with several exception types
+        reason = " ".join(str(error).split())[:1000]
         raise CheckpointError(
-            f"{path} was refused by transformers ({' '.join(str(error).split())[:1000]}). Download the checkpoint again."
+            f"{path} was refused by transformers ({reason}). Download the checkpoint again."
         ) from error
     return config, architecture, family
 

@@ -184,14 +184,10 @@ def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits
             "raise --max-num-tokens or lower --max-seq-len."
         )
     max_num_tokens = config.max_num_tokens or limits.max_num_tokens
-    limits = replace(
-        limits,
-        max_num_tokens=max_num_tokens,
-        max_batch_size=config.max_batch_size or min(limits.max_batch_size, max_num_tokens),
-    )
-    if fault := limits_fault(limits):
+    max_batch_size = config.max_batch_size or min(limits.max_batch_size, max_num_tokens)
+    if fault := limits_fault(max_num_tokens, max_batch_size, max_seq_len):
         raise ConfigError(f"{fault}: change --max-num-tokens, --max-batch-size or --max-seq-len.")
-    return limits
+    return replace(limits, max_num_tokens=max_num_tokens, max_batch_size=max_batch_size)
 
 
 def _manifest(

@@ -21,6 +21,7 @@ from tokenizers.processors import Sequence as ProcessorSequence
 
 from bei.errors import TokenizerError
 from bei.files import MOST_TOKENIZER_BYTES, UnfitError, check_regular, read_bounded
+from bei.tokenizer_file import read_tokenizer
 from bei_build.settings import read_object, texts
 
 # transformers writes int(1e30) for "no limit".
@@ -62,9 +63,8 @@ def tokenizer_from_checkpoint(
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
-            # Not by its path, which may be no UTF-8.
-            tokenizer = Tokenizer.from_buffer(read_bounded(path, MOST_TOKENIZER_BYTES))
-        except Exception as error:  # the library raises bare Exception
+            tokenizer = read_tokenizer(path)
+        except (UnfitError, OSError) as error:
             raise TokenizerError(
                 f"{path} is not a readable tokenizer ({error}). Download the checkpoint again."
             ) from error

@@ -119,7 +119,7 @@ def _mapped(file: Path) -> Any:
 
 
 def _check_header(file: Path) -> None:
-    """Raise UnfitError for a header that is longer than its file, or than any checkpoint's: the library would parse it."""
+    """Raise UnfitError for a header that is longer than its file, or than any checkpoint's: the library parses it."""
     check_regular(file)
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -132,7 +132,7 @@ def _check_archive(file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         packed = next((part.filename for part in archive.infolist() if part.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
-        raise UnfitError(f"its part {ascii(packed[:80])} is compressed")
+        raise UnfitError(f"its part {packed[:80]!a} is compressed")
 
 
 class TorchStore(TensorStore):

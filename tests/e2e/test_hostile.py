@@ -61,9 +61,7 @@ def test_a_hostile_checkpoint(name: str, checkpoint: Path, env: Mapping[str, str
     assert not [path for path in (tmp_path / "cwd").iterdir() if path.is_dir()]  # it leaves nothing behind
 
 
-def test_a_hostile_checkpoint_is_refused_by_serve_too(
-    checkpoint: Path, env: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_a_hostile_checkpoint_is_refused_by_serve_too(checkpoint: Path, env: Mapping[str, str], tmp_path: Path) -> None:
     hostile = hostile_checkpoints.HOSTILE["10^9 layers"]
     folder = hostile_checkpoints.save_good(checkpoint, tmp_path / "checkpoint")
     hostile.spoil(folder)
