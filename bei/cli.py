@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.util
 import io
+import json
 import logging
 import os
 import signal
@@ -58,6 +59,15 @@ def _write_whatever_the_locale() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _for_stdout(content: str) -> str:
+    """JSON that stays JSON where the terminal's encoding lacks some of its characters."""
+    try:
+        content.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(content), indent=2)
+    return content
 
 
 def _one_line(message: str) -> str:
@@ -235,7 +245,7 @@ def _inspect(options: dict[str, Any]) -> None:
     from bei.inspection import as_json, as_table
 
     path = Path(options["artifact"])
-    print(as_json(path) if options["json"] else as_table(path))  # noqa: T201
+    print(_for_stdout(as_json(path)) if options["json"] else as_table(path))  # noqa: T201
 
 
 def _doctor(options: dict[str, Any]) -> None:
@@ -254,7 +264,7 @@ def _doctor(options: dict[str, Any]) -> None:
             say=status.update,
         )
     if options["json"]:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())  # noqa: T201
+        print(_for_stdout(msgspec.json.format(msgspec.json.encode(report), indent=2).decode()))  # noqa: T201
     elif sys.stdout.isatty():
         show(report, Console())
     else:

@@ -35,7 +35,7 @@ from bei_build.tokenizer import (
     tokenizer_from_checkpoint,
     unknown_id,
 )
-from bei_build.weights import weight_files
+from bei_build.weights import check_weights, weight_files
 
 # Configs, tokenizers and chat templates; weights are found by weight_files.
 _READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
@@ -89,6 +89,7 @@ def read_checkpoint(
     for module in files.folders:
         check_entries(module)
     folder = files.transformer_folder
+    check_weights(folder)
     config, architecture, family = _config(folder, attention, is_static=files.is_static)
     chosen = choose_adapter(config, adapter)
     if chosen:

@@ -70,6 +70,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.attention,  # type: ignore[arg-type]
             config.adapter,
         )
+        checkpoint.weights().close()  # what is wrong with them is known before anything else is done
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     longest = max(compiler.longest_by_default, config.document_length or 0)
     if config.max_seq_len is None and checkpoint.max_seq_len > longest:

@@ -201,6 +201,15 @@ def open_weights(folder: Path) -> TensorStore:
     return _open(weight_files(folder))
 
 
+def check_weights(folder: Path) -> None:
+    """Open the safetensors of ``folder``, if it has any, and close them. Raises WeightsError.
+
+    It takes a moment, and what is wrong with them is known before libraries are loaded that take seconds.
+    """
+    if any((folder / name).is_file() for name in (_SAFETENSORS, f"{_SAFETENSORS}.index.json")):
+        open_weights(folder).close()
+
+
 def open_file(path: Path) -> TensorStore:
     """Open one file of weights. Raises as ``open_weights``."""
     return _open([path])

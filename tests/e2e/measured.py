@@ -15,18 +15,20 @@ from tests.e2e.process import BEI, DEADLINE_S
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that has ended. ``peak_bytes``: the most memory that it had at once."""
+    """A command that has ended. ``cpu_s``: seconds of all cores; ``peak_bytes``: the most memory it had at once."""
 
     returncode: int
     stdout: str
     stderr: str
     seconds: float
+    cpu_s: float
     peak_bytes: int
 
     @property
     def said(self) -> str:
         """For messages of tests."""
-        return f"exit code {self.returncode}, {self.seconds:.2f} s, {self.peak_bytes / 1e6:.0f} MB\n{self.stderr}"
+        took = f"{self.seconds:.2f} s, {self.cpu_s:.2f} s of CPU, {self.peak_bytes / 1e6:.0f} MB"
+        return f"exit code {self.returncode}, {took}\n{self.stderr}"
 
 
 def run(arguments: Sequence[object], env: Mapping[str, str], cwd: Path, *, user: int | None = None) -> Ended:
@@ -56,5 +58,6 @@ def run(arguments: Sequence[object], env: Mapping[str, str], cwd: Path, *, user:
         out.read_text(encoding="utf-8", errors="replace"),
         err.read_text(encoding="utf-8", errors="replace"),
         time.monotonic() - started,
+        usage.ru_utime + usage.ru_stime,
         usage.ru_maxrss * 1024,
     )

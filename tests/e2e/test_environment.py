@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -106,6 +107,15 @@ def test_doctor(odd: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", tiers("nothing at all"), indirect=True)
+def test_serve(odd: dict[str, str], tiny: Artifact, tmp_path: Path) -> None:
+    with serve([tiny.path], odd, tmp_path) as server:
+        assert server.embed("été 世").status_code == 200
+        server.send_signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        assert not any("Traceback" in line for line in server.log)
+
+
+@pytest.mark.parametrize("odd", tiers(), indirect=True)
 def test_build_and_serve(odd: dict[str, str], checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["build", checkpoint, "--out", tmp_path / "out", "--precision", "fp32", "--reference", "engine"]
     ends_well(measured.run(arguments, odd, tmp_path))

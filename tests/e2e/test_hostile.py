@@ -15,11 +15,11 @@ from tests import hostile_artifacts, hostile_checkpoints
 from tests.artifacts import save_artifact
 from tests.e2e import measured
 
-MOST_S = 5.0
+MOST_S = 5.0  # of CPU: other tests may run beside this one
 MOST_BYTES = 1_000_000_000
 
 FEW_ARTIFACTS = ("path '../outside'", "manifest of 2 GB", "weights beside the engine", "tokenizer nested deep")
-FEW_CHECKPOINTS = ("10^9 layers", "module: ..", "header: 2^63 bytes", "pickle: code in an archive")
+FEW_CHECKPOINTS = ("10^9 layers", "module: ..", "header: 2^63 bytes", "shard: ..")
 
 
 def tiers(names: Mapping[str, object], few: tuple[str, ...]) -> list[object]:
@@ -34,7 +34,7 @@ def refused(ended: measured.Ended, message: str) -> None:
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: "), ended.said
     assert re.search(message, line), ended.said
-    assert ended.seconds < MOST_S, ended.said
+    assert ended.cpu_s < MOST_S, ended.said
     assert ended.peak_bytes < MOST_BYTES, ended.said
 
 
@@ -68,7 +68,7 @@ def test_a_hostile_checkpoint_is_refused_by_serve_too(checkpoint: Path, env: Map
     ended = measured.run(["serve", folder, "--cache-dir", tmp_path / "cache"], env, tmp_path)
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False), ended.said
     assert re.search(hostile.message, ended.stderr.splitlines()[-1])  # behind a note that it is built
-    assert ended.seconds < MOST_S
+    assert ended.cpu_s < MOST_S
     assert ended.peak_bytes < MOST_BYTES
 
 
