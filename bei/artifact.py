@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ from bei.errors import (
     ArtifactManifestError,
     ArtifactSchemaNewerError,
 )
+from bei.files import MOST_JSON_BYTES, UnfitError, read_bounded, unique_keys
+from bei.manifest_checks import certificate_fault, check_files, manifest_fault
 
 SCHEMA_VERSION = 7
 
@@ -377,6 +380,10 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+# What reading a record of ours raises: not JSON, another form, too large (ValueErrors), nested deeper than the parser.
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+
+
 def is_artifact(path: Path) -> bool:
     """Whether ``path`` looks like an artifact (it may still be damaged)."""
     return (path / MANIFEST).is_file()
@@ -390,8 +397,8 @@ def load_manifest(path: Path) -> Manifest:
     file = path / MANIFEST
     if not file.is_file():
         raise ArtifactFileMissingError(f"{path} is not an artifact: it has no {MANIFEST}. Make one with 'bei build'.")
-    raw = file.read_bytes()
     try:
+        raw = read_bounded(file)
         version = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("schema_version")
         schema_version = msgspec.json.decode(version, type=int) if version is not None else 0
         if schema_version > SCHEMA_VERSION:
@@ -399,8 +406,10 @@ def load_manifest(path: Path) -> Manifest:
                 f"{path} has artifact schema {schema_version}, this bei reads up to {SCHEMA_VERSION}: "
                 "upgrade bei, or build the artifact again with this one."
             )
+        if schema_version < SCHEMA_VERSION:
+            raise UnfitError(f"its schema is {schema_version}")
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ArtifactManifestError(
             f"{file} is not a manifest of schema {SCHEMA_VERSION} ({error}). Build the artifact again."
         ) from error
@@ -408,24 +417,30 @@ def load_manifest(path: Path) -> Manifest:
         raise ArtifactHashMismatchError(
             f"{file} was changed after the build. Build the artifact again, or copy it anew from its source."
         )
+    if fault := manifest_fault(manifest):
+        raise ArtifactManifestError(f"{file} says what cannot be: {fault}. Build the artifact again.")
     return manifest
 
 
 def _has_certificate_of(path: Path, manifest: Manifest) -> bool:
     file = path / CERTIFICATE
-    said = {info.path: info.sha256 for info in manifest.files}.get(CERTIFICATE)
-    return file.is_file() and sha256_of_file(file) == said
+    said = next((info for info in manifest.files if info.path == CERTIFICATE), None)
+    if said is None or said.size > MOST_JSON_BYTES or not file.is_file() or file.stat().st_size != said.size:
+        return False
+    return sha256_of_file(file) == said.sha256
 
 
 def load(path: Path) -> Artifact:
     """Verify the artifact at ``path`` (manifest, then every file's size and sha256) and return it.
 
-    Raises what ``load_manifest`` raises, ArtifactFileMissingError and ArtifactHashMismatchError.
+    Raises what ``load_manifest`` raises, ArtifactFileMissingError, ArtifactFileUnlistedError and
+    ArtifactHashMismatchError.
     """
     manifest = load_manifest(path)
     if not _has_certificate_of(path, manifest):
         with _alone(path):  # another process may be putting a new one there at this moment
             manifest = load_manifest(path)
+    check_files(path, manifest)
     for info in manifest.files:
         file = path / info.path
         if not file.is_file():
@@ -441,8 +456,22 @@ def load(path: Path) -> Artifact:
     for required in (TOKENIZER, CERTIFICATE):
         if required not in listed:
             raise ArtifactManifestError(f"{path / MANIFEST} does not list {required}. Build the artifact again.")
+    certificate = _certificate_of(path, manifest)
+    return load(path) if certificate is None else Artifact(path, manifest, certificate)
+
+
+def _certificate_of(path: Path, manifest: Manifest) -> Certificate | None:
+    """None where another process has put a new one there since the files were hashed."""
+    file = path / CERTIFICATE
     try:
-        certificate = msgspec.json.decode((path / CERTIFICATE).read_bytes(), type=Certificate)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArtifactManifestError(f"{path / CERTIFICATE} cannot be read ({error}). Build it again.") from error
-    return Artifact(path, manifest, certificate)
+        raw = read_bounded(file)
+        said = next(info.sha256 for info in manifest.files if info.path == CERTIFICATE)
+        if hashlib.sha256(raw).hexdigest() != said:
+            return None
+        json.loads(raw, object_pairs_hook=unique_keys)  # the decoder takes the last of two values
+        certificate = msgspec.json.decode(raw, type=Certificate)
+    except _UNREADABLE as error:
+        raise ArtifactManifestError(f"{file} cannot be read ({error}). Build it again.") from error
+    if fault := certificate_fault(manifest, certificate):
+        raise ArtifactManifestError(f"{file} says what cannot be: {fault}. Build it again.")
+    return certificate

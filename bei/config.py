@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import math
 import os
-import re
 import types
 import typing
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 from bei.cores import usable_cores
 from bei.errors import ConfigError
+from bei.service_links import injected
 
 ENV_PREFIX = "BEI_"
 
@@ -205,7 +205,7 @@ def _from_file(file: str | None) -> dict[str, object]:
 
     try:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"Cannot read the configuration file {file}: {error}") from error
     if content is None:
         return {}
@@ -215,20 +215,14 @@ def _from_file(file: str | None) -> dict[str, object]:
 
 
 def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, object]:
-    """``BEI_*`` variables, without those of the other command and those that Kubernetes injects for a Service "bei"."""
-    variables = {key[len(ENV_PREFIX) :].lower(): value for key, value in env.items() if key.startswith(ENV_PREFIX)}
-    return {
-        key: value
-        for key, value in variables.items()
-        if (key in names or key not in _ALL_SETTINGS) and not _is_service_link(key, value)
+    """``BEI_*`` variables, without those of the other command and those that Kubernetes injects for its Services."""
+    links = {name for of_service in injected(env).values() for name in of_service}
+    variables = {
+        key[len(ENV_PREFIX) :].lower(): value
+        for key, value in env.items()
+        if key.startswith(ENV_PREFIX) and key not in links
     }
-
-
-def _is_service_link(key: str, value: str) -> bool:
-    """BEI_PORT=tcp://10.0.0.1:80, BEI_SERVICE_HOST, BEI_PORT_80_TCP_ADDR, ...: set in every pod beside the Service."""
-    return bool(re.fullmatch(r"service_(host|port\w*)|port_\d+_(tcp|udp|sctp)\w*", key)) or (
-        key == "port" and re.match(r"(tcp|udp|sctp)://", value) is not None
-    )
+    return {key: value for key, value in variables.items() if key in names or key not in _ALL_SETTINGS}
 
 
 def _nearest(key: str, names: list[str]) -> str:

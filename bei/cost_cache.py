@@ -25,7 +25,11 @@ class CostCache:
     """The measurements below ``cache_dir``."""
 
     def __init__(self, cache_dir: Path) -> None:
-        self._folder = cache_dir.expanduser() / _FOLDER
+        self._is_nowhere = False
+        try:
+            self._folder = cache_dir.expanduser() / _FOLDER
+        except RuntimeError:  # this user has no home directory: nothing is kept, and "~" is no folder of that name
+            self._folder, self._is_nowhere = cache_dir / _FOLDER, True
 
     def path(self, name: str, key: Mapping[str, Any]) -> Path:
         """Where the measurement called ``name`` of ``key`` (plain data) is, or would be."""
@@ -35,6 +39,8 @@ class CostCache:
     def read(self, name: str, key: Mapping[str, Any]) -> Any:
         """The data written for ``key``; None where there is none, or none that can be read."""
         path = self.path(name, key)
+        if self._is_nowhere:
+            return None
         try:
             content = json.loads(path.read_bytes())
             if content["key"] != key:
@@ -42,13 +48,16 @@ class CostCache:
             return content["data"]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s cannot be read (%s): measuring anew", path, error)
             return None
 
     def write(self, name: str, key: Mapping[str, Any], data: Any) -> Path | None:
         """Keep ``data`` (plain data) for ``key``, at once or not at all; None, and a warning, where that fails."""
         path = self.path(name, key)
+        if self._is_nowhere:
+            log.warning("cannot keep measured costs in %s, as no HOME is set: see --cache-dir", self._folder)
+            return None
         temporary: str | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,9 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   └── VerificationError       the engine is too far from the reference
     ├── ArtifactError
     │   ├── ArtifactFileMissingError
+    │   ├── ArtifactFileUnlistedError   a file lies beside the engine's that the manifest does not know
     │   ├── ArtifactHashMismatchError
-    │   ├── ArtifactManifestError   the manifest is not readable as this schema
+    │   ├── ArtifactManifestError   the manifest is not readable as this schema, or says what cannot be
     │   ├── ArtifactSchemaNewerError
     │   ├── ArtifactWrongTargetError
     │   ├── ArtifactWrongDeviceError
@@ -144,6 +145,12 @@ class ArtifactFileMissingError(ArtifactError):
     code = "artifact_file_missing"
 
 
+class ArtifactFileUnlistedError(ArtifactError):
+    """A file that the manifest does not list lies where an engine could read it."""
+
+    code = "artifact_file_unlisted"
+
+
 class ArtifactHashMismatchError(ArtifactError):
     """A file's size or sha256 is not the one in the manifest."""
 
@@ -151,7 +158,7 @@ class ArtifactHashMismatchError(ArtifactError):
 
 
 class ArtifactManifestError(ArtifactError):
-    """The manifest is not valid JSON of this schema, or was edited by hand."""
+    """Manifest or certificate are not valid JSON of this schema, or say what cannot be."""
 
     code = "artifact_manifest_invalid"
 

@@ -9,6 +9,7 @@ import msgspec
 
 from bei import artifact as artifacts
 from bei.artifact import Artifact, Plan, Role
+from bei.files import printable
 
 
 def as_json(path: Path) -> str:
@@ -34,7 +35,7 @@ def as_table(path: Path) -> str:
         table.add_section()
     stream = io.StringIO()
     Console(file=stream, width=100, highlight=False, markup=False).print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
+    return "\n".join(printable(line.rstrip()) for line in stream.getvalue().strip("\n").split("\n"))
 
 
 def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:

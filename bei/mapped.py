@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ def release_pages(file: Path) -> None:
     Only mappings that nobody can have written to are touched. Does nothing on systems other than Linux.
     """
     try:
-        lines = _MAPS.read_text().splitlines()
+        lines = os.fsdecode(_MAPS.read_bytes()).splitlines()  # file names are in no particular encoding
         madvise = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):
         return

@@ -22,12 +22,13 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import tokenizers
-from tokenizers import Tokenizer
 
 from bei.core import Encoding, Expansion, Int32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, BeiError, EngineError, InputTooLongError, InvalidRequestError
+from bei.files import UnfitError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
 from bei.long_texts import PIECE_CHARS, Tokens, UncuttableTextError, tokens_in_pieces
+from bei.tokenizer_file import read_tokenizer
 from bei.word_cache import WordCache, treats_words_alone
 
 log = logging.getLogger(__name__)
@@ -115,8 +116,8 @@ class TextEncoder:
     ) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pool's threads are the parallelism
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
+            self._tokenizer = read_tokenizer(path)
+        except (UnfitError, OSError) as error:
             raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate

@@ -34,7 +34,13 @@ LEAVES = {
     "entities": {"bei.core"},
     "packing": {"bei.core"},
     "postprocess": {"bei.core"},
-    "tokenization": {"bei.core", "bei.errors", "bei.layout", "bei.long_texts", "bei.word_cache"},
+    "tokenization": {
+        *("bei.core", "bei.errors", "bei.files", "bei.layout", "bei.long_texts", "bei.tokenizer_file"),
+        "bei.word_cache",
+    },
+    "tokenizer_file": {"bei.files"},
+    "files": {"bei.errors"},
+    "service_links": set(),
     "long_texts": {"bei.core"},
     "layout": {"bei.core"},
     "mapped": set(),
@@ -51,9 +57,12 @@ CONTRACT = {
     "bei.certification.stored",
     "bei.core",
     "bei.errors",
+    "bei.files",
+    "bei.manifest_checks",
     "bei.nvidia",
     "bei.packing",
     "bei.tensorrt_log",
+    "bei.tokenizer_file",
 }
 
 

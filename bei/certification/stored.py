@@ -22,12 +22,15 @@ from bei.certification.answers import HeldOut, ask_engine
 from bei.certification.comparison import ReferenceAnswers, compare, kept_canary
 from bei.core import Encoding, Engine, Float32Array
 from bei.errors import ArtifactManifestError, ConfigError, VerificationError
+from bei.files import check_unpacked, read_bounded
 
 _RECORD = "reference.json"
 _ANSWERS = "answers.npz"
 _ROWS = "rows."
 # What numpy raises for a file that is none of its own, by what is wrong with it.
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile)
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, IndexError, MemoryError, zipfile.BadZipFile)
+# Of all arrays together. The held-out texts have 15,000 characters: 490 MB, were each a token of 8,192 components.
+_MOST_BYTES = 500_000_000
 _ALL_KEYS = -1  # of tokens that are looked at
 
 
@@ -133,8 +136,8 @@ def may_be_served(artifact: Artifact) -> bool:
 def _record_of(artifact: Artifact) -> _Record:
     file = artifact.path / REFERENCE_DIR / _RECORD
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_Record)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(read_bounded(file), type=_Record)
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
         raise ArtifactManifestError(f"{file} cannot be read ({error}). Build the artifact again.") from error
 
 
@@ -144,6 +147,7 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
     record = _record_of(artifact)
     per_token = {output.name for output in artifact.manifest.outputs if output.per_token}
     try:
+        check_unpacked(folder / _ANSWERS, _MOST_BYTES)
         with (folder / _ANSWERS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
         *encodings, canary = _encodings(arrays)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bei import __version__
 from bei.artifact import SCHEMA_VERSION, load
-from bei.errors import ArtifactError
+from bei.errors import ArtifactError, ConfigError
 from bei_build.config import BuildConfig
 from bei_build.job import OpenEngine
 from bei_build.location import locate
@@ -48,8 +48,15 @@ def build_cached(config: BuildConfig, cache: Path, open_engine: OpenEngine, prog
 
 @contextmanager
 def _locked(cache: Path, entry: str) -> Iterator[None]:
-    """One builder an entry: a second server that starts meanwhile waits and finds it built."""
-    cache.mkdir(parents=True, exist_ok=True)
+    """One builder an entry: a second server that starts meanwhile waits and finds it built. Raises ConfigError."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / f".{entry}.lock").touch()
+    except OSError as error:
+        raise ConfigError(
+            f"The cache {cache} cannot be written ({error}): name another folder with --cache-dir or BEI_CACHE_DIR, or "
+            "build first and serve the artifact."
+        ) from error
     with (cache / f".{entry}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

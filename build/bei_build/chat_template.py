@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 
 from bei.artifact import RerankTemplate
 from bei.errors import CheckpointError, MissingDependencyError
+from bei.files import read_bounded
+from bei_build.bounds import OutOfBoundsError, within_bounds
 from bei_build.settings import read_object, setting
 from bei_build.tokenizer import special_tokens
 
@@ -32,6 +34,10 @@ _PROBES = (("who?", "me"), ("1 2 3\n", "\n a line.\n\nand another!"), ("é世 x"
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 _FLAT_TYPES = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
 # Arguments of apply_chat_template that do not reach the template, and change nothing of one text.
+# Of a template, and of rendering it with a few words, which takes a millisecond.
+_MOST_TEMPLATE_BYTES = 1_000_000
+_MOST_S = 2.0
+_MOST_EXTRA_BYTES = 256_000_000
 _IDLE_ARGUMENTS = ("padding", "return_tensors")
 
 
@@ -176,7 +182,10 @@ def _template_of(folder: Path) -> str:
     """The template as transformers finds it: a file of its own, else tokenizer_config.json."""
     path, config_path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return read_bounded(path, _MOST_TEMPLATE_BYTES).decode()
+        except ValueError as error:
+            raise CheckpointError(f"{path} is no chat template ({error}). Download the checkpoint again.") from error
     template = read_object(config_path).get("chat_template") if config_path.is_file() else None
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -192,12 +201,17 @@ def _template_of(folder: Path) -> str:
 def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
     """Rendered in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment)."""
     try:
-        import jinja2
+        import jinja2  # noqa: F401  # what renders needs it, and does not say so on import
         from transformers.utils.chat_template_utils import render_jinja_template
     except ImportError as error:
         raise MissingDependencyError("jinja2", "cpu", "Reading a chat template") from error
     try:
-        answer: Any = render_jinja_template([messages], chat_template=source, **arguments)  # texts, and where they lie
-    except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(f"The chat template in {folder} cannot be rendered ({error}). {_REMEDY}") from error
-    return str(answer[0][0])
+        # It gives texts, and where they lie.
+        return within_bounds(
+            lambda: str(render_jinja_template([messages], chat_template=source, **arguments)[0][0]),
+            _MOST_S,
+            _MOST_EXTRA_BYTES,
+        )
+    except OutOfBoundsError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"The chat template in {folder} cannot be rendered ({reason}). {_REMEDY}") from error

@@ -19,11 +19,12 @@ from bei_build.families.base import UNLIMITED, Family
 from bei_build.foreign import foreign_kind
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
 from bei_build.late_interaction import Side, Sides, roles_of
-from bei_build.location import Location
+from bei_build.location import Location, check_entries
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
 from bei_build.remote_code import Attention, check_attention, check_remote_code, with_attention
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
 from bei_build.settings import read_object
+from bei_build.sizes import check_sizes
 from bei_build.spec import ModelSpec
 from bei_build.tokenizer import (
     check_vocabulary,
@@ -34,7 +35,7 @@ from bei_build.tokenizer import (
     tokenizer_from_checkpoint,
     unknown_id,
 )
-from bei_build.weights import weight_files
+from bei_build.weights import check_weights, weight_files
 
 # Configs, tokenizers and chat templates; weights are found by weight_files.
 _READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
@@ -83,8 +84,12 @@ def read_checkpoint(
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
+    check_entries(location.folder)
     files = read_sentence_transformers(location.folder)
+    for module in files.folders:
+        check_entries(module)
     folder = files.transformer_folder
+    check_weights(folder)
     config, architecture, family = _config(folder, attention, is_static=files.is_static)
     chosen = choose_adapter(config, adapter)
     if chosen:
@@ -164,6 +169,7 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
         raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
     try:
         translated = family.translate(raw) if family.translate else raw
+        check_sizes(path, translated)
         is_known = family.model_type in CONFIG_MAPPING  # static embeddings have no class there
         config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
         translated = with_attention(translated, attention, config_class)
@@ -174,8 +180,9 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     except CheckpointError:  # of translate
         raise
     except Exception as error:  # transformers validates with several exception types
+        reason = " ".join(str(error).split())[:1000]
         raise CheckpointError(
-            f"{path} was refused by transformers ({error}). Download the checkpoint again."
+            f"{path} was refused by transformers ({reason}). Download the checkpoint again."
         ) from error
     return config, architecture, family
 
@@ -197,6 +204,7 @@ def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
             + (f", but {kind}." if kind else ". Pass the folder that holds one.")
         )
     raw = read_object(path)
+    check_sizes(path, raw)
     if not isinstance(raw.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
     _refuse_quantized(folder, raw)

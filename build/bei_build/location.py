@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from bei.errors import CheckpointNotFoundError
+from bei.errors import CheckpointError, CheckpointNotFoundError
+from bei.files import UnfitError, check_regular, home_expanded
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
 _HUB_PATTERNS += ["artifact.metadata", "*.jinja"]
+# The ends of the names of all files that may be read.
+_READ = (".json", ".txt", ".model", ".metadata", ".jinja", ".safetensors", ".bin", ".pt")
+# Variables that say where huggingface_hub keeps its files; else it is below the home directory.
+_HUB_FOLDERS = {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"}
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 
 
@@ -26,9 +32,9 @@ class Location:
 def locate(model: str, revision: str | None = None) -> Location:
     """Find ``model``: an existing folder, else an installed package, else a hub repository.
 
-    Raises CheckpointNotFoundError.
+    Raises CheckpointNotFoundError, ConfigError.
     """
-    path = Path(model).expanduser()
+    path = home_expanded(model)
     if path.is_dir():
         return Location(path.resolve(), path.resolve().name, "path")
     if path.exists() or model.startswith((".", "/", "~")):
@@ -38,6 +44,19 @@ def locate(model: str, revision: str | None = None) -> Location:
     if (folder := _package_folder(model)) is not None:
         return Location(folder, model, "package")
     return _from_hub(model, revision)
+
+
+def check_entries(folder: Path) -> None:
+    """Raise CheckpointError for what is called as a file of a checkpoint is, and is a pipe, a device, or a link to
+    nothing: reading would wait for ever, or take the checkpoint for one without that file.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not path.name.endswith(_READ) or path.is_dir():
+            continue
+        try:
+            check_regular(path)
+        except UnfitError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
 
 
 def _package_folder(model: str) -> Path | None:
@@ -65,6 +84,11 @@ def _folders_with_weights(folder: Path) -> list[Path]:
 
 
 def _from_hub(model: str, revision: str | None) -> Location:
+    if os.path.expanduser("~") == "~" and not _HUB_FOLDERS & os.environ.keys():
+        raise CheckpointNotFoundError(
+            f"{model!r} is no folder here, and there is no home directory to keep what the hub gives: set HOME or "
+            "HF_HOME, or pass the path of a downloaded checkpoint."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -28,6 +28,8 @@ from bei.artifact import (
 )
 from bei.core import Limits
 from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
+from bei.files import home_expanded, read_bounded
+from bei.manifest_checks import certificate_fault, limits_fault, manifest_fault, name_fault
 from bei_build.certifying import Verification, certified
 from bei_build.chat_template import derive_template
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
@@ -37,7 +39,7 @@ from bei_build.families.base import UNLIMITED
 from bei_build.heads import HeadChoice, tasks_of
 from bei_build.job import Job, OpenEngine
 from bei_build.late_interaction import prompt_of
-from bei_build.location import locate
+from bei_build.location import Location, locate
 from bei_build.precision import PRECISIONS
 from bei_build.progress import Progress, in_bytes
 from bei_build.quantizing import Calibrated, calibrated
@@ -74,6 +76,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.attention,  # type: ignore[arg-type]
             config.adapter,
         )
+        checkpoint.weights().close()  # what is wrong with them is known before anything else is done
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     longest = max(compiler.longest_by_default, config.document_length or 0)
     if config.max_seq_len is None and checkpoint.max_seq_len > longest:
@@ -83,7 +86,9 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     embedding, is_said = checkpoint.spec.head("embedding"), checkpoint.files.pooling or config.pooling
     if embedding and not is_said and checkpoint.family.has_layers:
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")
-    out = Path(config.out or f"{location.model.replace('/', '--')}-{config.target}-{precision}").expanduser().resolve()
+    _check_names(config, location)
+    name = location.model.replace("/", "--")
+    out = home_expanded(config.out or f"{name}-{config.target}-{precision}").resolve()
     _check_replaceable(out)
     _check_prompts(config, checkpoint)
     template = _rerank_template(config, checkpoint)
@@ -117,6 +122,8 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as step:
             artifact = save(scratch, manifest, certificate)
+            if fault := manifest_fault(artifact.manifest) or certificate_fault(artifact.manifest, certificate):
+                raise BuildError(f"No server would load this artifact: {fault}. Correct the checkpoint's files.")
             _put_in_place(scratch, out)
             step.details.append(in_bytes(_size(out)))
     except BaseException:
@@ -154,6 +161,14 @@ def _check_replaceable(out: Path) -> None:
         raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
 
 
+def _check_names(config: BuildConfig, location: Location) -> None:
+    """Raise ConfigError for names that cannot be written into a manifest, or shown."""
+    if fault := name_fault(location.model):
+        raise ConfigError(f"The checkpoint's name cannot be kept ({fault}): rename its folder.")
+    if config.name is not None and (fault := name_fault(config.name)):
+        raise ConfigError(f"--name: {fault}.")
+
+
 def _check_prompts(config: BuildConfig, checkpoint: Checkpoint) -> None:
     prompts = _prompts(config, checkpoint)
     is_said = config.include_prompt is not None or checkpoint.files.include_prompt is not None
@@ -178,24 +193,25 @@ def _prompts(config: BuildConfig, checkpoint: Checkpoint) -> dict[str, str]:
 def _is_ours(folder: Path) -> bool:
     """Whether bei wrote ``folder``, in whatever version: a manifest.json alone proves nothing, many tools write one."""
     try:
-        keys = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, msgspec.Raw]).keys()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        keys = msgspec.json.decode(read_bounded(folder / MANIFEST), type=dict[str, msgspec.Raw]).keys()
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError):
         return False
     return {"schema_version", "bei_version"} <= keys
 
 
 def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits:
+    """The target's, and the user's. Raises ConfigError for those that contradict each other."""
     limits = compiler.default_limits(max_seq_len)
     if config.max_num_tokens is not None and config.max_num_tokens < max_seq_len:
         raise ConfigError(
             f"max_num_tokens {config.max_num_tokens} cannot hold one sequence of max_seq_len {max_seq_len}: "
             "raise --max-num-tokens or lower --max-seq-len."
         )
-    return replace(
-        limits,
-        max_num_tokens=config.max_num_tokens or limits.max_num_tokens,
-        max_batch_size=config.max_batch_size or limits.max_batch_size,
-    )
+    max_num_tokens = config.max_num_tokens or limits.max_num_tokens
+    max_batch_size = config.max_batch_size or min(limits.max_batch_size, max_num_tokens)
+    if fault := limits_fault(max_num_tokens, max_batch_size, max_seq_len):
+        raise ConfigError(f"{fault}: change --max-num-tokens, --max-batch-size or --max-seq-len.")
+    return replace(limits, max_num_tokens=max_num_tokens, max_batch_size=max_batch_size)
 
 
 def _manifest(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bei.errors import CheckpointError
+from bei.files import UnfitError, within
 from bei_build.chat_template import ChatSettings, chat_settings
 from bei_build.late_interaction import Sides, module_sides, original_sides, pylate_sides
 from bei_build.remote_code import check_module_types
@@ -116,7 +117,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
     raw = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     check_module_types([entry["type"] for entry in _modules(folder)], raw)
-    entries = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in _modules(folder)]
+    entries = [(entry["type"].rsplit(".", 1)[-1], _module_folder(folder, entry["path"])) for entry in _modules(folder)]
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
     if kinds[:1] not in (["Transformer"], ["MLMTransformer"], ["StaticEmbedding"]):
@@ -274,6 +275,17 @@ def _modules(folder: Path) -> list[dict[str, str]]:
     ):
         raise CheckpointError(f"{folder / 'modules.json'} is not a list of modules. Download the checkpoint again.")
     return sorted(entries, key=lambda entry: entry.get("idx", 0))
+
+
+def _module_folder(folder: Path, path: str) -> Path:
+    """Where a module lies. Raises CheckpointError for a place outside of the checkpoint."""
+    try:
+        return within(folder, path)
+    except UnfitError as error:
+        raise CheckpointError(
+            f"{folder / 'modules.json'} names a module's folder that is not to be read: {error}. Download the "
+            "checkpoint again."
+        ) from error
 
 
 def _pooling(folder: Path) -> tuple[Pooling, ...]:

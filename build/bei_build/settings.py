@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bei.errors import CheckpointError
+from bei.files import read_bounded, unique_keys
 
 _T = TypeVar("_T")
 
 
+# Of configs and indexes of shards: the largest have a name for each of 100,000 labels, or of as many tensors.
+_MOST_BYTES = 16_000_000
+
+
 def read_json(path: Path) -> Any:
-    """Parse a JSON file of a checkpoint; CheckpointError if it is not JSON."""
+    """Parse a JSON file of a checkpoint; CheckpointError if it is not JSON, too large to be one of its configs, or
+    gives a key twice.
+    """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bounded(path, _MOST_BYTES), object_pairs_hook=unique_keys)
     except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Download the checkpoint again.") from error
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.normalizers import Lowercase, Normalizer
 from tokenizers.normalizers import Sequence as NormalizerSequence
@@ -19,6 +20,8 @@ from tokenizers.processors import PostProcessor, TemplateProcessing
 from tokenizers.processors import Sequence as ProcessorSequence
 
 from bei.errors import TokenizerError
+from bei.files import MOST_TOKENIZER_BYTES, UnfitError, check_regular, read_bounded
+from bei.tokenizer_file import read_tokenizer
 from bei_build.settings import read_object, texts
 
 # transformers writes int(1e30) for "no limit".
@@ -27,6 +30,20 @@ _NO_LIMIT = 1 << 24
 _MASKS = ("[MASK]", "<mask>")
 # Classes that stand for any tokenizer: whether they give token types differs between versions of transformers.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+# Files that transformers makes a tokenizer of.
+_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
+
+
+class _Truncation(msgspec.Struct):
+    max_length: int
+
+
+class _Stored(msgspec.Struct):
+    """Of a tokenizer.json what is read without the vocabulary."""
+
+    truncation: _Truncation | None = None
 
 
 def tokenizer_from_checkpoint(
@@ -46,8 +63,8 @@ def tokenizer_from_checkpoint(
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
+            tokenizer = read_tokenizer(path)
+        except (UnfitError, OSError) as error:
             raise TokenizerError(
                 f"{path} is not a readable tokenizer ({error}). Download the checkpoint again."
             ) from error
@@ -94,11 +111,16 @@ def model_max_length(folder: Path) -> int | None:
 
 def stored_truncation(folder: Path) -> int | None:
     """How many tokens of a text tokenizer.json itself keeps, None for all: sentence-transformers leaves it at that for
-    static embeddings, and nowhere else.
+    static embeddings, and nowhere else. Raises TokenizerError.
     """
     path = folder / "tokenizer.json"
-    truncation = read_object(path).get("truncation") if path.is_file() else None
-    return truncation.get("max_length") if isinstance(truncation, dict) else None
+    if not path.is_file():
+        return None
+    try:
+        stored = msgspec.json.decode(read_bounded(path, MOST_TOKENIZER_BYTES), type=_Stored)
+    except (msgspec.DecodeError, ValueError, OSError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not a readable tokenizer ({error}). Download the checkpoint again.") from error
+    return stored.truncation.max_length if stored.truncation else None
 
 
 def expansion_id(tokenizer: Tokenizer, folder: Path, token: str | None) -> int:
@@ -247,6 +269,11 @@ def _converted(folder: Path) -> Tokenizer:
     """Build from vocab.txt, sentencepiece and the like: transformers knows how."""
     from transformers import AutoTokenizer
 
+    for path in (path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
+        try:
+            check_regular(path, MOST_TOKENIZER_BYTES)
+        except UnfitError as error:
+            raise TokenizerError(f"{path} is not a readable vocabulary: {error}. Download it again.") from error
     try:
         slow_or_fast = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
         if not hasattr(slow_or_fast, "backend_tokenizer"):

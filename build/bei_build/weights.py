@@ -6,7 +6,6 @@ Knows file formats, not models. One tensor is in memory at a time.
 from __future__ import annotations
 
 import importlib.util
-import json
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -16,14 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bei.errors import MissingDependencyError, WeightsError
+from bei.errors import CheckpointError, MissingDependencyError, WeightsError
+from bei.files import UnfitError, check_regular, within
 from bei_build.foreign import foreign_kind
+from bei_build.settings import read_object
 
 _SAFETENSORS = "model.safetensors"
 _PYTORCH = "pytorch_model.bin"
 _SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16")
 # Pages of a mapped file that was read stay in memory until it is unmapped.
 _MOST_MAPPED = 256 << 20
+# A safetensors header has some 100 bytes a tensor. The library takes ten times as much, and a gigabyte to parse it.
+_MOST_HEADER_BYTES = 10_000_000
 
 
 class TensorStore(ABC):
@@ -107,27 +110,46 @@ def _mapped(file: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
+        _check_header(file)
         return safe_open(file, framework="numpy").__enter__()  # type: ignore[no-untyped-call]
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, UnfitError) as error:
         raise WeightsError(
             f"{file} is not a readable safetensors file ({error}). Download the checkpoint again."
         ) from error
+
+
+def _check_header(file: Path) -> None:
+    """Raise UnfitError for a header that is longer than its file, or than any checkpoint's: the library parses it."""
+    check_regular(file)
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+    if not 2 <= length <= min(_MOST_HEADER_BYTES, file.stat().st_size - 8):
+        raise UnfitError(f"its header is said to have {length:,} bytes")
+
+
+def _check_archive(file: Path) -> None:
+    """Raise UnfitError for an archive with packed parts, which torch never writes: a few bytes could be terabytes."""
+    with zipfile.ZipFile(file) as archive:
+        packed = next((part.filename for part in archive.infolist() if part.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise UnfitError(f"its part {packed[:80]!a} is compressed")
 
 
 class TorchStore(TensorStore):
     """``pytorch_model.bin``: a pickle, so it is read by torch's weights-only loader and by nothing else."""
 
     def __init__(self, files: list[Path]) -> None:
-        import pickle
-
         import torch
 
         self._tensors: dict[str, Any] = {}
         for file in files:
             try:
+                check_regular(file)
                 # Files of torch before 1.6 are no zip archives and cannot be mapped.
-                content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-            except (RuntimeError, OSError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
+                if is_archive := zipfile.is_zipfile(file):
+                    _check_archive(file)
+                content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
+            except Exception as error:  # whatever a damaged pickle makes its reader do: nothing of it is executed
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise WeightsError(
                     f"{file} was refused by torch's weights-only loader ({reason}). Use a safetensors checkpoint."
@@ -179,6 +201,15 @@ def open_weights(folder: Path) -> TensorStore:
     return _open(weight_files(folder))
 
 
+def check_weights(folder: Path) -> None:
+    """Open the safetensors of ``folder``, if it has any, and close them. Raises WeightsError.
+
+    It takes a moment, and what is wrong with them is known before libraries are loaded that take seconds.
+    """
+    if any((folder / name).is_file() for name in (_SAFETENSORS, f"{_SAFETENSORS}.index.json")):
+        open_weights(folder).close()
+
+
 def open_file(path: Path) -> TensorStore:
     """Open one file of weights. Raises as ``open_weights``."""
     return _open([path])
@@ -206,12 +237,18 @@ def _quantized(name: str, dtype: object) -> WeightsError:
 
 def _shards(folder: Path, index: Path) -> Iterator[Path]:
     try:
-        names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        names = sorted({str(name) for name in read_object(index)["weight_map"].values()})
+    except (CheckpointError, LookupError, TypeError, AttributeError) as error:
         raise WeightsError(f"{index} is not an index of shards ({error!r}). Download the checkpoint again.") from error
     for name in names:
-        if not (folder / name).is_file():
+        try:
+            path = within(folder, name)
+        except UnfitError as error:
+            raise WeightsError(
+                f"{index.name} names a file that is not to be read: {error}. Download the checkpoint again."
+            ) from error
+        if not path.is_file():
             raise WeightsError(f"{index.name} names {name}, which is not in {folder}. Download the checkpoint again.")
-        yield folder / name
+        yield path
     if not names:
         raise WeightsError(f"{index} names no files. Download the checkpoint again.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bei.core import PackedBatch
 from bei.errors import BeiError, CheckpointError
 from bei.tokenization import EncodingOptions, TextEncoder
+from bei_build import chat_template
 from tests.bei_build.builds import build_artifact, running
 from tests.bei_build.reading import read
 from tests.checkpoints import save_checkpoint, write_json
@@ -222,6 +224,31 @@ def test_templates_that_do_not_say_what_a_pair_is_are_refused(
     with pytest.raises(CheckpointError, match=message) as caught:
         build_artifact(folder, tmp_path / "artifact")
     assert "--rerank-body" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it took more than 0.3 s"),
+        ("{{ 'a' * 10000000000 }}", "MemoryError"),
+        ("{{ 10 ** 100000000 }}", "it took more than 0.3 s"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    ],
+)
+def test_templates_that_take_all_time_or_memory_are_refused(
+    template: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "_MOST_S", 0.3)
+    folder = save_reranker(tmp_path / "reranker", template + ROLES)
+    with pytest.raises(CheckpointError, match=rf"cannot be rendered \(.*{re.escape(reason)}"):
+        build_artifact(folder, tmp_path / "artifact")
+
+
+def test_a_template_of_no_utf_8_is_refused(tmp_path: Path) -> None:
+    folder = save_reranker(tmp_path / "reranker")
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match="is no chat template"):
+        build_artifact(folder, tmp_path / "artifact")
 
 
 def test_a_missing_template_is_named(tmp_path: Path) -> None:

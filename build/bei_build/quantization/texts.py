@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from bei.errors import ConfigError
+from bei.files import home_expanded
 from bei_build.verification import held_out_texts
 
 _COLUMN = "text"
@@ -47,7 +48,7 @@ def calibration_texts(path: str | None, column: str | None, size: int, seed: int
             )
         found, source = _bundled(), "bei's own list"
     else:
-        found, source = list(_read(Path(path).expanduser(), column)), Path(path).name
+        found, source = list(_read(home_expanded(path), column)), Path(path).name
     usable = [text for text in dict.fromkeys(found) if text.strip() and text not in held_out]
     if not usable:
         raise ConfigError(f"{path} has no texts to calibrate with that are not held-out texts of the certificate.")

@@ -1,0 +1,145 @@
+"""Files that others wrote, looked at before they are read: where a name leads, what lies there, how large it is."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bei.errors import ConfigError
+
+# Of Linux; what is longer cannot be the name of anything.
+_MOST_NAME_BYTES = 255
+_MOST_PATH_BYTES = 4095
+
+# JSON that describes something, manifests and certificates: a certificate may hold a row as wide as a vocabulary.
+MOST_JSON_BYTES = 64_000_000
+# The largest tokenizers there are have 256,000 tokens and 34 MB (Gemma's); a parsed one takes about ten times its file.
+MOST_TOKENIZER_BYTES = 100_000_000
+
+
+class UnfitError(ValueError):
+    """A file is not to be used. The message says why, and not which file: the caller knows what it is to him."""
+
+
+def home_expanded(path: str) -> Path:
+    """``path`` with a leading ~ replaced. Raises ConfigError where nothing says what the home directory is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # no HOME, and a user without an entry in passwd
+        raise ConfigError(
+            f"{path} begins with ~, and this user has no home directory ({error}): set HOME, or give the whole path "
+            "(the cache's with --cache-dir or BEI_CACHE_DIR)."
+        ) from error
+
+
+def within(folder: Path, name: str) -> Path:
+    """The file or folder that a file of ``folder`` calls ``name``. Raises UnfitError where that is not inside of it.
+
+    Links are followed: they may lead elsewhere in the folder, and from a snapshot of the hub's cache to its blobs.
+    """
+    _check_name(name)
+    path = folder / name
+    try:
+        home, target = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # a link that leads to itself
+        raise UnfitError(f"{_shown(name)} leads nowhere ({error})") from error
+    if not any(target.is_relative_to(place) for place in (home, *_blobs(home))):
+        raise UnfitError(f"{_shown(name)} is a link that leads out of its folder: put the file itself there")
+    return path
+
+
+def _check_name(name: str) -> None:
+    try:
+        sizes = [len(part.encode()) for part in name.split("/")]
+    except UnicodeEncodeError as error:
+        raise UnfitError(f"{_shown(name)} is no text") from error
+    if "\0" in name:
+        raise UnfitError(f"{_shown(name)} has a NUL byte in it")
+    if name.startswith("/") or ".." in name.split("/"):
+        raise UnfitError(f"{_shown(name)} leads out of its folder")
+    if max(sizes) > _MOST_NAME_BYTES or sum(sizes) + len(sizes) > _MOST_PATH_BYTES:
+        raise UnfitError(f"{_shown(name)} is longer than a path may be")
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 80 else f"{name[:77]}...")
+
+
+def _blobs(home: Path) -> Sequence[Path]:
+    """Where the links of a snapshot lead: ``models--a--b/snapshots/COMMIT`` lies beside ``models--a--b/blobs``."""
+    return [parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"][:1]
+
+
+def check_regular(path: Path, most_bytes: int | None = None) -> None:
+    """Raise UnfitError where ``path`` is there, and is a device, a pipe or the like, or larger than ``most_bytes``."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise UnfitError("it is a link to a file that is not there") from None
+        return
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnfitError(f"it cannot be looked at ({error})") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise UnfitError("it is no regular file")
+    if most_bytes is not None and found.st_size > most_bytes:
+        raise UnfitError(f"it has {found.st_size:,} bytes, more than the {most_bytes:,} that are read")
+
+
+def read_bounded(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
+    """The content of the regular file ``path``. Raises UnfitError, for one too large before it is read; OSError."""
+    check_regular(path, most_bytes)
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)  # it may have grown
+    if len(content) > most_bytes:
+        raise UnfitError(f"it has more than the {most_bytes:,} bytes that are read")
+    return content
+
+
+def check_unpacked(path: Path, most_bytes: int) -> None:
+    """Raise UnfitError where the zip archive ``path`` says that it is larger than ``most_bytes`` when it is unpacked.
+
+    Or where it is none. Readers take no more of a part than the archive says.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(part.file_size for part in archive.infolist())
+    except zipfile.BadZipFile as error:
+        raise UnfitError(f"it is no archive ({error})") from error
+    if size > most_bytes:
+        raise UnfitError(f"it has {size:,} bytes when it is unpacked, more than the {most_bytes:,} that are read")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON (``object_pairs_hook``). Raises UnfitError for a key with two values: readers would differ."""
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content and content[key] != value:
+            raise UnfitError(f"it has the key {_shown(key)} twice, with two values")
+        content[key] = value
+    return content
+
+
+def printable(text: str) -> str:
+    """``text`` with escapes in the place of what a terminal obeys, or cannot show."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def unlisted(folder: Path, listed: Sequence[str]) -> str | None:
+    """The first file below ``folder`` whose path from there is not ``listed``, None where all are.
+
+    Names that begin with a dot are passed over: systems leave such files everywhere, and no engine reads one.
+    """
+    known = set(listed)
+    for root, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        for name in sorted((*files, *links)):
+            path = os.path.relpath(os.path.join(root, name), folder)
+            is_known = path in known or any(one.startswith(f"{path}/") for one in (known if name in links else ()))
+            if not is_known and not name.startswith("."):
+                return path
+    return None

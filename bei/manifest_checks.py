@@ -1,0 +1,283 @@
+"""What a manifest and a certificate say, checked before anything of it is used.
+
+Their forms are checked as they are decoded, and hashes show that nobody has changed them since; but whoever builds an
+artifact writes both. Here is what no build writes: a fault is a sentence that says which field is wrong, and why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
+from bei.files import MOST_JSON_BYTES, MOST_TOKENIZER_BYTES, UnfitError, check_regular, unlisted, within
+
+if TYPE_CHECKING:
+    from bei.artifact import Certificate, Manifest, Plan
+
+# Which outputs each task reads: one of them is needed.
+OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
+    "embed": ("embedding",),
+    "embed_sparse": ("sparse", "token_weights"),
+    "embed_tokens": ("token_embedding",),
+    "classify": ("logits",),
+    "rerank": ("logits",),
+    "classify_tokens": ("token_logits",),
+}
+_LABELLED = ("logits", "token_logits")
+
+# Tables are made with an entry for each: 16 million tokens are a thousand times what a batch has.
+MOST_TOKENS = 1 << 24
+MOST_SEQUENCES = 1 << 20
+_MOST_WIDTH = 1 << 24
+_MOST_COUNT = 1 << 31  # token ids are int32
+_MOST_NAME_CHARS = 500
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_OUTPUT = re.compile(r"[a-z][a-z0-9_]{0,99}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_ROUNDING = 1e-4  # of cosines
+
+
+def limits_fault(max_num_tokens: int, max_batch_size: int, max_seq_len: int) -> str | None:
+    """What about the limits of a batch cannot be, None where nothing."""
+    given = {
+        "max_num_tokens": (max_num_tokens, MOST_TOKENS),
+        "max_batch_size": (max_batch_size, MOST_SEQUENCES),
+        "max_seq_len": (max_seq_len, MOST_TOKENS),
+    }
+    for name, (value, most) in given.items():
+        if not 1 <= value <= most:
+            return f"{name} is {_shown(value)}, and must be from 1 to {most}"
+    if max_seq_len > max_num_tokens:
+        return f"max_num_tokens {max_num_tokens} cannot hold one sequence of max_seq_len {max_seq_len}"
+    if max_batch_size > max_num_tokens:
+        return f"max_batch_size {max_batch_size} is more than max_num_tokens {max_num_tokens} can hold"
+    return None
+
+
+def name_fault(name: str) -> str | None:
+    """What about the ``name`` of a model, a prompt or a library cannot be, None where nothing."""
+    if not name.strip() or len(name) > _MOST_NAME_CHARS:
+        return f"it has {len(name)} characters, and must have from 1 to {_MOST_NAME_CHARS}, not only blanks"
+    if not name.isprintable():
+        return f"{name[:80]!a} has characters that cannot be printed"
+    return None
+
+
+def manifest_fault(manifest: Manifest) -> str | None:
+    """The first thing in ``manifest`` that cannot be, None where there is none."""
+    parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _engine, _files)
+    limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
+    return limits or next(chain.from_iterable(part(manifest) for part in parts), None)
+
+
+def certificate_fault(manifest: Manifest, certificate: Certificate) -> str | None:
+    """The first thing in the ``certificate`` of ``manifest`` that cannot be, None where there is none."""
+    return next(chain(_verdict(manifest, certificate), _figures(manifest, certificate)), None)
+
+
+def check_files(path: Path, manifest: Manifest) -> None:
+    """Look at what lies in the artifact at ``path`` before it is hashed: files of the manifest that lead elsewhere, are
+    no files or are too large to be what they are called, and files in the folders of engine and reference that the
+    manifest does not list. Raises ArtifactManifestError, ArtifactFileUnlistedError.
+    """
+    most = {"tokenizer.json": MOST_TOKENIZER_BYTES, "certificate.json": MOST_JSON_BYTES}
+    for info in manifest.files:
+        try:
+            check_regular(within(path, info.path), most.get(info.path))
+        except UnfitError as error:
+            raise ArtifactManifestError(
+                f"{path} lists the file {info.path[:80]!a}, which is not to be read: {error}. Copy the artifact "
+                "anew from its source, or build it again."
+            ) from error
+    for folder in ("engine", "reference"):
+        names = [info.path.split("/", 1)[1] for info in manifest.files if info.path.startswith(f"{folder}/")]
+        if extra := unlisted(path / folder, names):
+            raise ArtifactFileUnlistedError(
+                f"{path} has a file {f'{folder}/{extra}'!a} that its manifest does not list, and an engine could "
+                "read it: take it away, or copy the artifact anew from its source."
+            )
+
+
+def _names(manifest: Manifest) -> Iterator[str]:
+    for field, value in (("name", manifest.name), ("bei_version", manifest.bei_version)):
+        if fault := name_fault(value):
+            yield f"{field}: {fault}"
+    for field, value in (("target", manifest.target), ("precision", manifest.precision)):
+        if not _WORD.fullmatch(value):
+            yield f"{field} is {_shown(value)}, which is no name"
+    # Here, since it imports bei.artifact: every precision has its thresholds there.
+    from bei.certification.comparison import MIN_COSINES
+
+    if manifest.precision not in MIN_COSINES:
+        yield f"precision is {_shown(manifest.precision)}, and there are {', '.join(MIN_COSINES)}"
+    spec = manifest.spec
+    for field in ("num_layers", "hidden_size", "num_heads", "vocab_size", "num_parameters"):
+        least = 1 if field in ("hidden_size", "vocab_size") else 0
+        most = 1 << 62 if field == "num_parameters" else _MOST_COUNT
+        if not least <= (value := getattr(spec, field)) <= most:
+            yield f"spec.{field} is {_shown(value)}"
+
+
+def _tasks(manifest: Manifest) -> Iterator[str]:
+    if not manifest.tasks:
+        yield "tasks is empty: it serves nothing"
+    yield from _repeated("tasks", manifest.tasks)
+    outputs = {output.name for output in manifest.outputs}
+    for task in manifest.tasks:
+        if task not in OUTPUTS_OF:
+            yield f"tasks has {_shown(task)}, and there are {', '.join(OUTPUTS_OF)}"
+        elif outputs.isdisjoint(OUTPUTS_OF[task]):
+            yield f"the task {task} reads {' or '.join(OUTPUTS_OF[task])}, which the engine does not give"
+
+
+def _outputs(manifest: Manifest) -> Iterator[str]:
+    if not manifest.outputs:
+        yield "outputs is empty: the engine gives nothing"
+    yield from _repeated("outputs", [output.name for output in manifest.outputs])
+    for output in manifest.outputs:
+        if not _OUTPUT.fullmatch(output.name):
+            yield f"outputs has {_shown(output.name)}, which is no name of an output"
+        if not 1 <= output.dimension <= _MOST_WIDTH:
+            yield f"{output.name} has the dimension {_shown(output.dimension)}, and it must be from 1 to {_MOST_WIDTH}"
+        if output.name in chain.from_iterable(OUTPUTS_OF.values()):
+            is_token = output.name.startswith("token_")
+            if output.per_token != is_token:
+                yield f"{output.name} has a row a {'token' if is_token else 'sequence'}, not a {_row(output.per_token)}"
+
+
+def _row(per_token: bool) -> str:
+    return "token" if per_token else "sequence"
+
+
+def _heads(manifest: Manifest) -> Iterator[str]:
+    """What belongs to an output must be there with it, and without it there is nothing that it belongs to."""
+    embedding, classification = manifest.embedding, manifest.classification
+    if (embedding is not None) != (manifest.dimension("embedding") is not None):
+        yield "embedding says how the output of this name is read: the one is there without the other"
+    if embedding is not None:
+        if any(dimension < 1 for dimension in embedding.matryoshka_dimensions or ()):
+            yield f"matryoshka_dimensions has {_shown(min(embedding.matryoshka_dimensions or ()))}: at least 1 each"
+        if embedding.int8_largest is not None and embedding.int8_largest < 0:
+            yield f"int8_largest is {embedding.int8_largest}: it is the size of a component"
+    labelled = next((output for output in manifest.outputs if output.name in _LABELLED), None)
+    if labelled and (classification is None or len(classification.labels) != labelled.dimension):
+        count = "no" if classification is None else len(classification.labels)
+        yield f"{labelled.name} has {labelled.dimension} columns, and classification has {count} labels"
+    if classification is not None and labelled is None:
+        yield "classification has labels, and no output has scores"
+    template = manifest.rerank_template
+    if template is not None:
+        if "rerank" not in manifest.tasks:
+            yield "there is a rerank_template, and the model does not rerank"
+        for slot in ("{query}", "{document}"):
+            if slot not in template.body:
+                yield f"the body of rerank_template has no {slot}: every pair would be the same text"
+
+
+def _prompts(manifest: Manifest) -> Iterator[str]:
+    for name in manifest.prompts:
+        if name and not name.isprintable():
+            yield f"prompts has the name {_shown(name)}, which cannot be printed"
+    if manifest.default_prompt_name is not None and manifest.default_prompt_name not in manifest.prompts:
+        yield f"default_prompt_name {_shown(manifest.default_prompt_name)} is not among the prompts"
+
+
+def _roles(manifest: Manifest) -> Iterator[str]:
+    for side, role in manifest.roles.items():
+        if role.max_tokens is not None and not 1 <= role.max_tokens <= _MOST_COUNT:
+            yield f"the role {side} has max_tokens {_shown(role.max_tokens)}"
+        if any(not 0 <= token < _MOST_COUNT for token in role.skip_ids):
+            yield f"the role {side} skips a token that cannot be"
+        expansion = role.expansion
+        if expansion is None:
+            continue
+        if not 1 <= expansion.num_tokens <= manifest.max_seq_len:
+            yield f"the role {side} is filled up to {_shown(expansion.num_tokens)} tokens, beyond max_seq_len"
+        if not 0 <= expansion.token_id < manifest.spec.vocab_size:
+            yield f"the role {side} is filled up with token {_shown(expansion.token_id)}, which is in no vocabulary"
+
+
+def _engine(manifest: Manifest) -> Iterator[str]:
+    engine = manifest.engine
+    for word in (engine.compiler, engine.compiler_version, engine.device, *engine.capabilities):
+        if fault := name_fault(word):
+            yield f"engine: {fault}"
+    if engine.plan is not None:
+        yield from _plan(engine.plan)
+
+
+def _plan(plan: Plan) -> Iterator[str]:
+    yield from _repeated("the plan's profiles", [profile.name for profile in plan.profiles])
+    for profile in plan.profiles:
+        for field in ("tokens", "sequences", "longest"):
+            least, usual, most = getattr(profile, field)
+            if not 1 <= least <= usual <= most <= MOST_TOKENS:
+                yield f"the plan's profile {_shown(profile.name)} has {field} {least}, {usual}, {most}"
+
+
+def _files(manifest: Manifest) -> Iterator[str]:
+    yield from _repeated("files", [info.path for info in manifest.files])
+    for info in manifest.files:
+        if any(part in ("", ".") for part in info.path.split("/")) or info.path == "manifest.json":
+            yield f"files has {_shown(info.path)}, which is no path of a file"
+        if not 0 <= info.size < 1 << 62 or not _SHA256.fullmatch(info.sha256):
+            yield f"files has {_shown(info.path)} with a size or sha256 that cannot be"
+    if not any(info.path.startswith("engine/") for info in manifest.files):
+        yield "files has nothing in engine/"
+
+
+def _verdict(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
+    kind, outputs = certificate.kind, certificate.outputs
+    if kind != manifest.verification:
+        yield f"its kind is {kind}, and the manifest says {manifest.verification}"
+    if not 0 <= certificate.num_texts <= certificate.num_held_out_texts <= _MOST_COUNT:
+        counts = f"{_shown(certificate.num_texts)} of {_shown(certificate.num_held_out_texts)}"
+        yield f"it is of {counts} texts"
+    was_compared = kind in ("reference", "self-consistency")
+    if was_compared and (not certificate.num_texts or not outputs or certificate.thresholds is None):
+        yield f"its kind is {kind}, and it compares nothing"
+    if certificate.passed != (was_compared and not any(one.failures for one in outputs)):
+        yield f"passed is {str(certificate.passed).lower()}, against what it says of the outputs"
+
+
+def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
+    """Of cosines and thresholds; NaN and Inf are no numbers of JSON, and have been refused."""
+    thresholds = certificate.thresholds
+    if thresholds is not None:
+        for field in ("mean", "p1", "min"):
+            if not -1 <= (value := getattr(thresholds, field)) <= 1:
+                yield f"the threshold {field} is {value}, which is no cosine"
+    yield from _repeated("its outputs", [one.output for one in certificate.outputs])
+    for one in certificate.outputs:
+        if manifest.dimension(one.output) is None:
+            yield f"it has figures of {_shown(one.output)}, which the engine does not give"
+        for field in ("cosine_mean", "cosine_p1", "cosine_min"):
+            if not abs(value := getattr(one, field)) <= 1 + _ROUNDING:
+                yield f"{field} of {one.output} is {value}, which is no cosine"
+        if not 0 <= one.ranking_overlap <= 1 or not one.max_abs_difference >= 0:
+            yield f"{one.output} has a ranking_overlap or max_abs_difference that cannot be"
+        if not one.worst_texts:
+            yield f"{one.output} has no worst_texts"
+    width = manifest.dimension(certificate.canary_output)
+    if width is None:
+        yield f"its canary is of {_shown(certificate.canary_output)}, which the engine does not give"
+    elif len(certificate.canary_row) != width:
+        yield f"its canary has {len(certificate.canary_row)} components, and {certificate.canary_output} has {width}"
+
+
+def _repeated(what: str, names: Sequence[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{what} has {_shown(name)} twice"
+        seen.add(name)
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,72 @@
+"""Work that a file asks for, held to a time and a memory: a chat template is a program, and may never end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+_STATM = Path("/proc/self/statm")
+_DONE, _FAILED = b"+", b"-"
+
+
+class OutOfBoundsError(Exception):
+    """The work took too long or too much memory, or failed. The message says which."""
+
+
+def within_bounds(work: Callable[[], str], seconds: float, extra_bytes: int) -> str:
+    """What ``work`` gives, done in a copy of this process, which is killed after ``seconds``; it gets ``extra_bytes``
+    more memory than this one has. Nothing that ``work`` does is seen here but its result. Raises OutOfBoundsError.
+    """
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: the copy needs none of them
+        child = os.fork()
+    if not child:
+        _answer(work, writing, extra_bytes)
+    os.close(writing)
+    try:
+        answer = _read(reading, time.monotonic() + seconds)
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if answer is None:
+        raise OutOfBoundsError(f"it took more than {seconds:g} s")
+    if not answer.startswith(_DONE):
+        raise OutOfBoundsError(answer[1:].decode() or "it ended without an answer")
+    return answer[1:].decode("utf-8", "surrogatepass")
+
+
+def _answer(work: Callable[[], str], writing: int, extra_bytes: int) -> None:
+    """In the copy: write the result and end."""
+    try:
+        if _STATM.is_file():
+            in_use = int(_STATM.read_text().split()[0]) * resource.getpagesize()
+            most = [in_use + extra_bytes, *(x for x in resource.getrlimit(resource.RLIMIT_AS) if x >= 0)]
+            resource.setrlimit(resource.RLIMIT_AS, (min(most), min(most)))
+        answer = _DONE + work().encode("utf-8", "surrogatepass")
+    except BaseException as error:  # the copy must not go on with what this process does next
+        answer = _FAILED + (str(error) or type(error).__name__)[:1000].encode("utf-8", "replace")
+    try:
+        while answer:
+            answer = answer[os.write(writing, answer) :]
+    finally:
+        os._exit(0)
+
+
+def _read(reading: int, until: float) -> bytes | None:
+    """All that comes until the other end is closed; None where that takes too long."""
+    parts = []
+    while True:
+        ready, _, _ = select.select([reading], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            return None
+        if not (part := os.read(reading, 1 << 16)):
+            return b"".join(parts)
+        parts.append(part)

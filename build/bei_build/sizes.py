@@ -1,0 +1,48 @@
+"""Numbers of a config.json that things are made of, bounded before anybody makes as many.
+
+A config class may make a list as long as there are layers, or a name for each label, before it looks at anything else:
+1,000,000,000 layers took 8 GB until they were refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bei.errors import CheckpointError
+
+# By what keys are called in all families, the first that fits counts. The deepest model of the hub has some 130 layers,
+# the widest some 20,000 components, and the largest vocabulary a million words.
+_MOST = (
+    (re.compile(r"(num|n|encoder|decoder)_(\w+_)?layers?|num_hidden_groups"), 2_000),
+    (re.compile(r"num_labels"), 1_000_000),
+    (re.compile(r"\w*_positions|\w*max_position\w*|\w*seq_length"), 1 << 31),
+    (re.compile(r"\w*vocab_size"), 1 << 24),
+    (re.compile(r"\w*(hidden|intermediate|embedding|inner|kernel)_size|\w*_dim|dim|\w*_rank|d_(model|kv|ff)"), 1 << 20),
+    (re.compile(r"\w*_heads|n_(inner|embd|head|ctx)|num_experts\w*|\w*num_buckets|position_buckets"), 1 << 20),
+)
+
+
+def check_sizes(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a size in ``config``, the content of ``path``, that no model has."""
+    for key, value in _entries(config):
+        most = next((most for pattern, most in _MOST if pattern.fullmatch(key)), None)
+        if most is None or not isinstance(value, int):
+            continue
+        if isinstance(value, bool):
+            raise CheckpointError(f"{path} has {key} = {str(value).lower()}: correct it to a number.")
+        if not -1 <= value <= most:  # -1 is what some write for "none"
+            shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
+            raise CheckpointError(f"{path} has {key} = {shown}, and no model has more than {most:,}: correct it.")
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values, those of nested objects too, however deep."""
+    waiting = [config]
+    while waiting:
+        for key, value in waiting.pop().items():
+            if isinstance(value, Mapping):
+                waiting.append(value)
+            yield str(key), value
