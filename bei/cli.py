@@ -153,11 +153,10 @@ def _build(options: dict[str, Any]) -> None:
 
 
 def _serve(options: dict[str, Any]) -> None:
+    from bei.logs import configure
+
     config = _serve_config(options)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)  # silent all the same without --access-log
+    configure(config.log_format)
     paths = _artifacts(config)
 
     from bei.server.run import run

@@ -34,6 +34,12 @@ class Metrics:
             "bei_request_seconds", "From the request's headers to its answer", ["route"], _SECONDS
         )
         self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self.key_requests = Counter(
+            "bei_key_requests",
+            "HTTP requests with an API key, by its name and status",
+            ["key", "status"],
+            registry=self.registry,
+        )
         self.inputs = Counter("bei_inputs", "Inputs accepted", ["model"], registry=self.registry)
         self.truncated = Counter(
             "bei_inputs_truncated",
@@ -96,6 +102,10 @@ class Metrics:
             self._by_route[route, status] = collectors
         collectors[0].inc()
         collectors[1].observe(seconds)
+
+    def key_request(self, label: str, status: int) -> None:
+        """An HTTP request with the API key of the name ``label`` was answered."""
+        self.key_requests.labels(label, str(status)).inc()
 
     def render(self) -> bytes:
         """The exposition text."""
