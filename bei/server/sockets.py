@@ -49,7 +49,7 @@ class UnixSocket:
     def __init__(self, path: str, mode: str) -> None:
         self.path = Path(path).expanduser()
         self._mode = int(mode, 8)
-        self._identity: tuple[int, int] | None = None
+        self._identity: tuple[int, ...] | None = None
         self._is_left_over()
 
     def listen(self) -> socket.socket:
@@ -61,9 +61,9 @@ class UnixSocket:
         umask = os.umask(0o177)  # nobody else may connect before the permissions are right
         try:
             listener.bind(str(self.path))
-            self._identity = self._found()
             self.path.chmod(self._mode)
             listener.listen(_BACKLOG)
+            self._identity = self._found()
         except OSError as error:
             listener.close()
             raise self._error(error.strerror or str(error)) from error
@@ -100,12 +100,13 @@ class UnixSocket:
                 raise self._error(error.strerror or str(error)) from error
         raise self._error("another server listens there")
 
-    def _found(self) -> tuple[int, int] | None:
+    def _found(self) -> tuple[int, ...] | None:
+        """What tells a file from every other one: numbers of inodes are given again, their times are not."""
         try:
             found = self.path.lstat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return found.st_dev, found.st_ino, found.st_ctime_ns
 
     def _error(self, reason: str) -> ConfigError:
         return ConfigError(f"Cannot listen on {self.path} ({reason}): choose another --uds.")

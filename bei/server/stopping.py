@@ -21,8 +21,8 @@ _EXIT_S = 4.0
 def on_signals(
     first: Callable[[], object], later: Callable[[], object], reload: Callable[[], object] | None = None
 ) -> None:
-    """Call ``first`` at the first SIGTERM or SIGINT, ``later`` at each one after it, and ``reload`` at every SIGHUP, in a
-    thread of their own. Without ``reload`` SIGHUP does what it always does.
+    """Call ``first`` at the first SIGTERM or SIGINT, ``later`` at each one after it, and ``reload`` at every SIGHUP, in
+    a thread of their own. Without ``reload`` SIGHUP does what it always does.
 
     A thread, because the main thread with its event loop may hang: neither a handler of the loop nor one of Python's
     would then run. Replaces the wake-up descriptor of the loop that runs.

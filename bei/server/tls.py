@@ -107,12 +107,16 @@ def _load_authorities(context: ssl.SSLContext, client_ca: str) -> None:
     context.verify_mode = ssl.CERT_REQUIRED
 
 
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
 def _warn_of_dates(path: str, certificate: str) -> None:
     found = validity(ssl.PEM_cert_to_DER_cert(certificate))
     if found is None:
         return  # OpenSSL has taken it; only the warning is lost
     begins, ends = found
-    now = datetime.now(timezone.utc)
+    now = _now()
     if now > ends:
         log.warning("tls_cert %s has expired on %s: clients will refuse it", path, ends.isoformat())
     elif now < begins:

@@ -73,7 +73,7 @@ def asked(app: App, request: dict[str, Any]) -> dict[str, Any]:
     headers = {
         key: "<ms>" if key.endswith("-time") and value.isdecimal() else value
         for key, value in response.headers.items()
-        if key.startswith("x-") or key == "retry-after"
+        if (key.startswith("x-") and key != "x-request-id") or key == "retry-after"
     }
     if headers:
         answer["headers"] = headers
