@@ -117,9 +117,11 @@ class Listener:
                 continue  # this client has left, or its network has: accept(2)
             task = self._loop.create_task(self._connect(connection))
             self._accepting[task] = None
-            task.add_done_callback(self._accepting.pop)
+            task.add_done_callback(lambda done: self._accepting.pop(done, None))
             if self._tls is not None and len(self._accepting) > MOST_HANDSHAKES:
-                next(iter(self._accepting)).cancel()
+                oldest = next(iter(self._accepting))
+                del self._accepting[oldest]
+                oldest.cancel()
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
