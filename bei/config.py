@@ -156,7 +156,6 @@ class ServeConfig:
                 "raise the second or lower the first."
             )
 
-
     @property
     def listens_on_tcp(self) -> bool:
         """Whether ``host`` and ``port`` are listened on."""

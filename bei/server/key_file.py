@@ -152,7 +152,7 @@ def _spec(where: str, place: int, name: object, value: object) -> KeySpec:
     unknown = next((option for option in options if option not in _FIELDS), None)
     if unknown is not None:
         raise ConfigError(f"{where}: an option is unknown: there are {', '.join(sorted(_FIELDS))}.")
-    lane = options.get("lane")
+    lane: Any = options.get("lane")
     if lane is not None and lane not in _LANES:
         raise ConfigError(f"{where}: lane must be {' or '.join(_LANES)}.")
     may_raise = options.get("may_raise_lane", False)

@@ -32,11 +32,24 @@ TLS = {"tls_cert": "c", "tls_key": "k"}
         ({"cors_origins": ("*", "https://a.example")}, "name it alone"),
         *(
             ({"cors_origins": (origin,)}, "is no origin")
-            for origin in ("a.example", "https://a.example/", "https://a.example/x", "null", "https://*.example", "https://")
+            for origin in (
+                "a.example",
+                "https://a.example/",
+                "https://a.example/x",
+                "null",
+                "https://*.example",
+                "https://",
+            )
         ),
         ({"log_inputs": True}, "log_inputs is for the lines of access_log"),
-        *(({"root_path": path}, "root_path must begin with /") for path in ("/", "x", "/x/", "//x", "/x y", "/x?y", "/é")),
-        *(({"root_path": path}, "begins as paths of routes do") for path in ("/v1", "/tei", "/v1/x", "/health", "/docs")),
+        *(
+            ({"root_path": path}, "root_path must begin with /")
+            for path in ("/", "x", "/x/", "//x", "/x y", "/x?y", "/é")
+        ),
+        *(
+            ({"root_path": path}, "begins as paths of routes do")
+            for path in ("/v1", "/tei", "/v1/x", "/health", "/docs")
+        ),
         ({"log_format": "xml"}, "log_format must be one of text, json"),
     ],
 )
@@ -87,7 +100,9 @@ def test_a_variable_that_is_empty_does_not_open_the_server() -> None:
             load(ServeConfig, {}, env={"BEI_API_KEYS": value})
 
 
-@pytest.mark.parametrize("content", [f"api_keys: {{a: {SECRET}}}", f"api_keys: [{{a: {SECRET}}}]", "api_keys: 12345678"])
+@pytest.mark.parametrize(
+    "content", [f"api_keys: {{a: {SECRET}}}", f"api_keys: [{{a: {SECRET}}}]", "api_keys: 12345678"]
+)
 def test_keys_of_a_wrong_form_are_not_quoted(tmp_path: Any, content: str) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(content)

@@ -58,12 +58,9 @@ def test_a_traceback_is_within_the_line() -> None:
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger without what pytest has added."""
-    logger = logging.getLogger()
+    """The root logger, which is as it was after the test."""
     levels = {name: logging.getLogger(name).level for name in ("", "uvicorn", "uvicorn.error")}
-    kept, logger.handlers = logger.handlers, []
-    yield logger
-    logger.handlers = kept
+    yield logging.getLogger()
     logging.captureWarnings(False)
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
@@ -75,6 +72,7 @@ def test_the_whole_log_has_the_form_asked_for_also_uvicorn_s(
 ) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(root, "handlers", [])  # without pytest's
     logs.configure(form)
     logging.getLogger("bei.server").info("one")
     logging.getLogger("bei.server").debug("too much")

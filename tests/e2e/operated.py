@@ -42,6 +42,10 @@ class Operated(Server):
         self._cert = cert
         self._uds = uds
 
+    def __enter__(self) -> Operated:
+        super().__enter__()
+        return self
+
     def wait_until_up(self) -> None:
         """Over whichever way it listens on."""
         found = re.search(r"listening on ([^\s\"]+)", self.wait_for_log("listening on "))

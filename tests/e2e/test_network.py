@@ -42,9 +42,7 @@ def test_clients_ask_over_a_unix_socket_and_tcp_is_closed(operate: Operate, path
     assert not any("listening on http" in line for line in server.log)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert server.ask().status_code == 200
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=DEADLINE_S) as http:
-        with openai.OpenAI(base_url="http://bei/v1", api_key="x", http_client=http, max_retries=0) as client:
-            assert len(client.embeddings.create(model="tiny", input=[TEXT] * 1000).data) == 1000
+    assert len(server.ask(input=[TEXT] * 1000).json()["data"]) == 1000
     command = ["curl", "-sS", "--unix-socket", str(path), "-d", json.dumps({"input": TEXT}), "http://bei/v1/embeddings"]
     shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
     assert json.loads(shown)["object"] == "list"
@@ -141,7 +139,7 @@ def test_every_answer_has_the_request_s_id_however_early_it_is_refused(operate: 
         (wire.head(2, mine) + b"{}", 400),
         (wire.head(5000, mine) + b" " * 5000, 413),
         (wire.head(0, mine, *many), 431),
-        (wire.head(0, mine)[:-2], 408),
+        (wire.head(0, mine, "x-half: 1")[:-4], 408),
         (wire.head(5, mine, "content-length: 7"), 400),
         (wire.head(0, mine, method="CONNECT", path="bei:80"), 405),
     ):

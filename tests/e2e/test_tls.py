@@ -53,16 +53,16 @@ def port_of(server: Operated) -> int:
 
 def subject(server: Operated, authority: Pair) -> str:
     """Of the certificate that new connections get."""
-    with socket.create_connection(("127.0.0.1", port_of(server)), DEADLINE_S) as wire:
-        with context(authority.cert).wrap_socket(wire, server_hostname="localhost") as tls:
-            return str(tls.getpeercert())
+    wire = socket.create_connection(("127.0.0.1", port_of(server)), DEADLINE_S)
+    with context(authority.cert).wrap_socket(wire, server_hostname="localhost") as tls:
+        return str(tls.getpeercert())
 
 
 def test_httpx_openai_s_client_curl_and_openssl_ask_over_tls(operate: Operate, pair: Pair, authority: Pair) -> None:
     server = operate(*flags(pair), verify=authority.cert)
     assert server.url.startswith("https://127.0.0.1:")
     assert server.ask().status_code == 200
-    http = httpx.Client(verify=context(authority.cert), timeout=DEADLINE_S)
+    http = openai.DefaultHttpxClient(verify=context(authority.cert), timeout=DEADLINE_S)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", http_client=http, max_retries=0) as client:
         assert len(client.embeddings.create(model="tiny", input=[TEXT] * 100).data) == 100
     body = json.dumps({"input": TEXT})
@@ -72,7 +72,15 @@ def test_httpx_openai_s_client_curl_and_openssl_ask_over_tls(operate: Operate, p
     for version, is_good in (("-tls1_3", True), ("-tls1_2", True), ("-tls1_1", False)):
         found = shutil.which("openssl")
         assert found is not None
-        command = [found, "s_client", "-connect", f"127.0.0.1:{port_of(server)}", "-CAfile", str(authority.cert), version]
+        command = [
+            found,
+            "s_client",
+            "-connect",
+            f"127.0.0.1:{port_of(server)}",
+            "-CAfile",
+            str(authority.cert),
+            version,
+        ]
         ended = subprocess.run(command, check=False, capture_output=True, text=True, input="", timeout=DEADLINE_S)
         assert ("Verify return code: 0 (ok)" in ended.stdout and ended.returncode == 0) == is_good, version
 
@@ -104,7 +112,9 @@ def test_only_clients_with_a_certificate_of_the_authority_are_served(
 def test_large_bodies_and_answers_pass_and_refusals_arrive(operate: Operate, pair: Pair, authority: Pair) -> None:
     server = operate(*flags(pair, "--payload-limit", 3_000_000, "--max-headers", 20), verify=authority.cert)
     with server.client() as client:
-        response = client.post("/v1/embeddings", json={"input": [f"{number} {'word ' * 20}" for number in range(10_000)]})
+        response = client.post(
+            "/v1/embeddings", json={"input": [f"{number} {'word ' * 20}" for number in range(10_000)]}
+        )
         assert len(response.json()["data"]) == 10_000
         refused = client.post("/v1/embeddings", content=b" " * 6_000_000)
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "payload_too_large")

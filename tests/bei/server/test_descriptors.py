@@ -97,9 +97,7 @@ def test_a_listener_outlives_what_accept_raises(number: int, makes_room: int) ->
     assert len(room) == makes_room
 
 
-def test_of_too_many_unfinished_handshakes_the_oldest_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_of_too_many_unfinished_handshakes_the_oldest_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(descriptors, "MOST_HANDSHAKES", 3)
     authority = make_authority(tmp_path)
     pair = make_certificate(tmp_path, "server", authority)

@@ -20,7 +20,14 @@ def ask(app: App, path: str, method: str, headers: dict[str, str], content: byte
 
 @pytest.mark.parametrize(
     "given",
-    ["1", "6b3f2a3e-6f0c-4f5e-9d59-0f6d6f3c9a10", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "Root=1-67891233-abcdef", "a" * 128, "a+/=="],
+    [
+        "1",
+        "6b3f2a3e-6f0c-4f5e-9d59-0f6d6f3c9a10",
+        "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "Root=1-67891233-abcdef",
+        "a" * 128,
+        "a+/==",
+    ],
 )
 def test_an_id_that_can_be_one_is_kept(given: str) -> None:
     assert request_id_of([(b"host", b"x"), (b"x-request-id", given.encode())]) == given.encode()

@@ -75,7 +75,13 @@ def test_a_line_says_what_was_asked_of_whom_and_what_it_took(make_app: MakeApp, 
     ],
 )
 def test_requests_without_work_have_a_line_too_with_the_route_and_not_the_path(
-    make_app: MakeApp, lines: list[dict[str, Any]], method: str, path: str, headers: dict[str, str], route: str, status: int
+    make_app: MakeApp,
+    lines: list[dict[str, Any]],
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    route: str,
+    status: int,
 ) -> None:
     app = make_app(FakeEngine(LIMITS), access_log=True, api_keys=(f"search:{SECRET}",))
     assert ask(app, method, path, **headers).status_code == status

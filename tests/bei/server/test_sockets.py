@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ def test_an_address_that_cannot_be_had_is_a_configuration_error(host: str, port:
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Short enough for a socket wherever the tests' folder is."""
     monkeypatch.chdir(tmp_path)
     return "bei.sock"
