@@ -25,7 +25,7 @@ from bei.server import classify, embed, embeddings, rerank, tokenize, tokens, ze
 from bei.server.answers import AnswerMemory
 from bei.server.call import Context
 from bei.server.cors import Cors
-from bei.server.dialect import Dialect, Dialects, mounted
+from bei.server.dialect import Dialects, mounted
 from bei.server.dialects import all_dialects, cohere, nim, tei, vllm
 from bei.server.endpoint import Endpoint, Route
 from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
@@ -163,23 +163,17 @@ class _Front:
 
         endpoint: Endpoint | None = None
         try:
-            if self._root:
-                scope = without_root(scope, self._root)
-            dialect, path = self._dialects.of(scope)
-            scope = self._placed(scope, dialect, path)
+            scope = self._placed(without_root(scope, self._root))
             endpoint = self._hot.get(scope["path"]) if scope["method"] == "POST" else None
-            preflight = None if self._cors is None else self._cors.preflight(scope)
-            if preflight is None and self._guard is not None:
-                self._guard.check(scope)
-            if self._root:
-                scope = with_root(scope, self._root)
+            preflight = self._let_in(scope)
             if preflight is not None:
                 await preflight(scope, receive, counting_send)
             elif endpoint is None:
+                scope = with_root(scope, self._root)
                 await self._app(scope, receive, counting_send)
             else:
                 await _answer(endpoint.answer, scope, receive, counting_send)
-        except BeiError as error:  # the header names a dialect that there is not
+        except BeiError as error:  # no such dialect, or no key
             await error_response(error, scope)(scope, receive, counting_send)
         except ClientDisconnect:  # in the middle of its answer
             status = 499
@@ -195,8 +189,19 @@ class _Front:
             if self._log is not None:
                 self._log.end(scope, route, status, seconds)
 
-    def _placed(self, scope: Scope, dialect: Dialect | None, path: str) -> Scope:
-        """``scope`` where ``dialect`` has its route, with its form of errors; as it is where it has none."""
+    def _let_in(self, scope: Scope) -> Response | None:
+        """What a browser is told that asks before it sends. None: the request may come in. Raises what Guard does."""
+        preflight = None if self._cors is None else self._cors.preflight(scope)
+        if preflight is None and self._guard is not None:
+            self._guard.check(scope)
+        return preflight
+
+    def _placed(self, scope: Scope) -> Scope:
+        """``scope`` where its dialect has its route, with its form of errors; as it is where it has none.
+
+        Raises what ``Dialects.of`` does.
+        """
+        dialect, path = self._dialects.of(scope)
         if dialect is None:
             return scope
         if path == scope["path"]:
