@@ -40,6 +40,7 @@ class Metrics:
             ["key", "status"],
             registry=self.registry,
         )
+        self._by_key: dict[tuple[str, int], Counter] = {}
         self.inputs = Counter("bei_inputs", "Inputs accepted", ["model"], registry=self.registry)
         self.truncated = Counter(
             "bei_inputs_truncated",
@@ -105,7 +106,10 @@ class Metrics:
 
     def key_request(self, label: str, status: int) -> None:
         """An HTTP request with the API key of the name ``label`` was answered."""
-        self.key_requests.labels(label, str(status)).inc()
+        counter = self._by_key.get((label, status))
+        if counter is None:
+            counter = self._by_key[label, status] = self.key_requests.labels(label, str(status))
+        counter.inc()
 
     def render(self) -> bytes:
         """The exposition text."""

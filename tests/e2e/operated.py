@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import ssl
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -86,6 +88,15 @@ def context(authority: Path, cert: tuple[str, str] | None = None) -> ssl.SSLCont
     if cert is not None:
         found.load_cert_chain(*cert)
     return found
+
+
+def curl(*arguments: object) -> str:
+    """What the command prints; where it is not installed the rest of the test is skipped."""
+    found = shutil.which("curl")
+    if found is None:
+        pytest.skip("the command curl is not installed")
+    command = [found, "-sS", "-m", "30", *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
 
 
 Operate = Callable[..., Operated]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ import voyageai.client
 
 from bei.artifact import Artifact
 from tests.artifacts import save_artifact
-from tests.e2e.operated import BEARER, OTHER, SECRET, TEXT, Operate, Operated
+from tests.e2e.operated import BEARER, OTHER, SECRET, TEXT, Operate, Operated, curl
 from tests.e2e.process import DEADLINE_S, wait_until
 from tests.e2e.test_bad_start import fails
 
@@ -91,14 +90,12 @@ def test_clients_send_keys_each_in_its_way_and_raise_their_own_error_for_a_wrong
 def test_curl_gets_in_with_a_key_and_is_told_how_without(operate: Operate, file: Path) -> None:
     server = operate("--api-keys-file", file)
 
-    def curl(*arguments: str) -> str:
-        command = ["curl", "-sS", "-i", "-m", "30", *arguments, "-d", json.dumps({"input": TEXT})]
-        url = f"{server.url}/v1/embeddings"
-        return subprocess.run([*command, url], check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+    def asked(*arguments: str) -> str:
+        return curl("-i", *arguments, "-d", json.dumps({"input": TEXT}), f"{server.url}/v1/embeddings")
 
-    assert curl("-H", f"Authorization: Bearer {SECRET}").startswith("HTTP/1.1 200 ")
-    assert curl("-H", f"x-api-key: {SECRET}").startswith("HTTP/1.1 200 ")
-    refused = curl()
+    assert asked("-H", f"Authorization: Bearer {SECRET}").startswith("HTTP/1.1 200 ")
+    assert asked("-H", f"x-api-key: {SECRET}").startswith("HTTP/1.1 200 ")
+    refused = asked()
     assert refused.startswith("HTTP/1.1 401 ")
     assert "\nwww-authenticate: Bearer\n" in refused
 

@@ -18,7 +18,7 @@ import pytest
 from bei.artifact import Artifact
 from tests.artifacts import save_artifact
 from tests.certificates import Pair, make_authority, make_certificate, openssl
-from tests.e2e.operated import TEXT, Operate, Operated, context
+from tests.e2e.operated import TEXT, Operate, Operated, context, curl
 from tests.e2e.process import DEADLINE_S
 from tests.e2e.test_bad_start import fails
 
@@ -65,10 +65,6 @@ def test_httpx_openai_s_client_curl_and_openssl_ask_over_tls(operate: Operate, p
     http = openai.DefaultHttpxClient(verify=context(authority.cert), timeout=DEADLINE_S)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", http_client=http, max_retries=0) as client:
         assert len(client.embeddings.create(model="tiny", input=[TEXT] * 100).data) == 100
-    body = json.dumps({"input": TEXT})
-    command = ["curl", "-sS", "-m", "30", "--cacert", str(authority.cert), "-d", body, f"{server.url}/v1/embeddings"]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
-    assert json.loads(shown)["data"][0]["embedding"]
     for version, is_good in (("-tls1_3", True), ("-tls1_2", True), ("-tls1_1", False)):
         found = shutil.which("openssl")
         assert found is not None
@@ -83,6 +79,8 @@ def test_httpx_openai_s_client_curl_and_openssl_ask_over_tls(operate: Operate, p
         ]
         ended = subprocess.run(command, check=False, capture_output=True, text=True, input="", timeout=DEADLINE_S)
         assert ("Verify return code: 0 (ok)" in ended.stdout and ended.returncode == 0) == is_good, version
+    shown = curl("--cacert", authority.cert, "-d", json.dumps({"input": TEXT}), f"{server.url}/v1/embeddings")
+    assert json.loads(shown)["data"][0]["embedding"]
 
 
 def test_clients_without_tls_or_without_the_authority_get_nothing(
