@@ -35,6 +35,6 @@ class Bucket:
         self._level -= amount
 
     def go_on_from(self, other: Bucket) -> None:
-        """Be as full as ``other``, which this one stands for from now on."""
+        """Be as full as ``other``, which this one stands for from now on, but no fuller than this one can be."""
         other.wait_s(0.0)
-        self._level = min(self._most, other._level)
+        self._level = other._level  # wait_s cuts it

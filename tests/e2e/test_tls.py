@@ -8,7 +8,9 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -158,6 +160,32 @@ def test_a_new_certificate_is_for_new_connections_and_ends_no_old_one(
         assert "second" in subject(server, authority)
         assert kept_open.get("/health").status_code == 200
         assert server.ask().status_code == 200
+
+
+def test_certificates_change_under_load_and_no_connection_fails(
+    operate: Operate, pair: Pair, authority: Pair, made: dict[str, Pair]
+) -> None:
+    server = operate(*flags(pair), verify=authority.cert)
+    is_over = threading.Event()
+
+    def ask() -> set[int]:
+        statuses = {server.ask().status_code}  # a connection each time
+        while not is_over.is_set():
+            statuses.add(server.ask().status_code)
+        return statuses
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask) for _ in range(3)]
+        try:
+            for name in ("second", "first") * 4:
+                shutil.copy(made[name].cert, pair.cert)
+                shutil.copy(made[name].key, pair.key)
+                server.send_signal(signal.SIGHUP)
+                server.wait_for_log("the certificate was read anew")
+                assert name in subject(server, authority)
+        finally:
+            is_over.set()
+        assert [one.result(DEADLINE_S) for one in asked] == [{200}] * 3
 
 
 @pytest.fixture

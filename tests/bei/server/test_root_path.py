@@ -94,6 +94,10 @@ def test_no_route_begins_as_a_prefix_may(app: App) -> None:
     assert {path.split("/")[1] for path in paths} - {""} == FIRST_SEGMENTS
 
 
+def test_a_longer_word_is_not_taken_apart() -> None:
+    assert without_root({"path": f"{ROOT}x/v1"}, ROOT) == {"path": f"{ROOT}x/v1"}
+
+
 def test_scopes_are_not_changed_for_others() -> None:
     scope = {"path": f"{ROOT}/x", "root_path": ""}
     placed = with_root(without_root(scope, ROOT), ROOT)
