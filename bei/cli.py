@@ -185,11 +185,10 @@ def _build(options: dict[str, Any]) -> None:
 
 
 def _serve(options: dict[str, Any]) -> None:
+    from bei.logs import configure
+
     config = _serve_config(options)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)  # silent all the same without --access-log
+    configure(config.log_format)
     for service, names in injected(os.environ).items():
         logging.getLogger(__name__).info(
             "not taken for settings, as Kubernetes injected them for a Service (%s): %s", service, ", ".join(names)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bei import combinations
 from bei.cores import usable_cores
 from bei.errors import ConfigError
 from bei.service_links import injected
@@ -28,6 +29,9 @@ TOKEN_IDS = ("refuse", "accept")
 
 # Whose routes and errors there are under ``/<name>`` (bei.server.dialects); "bei": those without a mount point.
 DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm")
+
+
+LOG_FORMATS = ("text", "json")
 
 
 def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -51,6 +55,22 @@ class ServeConfig:
     )
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = _option(8000, "TCP port; 0 lets the system choose")
+    tcp: bool | None = _option(None, "listen on host and port (default: unless there is a uds)")
+    uds: str | None = _option(None, "path of a unix socket to listen on")
+    uds_mode: str = _option("660", "who may connect to it: its permissions, as chmod has them")
+    tls_cert: str | None = _option(None, "PEM file of the certificate chain: TLS on host and port; read anew on SIGHUP")
+    tls_key: str | None = _option(None, "PEM file of its private key")
+    tls_client_ca: str | None = _option(None, "PEM file of authorities, of which a client must have a certificate")
+    api_keys_file: str | None = _option(None, "YAML file of API keys (docs/reference.md); read anew on SIGHUP")
+    api_keys: tuple[str, ...] | None = field(
+        default=None,
+        repr=False,
+        metadata={"help": "API keys, NAME:KEY each", "file_only": True, "secret": True},  # ps shows flags to everybody
+    )
+    metrics_need_key: bool = _option(False, "an API key is asked for on /metrics too")
+    cors_origins: tuple[str, ...] = _option((), "pages that may ask from a browser, by origin, with commas; * for all")
+    cors_credentials: bool = _option(False, "browsers may send cookies along")
+    root_path: str = _option("", "what a proxy has in front of every path, as /embeddings-api")
     engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
     engine_streams: int | None = _option(
         None,
@@ -99,6 +119,8 @@ class ServeConfig:
         metadata={"help": "whose routes and errors requests get that do not say", "choices": DIALECTS},
     )
     access_log: bool = _option(False, "log every request")
+    log_inputs: bool = _option(False, "the first inputs of a request are in its line of the log")
+    log_format: str = _option("text", "form of the log: lines for people, or a JSON object a line", choices=LOG_FORMATS)
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")
     precision: str = _option("auto", "precision of checkpoints that are built first")
 
@@ -113,6 +135,7 @@ class ServeConfig:
             choices, value = option.metadata.get("choices"), getattr(self, option.name)
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
+        combinations.check(self)
         if not 0 <= self.bulk_share < 1:
             raise ConfigError(f"bulk_share must be at least 0 and below 1, not {self.bulk_share}.")
         if self.port > 65535:
@@ -132,6 +155,16 @@ class ServeConfig:
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
                 "raise the second or lower the first."
             )
+
+    @property
+    def listens_on_tcp(self) -> bool:
+        """Whether ``host`` and ``port`` are listened on."""
+        return self.uds is None if self.tcp is None else self.tcp
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return self.api_keys_file is not None or self.api_keys is not None
 
 
 # The builder's settings, by name only: the runtime does not import the builder. A test holds the two together.
@@ -189,12 +222,13 @@ def load(
     env = os.environ if env is None else env
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    secrets = {f.name for f in dataclasses.fields(cls) if f.metadata.get("secret")}  # type: ignore[arg-type]
     values: dict[str, object] = {}
     for source, settings in (("file", _from_file(file)), ("environment", _from_env(env, names)), ("flags", flags)):
         for key, value in settings.items():
             if key not in names:
                 raise ConfigError(f"Unknown setting {key!r} in the {source}.{_nearest(key, names)}")
-            values[key] = _converted(value, hints[key], key, source)
+            values[key] = _converted(value, hints[key], key, source, is_secret=key in secrets)
     return cls(**values)
 
 
@@ -230,7 +264,7 @@ def _nearest(key: str, names: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Known settings: {', '.join(names)}."
 
 
-def _converted(value: object, hint: Any, key: str, source: str) -> object:
+def _converted(value: object, hint: Any, key: str, source: str, *, is_secret: bool = False) -> object:
     """``value`` as ``hint`` asks; text (environment) is parsed, everything else must fit as it is."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
@@ -256,7 +290,8 @@ def _converted(value: object, hint: Any, key: str, source: str) -> object:
             pass
     elif isinstance(value, str):
         return value
-    raise ConfigError(f"Setting {key!r} ({source}) must be {_kind(hint)}, not {value!r}.")
+    given = "" if is_secret else f", not {value!r}"
+    raise ConfigError(f"Setting {key!r} ({source}) must be {_kind(hint)}{given}.")
 
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}

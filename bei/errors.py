@@ -29,6 +29,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   │   ├── MalformedRequestError   not JSON, or a field is not of its type
     │   │   ├── EmptyInputError         no inputs, or an empty one
     │   │   └── InputTooLongError       longer than it may be, and not to be cut
+    │   ├── UnauthorizedError       no API key, or one that is not known here
+    │   ├── ForbiddenError          the API key is not for this
     │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
     │   ├── PayloadTooLargeError
@@ -39,6 +41,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── RouteNotFoundError
     │   └── MethodNotAllowedError
     ├── OverloadedError             too much waits; come back after ``retry_after_s``
+    │   └── RateLimitedError        more comes with one API key than it may bring
     ├── DeadlineExceededError       the answer would come, or would have come, too late
     ├── TooManyConnectionsError     and none of them is idle
     ├── NotReadyError               a model does not answer as it did at build time
@@ -223,6 +226,18 @@ class InputTooLongError(InvalidRequestError):
     """An input has more tokens than it may have, and is not to be cut."""
 
 
+class UnauthorizedError(RequestError):
+    """The request has no API key, or one that the server does not know."""
+
+    code = "unauthorized"
+
+
+class ForbiddenError(RequestError):
+    """The request's API key is not for what the request asks."""
+
+    code = "forbidden"
+
+
 class TaskNotSupportedError(RequestError):
     """The served model cannot do what the route asks; the message names what it can do."""
 
@@ -291,6 +306,12 @@ class OverloadedError(BeiError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimitedError(OverloadedError):
+    """The API key has used up its rate. After ``retry_after_s`` this request would be accepted."""
+
+    code = "rate_limited"
 
 
 class DeadlineExceededError(BeiError):

@@ -34,6 +34,13 @@ class Metrics:
             "bei_request_seconds", "From the request's headers to its answer", ["route"], _SECONDS
         )
         self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self.key_requests = Counter(
+            "bei_key_requests",
+            "HTTP requests with an API key, by its name and status",
+            ["key", "status"],
+            registry=self.registry,
+        )
+        self._by_key: dict[tuple[str, int], Counter] = {}
         self.inputs = Counter("bei_inputs", "Inputs accepted", ["model"], registry=self.registry)
         self.truncated = Counter(
             "bei_inputs_truncated",
@@ -96,6 +103,13 @@ class Metrics:
             self._by_route[route, status] = collectors
         collectors[0].inc()
         collectors[1].observe(seconds)
+
+    def key_request(self, label: str, status: int) -> None:
+        """An HTTP request with the API key of the name ``label`` was answered."""
+        counter = self._by_key.get((label, status))
+        if counter is None:
+            counter = self._by_key[label, status] = self.key_requests.labels(label, str(status))
+        counter.inc()
 
     def render(self) -> bytes:
         """The exposition text."""

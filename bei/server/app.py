@@ -24,14 +24,22 @@ from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens, zero_shot
 from bei.server.answers import AnswerMemory
 from bei.server.call import Context
-from bei.server.dialect import Dialect, Dialects, mounted
+from bei.server.cors import Cors
+from bei.server.dialect import Dialects, mounted
 from bei.server.dialects import all_dialects, cohere, nim, tei, vllm
 from bei.server.endpoint import Endpoint, Route
 from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
+from bei.server.guard import Guard, open_paths
 from bei.server.health import health_router
 from bei.server.info import info_router
+from bei.server.keys import Keyring
 from bei.server.models import Models, models_router
 from bei.server.openapi import OpenAPI
+from bei.server.request_ids import HEADER as REQUEST_ID
+from bei.server.request_ids import SCOPE_KEY as REQUEST_ID_KEY
+from bei.server.request_ids import request_id_of
+from bei.server.request_log import RequestLog
+from bei.server.root_path import with_root, without_root
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +67,19 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
     )
 
 
-def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp:
-    """The application over ``models``. It holds no state of its own."""
+def create_app(
+    models: Models,
+    config: ServeConfig,
+    metrics: Metrics,
+    keys: Keyring | None = None,
+    request_log: RequestLog | None = None,
+) -> ASGIApp:
+    """The application over ``models``, for whom ``keys`` know. It holds no state of its own."""
     openapi = OpenAPI()
     app = FastAPI(
         title="bei",
         version=__version__,
-        description="Embedding inference server.",
+        description="Embedding inference server. Every answer has the request's x-request-id, or a new one.",
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
         generate_unique_id_function=openapi.operation_id,
     )
@@ -94,22 +108,36 @@ def create_app(models: Models, config: ServeConfig, metrics: Metrics) -> ASGIApp
     app.include_router(health_router(models, metrics))
     # Made when it is first asked for: a server that starts does not wait for it.
     app.openapi = cache(partial(openapi.page, app, routes, [*dialects], config))  # type: ignore[method-assign]
+    guard = None if keys is None else Guard(keys, open_paths(config, dialects))
     # Not a middleware of FastAPI's: two more layers would stand in front of it.
-    return _Front(app, metrics, endpoints, dialects)
+    return _Front(app, metrics, endpoints, dialects, config, guard, request_log)
 
 
 class _Front:
-    """Counts and times every request, and answers the hot routes itself.
+    """Counts and times every request, lets it in, and answers the hot routes itself.
 
     Plain ASGI. FastAPI's routing, dependency solving and exit stacks cost more than validating and rendering a short
     text does (docs/decisions.md, "The hot route"); the hot routes need none of it.
     """
 
-    def __init__(self, app: FastAPI, metrics: Metrics, endpoints: Seq[Endpoint], dialects: Dialects) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        metrics: Metrics,
+        endpoints: Seq[Endpoint],
+        dialects: Dialects,
+        config: ServeConfig,
+        guard: Guard | None,
+        request_log: RequestLog | None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._hot = {endpoint.path: endpoint for endpoint in endpoints}
         self._dialects = dialects
+        self._guard = guard
+        self._log = request_log
+        self._root = config.root_path
+        self._cors = Cors(config.cors_origins, credentials=config.cors_credentials) if config.cors_origins else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -117,23 +145,35 @@ class _Front:
             return
         started = time.perf_counter()
         status = 500  # stays so if nothing is sent
+        request_id = request_id_of(scope["headers"])
+        scope[REQUEST_ID_KEY] = request_id.decode()
+        headers = [(REQUEST_ID, request_id)]  # of every answer
+        if self._cors is not None:
+            headers += self._cors.headers(scope["headers"])
+        if self._log is not None:
+            receive, send = self._log.begin(scope, receive, send)
+        sending = send
 
         async def counting_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+                message["headers"] = [*message["headers"], *headers]
+            await sending(message)
 
         endpoint: Endpoint | None = None
         try:
-            dialect, path = self._dialects.of(scope)
-            scope = self._placed(scope, dialect, path)
+            scope = self._placed(without_root(scope, self._root))
             endpoint = self._hot.get(scope["path"]) if scope["method"] == "POST" else None
-            if endpoint is None:
+            preflight = self._let_in(scope)
+            if preflight is not None:
+                await preflight(scope, receive, counting_send)
+            elif endpoint is None:
+                scope = with_root(scope, self._root)
                 await self._app(scope, receive, counting_send)
             else:
                 await _answer(endpoint.answer, scope, receive, counting_send)
-        except BeiError as error:  # the header names a dialect that there is not
+        except BeiError as error:  # no such dialect, or no key
             await error_response(error, scope)(scope, receive, counting_send)
         except ClientDisconnect:  # in the middle of its answer
             status = 499
@@ -142,10 +182,26 @@ class _Front:
             raise
         finally:
             route = endpoint.path if endpoint else getattr(scope.get("route"), "path", "unmatched")
-            self._metrics.request(route, status, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._metrics.request(route, status, seconds)
+            if self._guard is not None:
+                self._guard.count(scope, status)
+            if self._log is not None:
+                self._log.end(scope, route, status, seconds)
 
-    def _placed(self, scope: Scope, dialect: Dialect | None, path: str) -> Scope:
-        """``scope`` where ``dialect`` has its route, with its form of errors; as it is where it has none."""
+    def _let_in(self, scope: Scope) -> Response | None:
+        """What a browser is told that asks before it sends. None: the request may come in. Raises what Guard does."""
+        preflight = None if self._cors is None else self._cors.preflight(scope)
+        if preflight is None and self._guard is not None:
+            self._guard.check(scope)
+        return preflight
+
+    def _placed(self, scope: Scope) -> Scope:
+        """``scope`` where its dialect has its route, with its form of errors; as it is where it has none.
+
+        Raises what ``Dialects.of`` does.
+        """
+        dialect, path = self._dialects.of(scope)
         if dialect is None:
             return scope
         if path == scope["path"]:
@@ -166,6 +222,6 @@ async def _answer(endpoint: Answer, scope: Scope, receive: Receive, send: Send) 
         message = "The server has stopped: send the request to another replica."
         response = error_response(ShuttingDownError(message), scope)
     except Exception:  # a border: a bug costs its own request the answer, and the client sees no traceback
-        log.exception("unexpected error on %s", scope["path"])
+        log.exception("unexpected error, request %s on %s", scope[REQUEST_ID_KEY], scope["path"])
         response = error_response(UNEXPECTED, scope)
     await response(scope, receive, send)

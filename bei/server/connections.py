@@ -9,6 +9,7 @@ from bei.config import ServeConfig
 from bei.errors import BeiError, TooManyConnectionsError
 from bei.metrics import Metrics
 from bei.server.bodies import BodyMemory
+from bei.server.request_log import RequestLog
 
 # How often deadlines are looked at: one pass over all connections costs less than a timer for each request.
 _TICK_S = 0.5
@@ -39,11 +40,14 @@ class Connections:
     connections for later and clients that never finish their headers are the same to it.
     """
 
-    def __init__(self, config: ServeConfig, metrics: Metrics, max_connections: int) -> None:
+    def __init__(
+        self, config: ServeConfig, metrics: Metrics, max_connections: int, request_log: RequestLog | None = None
+    ) -> None:
         self.config = config
         self.bodies = BodyMemory(config.body_memory)
         self._max_connections = max_connections
         self._metrics = metrics
+        self._request_log = request_log
         self._open: set[Member] = set()
         self._idle: dict[Member, None] = {}  # the one idle for longest comes first
         self._lingering: dict[Member, None] = {}
@@ -94,9 +98,11 @@ class Connections:
         self.discard(connection)  # at once: its own word that it is gone comes in a later turn of the loop
         connection.drop()
 
-    def count_refusal(self, status: int) -> None:
+    def count_refusal(self, status: int, request_id: bytes) -> None:
         """An answer that no route has given."""
         self._metrics.requests.labels("unmatched", str(status)).inc()
+        if self._request_log is not None:
+            self._request_log.refused(status, request_id.decode())
 
     def start_clock(self) -> None:
         """Hold the deadlines from now on."""

@@ -12,11 +12,15 @@ from collections.abc import Callable
 
 from bei.errors import ConfigError
 from bei.server.connections import MOST_LINGERING
+from bei.server.tls import SHUTDOWN_S, TLS
 
 log = logging.getLogger(__name__)
 
 # For files that the process opens later, and for connections that are refused or closing.
 _RESERVE = 32 + MOST_LINGERING
+
+# TLS handshakes under way. Of more the oldest ends: clients that never finish theirs keep nobody out.
+MOST_HANDSHAKES = 256
 
 _ACCEPTS_AT_ONCE = 64  # then the loop's turn: who is connected already is served between
 _RETRY_S = 0.1
@@ -34,15 +38,17 @@ def raise_limit() -> None:
             log.warning("cannot raise the limit of open files from %d to %d (%s)", soft, hard, error)
 
 
-def fitting_connections(max_connections: int) -> int:
+def fitting_connections(max_connections: int, num_reserved: int = 0) -> int:
     """``max_connections``, or as many as there are descriptors for. Call it with everything else loaded.
+
+    ``num_reserved``: descriptors to keep for what is not counted among connections.
 
     Raises ConfigError if there is none left.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return max_connections
-    room = limit - len(os.listdir("/dev/fd")) - _RESERVE
+    room = limit - len(os.listdir("/dev/fd")) - _RESERVE - num_reserved
     if room < 1:
         raise ConfigError(f"The limit of {limit} open files leaves none for connections: raise it (ulimit -n).")
     if room < max_connections:
@@ -59,17 +65,23 @@ class Listener:
     """Accepts connections. In place of the loop's own server, which closes its socket when it runs out of descriptors:
     this one makes room, waits a little, and the clients wait in the socket's queue.
 
-    ``make_protocol`` is called for each connection, ``make_room`` when there is no descriptor for one.
+    ``make_protocol`` is called for each connection, ``make_room`` when there is no descriptor for one. With ``tls`` a
+    connection is made when its handshake is done.
     """
 
     def __init__(
-        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], make_room: Callable[[], object]
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        make_room: Callable[[], object],
+        tls: TLS | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._make_protocol = make_protocol
         self._make_room = make_room
-        self._accepting: set[asyncio.Task[None]] = set()
+        self._tls = tls
+        self._accepting: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._pause: asyncio.TimerHandle | None = None
         self._logged_s = float("-inf")
         listener.setblocking(False)
@@ -80,10 +92,13 @@ class Listener:
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
+        if self._tls is not None:
+            for handshake in self._accepting:
+                handshake.cancel()
 
     async def wait_closed(self) -> None:
-        """Return when what was accepted is connected."""
-        await asyncio.gather(*self._accepting)
+        """Return when what was accepted is connected, or has failed."""
+        await asyncio.gather(*self._accepting, return_exceptions=True)
 
     def _start(self) -> None:
         self._pause = None
@@ -101,14 +116,28 @@ class Listener:
                     return
                 continue  # this client has left, or its network has: accept(2)
             task = self._loop.create_task(self._connect(connection))
-            self._accepting.add(task)
-            task.add_done_callback(self._accepting.discard)
+            self._accepting[task] = None
+            task.add_done_callback(lambda done: self._accepting.pop(done, None))
+            if self._tls is not None and len(self._accepting) > MOST_HANDSHAKES:
+                oldest = next(iter(self._accepting))
+                del self._accepting[oldest]
+                oldest.cancel()
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(self._make_protocol, connection)
-        except OSError:  # the client has left
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._make_protocol, connection)
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._make_protocol,
+                    connection,
+                    ssl=self._tls.context,
+                    ssl_handshake_timeout=self._tls.handshake_s,
+                    ssl_shutdown_timeout=SHUTDOWN_S,
+                )
+        except OSError:  # the client has left, or does not speak TLS, or has no certificate that we ask for
             connection.close()
 
     def _wait_for_room(self, error: OSError) -> None:

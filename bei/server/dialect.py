@@ -51,7 +51,7 @@ class Dialect:
 
     ``reads``: routes without a body, with the paths of the peer. ``roots``: what may stand between the mount point and
     these paths; of some peers a base URL ends in ``/v1``. ``any_model``: a request may name a model that is not served;
-    the only one that has the task then answers.
+    the only one that has the task then answers. ``probes`` and ``metrics_path``: what of ``reads`` monitors ask for.
     """
 
     name: str
@@ -61,6 +61,8 @@ class Dialect:
     reads: APIRouter | None = None
     roots: Seq[str] = ("",)
     any_model: bool = False
+    probes: Seq[str] = ()
+    metrics_path: str | None = None
 
 
 def adjusted(route: Route[Any], adjust: Callable[[Any], None]) -> Route[Any]:

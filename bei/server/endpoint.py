@@ -29,9 +29,11 @@ from bei.server.http import (
     read_body,
     unless_disconnected,
 )
+from bei.server.keys import SCOPE_KEY as KEY
 from bei.server.negotiation import AnswerForm, answer_form
 from bei.server.rendering import INLINE_BYTES, Octets, num_bytes_of, pieces_of, whole
 from bei.server.reply import Reply
+from bei.server.request_log import SCOPE_KEY as RECORD
 from bei.server.urgency import urgency_of
 from bei.timing import Timing
 
@@ -99,15 +101,26 @@ class Endpoint:
 
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
+        key, record = request.scope.get(KEY), request.scope.get(RECORD)
         urgency, form = urgency_of(request.scope["headers"]), answer_form(request.scope["headers"])
+        if key is not None:
+            urgency = key.urgency(urgency)
         if form.has_report and not self._route.has_report:
             raise _no_report()
         content = await read_body(request, self._payload_limit)
         is_large = len(content) > _LARGE_BODY_BYTES
         body = await self._parsed(content)
         del content
-        timing = None if self._route.timing_headers is None else Timing()
-        call = Call(self._context, urgency, any_model=self._any_model, has_report=form.has_report, timing=timing)
+        timing = None if self._route.timing_headers is None and record is None else Timing()
+        call = Call(
+            self._context,
+            urgency,
+            any_model=self._any_model,
+            has_report=form.has_report,
+            timing=timing,
+            key=key,
+            record=record,
+        )
         response: Response | None = None
         try:
             work = self._route.handle(body, call)

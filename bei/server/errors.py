@@ -27,6 +27,8 @@ _METHODS = ("GET", "HEAD", "POST")
 _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.InvalidRequestError: (400, "invalid_request_error"),
     errors.RequestError: (400, "invalid_request_error"),
+    errors.UnauthorizedError: (401, "invalid_request_error"),
+    errors.ForbiddenError: (403, "invalid_request_error"),
     errors.ModelNotFoundError: (404, "invalid_request_error"),
     errors.RouteNotFoundError: (404, "invalid_request_error"),
     errors.MethodNotAllowedError: (405, "invalid_request_error"),
@@ -111,6 +113,8 @@ def headers_of(error: errors.BeiError) -> dict[str, str]:
         headers["connection"] = "close"
     if isinstance(error, errors.EncodingNotSupportedError):
         headers["accept-encoding"] = ", ".join(CODINGS)  # RFC 9110, section 12.5.3
+    if isinstance(error, errors.UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"
     return headers
 
 

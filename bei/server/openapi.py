@@ -27,6 +27,7 @@ from bei.server.coding import CODINGS
 from bei.server.dialect import HEADER, OWN, Dialect
 from bei.server.endpoint import WARNING_HEADER, Route
 from bei.server.errors import JSON, UNEXPECTED, ErrorBody, ErrorForm, headers_of, own_form, status_of
+from bei.server.guard import open_paths
 from bei.server.http import TRUNCATED_HEADER
 from bei.server.negotiation import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
 from bei.server.reads import Answers, answers_of
@@ -47,6 +48,7 @@ _ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
     "retry-after": {"schema": _WHOLE, "description": "Seconds after which to come back."},
     "retry-after-ms": {"schema": _WHOLE, "description": "The same in milliseconds."},
     "accept-encoding": {"schema": _TEXT, "description": "Codings of bodies that are decoded here."},
+    "www-authenticate": {"schema": {"type": "string", "const": "Bearer"}, "description": "How to send an API key."},
 }
 
 _TIMING_HEADER = {"schema": _TEXT, "description": "TEI's: what the request took, times in milliseconds."}
@@ -65,8 +67,22 @@ _REFUSED: tuple[type[BeiError], ...] = (
     errors.HeadersTooLargeError,
     errors.TooManyConnectionsError,
 )
-# Errors of requests that no route has, and the root of those of all requests.
-_ELSEWHERE = {errors.RequestError, errors.HeadersTooLargeError, errors.RouteNotFoundError, errors.MethodNotAllowedError}
+# Of servers with API keys: on routes that need one, and on those of them that ask a model.
+_OF_KEYS: tuple[type[BeiError], ...] = (errors.UnauthorizedError, errors.RateLimitedError)
+_SECURITY_SCHEMES: Mapping[str, Mapping[str, str]] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+    "api-key": {"type": "apiKey", "in": "header", "name": "Api-Key"},
+}
+# Errors of requests that no route has, or no key, and the root of those of all requests.
+_ELSEWHERE = {
+    errors.RequestError,
+    errors.HeadersTooLargeError,
+    errors.RouteNotFoundError,
+    errors.MethodNotAllowedError,
+    errors.UnauthorizedError,
+    errors.ForbiddenError,
+}
 
 
 def _tree(root: type[BeiError]) -> Iterator[type[BeiError]]:
@@ -129,20 +145,27 @@ class OpenAPI:
         forms = {dialect.name: _form_of(dialect) for dialect in dialects}
         schemas = Schemas(_types(bodies.values(), reads.values(), forms.values()), config.max_client_batch_size)
         writer = _Writer(forms, schemas, config)
+        without_key = open_paths(config, dialects)
         for path, method in operations:
             operation = frame["paths"][path][method]
             found = reads.get((path, method))
-            written = (
-                writer.inference(path, bodies[path])
-                if found is None
-                else writer.read(path, operation.pop("parameters", []), found, has_body=method != "head")
-            )
+            if found is None:
+                written = writer.inference(path, bodies[path])
+            else:
+                is_open = path in without_key and method != "post"
+                parameters = operation.pop("parameters", [])
+                written = writer.read(path, parameters, found, has_body=method != "head", is_open=is_open)
             frame["paths"][path][method] = operation | written
         frame["components"] = {
             "schemas": schemas.components,
             "responses": writer.responses,
             "parameters": writer.parameters,
         }
+        if config.root_path:
+            frame["servers"] = [{"url": config.root_path}]
+        if config.asks_for_keys:
+            frame["components"]["securitySchemes"] = {**_SECURITY_SCHEMES}
+            frame["security"] = [{name: []} for name in _SECURITY_SCHEMES]
         return frame
 
 
@@ -172,6 +195,7 @@ class _Writer:
 
     def __init__(self, forms: Mapping[str, Form], schemas: Schemas, config: ServeConfig) -> None:
         self._forms = forms
+        self._asks_for_keys = config.asks_for_keys
         self._schemas = schemas
         self._urgency = _urgency_headers()
         self._dialect = _dialect_header(config)
@@ -202,27 +226,36 @@ class _Writer:
         return {
             "parameters": parameters + self._headers(form, (*self._urgency, *([_REPORT] if route.has_report else ()))),
             "requestBody": request,
-            "responses": {"200": answer, **self._errors(path, form, MODEL_ERRORS)},
+            "responses": {"200": answer, **self._errors(path, form, (*MODEL_ERRORS, *self._of_keys(in_lanes=True)))},
         }
 
-    def read(self, path: str, parameters: Seq[Any], answers: Answers, *, has_body: bool) -> dict[str, Any]:
-        """The same of a route without a body; answers to HEAD have none either."""
+    def read(
+        self, path: str, parameters: Seq[Any], answers: Answers, *, has_body: bool, is_open: bool
+    ) -> dict[str, Any]:
+        """The same of a route without a body; answers to HEAD have none either. ``is_open``: it needs no API key."""
         form = self._form_of(path)
         raised = (*answers.errors, BeiError)
         if form is _OWN:
             raised = (errors.InvalidRequestError, *raised)  # of the header with the dialect
         refusals = {status: body for status, body in answers.bodies.items() if status >= 400}
-        responses = self._errors(path, form, raised, refusals)
+        responses = self._errors(path, form, raised if is_open else (*raised, *self._of_keys()), refusals)
         answer: dict[str, Any] = {"description": "As asked."}
         if answers.bodies[200] is not None:
             answer["content"] = self._content(answers.bodies[200], answers.media_type)
         responses["200"] = answer
         if not has_body:
             responses = {status: self._without_body(answer) for status, answer in responses.items()}
-        return {
+        read = {
             "parameters": [*parameters, *self._headers(form)],
             "responses": dict(sorted(responses.items())),
         }
+        return {**read, "security": []} if is_open and self._asks_for_keys else read
+
+    def _of_keys(self, *, in_lanes: bool = False) -> tuple[type[BeiError], ...]:
+        """What a server with API keys refuses on routes that need one."""
+        if not self._asks_for_keys:
+            return ()
+        return (*_OF_KEYS, errors.ForbiddenError) if in_lanes else _OF_KEYS
 
     def _form_of(self, path: str) -> Form:
         return self._forms.get(path[1:].partition("/")[0], _OWN)

@@ -31,6 +31,8 @@ from bei.errors import (
 from bei.server.bodies import SCOPE_KEY, Body
 from bei.server.connections import Connections
 from bei.server.errors import error_response
+from bei.server.request_ids import HEADER as REQUEST_ID
+from bei.server.request_ids import request_id_of
 
 # An upload that is faster than this is never cut off, however large.
 _MIN_BYTES_PER_S = 10_000
@@ -45,7 +47,7 @@ _MOST_DROPPED = 64_000_000
 # Requests that wait for the answer to one before them on the same connection.
 _MOST_PIPELINED = 100
 
-_MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, without TLS."
+_MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, with TLS only where the server has it."
 
 
 class _Phase(enum.Enum):
@@ -317,8 +319,9 @@ class Connection(HttpToolsProtocol):
 
     def refuse(self, error: BeiError) -> None:
         """Answer with ``error``, which no application has given, and close. No answer may be due."""
-        response = error_response(error)
-        self._connections.count_refusal(response.status_code)
+        response, request_id = error_response(error), request_id_of(self.headers or ())
+        self._connections.count_refusal(response.status_code, request_id)
+        response.raw_headers.append((REQUEST_ID, request_id))
         self.transport.write(self._rendered(response))
         self._linger()
 
@@ -359,7 +362,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # within TLS there is no half of a connection
+            self.transport.write_eof()
         self._connections.set_lingering(self)
 
     def _set_idle(self) -> None:

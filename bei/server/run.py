@@ -13,25 +13,29 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
-from bei.errors import ConfigError
 from bei.loading import load_service
 from bei.metrics import Metrics
 from bei.server.app import create_app
 from bei.server.connections import Connections
-from bei.server.descriptors import Listener, fitting_connections, raise_limit
+from bei.server.descriptors import MOST_HANDSHAKES, Listener, fitting_connections, raise_limit
+from bei.server.keys import keyring_of
 from bei.server.models import Models
 from bei.server.protocol import Connection
+from bei.server.reloading import Reloading
+from bei.server.request_log import request_log_of
+from bei.server.sockets import UnixSocket, bind_tcp, listen_tcp
 from bei.server.stopping import exit_soon, on_signals
+from bei.server.tls import TLS, tls_of
 
 log = logging.getLogger(__name__)
 
 # When everything accepted is answered, clients have this long to take the answers; one that never ends its own
 # request does not keep the process.
 _LINGER_S = 10
-_BACKLOG = 2048
 
 # An engine thread that comes back from a batch must not wait Python's usual 5 ms for the event loop to let go of the
 # interpreter: the device would be idle (docs/decisions.md: +5 % single texts, +2 % bulk).
@@ -60,59 +64,72 @@ def run(artifacts: list[Path], config: ServeConfig) -> None:
 
 
 async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
-    listener = _bind(config.host, config.port)  # first: a taken port is known before gigabytes are loaded
+    # First what costs nothing: a taken port or a lost key is known before gigabytes are loaded.
+    tcp = bind_tcp(config.host, config.port) if config.listens_on_tcp else None
+    uds = None if config.uds is None else UnixSocket(config.uds, config.uds_mode)
     metrics = Metrics()
+    keys, tls, request_log = keyring_of(config, metrics), tls_of(config), request_log_of(config)
+    reloading = Reloading([part.reload for part in (keys, tls) if part is not None])
+    reloading.remember()
     gate = DeviceGate()
     models = Models([load_service(path, config, metrics, gate) for path in artifacts])
     for service in models:
         await service.check_ready()  # an engine that computes something else must not get a single request
-    app = create_app(models, config, metrics)
-    connections = Connections(config, metrics, fitting_connections(config.max_connections))
-    server = _DrainingServer(
-        uvicorn.Config(
-            app,
-            http=Connection,  # made by the server below; named here so that no other implementation is loaded
-            ws="none",  # a request to upgrade is answered as if it had not asked
-            lifespan="off",
-            log_config=None,
-            access_log=config.access_log,
-            timeout_graceful_shutdown=_LINGER_S,
-            proxy_headers=False,  # nothing here reads the client's address
-            server_header=False,
-        ),
-        models,
-        connections,
-    )
+    app = create_app(models, config, metrics, keys, request_log)
+    max_connections = fitting_connections(config.max_connections, MOST_HANDSHAKES if tls is not None else 0)
+    connections = Connections(config, metrics, max_connections, request_log)
+    server = _DrainingServer(_uvicorn_config(app), models, connections, reloading, tls)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-    host, port = listener.getsockname()[:2]
     try:
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"Cannot listen on {host} port {port} ({error}): choose another --port.") from error
-    for service in models:
-        manifest, certificate = service.manifest, service.certificate
-        level = logging.INFO if certificate.passed else logging.WARNING
-        how = f"{manifest.target}, {manifest.precision}"
-        log.log(level, "serving %s (%s); verification: %s", service.name, how, certificate.verdict)
-    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-    await server.serve(sockets=[listener])
+        sockets = _listen(tcp, uds)
+        for service in models:
+            manifest, certificate = service.manifest, service.certificate
+            level = logging.INFO if certificate.passed else logging.WARNING
+            how = f"{manifest.target}, {manifest.precision}"
+            log.log(level, "serving %s (%s); verification: %s", service.name, how, certificate.verdict)
+        for address in _addresses(tcp, uds, tls):
+            log.info("listening on %s", address)
+        await server.serve(sockets=sockets)
+    finally:
+        if uds is not None:
+            uds.remove()
     await asyncio.get_running_loop().run_in_executor(None, models.close)
     log.info("stopped")
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: clients are refused until the models are loaded, not kept waiting."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ConfigError(f"Cannot listen on {host} port {port} ({error}): choose another --host or --port.") from error
-    return listener
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=Connection,  # made by the server below; named here so that no other implementation is loaded
+        ws="none",  # a request to upgrade is answered as if it had not asked
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # bei.server.request_log has a better one
+        timeout_graceful_shutdown=_LINGER_S,
+        proxy_headers=False,  # nothing here reads the client's address
+        server_header=False,
+    )
+
+
+def _listen(tcp: socket.socket | None, uds: UnixSocket | None) -> list[socket.socket]:
+    """The sockets, which listen from now on. Raises ConfigError."""
+    sockets = []
+    if tcp is not None:
+        listen_tcp(tcp)
+        sockets.append(tcp)
+    if uds is not None:
+        sockets.append(uds.listen())
+    return sockets
+
+
+def _addresses(tcp: socket.socket | None, uds: UnixSocket | None, tls: TLS | None) -> Iterator[str]:
+    if tcp is not None:
+        host, port = tcp.getsockname()[:2]
+        yield f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+    if uds is not None:
+        yield f"unix:{uds.path}"
 
 
 class _DrainingServer(uvicorn.Server):
@@ -120,10 +137,19 @@ class _DrainingServer(uvicorn.Server):
     end the process within seconds, whatever hangs.
     """
 
-    def __init__(self, config: uvicorn.Config, models: Models, connections: Connections) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        models: Models,
+        connections: Connections,
+        reloading: Reloading,
+        tls: TLS | None,
+    ) -> None:
         super().__init__(config)
         self._models = models
         self._connections = connections
+        self._reloading = reloading
+        self._tls = tls
         self._drain: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -133,9 +159,13 @@ class _DrainingServer(uvicorn.Server):
         def connection() -> Connection:
             return Connection(self.config, self.server_state, self._connections, loop)
 
-        make_room = self._connections.close_oldest_idle
-        self.servers = [Listener(listener, connection, make_room) for listener in sockets or []]  # type: ignore[misc]
+        def listener(sock: socket.socket) -> Listener:
+            tls = None if sock.family == socket.AF_UNIX else self._tls
+            return Listener(sock, connection, self._connections.close_oldest_idle, tls)
+
+        self.servers = [listener(sock) for sock in sockets or []]  # type: ignore[misc]
         self._connections.start_clock()
+        self._reloading.start()
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -153,7 +183,10 @@ class _DrainingServer(uvicorn.Server):
             exit_soon()
             loop.call_soon_threadsafe(self._models.abandon)
 
-        on_signals(lambda: loop.call_soon_threadsafe(self._begin_drain), later)
+        def reload() -> None:
+            loop.call_soon_threadsafe(self._reloading.soon)
+
+        on_signals(lambda: loop.call_soon_threadsafe(self._begin_drain), later, reload if self._reloading else None)
         yield
 
     def _begin_drain(self) -> None:

@@ -18,15 +18,18 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_S = 4.0
 
 
-def on_signals(first: Callable[[], object], later: Callable[[], object]) -> None:
-    """Call ``first`` at the first SIGTERM or SIGINT and ``later`` at each one after it, in a thread of their own.
+def on_signals(
+    first: Callable[[], object], later: Callable[[], object], reload: Callable[[], object] | None = None
+) -> None:
+    """Call ``first`` at the first SIGTERM or SIGINT, ``later`` at each one after it, and ``reload`` at every SIGHUP, in
+    a thread of their own. Without ``reload`` SIGHUP does what it always does.
 
     A thread, because the main thread with its event loop may hang: neither a handler of the loop nor one of Python's
     would then run. Replaces the wake-up descriptor of the loop that runs.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    for number in _SIGNALS:
+    for number in _SIGNALS if reload is None else (*_SIGNALS, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # Python must have a handler to write to the descriptor
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
@@ -37,6 +40,8 @@ def on_signals(first: Callable[[], object], later: Callable[[], object]) -> None
                 if number in _SIGNALS:
                     handler()
                     handler = later
+                elif number == signal.SIGHUP and reload is not None:
+                    reload()
 
     threading.Thread(target=listen, name="signals", daemon=True).start()
 

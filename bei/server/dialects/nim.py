@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from msgspec import Meta
 
 from bei import __version__
-from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError
+from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
 from bei.metrics import Metrics
 from bei.server.call import Call
 from bei.server.controls import Dimensions, Model
@@ -175,8 +175,9 @@ def _without_suffix(models: Models, name: str | None, input_type: str | None) ->
 
 
 def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
-    """A full queue is a 503 there. The body is not documented."""
-    status = 503 if isinstance(error, OverloadedError) else status
+    """A full queue is a 503 there, a rate that is used up is not. The body is not documented."""
+    if isinstance(error, OverloadedError) and not isinstance(error, RateLimitedError):
+        status = 503
     return status, Problem(object="error", message=str(error), type=error.code, detail={})
 
 
@@ -236,4 +237,12 @@ def dialect(models: Models, metrics: Metrics) -> Dialect:
         parser(RankingRequest),
         rank,
     )
-    return Dialect("nim", (embeddings, RANKING, hosted), error_form, Problem, _reads(models, metrics))
+    return Dialect(
+        "nim",
+        (embeddings, RANKING, hosted),
+        error_form,
+        Problem,
+        _reads(models, metrics),
+        probes=("/v1/health/live", "/v1/health/ready"),
+        metrics_path="/v1/metrics",
+    )

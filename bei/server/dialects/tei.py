@@ -225,6 +225,8 @@ def error_form(error: errors.BeiError, status: int, path: str) -> tuple[int, obj
 # The first that fits.
 _KINDS: dict[type[errors.BeiError], tuple[ErrorType, int]] = {
     errors.EmptyInputError: ("Empty", 400),
+    errors.UnauthorizedError: ("Validation", 401),
+    errors.ForbiddenError: ("Validation", 403),
     errors.TaskNotSupportedError: ("Backend", 424),
     errors.RouteNotFoundError: ("Validation", 404),
     errors.MethodNotAllowedError: ("Validation", 405),
@@ -286,6 +288,9 @@ def openapi_router() -> APIRouter:
     return router
 
 
+_PROBES = ("/health", "/ping", "/")
+
+
 def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
     """Bound to the served models."""
     max_inputs = config.max_client_batch_size
@@ -312,8 +317,17 @@ def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
         await models.check_ready()
         return Response()
 
-    for path in ("/health", "/ping", "/"):
+    for path in _PROBES:
         reads.get(path, summary="Health (TEI)")(health)
         reads.head(path, summary="Health (TEI)")(health)
 
-    return Dialect("tei", routes, error_form, (ErrorBody, OpenAIErrorBody), reads, any_model=True)
+    return Dialect(
+        "tei",
+        routes,
+        error_form,
+        (ErrorBody, OpenAIErrorBody),
+        reads,
+        any_model=True,
+        probes=_PROBES,
+        metrics_path="/metrics",
+    )

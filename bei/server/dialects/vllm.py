@@ -495,5 +495,11 @@ def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
     )
     inference = (adjusted(route, _uncut) for route in routes)
     return Dialect(
-        "vllm", (*inference, tokenize.ROUTE, DETOKENIZE), error_form, StatusErrorBody, _reads(models, metrics)
+        "vllm",
+        (*inference, tokenize.ROUTE, DETOKENIZE),
+        error_form,
+        StatusErrorBody,
+        _reads(models, metrics),
+        probes=("/health", "/ping"),
+        metrics_path="/metrics",
     )

@@ -15,7 +15,9 @@ from bei.core import Engine
 from bei.metrics import Metrics
 from bei.server.app import create_app
 from bei.server.dialects import all_dialects
+from bei.server.keys import keyring_of
 from bei.server.models import Models
+from bei.server.request_log import request_log_of
 from tests.bei.services import make_service
 from tests.engines import DEADLINE_S
 
@@ -35,7 +37,8 @@ class App:
         self.models = self.run(self._load(served, settings))
         config = ServeConfig(**settings)
         self.dialects = all_dialects(self.models, config, self.metrics)
-        self.asgi = create_app(self.models, config, self.metrics)
+        self.keys = keyring_of(config, self.metrics)
+        self.asgi = create_app(self.models, config, self.metrics, self.keys, request_log_of(config))
         transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")
 

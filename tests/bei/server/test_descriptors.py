@@ -7,12 +7,18 @@ import errno
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import uvloop
 
 from bei.errors import ConfigError
+from bei.server import descriptors
 from bei.server.descriptors import Listener, fitting_connections
+from bei.server.tls import TLS
+from tests.certificates import make_authority, make_certificate
 
 
 def limited_to(monkeypatch: pytest.MonkeyPatch, limit: int, num_open: int) -> None:
@@ -89,3 +95,33 @@ def test_a_listener_outlives_what_accept_raises(number: int, makes_room: int) ->
 
     assert asyncio.run(asyncio.wait_for(run(), 10)) == b"hello"
     assert len(room) == makes_room
+
+
+def test_of_too_many_unfinished_handshakes_the_oldest_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(descriptors, "MOST_HANDSHAKES", 3)
+    authority = make_authority(tmp_path)
+    pair = make_certificate(tmp_path, "server", authority)
+    tls = TLS(str(pair.cert), str(pair.key), None, 30.0)
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as real:
+            listener = Listener(real, asyncio.Protocol, lambda: None, tls)
+            idle = [await asyncio.open_connection(*real.getsockname()) for _ in range(4)]
+            assert await idle[0][0].read() == b""  # closed; an honest client is faster
+            reader, writer = await asyncio.open_connection(
+                *real.getsockname(), ssl=ssl.create_default_context(cafile=str(authority.cert))
+            )
+            listener.close()
+            await listener.wait_closed()  # at once, though handshakes are under way
+            assert [await one.read() for one, _ in idle[1:]] == [b""] * 3
+            for _, one in (*idle, (reader, writer)):
+                one.close()
+
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(asyncio.wait_for(run(), 20))
+    loop.close()
+
+
+def test_descriptors_are_kept_for_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited_to(monkeypatch, 1000, 100)
+    assert fitting_connections(10_000, 200) == fitting_connections(10_000) - 200

@@ -43,12 +43,15 @@ def test_every_error_of_the_tree_has_a_status_and_openai_s_body(kind: type[error
     ("kind", "status"),
     [
         (errors.InvalidRequestError, 400),
+        (errors.UnauthorizedError, 401),
+        (errors.ForbiddenError, 403),
         (errors.ModelNotFoundError, 404),
         (errors.MethodNotAllowedError, 405),
         (errors.RequestTimeoutError, 408),
         (errors.PayloadTooLargeError, 413),
         (errors.EncodingNotSupportedError, 415),
         (errors.OverloadedError, 429),
+        (errors.RateLimitedError, 429),
         (errors.HeadersTooLargeError, 431),
         (errors.NonFiniteOutputError, 500),
         (errors.ShuttingDownError, 503),
@@ -70,6 +73,11 @@ def test_codes_are_distinct_where_remedies_are() -> None:
 def test_retry_after_is_rounded_up_and_given_in_milliseconds_too() -> None:
     headers = error_response(errors.OverloadedError("full", retry_after_s=1.2341)).headers
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1235")
+
+
+def test_a_401_says_how_keys_are_sent_and_nothing_else_does() -> None:
+    assert error_response(errors.UnauthorizedError("who?")).headers["www-authenticate"] == "Bearer"
+    assert "www-authenticate" not in error_response(errors.ForbiddenError("no")).headers
 
 
 def test_other_errors_of_the_framework_have_our_body() -> None:

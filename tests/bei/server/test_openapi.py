@@ -30,7 +30,8 @@ DIALECT_LIST = all_dialects(Models([]), CONFIG, Metrics())
 ROUTES = [(route, own_form, ErrorBody) for route in inference_routes(CONFIG)] + [
     (route, dialect.error_form, dialect.error_body) for dialect in DIALECT_LIST for route in mounted(dialect)
 ]
-# Of other requests than those to a model.
+# Of servers with API keys, and of other requests than those to a model.
+OF_KEYS = {"UnauthorizedError", "ForbiddenError", "RateLimitedError"}
 ELSEWHERE = {"RouteNotFoundError", "MethodNotAllowedError"}
 
 
@@ -97,10 +98,25 @@ def test_components_are_all_in_use(page: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("route", "form", "error_body"), ROUTES, ids=[route.path for route, *_ in ROUTES])
 def test_every_error_of_a_route_is_documented(page: dict[str, Any], route: Any, form: Any, error_body: Any) -> None:
+    check_errors(page, route, form, error_body, ELSEWHERE | OF_KEYS)
+
+
+def test_a_server_with_keys_documents_their_errors_too(make_app: MakeApp) -> None:
+    app = make_app(FakeEngine(LIMITS), api_keys=("0123456789abcdef",))
+    headers = {"x-api-key": "0123456789abcdef"}
+    page = app.run(app.client.get("/openapi.json", headers=headers)).json()
+    for reference in references(page):
+        assert resolved(page, {"$ref": reference})
+    for route, form, error_body in ROUTES:
+        check_errors(page, route, form, error_body, ELSEWHERE)
+
+
+def check_errors(page: dict[str, Any], route: Any, form: Any, error_body: Any, elsewhere: set[str]) -> None:
+    """Assert that the page has every error that the route may end with, but those ``elsewhere``."""
     path = route.path.replace(":path", "")
     responses = page["paths"][path]["post"]["responses"]
     for error in ERRORS:
-        if type(error).__name__ in ELSEWHERE:
+        if type(error).__name__ in elsewhere:
             continue
         answer = error_response(error, {FORM_KEY: form, "path": path})
         documented = resolved(page, responses[str(answer.status_code)])

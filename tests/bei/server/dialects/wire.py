@@ -32,6 +32,8 @@ ERRORS: tuple[errors.BeiError, ...] = (
     errors.MalformedRequestError("malformed", "input"),
     errors.EmptyInputError("empty", "input"),
     errors.InputTooLongError("long", "input"),
+    errors.UnauthorizedError("no key"),
+    errors.ForbiddenError("not with this key", "x-bei-lane"),
     errors.TaskNotSupportedError("no such task", "model"),
     errors.ModelNotFoundError("no such model", "model"),
     errors.RouteNotFoundError("no such route"),
@@ -41,6 +43,7 @@ ERRORS: tuple[errors.BeiError, ...] = (
     errors.AnswerTooLargeError("large answer"),
     errors.EncodingNotSupportedError("encoding"),
     errors.OverloadedError("full", 1.5),
+    errors.RateLimitedError("more than the rate", 1.5),
     errors.ShuttingDownError("stopping"),
     errors.DeadlineExceededError("late"),
     errors.EngineError("failed"),
@@ -73,7 +76,7 @@ def asked(app: App, request: dict[str, Any]) -> dict[str, Any]:
     headers = {
         key: "<ms>" if key.endswith("-time") and value.isdecimal() else value
         for key, value in response.headers.items()
-        if key.startswith("x-") or key == "retry-after"
+        if (key.startswith("x-") and key != "x-request-id") or key == "retry-after"
     }
     if headers:
         answer["headers"] = headers

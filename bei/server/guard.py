@@ -1,0 +1,42 @@
+"""Which requests need an API key, and that they have one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.types import Scope
+
+from bei.config import ServeConfig
+from bei.server.dialect import Dialect
+from bei.server.keys import SCOPE_KEY, Key, Keyring
+
+
+class Guard:
+    """Holds requests to ``keys``, but those that read one of ``open_paths``."""
+
+    def __init__(self, keys: Keyring, open_paths: frozenset[str]) -> None:
+        self._keys = keys
+        self._open_paths = open_paths
+
+    def check(self, scope: Scope) -> None:
+        """Raises UnauthorizedError, RateLimitedError."""
+        if scope["path"] not in self._open_paths or scope["method"] not in ("GET", "HEAD"):
+            self._keys.check(scope)
+
+    def count(self, scope: Scope, status: int) -> None:
+        """The request was answered: count it for its key, if it had a good one."""
+        key: Key | None = scope.get(SCOPE_KEY)
+        if key is not None:
+            self._keys.count(key, status)
+
+
+def open_paths(config: ServeConfig, dialects: Iterable[Dialect]) -> frozenset[str]:
+    """What may be read without a key: whether the server lives and is ready, and its metrics unless they need one."""
+    probes, metrics_paths = {"/health", "/ready"}, {"/metrics"}
+    for dialect in dialects:
+        for root in dialect.roots:
+            mount = f"/{dialect.name}{root}"
+            probes |= {mount + path for path in dialect.probes}
+            if dialect.metrics_path is not None:
+                metrics_paths.add(mount + dialect.metrics_path)
+    return frozenset(probes if config.metrics_need_key else probes | metrics_paths)

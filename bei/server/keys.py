@@ -1,0 +1,186 @@
+"""API keys: who may ask, in which lane, and how much a second.
+
+Only digests of keys are kept, and comparing takes the same time however near a guess is. What a client sends is hashed
+with a secret of this process (BLAKE2b with a key) and the digest looked up in a table. The lookup may end early, at a
+digest that differs in its first byte say; but a client that could measure this would learn about a digest that it can
+neither compute nor choose, as the secret never leaves the process, and nothing about the key. It costs the same for one
+key and for ten thousand, which comparing all of them in constant time would not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from starlette.types import Scope
+
+from bei.config import ServeConfig
+from bei.errors import ConfigError, ForbiddenError, RateLimitedError, UnauthorizedError
+from bei.metrics import Metrics
+from bei.offload import off_loop
+from bei.server.rates import Bucket
+from bei.server.urgency import Urgency
+
+if TYPE_CHECKING:
+    from bei.server.key_file import KeySpec
+
+log = logging.getLogger(__name__)
+
+# Where an ASGI scope has its request's Key; none: on servers without keys, and on routes that need none.
+SCOPE_KEY = "bei.key"
+
+# In these, OpenAI's, Baseten's and TEI's clients send keys, gateways and Azure's clients.
+_AUTHORIZATION = b"authorization"
+_HEADERS = frozenset((_AUTHORIZATION, b"x-api-key", b"api-key"))
+_SCHEMES = (b"bearer", b"api-key")
+
+# Names that are labels of metrics, since the start and over all reloads; what others do is counted under one name.
+_MOST_LABELS = 100
+_OTHERS = "others"
+
+_SHORT = 16  # characters; shorter ones can be guessed
+
+
+class Key:
+    """A name, with what its requests may do. Of the event loop's thread."""
+
+    def __init__(self, spec: KeySpec, label: str) -> None:
+        self.name = spec.name
+        self.label = label
+        self._lane = spec.lane
+        self._may_raise_lane = spec.may_raise_lane
+        self._requests = None if spec.requests_per_second is None else Bucket(spec.requests_per_second)
+        self._tokens = None if spec.tokens_per_second is None else Bucket(spec.tokens_per_second)
+
+    def urgency(self, asked: Urgency) -> Urgency:
+        """``asked``, in the key's lane where it names none. Raises ForbiddenError."""
+        if self._lane is None or asked.lane == self._lane:
+            return asked
+        if asked.lane is None:
+            return asked._replace(lane=self._lane)
+        if asked.lane == "interactive" and not self._may_raise_lane:
+            raise ForbiddenError(
+                f"The API key {self.name} is for the lane bulk alone: leave the header x-bei-lane out.", "x-bei-lane"
+            )
+        return asked
+
+    def take_request(self) -> None:
+        """One more request. Raises RateLimitedError."""
+        _take(self._requests, 1.0, self.name, "requests")
+
+    def take_tokens(self, num_tokens: int) -> None:
+        """So many tokens of inputs, as admission counts them. Raises RateLimitedError."""
+        _take(self._tokens, float(num_tokens), self.name, "tokens")
+
+    def go_on_from(self, other: Key) -> None:
+        """Stand for ``other``: a reload makes no new allowance."""
+        for mine, its in ((self._requests, other._requests), (self._tokens, other._tokens)):
+            if mine is not None and its is not None:
+                mine.go_on_from(its)
+
+
+def _take(bucket: Bucket | None, amount: float, name: str, what: str) -> None:
+    if bucket is None:
+        return
+    wait_s = bucket.wait_s(amount)
+    if wait_s > 0:
+        message = f"The API key {name} may bring {bucket.rate:g} {what} a second: retry in {max(wait_s, 0.001):.3f} s."
+        raise RateLimitedError(message, wait_s)
+    bucket.take(amount)
+
+
+class Keyring:
+    """The keys of a server. ``read`` gets them from where they are kept. Raises ConfigError where it does."""
+
+    def __init__(self, read: Callable[[], Seq[KeySpec]], metrics: Metrics) -> None:
+        self._read = read
+        self._metrics = metrics
+        self._secret = os.urandom(32)
+        self._labels: set[str] = set()
+        self._by_digest: dict[bytes, Key] = {}
+        self._install(read())
+
+    def check(self, scope: Scope) -> None:
+        """Find the key of the request, leave it in the scope, and count the request against its rate.
+
+        Raises UnauthorizedError, RateLimitedError.
+        """
+        key = self._key_of(scope["headers"])
+        scope[SCOPE_KEY] = key
+        key.take_request()
+
+    def _key_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Key:
+        """Of several headers one with a good key is enough: proxies and clients may each add their own."""
+        found: Key | None = None
+        is_given = False
+        for name, value in headers:
+            if name in _HEADERS:
+                is_given = True
+                found = self._by_digest.get(self._digest(_sent(name, value)), found)
+        if found is None:
+            raise UnauthorizedError(_UNKNOWN if is_given else _MISSING)
+        return found
+
+    def _digest(self, secret: bytes) -> bytes:
+        return hashlib.blake2b(secret, key=self._secret, digest_size=32).digest()
+
+    def count(self, key: Key, status: int) -> None:
+        """A request of ``key`` was answered."""
+        self._metrics.key_request(key.label, status)
+
+    async def reload(self) -> None:
+        """Read all keys anew. Where that fails the old ones stay, and the log says why."""
+        try:
+            specs = await off_loop(self._read)
+        except ConfigError as error:
+            log.error("the API keys are as before, the new ones cannot be had: %s", error)
+            return
+        self._install(specs)
+
+    def _install(self, specs: Seq[KeySpec]) -> None:
+        """Take these from the next request on; those under way have their Key."""
+        before = {key.name: key for key in self._by_digest.values()}
+        by_digest = {}
+        for spec in specs:
+            key = Key(spec, self._label(spec.name))
+            if spec.name in before:
+                key.go_on_from(before[spec.name])
+            by_digest.update(dict.fromkeys((self._digest(secret.encode()) for secret in spec.secrets), key))
+            if any(len(secret) < _SHORT for secret in spec.secrets):
+                log.warning("the API key %s has fewer than %d characters and might be guessed", spec.name, _SHORT)
+        self._by_digest = by_digest
+        log.info("API keys: %d of %d names", len(by_digest), len(specs))
+
+    def _label(self, name: str) -> str:
+        if name in self._labels or len(self._labels) < _MOST_LABELS:
+            self._labels.add(name)
+            return name
+        return _OTHERS
+
+
+def _sent(name: bytes, value: bytes) -> bytes:
+    """The key in a header: behind ``Bearer`` or ``Api-Key``, or alone."""
+    value = value.strip()
+    if name == _AUTHORIZATION:
+        scheme, _, rest = value.partition(b" ")
+        if rest and scheme.lower() in _SCHEMES:
+            return rest.strip()
+    return value
+
+
+_MISSING = "This server asks for an API key: send it as the header 'Authorization: Bearer KEY'."
+_UNKNOWN = "The API key is none of this server's: ask its operator for one, or check how yours is sent."
+
+
+def keyring_of(config: ServeConfig, metrics: Metrics) -> Keyring | None:
+    """The keys that ``config`` names; None: it names none. Raises ConfigError."""
+    if not config.asks_for_keys:
+        return None
+    from bei.server.key_file import key_specs  # most servers have no use for YAML
+
+    file, entries = config.api_keys_file, config.api_keys or ()
+    return Keyring(lambda: key_specs(file, entries), metrics)

@@ -1,0 +1,151 @@
+"""A line of the log for every request, where the server is asked for it (--access-log).
+
+It has the route, not the path, and no text of a client's: what a path or an input holds is the client's own. The first
+inputs are in it where that is asked for (--log-inputs). The key is its name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence as Seq
+from typing import TypeAlias
+
+from starlette.types import Message, Receive, Scope, Send
+
+from bei.config import ServeConfig
+from bei.logs import FIELDS
+from bei.port import Lane
+from bei.server.keys import SCOPE_KEY as KEY
+from bei.server.request_ids import SCOPE_KEY as REQUEST_ID
+from bei.timing import Timing
+
+log = logging.getLogger(__name__)
+
+# Where an ASGI scope has its request's Record; none: nothing is logged.
+SCOPE_KEY = "bei.record"
+
+_MOST_INPUTS = 10
+_MOST_CHARS = 500
+
+Inputs: TypeAlias = Seq[str | tuple[str, str] | list[int]]
+
+
+class Record:
+    """What becomes known of a request on its way."""
+
+    def __init__(self, *, has_texts: bool) -> None:
+        self.timing: Timing | None = None
+        self._has_texts = has_texts
+        self._model: str | None = None
+        self._lane: Lane | None = None
+        self._num_inputs = 0
+        self._texts: list[object] = []
+        self._bytes_in = self._bytes_out = 0
+
+    def admitted(self, model: str, lane: Lane, inputs: Inputs) -> None:
+        """``model`` has accepted ``inputs``; of a request in parts each comes here."""
+        self._model, self._lane = model, lane
+        self._num_inputs += len(inputs)
+        if self._has_texts:
+            self._texts += map(_shown, inputs[: _MOST_INPUTS - len(self._texts)])
+
+    def counting(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """The two, counting the bytes of bodies: those that came over the wire, and those that went."""
+
+        async def counting_receive() -> Message:
+            message = await receive()
+            self._bytes_in += len(message.get("body", b""))
+            return message
+
+        async def counting_send(message: Message) -> None:
+            self._bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        return counting_receive, counting_send
+
+    def fields(self) -> dict[str, object]:
+        """What the line says of the work; null where there was none."""
+        found: dict[str, object] = {
+            "lane": self._lane,
+            "model": self._model,
+            "inputs": self._num_inputs if self._model is not None else None,
+            "tokens": self.timing.num_tokens if self.timing is not None and self._model is not None else None,
+            "bytes_in": self._bytes_in,
+            "bytes_out": self._bytes_out,
+        }
+        return {**found, "texts": self._texts} if self._has_texts else found
+
+
+def _shown(given: str | tuple[str, str] | list[int]) -> object:
+    if isinstance(given, tuple):
+        return [text[:_MOST_CHARS] for text in given]
+    return given[:_MOST_CHARS]
+
+
+class RequestLog:
+    """Writes the lines. ``has_texts``: with the first inputs."""
+
+    def __init__(self, *, has_texts: bool) -> None:
+        self._has_texts = has_texts
+
+    def begin(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Leave a Record in ``scope``. What the application is to receive and send with."""
+        record = Record(has_texts=self._has_texts)
+        scope[SCOPE_KEY] = record
+        return record.counting(receive, send)
+
+    def end(self, scope: Scope, route: str, status: int, seconds: float) -> None:
+        """The request is answered."""
+        record: Record = scope[SCOPE_KEY]
+        key = scope.get(KEY)
+        name = None if key is None else key.name
+        self._write(scope["method"], route, status, seconds, scope[REQUEST_ID], name, record.fields())
+
+    def refused(self, status: int, request_id: str) -> None:
+        """A request was answered before it had a scope."""
+        self._write(None, "unmatched", status, 0.0, request_id, None, {})
+
+    def _write(
+        self,
+        method: str | None,
+        route: str,
+        status: int,
+        seconds: float,
+        request_id: str,
+        key: str | None,
+        work: dict[str, object],
+    ) -> None:
+        fields = {
+            "message": "request",
+            "method": method,
+            "route": route,
+            "status": status,
+            "duration_ms": round(seconds * 1000, 3),
+            "request_id": request_id,
+            "key": key,
+            **work,
+        }
+        log.info("%s", _Line(fields), extra={FIELDS: fields})
+
+
+class _Line:
+    """The message of a request: written out by whoever needs it as text."""
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        fields = {name: value for name, value in self._fields.items() if name != "message"}
+        start = f"{fields.pop('method') or '-'} {fields.pop('route')} {fields.pop('status')}"
+        rest = [f"{name}={_value(value)}" for name, value in fields.items() if value is not None]
+        return " ".join([start, *rest])
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def request_log_of(config: ServeConfig) -> RequestLog | None:
+    """As ``config`` says; None: requests are not logged."""
+    return RequestLog(has_texts=config.log_inputs) if config.access_log else None

@@ -1,0 +1,112 @@
+"""Sockets to listen on, TCP and unix. Bound first, listening later: clients are refused until the models are loaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+from pathlib import Path
+
+from bei.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+
+# Of sockaddr_un on Linux, with the null byte at its end.
+_MOST_PATH_BYTES = 107
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """Raises ConfigError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(f"Cannot listen on {host} port {port} ({error}): choose another --host or --port.") from error
+    return listener
+
+
+def listen_tcp(listener: socket.socket) -> None:
+    """Begin. Raises ConfigError."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise ConfigError(f"Cannot listen on {host} port {port} ({error}): choose another --port.") from error
+
+
+class UnixSocket:
+    """A path to listen on, with the permissions ``mode`` (octal digits). Its file is there while the server listens.
+
+    Raises ConfigError where the path cannot be had. A socket that a killed server has left there is no obstacle.
+    """
+
+    def __init__(self, path: str, mode: str) -> None:
+        self.path = Path(path).expanduser()
+        self._mode = int(mode, 8)
+        self._identity: tuple[int, ...] | None = None
+        self._is_left_over()
+
+    def listen(self) -> socket.socket:
+        """Make the socket. Raises ConfigError: another server may have been faster."""
+        if self._is_left_over():
+            log.warning("removing %s: no server listens there any more", self.path)
+            self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        umask = os.umask(0o177)  # nobody else may connect before the permissions are right
+        try:
+            listener.bind(str(self.path))
+            self.path.chmod(self._mode)
+            listener.listen(_BACKLOG)
+            self._identity = self._found()
+        except OSError as error:
+            listener.close()
+            raise self._error(error.strerror or str(error)) from error
+        finally:
+            os.umask(umask)
+        return listener
+
+    def remove(self) -> None:
+        """Take the file away, unless another server has put its own there."""
+        if self._identity is not None and self._found() == self._identity:
+            self.path.unlink(missing_ok=True)
+
+    def _is_left_over(self) -> bool:
+        """Whether a socket is there on which nobody listens. Raises ConfigError where something else is."""
+        if len(os.fsencode(self.path)) > _MOST_PATH_BYTES:
+            raise self._error(f"it has more than {_MOST_PATH_BYTES} bytes")
+        if not self.path.parent.is_dir():
+            raise self._error("there is no such folder")
+        try:
+            kind = self.path.lstat().st_mode
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._error(error.strerror or str(error)) from error
+        if not stat.S_ISSOCK(kind):
+            raise self._error("it is there and no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(self.path))
+            except ConnectionRefusedError:
+                return True
+            except OSError as error:
+                raise self._error(error.strerror or str(error)) from error
+        raise self._error("another server listens there")
+
+    def _found(self) -> tuple[int, ...] | None:
+        """What tells a file from every other one: numbers of inodes are given again, their times are not."""
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+
+    def _error(self, reason: str) -> ConfigError:
+        return ConfigError(f"Cannot listen on {self.path} ({reason}): choose another --uds.")

@@ -1,0 +1,123 @@
+"""TLS: certificate, key and client authorities, read at start and anew on SIGHUP.
+
+Each reading makes a new context, which new connections get once it is whole: a key that does not belong to its
+certificate would else be found when one of them has been replaced already.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+from datetime import datetime, timezone
+from pathlib import Path
+
+from bei.config import ServeConfig
+from bei.errors import ConfigError
+from bei.offload import off_loop
+from bei.server.certificate_dates import validity
+
+log = logging.getLogger(__name__)
+
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_KEY = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY-----")
+
+# After its last byte a client has so long to say goodbye.
+SHUTDOWN_S = 2.0
+
+
+class TLS:
+    """``context`` is that of new connections; each has ``handshake_s`` for its handshake.
+
+    Raises ConfigError where the files cannot be used.
+    """
+
+    def __init__(self, cert: str, key: str, client_ca: str | None, handshake_s: float) -> None:
+        self.handshake_s = handshake_s
+        self._files = cert, key, client_ca
+        self.context = _context(*self._files)
+
+    async def reload(self) -> None:
+        """Read the files anew. Where they cannot be used what is there stays, and the log says why."""
+        try:
+            self.context = await off_loop(_context, *self._files)
+        except ConfigError as error:
+            log.error("the certificate is as before, the new one cannot be used: %s", error)
+            return
+        log.info("the certificate was read anew")
+
+
+def tls_of(config: ServeConfig) -> TLS | None:
+    """As ``config`` says; None: no TLS. Raises ConfigError."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return TLS(config.tls_cert, config.tls_key, config.tls_client_ca, config.header_timeout)
+
+
+def _context(cert: str, key: str, client_ca: str | None) -> ssl.SSLContext:
+    certificate = _CERTIFICATE.search(_text_of("tls_cert", cert))
+    if certificate is None:
+        raise ConfigError(f"tls_cert {cert} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
+    if _KEY.search(_text_of("tls_key", key)) is None:
+        raise ConfigError(f"tls_key {key} has no private key in PEM form (-----BEGIN PRIVATE KEY-----).")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_alpn_protocols(["http/1.1"])
+    _load_chain(context, cert, key)
+    if client_ca is not None:
+        _load_authorities(context, client_ca)
+    _warn_of_dates(cert, certificate[0])
+    return context
+
+
+def _text_of(setting: str, path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text("ascii", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{setting} {path} cannot be read: {error.strerror}.") from None
+
+
+def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
+    is_encrypted = False
+
+    def password() -> str:  # OpenSSL would ask on the terminal
+        nonlocal is_encrypted
+        is_encrypted = True
+        return ""
+
+    try:
+        context.load_cert_chain(Path(cert).expanduser(), Path(key).expanduser(), password)
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "unreadable"
+        if is_encrypted:
+            raise ConfigError(f"tls_key {key} is encrypted: store it without a passphrase.") from None
+        if "MISMATCH" in reason:
+            raise ConfigError(f"tls_key {key} is not that of tls_cert {cert}: give its own.") from None
+        raise ConfigError(f"tls_cert {cert} and tls_key {key} cannot be used ({reason}): make them anew.") from None
+
+
+def _load_authorities(context: ssl.SSLContext, client_ca: str) -> None:
+    if _CERTIFICATE.search(_text_of("tls_client_ca", client_ca)) is None:
+        raise ConfigError(f"tls_client_ca {client_ca} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
+    try:
+        context.load_verify_locations(Path(client_ca).expanduser())
+    except ssl.SSLError as error:
+        raise ConfigError(f"tls_client_ca {client_ca} cannot be used ({error.reason}): make it anew.") from None
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _warn_of_dates(path: str, certificate: str) -> None:
+    found = validity(ssl.PEM_cert_to_DER_cert(certificate))
+    if found is None:
+        return  # OpenSSL has taken it; only the warning is lost
+    begins, ends = found
+    now = _now()
+    if now > ends:
+        log.warning("tls_cert %s has expired on %s: clients will refuse it", path, ends.isoformat())
+    elif now < begins:
+        log.warning("tls_cert %s is valid from %s on: clients will refuse it", path, begins.isoformat())

@@ -1,0 +1,73 @@
+"""SIGHUP, also while models are loaded: what is read anew, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from bei.server.reloading import Reloading
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_reloads_do_not_overlap_and_each_reads_everything() -> None:
+    done: list[str] = []
+
+    def part(name: str) -> object:
+        async def read() -> None:
+            done.append(f"{name} begins")
+            await asyncio.sleep(0)
+            done.append(f"{name} ends")
+
+        return read
+
+    async def run() -> None:
+        reloading = Reloading([part("keys"), part("certificate")])  # type: ignore[list-item]
+        reloading.soon()
+        reloading.soon()
+        for _ in range(30):
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert done == ["keys begins", "keys ends", "certificate begins", "certificate ends"] * 2
+
+
+@pytest.mark.parametrize("num_signals", [0, 1, 2])
+def test_a_signal_while_models_are_loaded_is_obeyed_at_the_start(handlers: None, num_signals: int) -> None:
+    times: list[int] = []
+
+    async def read() -> None:
+        times.append(1)
+
+    async def run() -> None:
+        reloading = Reloading([read])
+        reloading.remember()
+        for _ in range(num_signals):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert times == []
+        reloading.start()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert times == [1] * min(num_signals, 1)
+
+
+def test_where_there_is_nothing_to_read_anew_the_signal_is_what_it_was(handlers: None) -> None:
+    async def run() -> None:
+        before = signal.getsignal(signal.SIGHUP)
+        reloading = Reloading([])
+        assert not reloading
+        reloading.remember()
+        assert signal.getsignal(signal.SIGHUP) == before
+
+    asyncio.run(run())
