@@ -132,8 +132,9 @@ def _measured(
     arguments: Mapping[str, object] = (
         {"method": "percentile", "percentile": percentile} if method == "percentile" else {}
     )
-    for quantizer in quantizers:
-        quantizer.load_calib_amax(strict=False, **arguments)  # NaN where it has seen nothing
+    with _quiet():
+        for quantizer in quantizers:
+            quantizer.load_calib_amax(strict=False, **arguments)  # NaN where it has seen nothing
     return [float(quantizer.amax) for quantizer in quantizers]
 
 
