@@ -142,9 +142,7 @@ def source_of(checkpoint: Checkpoint) -> Source:
     return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
 
 
-def _config(
-    folder: Path, attention: Attention | None, *, is_static: bool
-) -> tuple[Any, str, Family, StoredFP8 | None]:
+def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, StoredFP8 | None]:
     """The HF config (its class knows the defaults that config.json leaves out), the architecture's name, its family,
     and what is said of matrices in FP8.
     """

@@ -273,9 +273,7 @@ class _Widening:
         module._parameters.update(stored)
 
 
-def _load_model(
-    checkpoint: Checkpoint, implementation: str, dtype: Any, tensors: dict[str, Any] | None = None
-) -> Any:
+def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors: dict[str, Any] | None = None) -> Any:
     """The family's reference class with the checkpoint's weights as ``dtype``; ``tensors``, by the checkpoint's names,
     in place of what its files hold. Raises VerificationError.
     """
@@ -285,7 +283,10 @@ def _load_model(
     name, *modules = checkpoint.family.reference_class.split(".")
     renamed = {f"^{re.escape(name)}": "" for name in (checkpoint.family.reference_prefix,) if name}
     try:
-        model = getattr(transformers, name).from_pretrained(
+        model_class = getattr(transformers, name)
+        if tensors is not None and name == "AutoModel":  # it asks for a folder; the class that it stands for does not
+            model_class = _class_of(checkpoint.config)
+        model = model_class.from_pretrained(
             checkpoint.folder if tensors is None else None,
             state_dict=tensors,
             config=checkpoint.config,
@@ -296,6 +297,15 @@ def _load_model(
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error
     return operator.attrgetter(".".join(modules))(model.eval()) if modules else model.eval()
+
+
+def _class_of(config: Any) -> Any:
+    """The class that transformers' AutoModel makes of ``config``."""
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        return type(transformers.AutoModel.from_config(config))
 
 
 def _unusable(what: str, error: Exception) -> VerificationError:

@@ -99,8 +99,8 @@ class DequantizedStore(TensorStore):
         if len(shape) != 2 or scales not in ((), (1,), shape[:1], (shape[0], 1)) or inputs not in ((), (1,)):
             raise WeightsError(
                 f"Tensor {name} has shape {list(shape)}, its scales have {list(scales)} and its inputs' "
-                f"{list(inputs)}: bei reads one scale a matrix or one a row, and one for inputs. Build from the original "
-                "16- or 32-bit checkpoint."
+                f"{list(inputs)}: bei reads one scale a matrix or one a row, and one for inputs. Build from the "
+                "original 16- or 32-bit checkpoint."
             )
 
 

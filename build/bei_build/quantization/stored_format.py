@@ -51,8 +51,8 @@ def stored_fp8(said: Sequence[Mapping[str, Any]]) -> StoredFP8:
         )
     if not algorithms and not caches:
         raise CheckpointError(
-            "The checkpoint is quantized by ModelOpt, and neither config.json nor hf_quant_config.json names the format "
-            "(quant_algo). Download it again."
+            "The checkpoint is quantized by ModelOpt, and neither config.json nor hf_quant_config.json names the "
+            "format (quant_algo). Download it again."
         )
     unknown = algorithms - set(_ALGORITHMS)
     if unknown:

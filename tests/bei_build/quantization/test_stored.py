@@ -26,8 +26,16 @@ from tests.checkpoints import change_config, read_tensors, save_checkpoint, writ
 from tests.trtllm_checkpoints import qwen3_embedder, reward_model
 
 QUERY = "encoder.layer.0.attention.self.query"
-# Plain names, a prefix and gated MLPs, joined matrices, matrices joined by head, shared layers, tables among linear ones.
-NAMES = ("BertModel", "Qwen3ForCausalLM", "ModernBertModel", "Phi3Model", "DebertaModel", "AlbertModel", "T5EncoderModel")
+# Plain names, a prefix and gates, joined matrices, some by head, shared layers, tables among the linear ones.
+NAMES = (
+    "BertModel",
+    "Qwen3ForCausalLM",
+    "ModernBertModel",
+    "Phi3Model",
+    "DebertaModel",
+    "AlbertModel",
+    "T5EncoderModel",
+)
 
 
 def pair(tmp_path: Path, name: str, **settings: Any) -> tuple[Path, Path]:
@@ -87,7 +95,9 @@ def stored(folder: Path) -> dict[str, float] | None:
     return {name: layer.input_amax for name, layer in found.layers.items()}
 
 
-def test_scales_of_inputs_are_merged_where_matrices_are_one_product_and_where_they_read_the_same(tmp_path: Path) -> None:
+def test_scales_of_inputs_are_merged_where_matrices_are_one_product_and_where_they_read_the_same(
+    tmp_path: Path,
+) -> None:
     quantize(saved(tmp_path, "Qwen3Model"))
     scales, expected = scales_of(tmp_path), {}
     for index in range(3):
@@ -233,7 +243,17 @@ def test_an_engine_is_built_and_certified(reference: str, tmp_path: Path) -> Non
 
 
 OTHERS = (
-    *("NVFP4", "NVFP4_AWQ", "NVFP4_SVD", "W4A16_AWQ", "W4A8_AWQ", "W4A8_NVFP4_FP8", "MXFP8", "FP8_PB_WO", "FP8_PB_REAL"),
+    *(
+        "NVFP4",
+        "NVFP4_AWQ",
+        "NVFP4_SVD",
+        "W4A16_AWQ",
+        "W4A8_AWQ",
+        "W4A8_NVFP4_FP8",
+        "MXFP8",
+        "FP8_PB_WO",
+        "FP8_PB_REAL",
+    ),
     *("INT8_SQ", "W8A8_SQ_PER_CHANNEL", "W8A16", "MIXED_PRECISION"),
 )
 
@@ -244,7 +264,9 @@ def test_another_format_is_refused_by_name(algorithm: str, said: str, folder: Pa
     (folder / "hf_quant_config.json").unlink()
     change_config(folder, quantization_config=None)
     say(folder, algorithm, said=said)
-    refused(folder, CheckpointError, rf"quantized by ModelOpt \({algorithm}\): of its formats bei reads FP8 .* original")
+    refused(
+        folder, CheckpointError, rf"quantized by ModelOpt \({algorithm}\): of its formats bei reads FP8 .* original"
+    )
 
 
 def test_two_formats_are_refused(folder: Path) -> None:
@@ -263,18 +285,27 @@ def changed(**tensors: torch.Tensor) -> Callable[[Tensors], Tensors]:
 
 
 REFUSED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
-    "blocks": (changed(weight_scale=torch.ones(2, 2)), rf"{QUERY}\.weight has shape \[32, 32\], its scales have \[2, 2\]"),
+    "blocks": (
+        changed(weight_scale=torch.ones(2, 2)),
+        rf"{QUERY}\.weight has shape \[32, 32\], its scales have \[2, 2\]",
+    ),
     "scales a column": (changed(weight_scale=torch.ones(1, 32)), r"its scales have \[1, 32\].* one a row"),
     "scales of channels of inputs": (changed(input_scale=torch.ones(32)), r"its inputs' \[32\]: .* one for inputs"),
     "no scale": (
         lambda tensors: {name: tensor for name, tensor in tensors.items() if name != f"{QUERY}.weight_scale"},
         rf"Tensor {QUERY}\.weight is F8_E4M3, and {QUERY}\.weight_scale is missing\. Download",
     ),
-    "integers": (changed(weight=torch.ones(32, 32, dtype=torch.int8)), rf"{QUERY}\.weight is I8 and has a scale: .*F8_E4M3"),
+    "integers": (
+        changed(weight=torch.ones(32, 32, dtype=torch.int8)),
+        rf"{QUERY}\.weight is I8 and has a scale: .*F8_E4M3",
+    ),
     "another float": (changed(weight=torch.ones(32, 32, dtype=torch.float8_e5m2)), r"is F8_E5M2 and has a scale"),
-    "two scales": (changed(weight_scale_2=torch.ones(())), rf"{QUERY}\.weight_scale_2 belongs to a quantized checkpoint"),
+    "two scales": (
+        changed(weight_scale_2=torch.ones(())),
+        rf"{QUERY}\.weight_scale_2 belongs to a quantized checkpoint",
+    ),
     "a smoothed input": (changed(pre_quant_scale=torch.ones(32)), rf"{QUERY}\.pre_quant_scale belongs to a quantized"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
