@@ -305,7 +305,7 @@ def _class_of(config: Any) -> Any:
     import transformers
 
     with torch.device("meta"):
-        return type(transformers.AutoModel.from_config(config))
+        return type(transformers.AutoModel.from_config(config))  # type: ignore[no-untyped-call]
 
 
 def _unusable(what: str, error: Exception) -> VerificationError:

@@ -96,7 +96,7 @@ def mlx(folder: Path) -> None:
 
 def modelopt_fp8(folder: Path) -> None:
     """ModelOpt's FP8, of weights that were saved in FP8: matrices of layers have the scale one, all else is BF16."""
-    tensors = {}
+    tensors = dict[str, torch.Tensor]()
     for name, tensor in read_tensors(folder).items():
         if "_proj." in name:
             scales = {f"{name}_scale": torch.ones(()), f"{name.removesuffix('weight')}input_scale": torch.ones(())}

@@ -117,11 +117,10 @@ def _measured(
     """
     import torch
 
-    container = torch.nn.ModuleList(layers)
     with _quiet():
-        modelopt.quantize(container, {**modelopt.FP8_DEFAULT_CFG, "algorithm": None})
-    quantizers = [layer.input_quantizer for layer in container]
-    for layer in container:
+        modelopt.quantize(torch.nn.ModuleList(layers), {**modelopt.FP8_DEFAULT_CFG, "algorithm": None})
+    quantizers = [layer.input_quantizer for layer in layers]
+    for layer in layers:
         layer.weight_quantizer.disable()
     for quantizer in quantizers:
         if method == "percentile":

@@ -64,7 +64,7 @@ def empty_model(case: Case, family: Family) -> Any:
     config = config_of(case)
     with torch.device("meta"):
         model = (
-            transformers.AutoModel.from_config(config)
+            transformers.AutoModel.from_config(config)  # type: ignore[no-untyped-call]
             if name == "AutoModel"
             else getattr(transformers, name)._from_config(config)
         )

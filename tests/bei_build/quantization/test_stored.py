@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from bei.core import Limits
@@ -181,6 +185,59 @@ def test_what_target_trtllm_writes_is_read(make: Callable[[Path], Path], tmp_pat
             np.testing.assert_array_equal(actual, expected.numpy())
         assert len(stored_layers(weights, again.spec)) == len(linear_layers(again.spec))
         assert stored_quantization(weights, again.spec) is None  # its inputs are scaled as they come
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("modelopt") is None, reason="nvidia-modelopt is not installed: pip install 'bei[fp8]'"
+)
+@pytest.mark.parametrize("name", ["BertModel", "Qwen3ForCausalLM", "LlamaForCausalLM"])
+def test_what_modelopt_exports_is_read(name: str, tmp_path: Path) -> None:
+    original = saved(tmp_path / "checkpoint", name)
+    linear = export(original, name, tmp_path / "exported")
+    shutil.copy(original / "tokenizer.json", tmp_path / "exported")
+    checkpoint = read(tmp_path / "exported")
+    # Those of embeddings are none, and a language model's last matrix is not among its layers.
+    layers = {module: it for module, it in linear.items() if "layer" in module}
+    with checkpoint.weights() as weights:
+        found = stored_quantization(weights, checkpoint.spec)
+        tensors = dict(weights.stored_tensors())
+    assert found is not None
+    assert found.layers.keys() == {layer.name for layer in linear_layers(checkpoint.spec)}
+    assert max(it.input_amax for it in found.layers.values()) == pytest.approx(max(a for a, _ in layers.values()))
+    assert min(it.input_amax for it in found.layers.values()) == pytest.approx(min(a for a, _ in layers.values()))
+    for module, (_, matrix) in layers.items():
+        actual = tensors[f"{module}.weight"]
+        scale = np.abs(matrix).max() / 448
+        assert (np.abs(actual - matrix) <= np.abs(matrix) / 16 + scale * 2**-10 + 1e-7).all(), module
+
+
+def export(folder: Path, name: str, out: Path) -> dict[str, tuple[float, npt.NDArray[np.float32]]]:
+    """ModelOpt's own way, into ``out``; returns the largest input and the matrix of each module that it quantizes."""
+    model: Any = getattr(transformers, name).from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+    def run(_: Any) -> None:
+        with torch.no_grad():
+            for encoding in random_encodings([5, 20, 40], model.config.vocab_size):
+                model(input_ids=torch.from_numpy(encoding.input_ids.astype(np.int64))[None])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import modelopt.torch.quantization
+        from modelopt.torch.export import export_hf_checkpoint
+
+        matrices = {
+            name: module.weight.detach().float().numpy().copy()
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        }
+        model = modelopt.torch.quantization.quantize(model, modelopt.torch.quantization.FP8_DEFAULT_CFG, run)
+        largest = {
+            name: float(module.input_quantizer.amax)
+            for name, module in model.named_modules()
+            if name in matrices and module.input_quantizer.is_enabled
+        }
+        export_hf_checkpoint(model, export_dir=out)
+    return {name: (amax, matrices[name]) for name, amax in largest.items()}
 
 
 # The cache of keys and values.
