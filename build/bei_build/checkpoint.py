@@ -21,6 +21,7 @@ from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_mo
 from bei_build.late_interaction import Side, Sides, roles_of
 from bei_build.location import Location, check_entries
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
+from bei_build.quantization.stored_format import StoredFP8, is_modelopts, stored_fp8
 from bei_build.remote_code import Attention, check_attention, check_remote_code, with_attention
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
 from bei_build.settings import read_object
@@ -40,14 +41,15 @@ from bei_build.weights import check_weights, weight_files
 # Configs, tokenizers and chat templates; weights are found by weight_files.
 _READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
 # Files in which quantizers leave their settings where config.json does not have them.
-_QUANTIZATION_CONFIGS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+_MODELOPT_CONFIG = "hf_quant_config.json"
+_QUANTIZATION_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 # What stands for the config.json that sentence-transformers does not write beside a StaticEmbedding.
 _STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, read but for its weights."""
+    """A checkpoint, read but for its weights. ``fp8``: what it says of its matrices where they are stored in FP8."""
 
     location: Location
     files: SentenceTransformersFiles
@@ -60,6 +62,7 @@ class Checkpoint:
     config: Any
     roles: Mapping[Side, Role]
     adapter: Adapter | None
+    fp8: StoredFP8 | None = None
 
     @property
     def folder(self) -> Path:
@@ -69,7 +72,9 @@ class Checkpoint:
     def weights(self) -> ModelWeights:
         """Open the weights. Raises WeightsError naming the tensors that are missing, misshapen or left over."""
         tied = bool(getattr(self.config, "tie_word_embeddings", True))
-        return ModelWeights(self.spec, self.family, self.folder, self.modules, tied=tied, adapter=self.adapter)
+        return ModelWeights(
+            self.spec, self.family, self.folder, self.modules, tied=tied, adapter=self.adapter, fp8=self.fp8
+        )
 
 
 def read_checkpoint(
@@ -90,7 +95,7 @@ def read_checkpoint(
         check_entries(module)
     folder = files.transformer_folder
     check_weights(folder)
-    config, architecture, family = _config(folder, attention, is_static=files.is_static)
+    config, architecture, family, fp8 = _config(folder, attention, is_static=files.is_static)
     chosen = choose_adapter(config, adapter)
     if chosen:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
@@ -124,7 +129,7 @@ def read_checkpoint(
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
     modules, labels = side_modules(spec, files), labels_of(spec, config, files)
-    return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles, chosen)
+    return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles, chosen, fp8)
 
 
 def source_of(checkpoint: Checkpoint) -> Source:
@@ -142,9 +147,12 @@ def source_of(checkpoint: Checkpoint) -> Source:
     return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
 
 
-def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family]:
-    """The HF config (its class knows the defaults that config.json leaves out), the architecture's name, its family."""
+def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, StoredFP8 | None]:
+    """The HF config (its class knows the defaults that config.json leaves out), the architecture's name, its family,
+    and what is said of matrices in FP8.
+    """
     raw = _raw_config(folder, is_static=is_static)
+    fp8 = _stored_fp8(folder, raw)
     path = folder / "config.json"
     architectures = raw.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -184,7 +192,8 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
         raise CheckpointError(
             f"{path} was refused by transformers ({reason}). Download the checkpoint again."
         ) from error
-    return config, architecture, family
+    config.__dict__.pop("quantization_config", None)  # transformers would load the model as it says, which it cannot
+    return config, architecture, family, fp8
 
 
 def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
@@ -207,36 +216,25 @@ def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
     check_sizes(path, raw)
     if not isinstance(raw.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
-    _refuse_quantized(folder, raw)
     return raw
 
 
-def _refuse_quantized(folder: Path, raw: dict[str, Any]) -> None:
-    """Raise CheckpointError for a checkpoint whose configs say that it is quantized."""
+def _stored_fp8(folder: Path, raw: dict[str, Any]) -> StoredFP8 | None:
+    """What the configs say of matrices in FP8, None where none are quantized. Raises CheckpointError for others."""
     settings = raw.get("quantization_config") or raw.get("compression_config")
     method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
+    own = read_object(path) if (path := folder / _MODELOPT_CONFIG).is_file() else None
+    if is_modelopts(settings) or (own is not None and not method):
+        return stored_fp8([each for each in (settings, own) if each])
     for name, writer in _QUANTIZATION_CONFIGS.items():
-        if not method and (path := folder / name).is_file():
-            method, settings = writer, read_object(path)
-    if method == "modelopt":
-        raise CheckpointError(
-            f"The checkpoint is quantized by ModelOpt ({_modelopt_format(settings)}): FP8 checkpoints are not "
-            "supported yet. Build from the original 16- or 32-bit one, with --precision bf16, fp16 or int8 for a "
-            "smaller engine."
-        )
+        if not method and (folder / name).is_file():
+            method = writer
     if method:
         raise CheckpointError(
             f"The checkpoint is quantized ({method}): build from the original 16- or 32-bit one; bei quantizes itself "
             "(--precision int8)."
         )
-
-
-def _modelopt_format(settings: Any) -> str:
-    """The format's name: config.json has it at the top, hf_quant_config.json under ``quantization``."""
-    if not isinstance(settings, dict):
-        return "FP8"
-    nested = settings.get("quantization")
-    return str((nested if isinstance(nested, dict) else settings).get("quant_algo") or "FP8")
+    return None
 
 
 def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:

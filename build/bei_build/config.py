@@ -107,7 +107,10 @@ class BuildConfig:
         "max for fp8, mse for int8",
         ("auto", *get_args(Method)),
     )
-    calibration_percentile: float = _of_quantization(99.99, "percentile, if that is the method")
+    calibrate_with: str = _of_quantization(
+        "engine", "bei's own FP32 engine, or nvidia-modelopt on transformers' model", ("engine", "modelopt")
+    )
+    calibration_percentile: float = _of_quantization(99.999, "percentile, if that is the method")
     max_highprec_layers: int | None = _of_quantization(
         None, "most linear layers that may be left unquantized to pass verification (default: a quarter; 0: none)"
     )

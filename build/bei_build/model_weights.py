@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,8 @@ from bei.errors import WeightsError
 from bei_build.adapters import AdaptedStore, Adapter
 from bei_build.families.base import AS_STORED, Family
 from bei_build.graph.writer import FloatArray
+from bei_build.quantization.dequantized import open_dequantized
+from bei_build.quantization.stored_format import StoredFP8
 from bei_build.spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec
 from bei_build.weight_shapes import Shape
 from bei_build.weights import TensorStore, open_file, open_weights
@@ -23,7 +25,7 @@ _QUANTIZED = (
     *(".qweight", ".qzeros", ".scales", ".g_idx"),  # GPTQ, AWQ
     *(".SCB", ".absmax", ".quant_map"),  # bitsandbytes
     *(".weight_packed", ".weight_shape", ".weight_zero_point"),  # compressed-tensors
-    *(".weight_scale", ".weight_scale_inv", ".input_scale"),  # FP8
+    *(".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".input_scale", ".pre_quant_scale"),  # FP8, FP4
 )
 
 # Parts of names that PEFT gives the tensors of an adapter.
@@ -77,9 +79,9 @@ class _Source:
 class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
-    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``stored_types``: the
-    element types of the tensors in ``folder``. Raises WeightsError naming the tensors that are missing, misshapen or
-    left over.
+    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``fp8``: what the
+    checkpoint says of its matrices in FP8, which are read times their scales. ``stored_types``: the element types of
+    the tensors in ``folder``. Raises WeightsError naming the tensors that are missing, misshapen or left over.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class ModelWeights:
         *,
         tied: bool = True,
         adapter: Adapter | None = None,
+        fp8: StoredFP8 | None = None,
     ) -> None:
         self._spec = spec
         self._names = StoredNames(family, tied)
@@ -103,9 +106,10 @@ class ModelWeights:
         self._sources: dict[str, _Source] = {}
         self._stack = ExitStack()
         try:
-            store = self._opened(open_weights(folder))
+            store = self._opened(open_dequantized(folder, fp8) if fp8 else open_weights(folder))
             self.stored_types = store.types
-            self._map_checkpoint(AdaptedStore(store, adapter) if adapter else store, modules)
+            self._store = AdaptedStore(store, adapter) if adapter else store
+            self._map_checkpoint(self._store, modules)
             self._map_modules(modules)
         except BaseException:  # an interrupt too must unmap the files
             self.close()
@@ -121,6 +125,33 @@ class ModelWeights:
             return np.stack([_combination(array, row) for row in self._rows[name]])
         if name in _POSITIONS:
             return array[self._position_offset(name) :]
+        return self._rows_of(source, name, array)
+
+    def row_scales(self, name: str) -> FloatArray | None:
+        """Of a matrix that the checkpoint has in FP8, the scale of each row, float32 [out]: ``read`` gives numbers of
+        float8_e4m3fn times these. None: it has no such matrix, or none called ``name``.
+        """
+        source = self._matrix_source(name)
+        scales = source.store.row_scales(source.name) if source else None
+        return self._rows_of(source, name, scales)[:, 0] if source and scales is not None else None
+
+    def input_scale(self, name: str) -> float | None:
+        """The scale that inputs of the matrix called ``name`` are to have; None: the checkpoint does not say it."""
+        source = self._matrix_source(name)
+        return source.store.input_scale(source.name) if source else None
+
+    def stored_tensors(self) -> Iterator[tuple[str, FloatArray]]:
+        """The checkpoint's own names and values, float32, of the tensors that belong to the model; buffers do not."""
+        read = {source.name for source in self._sources.values() if source.store is self._store}
+        for name in self._store.shapes:
+            if name in read or self._names.is_read(name):
+                yield name, self._store.read(name)
+
+    def _matrix_source(self, name: str) -> _Source | None:
+        return self._sources.get(name) if name not in self._rows and name not in self._factors else None
+
+    def _rows_of(self, source: _Source, name: str, array: FloatArray) -> FloatArray:
+        """Those of ``array`` [rows, any], which is as the tensor that ``source`` names, that ``name`` has."""
         if source.end is None:
             return array
         if self._joined_by_head and name.endswith(_JOINED):

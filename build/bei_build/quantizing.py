@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from bei.core import Encoding
 from bei.errors import ConfigError
 from bei_build.heads import tasks_of
 from bei_build.job import Job, Observed, opened_fp32
@@ -15,6 +17,7 @@ from bei_build.quantization.choice import Chosen, Method, choose, worst
 from bei_build.quantization.layers import linear_layers
 from bei_build.quantization.observation import OUTPUT, observe, observed_layers
 from bei_build.quantization.scheme import Format, Quantization
+from bei_build.quantization.stored import stored_quantization
 from bei_build.quantization.texts import CalibrationTexts, calibration_texts
 from bei_build.verification import encode
 
@@ -106,6 +109,13 @@ def calibrated(job: Job, number_format: Format, progress: Progress) -> Calibrate
     texts = calibration_texts(
         config.calibration_data, config.calibration_column, config.calibration_size, config.calibration_seed
     )
+    stored = stored_quantization(job.weights, checkpoint.spec) if number_format == "fp8" else None
+    if stored is not None:
+        layers = tuple(layer for layer in layers if layer.name in stored.layers)
+        progress.note(
+            "the checkpoint brings scales of inputs, which are taken, and its matrices in FP8, which are rounded once "
+            "more, with a scale a row"
+        )
     method = config.calibration_method
     chosen_method: Method = _METHODS[number_format] if method == "auto" else method  # type: ignore[assignment]
     groups = observed_layers(layers)
@@ -115,21 +125,42 @@ def calibrated(job: Job, number_format: Format, progress: Progress) -> Calibrate
         length = min(config.calibration_length, checkpoint.max_seq_len)
         encodings = encode(checkpoint.tokenizer, texts.texts, checkpoint.spec, length, pairs=pairs and length > 8)
         encodings = [encoding for encoding in encodings if encoding.num_tokens]
+        given = _given(job, stored, encodings, chosen_method)
         observed = {OUTPUT + group: Observed(layer.name, widths[group]) for group, layer in groups.items()}
         with opened_fp32(job, "The FP32 engine to calibrate with", observed) as (engine, _):
             seen = observe(engine, encodings, widths, config.calibration_seed)
         percentile = config.calibration_percentile
-        chosen = choose(layers, seen, job.weights.read, number_format, chosen_method, percentile)
+        chosen = choose(layers, seen, job.weights.read, number_format, chosen_method, percentile, given)
         num_tokens = sum(encoding.num_tokens for encoding in encodings)
         step.details.append(
             f"{len(layers)} linear layers, {len(texts.texts)} texts of {texts.source}, {num_tokens:,} tokens"
         )
+    how = f"percentile {percentile:g}" if chosen_method == "percentile" else chosen_method
+    if stored is not None:
+        how = "the checkpoint's own"
+    elif given is not None:
+        how = f"{how}, by ModelOpt on transformers' model"
     most = config.max_highprec_layers
     return Calibrated(
         chosen,
-        f"percentile {percentile:g}" if chosen_method == "percentile" else chosen_method,
+        how,
         texts,
         num_tokens,
         config.calibration_seed,
         max(1, len(layers) // 4) if most is None else min(most, len(layers)),
     )
+
+
+def _given(
+    job: Job, stored: Quantization | None, encodings: Sequence[Encoding], method: Method
+) -> Mapping[str, float] | None:
+    """Ranges of inputs that the checkpoint brings, or that ModelOpt measures; None: our own engine's count."""
+    if stored is not None:
+        return {name: layer.input_amax for name, layer in stored.layers.items()}
+    if job.config.calibrate_with != "modelopt":
+        return None
+    if method == "mse":
+        raise ConfigError("calibrate_with modelopt measures max or percentile: choose one with --calibration-method.")
+    from bei_build.quantization.modelopt import calibrate_with_modelopt
+
+    return calibrate_with_modelopt(job.checkpoint, job.weights, encodings, method, job.config.calibration_percentile)

@@ -61,6 +61,8 @@ class HFReference:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.name = "transformers, FP32, one text at a time"
+        if checkpoint.fp8:
+            self.name += ", its FP8 weights times their scales"
         self.is_own = False
         self._spec = checkpoint.spec
         self._torch = torch
@@ -79,7 +81,18 @@ class HFReference:
         if self._model is None:
             if weights.stored_types - {"F32", "torch.float32"}:  # else the model's weights are the file's own pages
                 memory.require(4 * checkpoint.spec.num_parameters, "The reference, a copy of the model in FP32,")
-            self._model = _load_model(checkpoint, implementation, torch.float32)
+            self._model = _load_model(checkpoint, implementation, torch.float32, self._dequantized(checkpoint, weights))
+
+    @property
+    def model(self) -> Any:
+        """transformers' module that gives the token states, a torch.nn.Module."""
+        return self._model
+
+    def _dequantized(self, checkpoint: Checkpoint, weights: ModelWeights) -> dict[str, Any] | None:
+        """The checkpoint's tensors where transformers does not read its files; None where it does."""
+        if not checkpoint.fp8:
+            return None
+        return {name: self._torch.from_numpy(array) for name, array in weights.stored_tensors()}
 
     def _widened(self, checkpoint: Checkpoint, implementation: str, stored: frozenset[str]) -> Any:
         """The model with weights as stored and FP32 arithmetic; None where it is small, or where this is not exact."""
@@ -260,16 +273,22 @@ class _Widening:
         module._parameters.update(stored)
 
 
-def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any) -> Any:
-    """The family's reference class with the checkpoint's weights as ``dtype``. Raises VerificationError."""
+def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors: dict[str, Any] | None = None) -> Any:
+    """The family's reference class with the checkpoint's weights as ``dtype``; ``tensors``, by the checkpoint's names,
+    in place of what its files hold. Raises VerificationError.
+    """
     import transformers
 
     assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
     name, *modules = checkpoint.family.reference_class.split(".")
     renamed = {f"^{re.escape(name)}": "" for name in (checkpoint.family.reference_prefix,) if name}
     try:
-        model = getattr(transformers, name).from_pretrained(
-            checkpoint.folder,
+        model_class = getattr(transformers, name)
+        if tensors is not None and name == "AutoModel":  # it asks for a folder; the class that it stands for does not
+            model_class = _class_of(checkpoint.config)
+        model = model_class.from_pretrained(
+            checkpoint.folder if tensors is None else None,
+            state_dict=tensors,
             config=checkpoint.config,
             dtype=dtype,
             attn_implementation=implementation,
@@ -278,6 +297,15 @@ def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any) -> Any:
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error
     return operator.attrgetter(".".join(modules))(model.eval()) if modules else model.eval()
+
+
+def _class_of(config: Any) -> Any:
+    """The class that transformers' AutoModel makes of ``config``."""
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        return type(transformers.AutoModel.from_config(config))  # type: ignore[no-untyped-call]
 
 
 def _unusable(what: str, error: Exception) -> VerificationError:

@@ -6,6 +6,7 @@ Knows file formats, not models. One tensor is in memory at a time.
 from __future__ import annotations
 
 import importlib.util
+import json
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -45,6 +46,14 @@ class TensorStore(ABC):
     @abstractmethod
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32. bfloat16 and float16 widen exactly."""
+
+    def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
+        """The scale of each row of the matrix called ``name``, float32 [rows, 1]; None: it is not stored in FP8."""
+        return None
+
+    def input_scale(self, name: str) -> float | None:
+        """The scale that inputs of the matrix called ``name`` are to have; None: the checkpoint does not say it."""
+        return None
 
     @abstractmethod
     def close(self) -> None:
@@ -89,6 +98,24 @@ class SafetensorsStore(TensorStore):
         if self._num_read > _MOST_MAPPED:
             self._map_anew()
         return np.ascontiguousarray(tensor, dtype=np.float32)
+
+    def type_of(self, name: str) -> str:
+        """The element type of the tensor called ``name``."""
+        return str(self._slice(name).get_dtype())
+
+    def read_fp8(self, name: str) -> npt.NDArray[np.float32]:
+        """The numbers of the tensor called ``name``, which is of type F8_E4M3, as float32: not scaled."""
+        # safetensors gives numpy no arrays of this type, so the bytes are read here.
+        with self._files[name].open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entry = json.loads(file.read(length))[name]
+            start, end = entry["data_offsets"]
+            file.seek(8 + length + start)
+            content = file.read(end - start)
+        import ml_dtypes
+
+        codes = np.frombuffer(content, ml_dtypes.float8_e4m3fn)
+        return codes.astype(np.float32).reshape(entry["shape"])
 
     def close(self) -> None:
         """Unmap the files."""

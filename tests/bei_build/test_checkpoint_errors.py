@@ -27,6 +27,7 @@ from bei.errors import (
 from bei_build.config import BuildConfig
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.bei_build.families import jina, nomic
+from tests.bei_build.quantization.fp8 import quantize
 from tests.bei_build.reading import read, refused, saved, without
 from tests.checkpoints import (
     HIDDEN,
@@ -67,21 +68,10 @@ def test_a_quantizers_own_config_is_found_beside_it(name: str, method: str, fold
     refused(folder, CheckpointError, rf"is quantized \({method}\): build from the original")
 
 
-MODEL_OPT = (
-    r"quantized by ModelOpt \(FP8\): FP8 checkpoints are not supported yet\. Build from .* --precision bf16, fp16"
-)
-
-
-@pytest.mark.parametrize("settings", [{"quant_algo": "FP8"}, {}])
-def test_model_opts_fp8_is_recognized_in_config_json(settings: dict[str, str], folder: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"quant_algo": None}, {"quant_algo": 8}])
+def test_model_opts_format_must_be_named(settings: dict[str, object], folder: Path) -> None:
     change_config(folder, quantization_config={"quant_method": "modelopt", **settings})
-    refused(folder, CheckpointError, MODEL_OPT)
-
-
-def test_model_opts_fp8_is_recognized_in_its_own_file(folder: Path) -> None:
-    settings = {"producer": {"name": "modelopt", "version": "0.33"}, "quantization": {"quant_algo": "FP8"}}
-    write_json(folder / "hf_quant_config.json", settings)
-    refused(folder, CheckpointError, MODEL_OPT)
+    refused(folder, CheckpointError, r"quantized by ModelOpt, and neither config\.json nor .* names the format")
 
 
 @pytest.mark.parametrize(
@@ -424,6 +414,10 @@ def jina_code(folder: Path) -> None:
     jina.save(folder, code=jina.CODE)
 
 
+def fp8_weights(folder: Path) -> None:
+    quantize(save_checkpoint(folder), ("pooler*",))
+
+
 VALUES = [None, 0, -1, 1, 1.5, float("nan"), "", "text", [], [1], ["text"], {}, {"a": 1}, {"type": "ntk"}, True, False]
 
 
@@ -431,7 +425,7 @@ VALUES = [None, 0, -1, 1, 1.5, float("nan"), "", "text", [], [1], ["text"], {}, 
     "save",
     [
         *(late_interaction, multi_vector, splade, cross_encoder, language_model, original_colbert, remote_code),
-        *(static, experts, jina_code),
+        *(static, experts, jina_code, fp8_weights),
     ],
 )
 def test_any_value_of_any_setting_is_understood_or_refused(save: Callable[[Path], None], tmp_path: Path) -> None:

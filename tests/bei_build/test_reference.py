@@ -110,9 +110,9 @@ def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The types in which models are loaded from now on."""
     load_model, loaded = reference._load_model, list[Any]()
 
-    def load(checkpoint: Any, implementation: str, dtype: Any) -> Any:
+    def load(checkpoint: Any, implementation: str, dtype: Any, *more: Any) -> Any:
         loaded.append(dtype)
-        return load_model(checkpoint, implementation, dtype)
+        return load_model(checkpoint, implementation, dtype, *more)
 
     monkeypatch.setattr(reference, "_load_model", load)
     return loaded

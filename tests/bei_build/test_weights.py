@@ -73,6 +73,19 @@ def test_stored_types_are_known(tmp_path: Path) -> None:
         assert open_weights(tmp_path).types == {expected}
 
 
+def test_every_number_of_fp8_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    tensors = {"before": torch.ones(3), "a.weight": numbers.reshape(32, 8), "behind": torch.ones(5).half()}
+    save(tmp_path, "model.safetensors", tensors)
+    store = open_weights(tmp_path)
+    assert isinstance(store, weights.SafetensorsStore)
+    assert store.type_of("a.weight") == "F8_E4M3"
+    actual = store.read_fp8("a.weight")
+    assert actual.dtype == np.float32
+    np.testing.assert_array_equal(actual, tensors["a.weight"].float().numpy())
+    store.close()
+
+
 @pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
 def test_shards_are_read_as_one(kind: str, tmp_path: Path) -> None:
     save_shards(tmp_path, kind)

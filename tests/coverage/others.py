@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.checkpoints import bpe_tokenizer, unigram_tokenizer
 from tests.coverage import shapes, stored, tokenizers
 from tests.coverage.embedders import UNIT, bare, bert
@@ -282,7 +284,18 @@ FORMS = (
     Entry("TheBloke/Mistral-7B-v0.1-GPTQ", _quantized("gptq", bits=4), "GPTQ"),
     Entry("Qwen/Qwen2.5-7B-Instruct-AWQ", _quantized("awq", bits=4), "AWQ"),
     Entry("unsloth/Llama-3.2-1B-bnb-4bit", _quantized("bitsandbytes", load_in_4bit=True), "bitsandbytes"),
-    Entry("nvidia/Llama-3.1-8B-Instruct-FP8", _quantized("modelopt", quant_algo="FP8"), "ModelOpt's FP8"),
+    Entry(
+        "nvidia/Llama-3.1-8B-Instruct-FP8",
+        bare(
+            "LlamaForCausalLM",
+            shapes.LLAMA3,
+            "last",
+            tokenizer=tokenizers.llama3,
+            stored=torch.float8_e4m3fn,
+            prepare=(stored.modelopt_fp8,),
+        ),
+        "ModelOpt's FP8",
+    ),
     Entry("Qwen/Qwen3-8B-FP8", _quantized("fp8", weight_block_size=[128, 128]), "blocks of FP8"),
     Entry(
         "McGill-NLP/LLM2Vec-Meta-Llama-3-8B-Instruct-mntp-supervised",

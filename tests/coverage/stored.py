@@ -94,6 +94,21 @@ def mlx(folder: Path) -> None:
     write_tensors(folder, tensors)
 
 
+def modelopt_fp8(folder: Path) -> None:
+    """ModelOpt's FP8, of weights that were saved in FP8: matrices of layers have the scale one, all else is BF16."""
+    tensors = dict[str, torch.Tensor]()
+    for name, tensor in read_tensors(folder).items():
+        if "_proj." in name:
+            scales = {f"{name}_scale": torch.ones(()), f"{name.removesuffix('weight')}input_scale": torch.ones(())}
+            tensors |= {name: tensor, **scales}
+        else:
+            tensors[name] = tensor.to(torch.bfloat16)
+    write_tensors(folder, tensors)
+    settings = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    write_json(folder / "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": settings})
+    change_config(folder, dtype="bfloat16")
+
+
 _FLASH_NAMES = {
     "encoder.layer.": "encoder.layers.",
     ".attention.output.dense": ".mixer.out_proj",

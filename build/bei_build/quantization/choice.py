@@ -48,14 +48,22 @@ def choose(
     number_format: Format,
     method: Method,
     percentile: float,
+    given: Mapping[str, float] | None = None,
 ) -> Chosen:
-    """Scales for all ``layers``; ``read`` gives a weight by its name."""
+    """Scales for all ``layers``; ``read`` gives a weight by its name. ``given``: the range of each layer's input, where
+    somebody else has measured it; then the method is his.
+    """
     chosen: dict[str, LayerQuantization] = {}
     errors: dict[str, float] = {}
     for group, members in groupby(sorted(layers, key=lambda layer: layer.group), key=lambda layer: layer.group):
         named = {layer.name: layer.matrix(read) for layer in members}
         trial = _Trial(observations[group], list(named.values()), number_format)
-        range_ = trial.best() if method == "mse" else trial.plain(percentile if method == "percentile" else 100.0)
+        if given is not None:
+            range_ = LayerQuantization(max(given[name] for name in named))
+        elif method == "mse":
+            range_ = trial.best()
+        else:
+            range_ = trial.plain(percentile if method == "percentile" else 100.0)
         chosen |= dict.fromkeys(named, range_)
         for name, matrix in named.items():
             errors[name] = rounded(_Trial(observations[group], [matrix], number_format).error(range_))

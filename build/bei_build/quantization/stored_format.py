@@ -1,0 +1,81 @@
+"""How a checkpoint says that ModelOpt has quantized it: in hf_quant_config.json, in config.json, or in both.
+
+Two forms are read: the nested one of hf_quant_config.json, and the flat one that config.json has as
+``quantization_config``. Only FP8 is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bei.errors import CheckpointError
+
+# Matrices are float8_e4m3fn times one scale, or one a row. Scales of inputs are stored, or the inputs' own.
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+# The names that the two forms have for modules that are not quantized.
+_EXCLUDED = ("exclude_modules", "ignore")
+
+
+@dataclass(frozen=True)
+class StoredFP8:
+    """What is said of a checkpoint with matrices in FP8.
+
+    ``excluded``: patterns (fnmatch) of modules that stay high, by their names in the checkpoint. An FP8 cache of keys
+    and values, which may be said too, is left aside: bei keeps none.
+    """
+
+    excluded: tuple[str, ...] = ()
+
+
+def is_modelopts(settings: object) -> bool:
+    """Whether ``settings``, a ``quantization_config``, are ModelOpt's: not all of its versions name the method."""
+    if not isinstance(settings, Mapping):
+        return False
+    producer = settings.get("producer")
+    return settings.get("quant_method") == "modelopt" or (
+        isinstance(producer, Mapping) and producer.get("name") == "modelopt"
+    )
+
+
+def stored_fp8(said: Sequence[Mapping[str, Any]]) -> StoredFP8:
+    """What ModelOpt's settings say, which are in one place or in two. Raises CheckpointError for another format."""
+    settings = [_flat(each) for each in said]
+    algorithms = {each["quant_algo"] for each in settings if isinstance(each.get("quant_algo"), str)}
+    caches = [each for each in settings if each.get("kv_cache_quant_algo") or each.get("kv_cache_scheme")]
+    if len(algorithms) > 1:
+        raise CheckpointError(
+            f"config.json and hf_quant_config.json name two formats ({', '.join(sorted(algorithms))}): they are not of "
+            "one checkpoint. Download it again."
+        )
+    if not algorithms and not caches:
+        raise CheckpointError(
+            "The checkpoint is quantized by ModelOpt, and neither config.json nor hf_quant_config.json names the "
+            "format (quant_algo). Download it again."
+        )
+    unknown = algorithms - set(_ALGORITHMS)
+    if unknown:
+        raise CheckpointError(
+            f"The checkpoint is quantized by ModelOpt ({unknown.pop()}): of its formats bei reads FP8 with one scale a "
+            "matrix, or one a row. Build from the original 16- or 32-bit checkpoint; bei quantizes itself."
+        )
+    return StoredFP8(tuple(dict.fromkeys(pattern for each in settings for pattern in _patterns(each))))
+
+
+def _flat(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = settings.get("quantization")
+    return nested if isinstance(nested, Mapping) else settings
+
+
+def _patterns(settings: Mapping[str, Any]) -> Sequence[str]:
+    for key in _EXCLUDED:
+        patterns = settings.get(key)
+        if patterns is None:
+            continue
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise CheckpointError(
+                f"The checkpoint's quantization has {key} = {patterns!r}: it must be a list of modules' names."
+            )
+        return patterns
+    return ()
