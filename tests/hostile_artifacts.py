@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,7 +221,7 @@ EXPANSION = {"token_id": 5, "num_tokens": 8, "attended": False}
 PROFILE = {"name": "latency", "tokens": [1, 8, 64], "sequences": [1, 2, 8], "longest": [1, 8, 16]}
 
 
-def plan(*profiles: dict[str, object]) -> Spoil:
+def plan(*profiles: Mapping[str, object]) -> Spoil:
     fields = {"lowerings": ["packed"], "fallbacks": [], "profiles": list(profiles)}
     return says("engine", "plan", value={**fields, "hardware_compatible": False, "refit": False})
 

@@ -248,6 +248,11 @@ def vocabulary_of_2_gb(folder: Path) -> None:
     large("vocab.txt")(folder)
 
 
+def emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
 def wide_dense(folder: Path) -> None:
     save_dense(folder / "2_Dense", HIDDEN + 1, Dense(8))
 
@@ -429,7 +434,7 @@ HOSTILE: dict[str, Hostile] = {
     "special tokens: a list": Hostile(content("special_tokens_map.json", "[]"), "does not hold a JSON object"),
     # Nothing to begin with.
     "no files": Hostile(
-        lambda folder: [shutil.rmtree(path) if path.is_dir() else path.unlink() for path in folder.iterdir()],
+        emptied,
         "has no config.json",
         CheckpointNotFoundError,
     ),

@@ -62,7 +62,7 @@ def _answer(work: Callable[[], str], writing: int, extra_bytes: int) -> None:
 
 def _read(reading: int, until: float) -> bytes | None:
     """All that comes until the other end is closed; None where that takes too long."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         ready, _, _ = select.select([reading], [], [], max(0.0, until - time.monotonic()))
         if not ready:

@@ -34,7 +34,6 @@ class Ended:
 def run(arguments: Sequence[object], env: Mapping[str, str], cwd: Path, *, user: int | None = None) -> Ended:
     """A ``bei`` command to its end, as ``user`` (needs root) if one is given; killed after the deadline."""
     out, err = cwd / ".stdout", cwd / ".stderr"
-    as_user = {} if user is None else {"user": user, "group": user, "extra_groups": ()}
     started = time.monotonic()
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(
@@ -44,7 +43,9 @@ def run(arguments: Sequence[object], env: Mapping[str, str], cwd: Path, *, user:
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            **as_user,  # type: ignore[arg-type]  # of three kinds
+            user=user,
+            group=user,
+            extra_groups=None if user is None else (),
         )
         timer = threading.Timer(DEADLINE_S, process.kill)
         timer.start()
