@@ -6,17 +6,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from bei.artifact import ENGINE_DIR, Certificate, EngineRequirements, Manifest, Thresholds
+from bei.artifact import ENGINE_DIR, Certificate, EngineRequirements, Manifest, QuantizationRecord, Thresholds
 from bei.byte_vectors import largest_of
 from bei.certification.answers import HeldOut, Rows, ask_canary, ask_engine
-from bei.certification.comparison import MIN_COSINES, compare, normalized, thresholds_of
-from bei.certification.stored import keep
+from bei.certification.comparison import compare, normalized
+from bei.certification.retrieval import RetrievalQuestions, agreement, ask_retrieval
+from bei.certification.stored import RetrievalReference, keep, meaning_of
+from bei.certification.thresholds import QUANTIZED, min_cosine_of, remedies, thresholds_of
 from bei.core import Engine, Limits
 from bei.errors import ConfigError, VerificationError
 from bei_build import memory
@@ -25,6 +28,7 @@ from bei_build.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.model_weights import ModelWeights
 from bei_build.progress import Progress
+from bei_build.retrieval import bundled, check_ranks, questions_of
 from bei_build.spec import ModelSpec
 from bei_build.targets import Compiler, Say, compiler_for
 from bei_build.verification import (
@@ -34,6 +38,7 @@ from bei_build.verification import (
     Reference,
     ask_reference,
     held_out,
+    rank_by_reference,
     uncertified,
 )
 
@@ -55,7 +60,10 @@ def compiled(
 
 @dataclass(frozen=True)
 class Verification:
-    """What verifying takes. ``manifest`` and ``root`` are of the artifact under construction."""
+    """What verifying takes. ``manifest`` and ``root`` are of the artifact under construction.
+
+    ``quantization``: how the engine was quantized, for its certificate.
+    """
 
     config: BuildConfig
     compiler: Compiler
@@ -64,6 +72,7 @@ class Verification:
     manifest: Manifest
     root: Path
     open_engine: OpenEngine
+    quantization: QuantizationRecord | None = None
 
     @property
     def outputs(self) -> list[str]:
@@ -74,7 +83,20 @@ class Verification:
     def thresholds(self) -> Thresholds:
         """As the user says, else the precision's."""
         least = self.config.min_cosine
-        return thresholds_of(MIN_COSINES[self.manifest.precision] if least is None else least)
+        if least is None:
+            least = min_cosine_of(self.manifest.precision, is_decoder=self.checkpoint.family.is_decoder)
+        return thresholds_of(least, retrieval=self.retrieval is not None)
+
+    @cached_property
+    def retrieval(self) -> RetrievalQuestions | None:
+        """What is asked of the bundled set; None where retrieval is not to be measured."""
+        is_asked = self.config.verify_retrieval
+        if not (self.manifest.precision in QUANTIZED if is_asked is None else is_asked):
+            return None
+        found = questions_of(self.manifest, self.checkpoint.spec, self.checkpoint.tokenizer, bundled())
+        if found is None and is_asked:
+            raise ConfigError("--verify-retrieval: the model's tokenizer has no tokens for the texts. Leave it out.")
+        return found
 
 
 def certified(work: Verification, name: str, progress: Progress) -> Certified:
@@ -96,11 +118,13 @@ def certified(work: Verification, name: str, progress: Progress) -> Certified:
 
 def _verified(work: Verification, questions: HeldOut, budget: Budget, progress: Progress) -> Certified:
     """The engine is closed before the reference is opened: each may fill the memory. Raises VerificationError."""
-    config = work.config
+    config, found = work.config, None
     with progress.step("Run engine") as step:
         with closing(work.open_engine(work.root / ENGINE_DIR, work.manifest)) as engine:
             if config.verify:
                 answers = ask_engine(engine, questions, work.outputs, lambda: budget.is_used(ENGINE_SHARE))
+                if work.retrieval is not None:
+                    found = ask_retrieval(engine, work.retrieval, lambda: budget.is_used(ENGINE_SHARE))
             else:
                 answers = ask_canary(engine, questions, work.outputs[0])
         step.details.append(f"{answers.num_texts} texts" if config.verify else "canary only")
@@ -111,7 +135,19 @@ def _verified(work: Verification, questions: HeldOut, budget: Budget, progress: 
     with progress.step("Verify") as step, _reference(work) as reference:
         encodings = questions.encodings[: answers.num_texts]
         expected = ask_reference(reference, encodings, work.outputs, budget)
-        certificate = compare(answers, expected, questions, work.thresholds)
+        ranked = None
+        if work.retrieval is not None and found is not None:
+            ndcg = rank_by_reference(reference, work.retrieval, budget)
+            ranked = None if ndcg is None else agreement(work.retrieval, ndcg, found, work.thresholds.ndcg_loss)
+        certificate = compare(
+            answers,
+            expected,
+            questions,
+            work.thresholds,
+            meaning=meaning_of(manifest),
+            quantization=work.quantization,
+            retrieval=ranked,
+        )
         step.details += _figures(certificate)
     _check_certificate(config, certificate, progress)
     return manifest, certificate
@@ -123,14 +159,25 @@ def _to_be_verified(work: Verification, questions: HeldOut, budget: Budget, prog
         expected = ask_reference(reference, questions.encodings, work.outputs, budget)
         canary = reference.run([questions.canary], work.outputs[:1])[work.outputs[0]][0]
         step.details.append(f"{expected.num_texts} texts, {expected.name}")
-    allow = work.config.allow_below_threshold
-    certificate = keep(work.root, expected, questions, canary, work.thresholds, allow_below_threshold=allow)
+        ndcg = rank_by_reference(reference, work.retrieval, budget) if work.retrieval else None
+    certificate = keep(
+        work.root,
+        expected,
+        questions,
+        canary,
+        work.thresholds,
+        allow_below_threshold=work.config.allow_below_threshold,
+        quantization=work.quantization,
+        retrieval=RetrievalReference(work.retrieval, ndcg) if work.retrieval and ndcg is not None else None,
+    )
     return _with_bytes(work.manifest, expected.rows), certificate
 
 
 def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkpoint) -> None:
     """Raise ConfigError or MissingDependencyError before anything is compiled that could not be verified then."""
     absent = compiler.cannot_run()
+    if config.verify_retrieval:
+        check_ranks(checkpoint.spec, checkpoint.max_seq_len)
     if config.verify:
         if not _is_hf(config, checkpoint):
             _engine_compiler(config, compiler).check_able()
@@ -186,22 +233,22 @@ def _figures(certificate: Certificate) -> list[str]:
         f"{one.output}: mean cosine {one.cosine_mean:.6f}, lowest {one.cosine_min:.6f}" for one in certificate.outputs
     )
     count = f"{certificate.num_texts} of {certificate.num_held_out_texts} texts"
+    if certificate.retrieval_is_missing:
+        count += "; retrieval not measured: the time was over"
+    if ranked := certificate.retrieval:
+        count += f"; nDCG@10 {ranked.ndcg_engine:.4f}, the reference's {ranked.ndcg_reference:.4f}"
     return [f"{what}{'; '.join(figures)}, against {certificate.reference}, {count}"]
 
 
 def _check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
     if certificate.passed:
         return
-    missed = next(agreement for agreement in certificate.outputs if agreement.failures)
-    message = (
-        f"{missed.output}: {', '.join(missed.failures)}, against {certificate.reference}; "
-        f"worst text: {missed.worst_texts[0][:60]!r}"
-    )
+    message = f"{'; '.join(certificate.failures)}, against {certificate.reference}"
+    missed = next((row for row in certificate.outputs if row.failures), None)
+    if missed is not None:
+        message += f"; worst text: {missed.worst_texts[0].text[:60]!r}"
     if not config.allow_below_threshold:
-        raise VerificationError(
-            f"Verification failed: {message}. Choose a higher precision, lower --min-cosine, "
-            "or keep the engine with --allow-below-threshold."
-        )
+        raise VerificationError(f"Verification failed: {message}. To do: {', or '.join(remedies(certificate))}.")
     progress.note(f"kept although {message}")
 
 
