@@ -58,8 +58,13 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for index in range(len(rows[0]) if rows else len(header)):
         table.add_column(header[index] if header else "", no_wrap=index == 0, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(_printable(cell)) for cell in row))
     return table
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def _facts(name: str, certificate: Certificate) -> Iterator[tuple[str, str]]:
