@@ -16,7 +16,7 @@ def label_agreement(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> flo
 def kl_divergence(
     actual: npt.NDArray[Any], expected: npt.NDArray[Any], function: Literal["sigmoid", "softmax", "none"]
 ) -> float | None:
-    """The mean over rows, of logits [n, labels], of KL(expected || actual) in nats, of the probabilities by ``function``.
+    """The mean over rows of KL(expected || actual) in nats, of logits [n, labels] made probabilities by ``function``.
 
     Of the sigmoid each label is a distribution of its own, and theirs are added. Scores that are no probabilities have
     none: None.

@@ -1,4 +1,4 @@
-"""``certificate.html``: a certificate as a page that needs nothing but itself. No script; equal content, equal bytes."""
+"""``certificate.html``: a certificate as a page that needs nothing but itself. No script; equal input, equal bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1f24; --quiet: #57606a; --line: #d0d7de; --bar: #2f6fb0;
   --low: #b3261e; --high: #c77700; --pass: #1a6b35; --fail: #b3261e; --open: #8a5a00; --tint: #f4f6f8; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171a; --text: #e4e8ec; --quiet: #a3adb8; --line: #3a424a;
-  --bar: #6fa8dc; --low: #ff8a80; --high: #f2b34c; --pass: #6fcf8d; --fail: #ff8a80; --open: #f2b34c; --tint: #1d2227; } }
+  --bar: #6fa8dc; --low: #ff8a80; --high: #f2b34c; --pass: #6fcf8d; --fail: #ff8a80; --open: #f2b34c;
+  --tint: #1d2227; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 56rem; background: var(--page); color: var(--text);
   font: 16px/1.5 system-ui, sans-serif; }
@@ -184,8 +185,8 @@ def _quantization(record: QuantizationRecord) -> Iterator[str]:
     if record.layers:
         yield "<h3>Sensitivity of the layers</h3>"
         yield (
-            '<p class="quiet">What quantizing a layer does to its product on the calibration texts: root mean square of '
-            "the difference, divided by that of the exact product. Hatched: left in the higher precision.</p>"
+            '<p class="quiet">What quantizing a layer does to its product on the calibration texts: root mean square '
+            "of the difference, divided by that of the exact product. Hatched: left in the higher precision.</p>"
         )
         if len(record.layers) > MOST_LAYERS:
             yield f"<p>The {MOST_LAYERS} largest of {len(record.layers)}; certificate.json has all.</p>"
@@ -195,13 +196,13 @@ def _quantization(record: QuantizationRecord) -> Iterator[str]:
 def _legend() -> Iterator[str]:
     yield "<h2>What the figures say</h2>"
     yield (
-        '<p class="quiet">Cosines are between the engine\'s and the reference\'s vector of a text, or of a token. For '
-        "scores of labels the mean is their correlation over all texts, and the other figures are over each text's share "
-        "in it. Largest difference: of a component, vectors at unit length. Top-10 overlap: how many of each text's ten "
-        "nearest neighbours (of labels: of the ten texts that score highest) both agree on. Spearman: rank correlation of "
-        "the similarities of all pairs. Kendall tau: rank correlation (tau-b) of a reranker's scores. Same label: share of "
-        "rows in which both score the same label highest. KL divergence: of the engine's probabilities from the "
-        "reference's, in nats.</p>"
+        "<p class=\"quiet\">Cosines are between the engine's and the reference's vector of a text, or of a token. For "
+        "scores of labels the mean is their correlation over all texts, and the other figures are over each text's "
+        "share in it. Largest difference: of a component, vectors at unit length. Top-10 overlap: how many of each "
+        "text's ten nearest neighbours (of labels: of the ten texts that score highest) both agree on. Spearman: rank "
+        "correlation of the similarities of all pairs. Kendall tau: rank correlation (tau-b) of a reranker's scores. "
+        "Same label: share of rows in which both score the same label highest. KL divergence: of the engine's "
+        "probabilities from the reference's, in nats.</p>"
     )
 
 

@@ -198,9 +198,7 @@ def _kept(questions: RetrievalQuestions) -> list[npt.NDArray[np.bool_]]:
     """Which tokens of each encoding count."""
     ranking, num_queries = questions.ranking, len(questions.ranking.grades)
     return [
-        ~np.isin(
-            encoding.input_ids, ranking.query_skip_ids if index < num_queries else ranking.document_skip_ids
-        )
+        ~np.isin(encoding.input_ids, ranking.query_skip_ids if index < num_queries else ranking.document_skip_ids)
         for index, encoding in enumerate(questions.encodings)
     ]
 

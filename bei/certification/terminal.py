@@ -34,7 +34,7 @@ def as_tables(path: Path) -> str:
     console = Console(file=stream, width=_WIDTH, highlight=False, markup=False, emoji=False)
     for table in _tables(artifact):
         console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
 
 
 def _tables(artifact: Artifact) -> Iterator[Table]:

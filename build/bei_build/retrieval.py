@@ -135,9 +135,7 @@ def _readable(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
     )
 
 
-def _of_reranker(
-    manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet
-) -> RetrievalQuestions:
+def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet) -> RetrievalQuestions:
     candidates = [_candidates(grades, len(asked.documents)) for grades in asked.grades]
     pairs = [
         (query, asked.documents[document])

@@ -77,7 +77,7 @@ def broken_text(bert: Path, index: int) -> Fault:
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_one_text_of_all_fails_the_build_by_name(precision: str, bert: Path, tmp_path: Path) -> None:
     opened = opening(broken_text(bert, 47))
-    with pytest.raises(VerificationError, match="embedding: .*min cosine -") as info:
+    with pytest.raises(VerificationError, match=r"embedding: .*min cosine -") as info:
         build_artifact(bert, tmp_path / "a", opened, all_texts=True, precision=precision)
     assert f"worst text: {held_out_texts()[47][:60]!r}" in str(info.value)
 

@@ -225,7 +225,7 @@ def test_texts_without_tokens_are_left_out_with_what_they_answer(
 ) -> None:
     """As of static embeddings, which put no special tokens around a text."""
     bare = Tokenizer.from_str(tokenizer.to_str())
-    bare.post_processor = None  # type: ignore[assignment]
+    bare.post_processor = None
     asked = RetrievalSet(("cat", "  ", "mat"), ("", "cat", "mat"), ({1: 2, 0: 1}, {2: 2}, {0: 2}))
     found = questions_of(bert_artifact.manifest, spec, bare, asked)
     assert found is not None

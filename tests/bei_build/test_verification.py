@@ -37,7 +37,9 @@ from tests.checkpoints import HIDDEN, save_checkpoint, wordpiece_tokenizer
 
 LIMITS = Limits(max_num_tokens=128, max_batch_size=8, max_seq_len=32)
 DIMENSION = 16
-ALL_MIN_COSINES = sorted({*MIN_COSINES.values(), *MIN_COSINES_OF_DECODERS.values(), *MIN_COSINES_OF_ENCODERS.values(), 0.99})
+ALL_MIN_COSINES = sorted(
+    {*MIN_COSINES.values(), *MIN_COSINES_OF_DECODERS.values(), *MIN_COSINES_OF_ENCODERS.values(), 0.99}
+)
 Fault = Callable[[Float32Array], Float32Array]
 
 
@@ -348,7 +350,9 @@ def test_last_bits_of_the_reference_do_not_show(tokenizer: Tokenizer, spec: Mode
     assert exact.outputs[0].cosine_min < 1.0
     assert certify(quantized, StubReference(lambda rows: rows + noise), tokenizer, spec, 0.999) == exact
     perfect = certify(StubEngine(), StubReference(lambda rows: rows + noise), tokenizer, spec, 0.999)
-    assert [one.text for one in perfect.outputs[0].worst_texts] == held_out_texts()[:10]  # all are equally good: their order decides
+    assert [one.text for one in perfect.outputs[0].worst_texts] == held_out_texts()[
+        :10
+    ]  # all are equally good: their order decides
 
 
 def test_the_engine_is_run_in_mixed_batches_within_its_limits(tokenizer: Tokenizer, spec: ModelSpec) -> None:

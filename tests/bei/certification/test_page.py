@@ -179,7 +179,11 @@ def test_no_text_gets_out_of_its_place(page: str) -> None:
             "fail",
             "Below threshold on 101 texts",
         ),
-        ({"passed": False, "kind": "pending", "outputs": [], "num_texts": 0, "device": ""}, "open", "Pending the engine"),
+        (
+            {"passed": False, "kind": "pending", "outputs": [], "num_texts": 0, "device": ""},
+            "open",
+            "Pending the engine",
+        ),
         ({"passed": False, "kind": "none", "outputs": [], "thresholds": None}, "open", "Not verified built with"),
     ],
     ids=["passed", "some", "failed", "pending", "none"],

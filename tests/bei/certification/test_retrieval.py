@@ -52,7 +52,7 @@ def test_only_ten_documents_count() -> None:
     vectors = [[float(12 - place), 0.0] for place in range(12)]
     vectors[11], vectors[10] = [1.5, 0.0], [0.5, 0.0]
     assert ndcg(questions, {"embedding": rows(QUERY, *vectors)}) == 0.0
-    vectors[11] = [2.5, 0.0]
+    vectors[11] = [3.5, 0.0]
     assert ndcg(questions, {"embedding": rows(QUERY, *vectors)}) == pytest.approx(1 / math.log2(11), abs=1e-5)
 
 
