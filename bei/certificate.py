@@ -14,8 +14,8 @@ Verification = Literal["reference", "self-consistency", "pending", "none"]
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the cosines of every output must reach: their mean, their first percentile and the lowest.
 
-    ``ndcg_loss``: the share of the reference's nDCG@10 that the engine may lose on the bundled retrieval set; None
-    where retrieval was not to be measured.
+    ``ndcg_loss``: the share of the reference's nDCG@10 that the engine may lose on the bundled retrieval set, beyond
+    the loss's standard error; None where retrieval was not to be measured.
     """
 
     mean: float
@@ -76,9 +76,10 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class RetrievalAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The bundled retrieval set, ranked by ``output``: mean nDCG@10 of the reference and of the engine.
 
-    ``loss`` is the share of the reference's nDCG that the engine lacks, negative where it has more. ``ndcg_chance`` is
-    that of a random order. A reference that is less than halfway from there to 1 cannot rank these texts (it reads
-    another language, say); then the order is chance, and no loss is a failure.
+    ``loss`` is the share of the reference's nDCG that the engine lacks, negative where it has more; ``loss_error`` its
+    standard error, by the differences of the queries. ``ndcg_chance`` is that of a random order. A reference that is
+    less than halfway from there to 1 cannot rank these texts (it reads another language, say); then the order is
+    chance, and no loss is a failure.
     """
 
     output: str
@@ -88,6 +89,7 @@ class RetrievalAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     ndcg_reference: float
     ndcg_engine: float
     loss: float
+    loss_error: float
     is_judged: bool
     failures: list[str]
 

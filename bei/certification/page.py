@@ -105,7 +105,7 @@ def _comparison_facts(certificate: Certificate) -> Iterator[tuple[str, str]]:
     if (needed := certificate.thresholds) is not None:
         yield "Needed cosines", f"mean {needed.mean:g}, first percentile {needed.p1:g}, minimum {needed.min:g}"
         if needed.ndcg_loss is not None:
-            yield "Allowed loss of nDCG@10", f"{needed.ndcg_loss:.1%} of the reference's"
+            yield "Allowed loss of nDCG@10", f"{needed.ndcg_loss:.1%} of the reference's, beyond the standard error"
 
 
 def _outputs(certificate: Certificate) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _outputs(certificate: Certificate) -> Iterator[str]:
     shown = [name for name in dict.fromkeys(names) if any(dict(of_row).get(name) for of_row in figures)]
     rows = [
         [(row.output, False)]
-        + [(dict(of_row).get(name) or "–", True) for name in shown]
+        + [(dict(of_row).get(name) or "-", True) for name in shown]
         + [("below threshold" if row.failures else "passed", False)]
         for row, of_row in zip(certificate.outputs, figures, strict=True)
     ]
@@ -162,7 +162,7 @@ def _retrieval_facts(found: RetrievalAgreement) -> Iterator[tuple[str, str]]:
     yield "nDCG@10 of the reference", f"{found.ndcg_reference:.5f}"
     yield "nDCG@10 of the engine", f"{found.ndcg_engine:.5f}"
     yield "nDCG@10 of a random order", f"{found.ndcg_chance:.5f}"
-    yield "Loss", f"{found.loss:.2%} of the reference's"
+    yield "Loss", f"{found.loss:.2%} of the reference's, standard error {found.loss_error:.2%}"
     if not found.is_judged:
         yield "Verdict", "not judged: the reference itself hardly ranks these texts, or nobody asked for a threshold"
     else:

@@ -61,33 +61,44 @@ def ask_retrieval(engine: Engine, questions: RetrievalQuestions, is_enough: Call
 
 
 def agreement(
-    questions: RetrievalQuestions, ndcg_reference: float, rows: Rows, max_loss: float | None
+    questions: RetrievalQuestions, reference: Sequence[float], rows: Rows, max_loss: float | None
 ) -> RetrievalAgreement:
-    """An engine with these ``rows`` against a reference with ``ndcg_reference``; ``max_loss`` None: only reported."""
+    """An engine with these ``rows`` against a reference with these ``ndcgs``; ``max_loss`` None: only reported.
+
+    A loss is a failure where it is larger than ``max_loss`` by more than its standard error: one pair of nearly equal
+    documents that changes places may cost more than is allowed, and as well bring it.
+    """
     ranking = questions.ranking
-    chance, found = round(_ndcg_of_chance(ranking), 5), ndcg(questions, rows)
-    loss = round((ndcg_reference - found) / ndcg_reference, 5) if ndcg_reference else 0.0
-    is_judged = max_loss is not None and ndcg_reference >= chance + _LEAST_SKILL * (1 - chance)
+    theirs, ours = np.array(reference), np.array(ndcgs(questions, rows))
+    chance, of_reference, found = (round(float(value), 5) for value in (_chance(ranking), theirs.mean(), ours.mean()))
+    loss = error = 0.0
+    if of_reference > 0:
+        loss = round((of_reference - found) / of_reference, 5)
+        spread = float(np.std(theirs - ours, ddof=1)) / len(ours) ** 0.5 if len(ours) > 1 else 0.0
+        error = round(spread / of_reference, 5)
+    is_judged = max_loss is not None and of_reference >= chance + _LEAST_SKILL * (1 - chance)
     failures = []
-    if is_judged and max_loss is not None and loss > max_loss:
+    if is_judged and max_loss is not None and loss - error > max_loss:
         failures.append(
-            f"nDCG@10 {found:.5f} is {loss:.2%} below the reference's {ndcg_reference:.5f}, and may be {max_loss:.2%}"
+            f"nDCG@10 {found:.5f} is {loss:.2%} (standard error {error:.2%}) below the reference's {of_reference:.5f}, "
+            f"and may be {max_loss:.2%}"
         )
     return RetrievalAgreement(
         output=ranking.output,
         num_queries=len(ranking.grades),
         num_documents=ranking.num_documents,
         ndcg_chance=chance,
-        ndcg_reference=ndcg_reference,
+        ndcg_reference=of_reference,
         ndcg_engine=found,
         loss=loss,
+        loss_error=error,
         is_judged=is_judged,
         failures=failures,
     )
 
 
-def ndcg(questions: RetrievalQuestions, rows: Rows) -> float:
-    """The mean over queries, to five digits. A document that got NaN or Inf comes last."""
+def ndcgs(questions: RetrievalQuestions, rows: Rows) -> list[float]:
+    """Of each query, to five digits. A document that got NaN or Inf comes last."""
     ranking = questions.ranking
     with np.errstate(invalid="ignore", over="ignore"):  # of rows with NaN and Inf
         all_scores = _scores(questions, rows[ranking.output])
@@ -97,8 +108,8 @@ def ndcg(questions: RetrievalQuestions, rows: Rows) -> float:
         largest = np.abs(scores[finite]).max(initial=1e-12)
         compared = np.where(finite, (np.where(finite, scores, 0.0) / largest).round(_SCORE_DIGITS), -np.inf)
         order = np.argsort(-compared, kind="stable")
-        found.append(_ndcg_of_order(_grades(ranking, query)[order]))
-    return round(float(np.mean(found)), 5)
+        found.append(round(_ndcg_of_order(_grades(ranking, query)[order]), 5))
+    return found
 
 
 def _grades(ranking: Ranking, query: int) -> npt.NDArray[np.float64]:
@@ -114,7 +125,7 @@ def _ndcg_of_order(grades: npt.NDArray[np.float64]) -> float:
     return float(grades[:_DEPTH] @ _discounts(len(grades)) / (best @ _discounts(len(best))))
 
 
-def _ndcg_of_chance(ranking: Ranking) -> float:
+def _chance(ranking: Ranking) -> float:
     """What a random order has on average."""
     found = []
     for query in range(len(ranking.grades)):

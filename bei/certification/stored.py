@@ -45,15 +45,15 @@ _ALL_KEYS = -1  # of tokens that are looked at
 
 @dataclass(frozen=True)
 class RetrievalReference:
-    """How well the reference ranked: its nDCG@10 on ``questions``."""
+    """How well the reference ranked: its nDCG@10 for each query of ``questions``."""
 
     questions: RetrievalQuestions
-    ndcg: float
+    ndcgs: list[float]
 
 
 class _RetrievalRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ranking: Ranking
-    ndcg: float
+    ndcgs: list[float]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +105,7 @@ def keep(
         canary_text=questions.canary_text,
         thresholds=thresholds,
         allow_below_threshold=allow_below_threshold,
-        retrieval=_RetrievalRecord(ranking=retrieval.questions.ranking, ndcg=retrieval.ndcg) if retrieval else None,
+        retrieval=_RetrievalRecord(ranking=retrieval.questions.ranking, ndcgs=retrieval.ndcgs) if retrieval else None,
     )
     (folder / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
     rows: dict[str, Any] = {
@@ -158,7 +158,7 @@ def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
 def _ranked(engine: Engine, reference: RetrievalReference, thresholds: Thresholds) -> RetrievalAgreement:
     rows = ask_retrieval(engine, reference.questions, lambda: False)
     assert rows is not None  # nothing ended it
-    return agreement(reference.questions, reference.ndcg, rows, thresholds.ndcg_loss)
+    return agreement(reference.questions, reference.ndcgs, rows, thresholds.ndcg_loss)
 
 
 def check_stored(artifact: Artifact) -> None:
@@ -220,7 +220,7 @@ def _retrieval(record: _Record, arrays: dict[str, Any]) -> RetrievalReference | 
     if record.retrieval is None:
         return None
     own = {name[len(_RETRIEVAL) :]: array for name, array in arrays.items() if name.startswith(_RETRIEVAL)}
-    return RetrievalReference(RetrievalQuestions(record.retrieval.ranking, _encodings(own)), record.retrieval.ndcg)
+    return RetrievalReference(RetrievalQuestions(record.retrieval.ranking, _encodings(own)), record.retrieval.ndcgs)
 
 
 def _ends(arrays: dict[str, Any], name: str, ends_of_texts: Any, per_token: bool) -> Any:

@@ -80,9 +80,10 @@ def _facts(name: str, certificate: Certificate) -> Iterator[tuple[str, str]]:
     if (needed := certificate.thresholds) is not None:
         yield "needed cosines", f"mean {needed.mean:g}, p1 {needed.p1:g}, min {needed.min:g}"
         if needed.ndcg_loss is not None:
-            yield "allowed loss", f"{needed.ndcg_loss:.1%} of the reference's nDCG@10"
+            yield "allowed loss", f"{needed.ndcg_loss:.1%} of the reference's nDCG@10, beyond the standard error"
     if found := certificate.retrieval:
-        figures = f"{found.ndcg_engine:.5f}, the reference's {found.ndcg_reference:.5f}, loss {found.loss:.2%}"
+        loss = f"loss {found.loss:.2%}, standard error {found.loss_error:.2%}"
+        figures = f"{found.ndcg_engine:.5f}, the reference's {found.ndcg_reference:.5f}, {loss}"
         by_chance = "" if found.is_judged else f" (not judged: a random order has {found.ndcg_chance:.5f})"
         yield "nDCG@10", f"{figures}, by {found.output}{by_chance}"
     elif certificate.retrieval_is_missing:

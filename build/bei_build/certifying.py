@@ -137,8 +137,8 @@ def _verified(work: Verification, questions: HeldOut, budget: Budget, progress: 
         expected = ask_reference(reference, encodings, work.outputs, budget)
         ranked = None
         if work.retrieval is not None and found is not None:
-            ndcg = rank_by_reference(reference, work.retrieval, budget)
-            ranked = None if ndcg is None else agreement(work.retrieval, ndcg, found, work.thresholds.ndcg_loss)
+            theirs = rank_by_reference(reference, work.retrieval, budget)
+            ranked = None if theirs is None else agreement(work.retrieval, theirs, found, work.thresholds.ndcg_loss)
         certificate = compare(
             answers,
             expected,
@@ -159,7 +159,7 @@ def _to_be_verified(work: Verification, questions: HeldOut, budget: Budget, prog
         expected = ask_reference(reference, questions.encodings, work.outputs, budget)
         canary = reference.run([questions.canary], work.outputs[:1])[work.outputs[0]][0]
         step.details.append(f"{expected.num_texts} texts, {expected.name}")
-        ndcg = rank_by_reference(reference, work.retrieval, budget) if work.retrieval else None
+        ndcgs = rank_by_reference(reference, work.retrieval, budget) if work.retrieval else None
     certificate = keep(
         work.root,
         expected,
@@ -168,7 +168,7 @@ def _to_be_verified(work: Verification, questions: HeldOut, budget: Budget, prog
         work.thresholds,
         allow_below_threshold=work.config.allow_below_threshold,
         quantization=work.quantization,
-        retrieval=RetrievalReference(work.retrieval, ndcg) if work.retrieval and ndcg is not None else None,
+        retrieval=RetrievalReference(work.retrieval, ndcgs) if work.retrieval and ndcgs is not None else None,
     )
     return _with_bytes(work.manifest, expected.rows), certificate
 

@@ -23,6 +23,8 @@ from bei_build.verification import encode, encode_pairs
 
 # A reranker scores so many documents a query: those that answer it, the others of its subject, and the next subject's.
 NUM_CANDIDATES = 10
+# And only every third query: with a query's pairs it costs ten times what an embedder costs.
+_EVERY = 3
 # Below it most texts are cut to a few words.
 LEAST_SEQ_LEN = 32
 _RANKING_TASKS = {"embed", "embed_sparse", "embed_tokens", "rerank"}
@@ -136,10 +138,11 @@ def _readable(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
 
 
 def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet) -> RetrievalQuestions:
-    candidates = [_candidates(grades, len(asked.documents)) for grades in asked.grades]
+    queries, grades_of = asked.queries[::_EVERY], asked.grades[::_EVERY]
+    candidates = [_candidates(grades, len(asked.documents)) for grades in grades_of]
     pairs = [
         (query, asked.documents[document])
-        for query, documents in zip(asked.queries, candidates, strict=True)
+        for query, documents in zip(queries, candidates, strict=True)
         for document in documents
     ]
     if manifest.rerank_template is None:
@@ -149,7 +152,7 @@ def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, aske
     ranking = Ranking(
         output="logits",
         num_documents=len(asked.documents),
-        grades=list(asked.grades),
+        grades=list(grades_of),
         candidates=candidates,
     )
     return RetrievalQuestions(ranking, encodings)

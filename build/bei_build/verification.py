@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from bei.artifact import Certificate
 from bei.certification.answers import MIN_TEXTS, EngineAnswers, HeldOut, Rows, joined, run
 from bei.certification.comparison import ReferenceAnswers, kept_canary
-from bei.certification.retrieval import RetrievalQuestions, ndcg
+from bei.certification.retrieval import RetrievalQuestions, ndcgs
 from bei.core import Encoding, Engine, Expansion, expanded
 from bei.errors import VerificationError
 from bei_build.heads import tasks_of
@@ -133,17 +133,17 @@ def ask_reference(
     return ReferenceAnswers(reference.name, reference.is_own, joined(parts))
 
 
-def rank_by_reference(reference: Reference, questions: RetrievalQuestions, budget: Budget) -> float | None:
-    """Its nDCG@10 on ``questions``; None where the budget ends before it has answered all of them."""
+def rank_by_reference(reference: Reference, questions: RetrievalQuestions, budget: Budget) -> list[float] | None:
+    """Its nDCG@10 for each query of ``questions``; None where the budget ends before it has answered all of them."""
     encodings, output = questions.encodings, questions.ranking.output
     if not budget.is_limited:
-        return ndcg(questions, reference.run(encodings, [output]))
+        return ndcgs(questions, reference.run(encodings, [output]))
     parts: list[Rows] = []
     for encoding in encodings:
         if budget.is_used():
             return None
         parts.append(reference.run([encoding], [output]))
-    return ndcg(questions, joined(parts))
+    return ndcgs(questions, joined(parts))
 
 
 def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:

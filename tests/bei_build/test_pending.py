@@ -113,7 +113,7 @@ def test_the_retrieval_of_a_quantized_engine_is_measured_where_it_runs(tmp_path:
     main(["verify", str(artifact.path)])
     completed = artifacts.load(artifact.path).certificate
     assert completed.retrieval is not None
-    assert completed.retrieval.num_queries == 60
+    assert completed.retrieval.num_queries == 150
     assert "Not measured" not in (artifact.path / artifacts.CERTIFICATE_PAGE).read_text()
 
 

@@ -43,6 +43,7 @@ def retrieval(*, failures: Sequence[str] = ()) -> RetrievalAgreement:
         ndcg_reference=0.81234,
         ndcg_engine=0.80987,
         loss=0.00304,
+        loss_error=0.0012,
         is_judged=True,
         failures=list(failures),
     )

@@ -40,7 +40,7 @@ FULL = certificate(
 class Elements(HTMLParser):
     """Names of the elements, texts, and whether what was opened is closed."""
 
-    VOID = {"meta", "rect", "line"}
+    VOID = ("meta", "rect", "line")
 
     def __init__(self, page: str) -> None:
         super().__init__()

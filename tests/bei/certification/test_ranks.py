@@ -20,8 +20,8 @@ def test_equal_values_share_the_mean_of_their_ranks() -> None:
 
 
 # x and y, rho, tau-b. The first: d = (1, -1, 1, -1, 0), so rho = 1 - 6 * 4 / 120; two of ten pairs are ordered
-# otherwise. The second: ranks (1, 2.5, 2.5, 4) and (1, 3, 2, 4): rho = 4.5 / sqrt(4.5 * 5); five pairs ordered alike, none
-# otherwise, five of six ordered at all on the left, six on the right.
+# otherwise. The second: ranks (1, 2.5, 2.5, 4) and (1, 3, 2, 4): rho = 4.5 / sqrt(4.5 * 5); five pairs ordered alike,
+# none otherwise, five of six ordered at all on the left, six on the right.
 CASES = [
     ([1, 2, 3, 4, 5], [2, 1, 4, 3, 5], 0.8, 0.6),
     ([1, 2, 2, 3], [1, 3, 2, 4], 4.5 / math.sqrt(22.5), 5 / math.sqrt(30)),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bei.certification.answers import Rows
-from bei.certification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval, ndcg
+from bei.certification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval, ndcgs
 from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
 
 
@@ -25,6 +25,10 @@ def rows(*vectors: list[Any]) -> list[Float32Array]:
     return [np.array(vector, np.float32) for vector in vectors]
 
 
+def ndcg(questions: RetrievalQuestions, found: Rows) -> float:
+    return float(np.mean(ndcgs(questions, found)))
+
+
 # Three documents with grades 2, 0, 1.
 BEST = 2 + 1 / math.log2(3)
 QUERY = [1.0, 0.0]
@@ -37,7 +41,7 @@ QUERY = [1.0, 0.0]
         ([[2, 0], [1, 0], [3, 0]], (1 + 2 / math.log2(3)) / BEST),
         ([[1, 0], [3, 0], [2, 0]], (1 / math.log2(3) + 2 / 2) / BEST),
         ([[1, 0], [1, 0], [1, 0]], (2 + 1 / 2) / BEST),  # equal ones stay in order
-        ([[1, 0], [1 + 1e-7, 0], [0, 0]], 1.0 * (2 + 1 / 2) / BEST),  # as do nearly equal ones
+        ([[1, 0], [1 + 1e-7, 0], [0, 0]], (2 + 1 / 2) / BEST),  # as do nearly equal ones
     ],
     ids=["best", "second first", "worst", "equal", "nearly equal"],
 )
@@ -127,7 +131,7 @@ def made(engine_first: int, num_documents: int = 20, max_loss: float | None = 0.
     questions = asked(*[1] * (num_documents + 1), grades=[{0: 1}])
     vectors = [[0.5 - place / 100, 0.0] for place in range(num_documents)]
     vectors[engine_first] = [1.0, 0.0]
-    return agreement(questions, reference, {"embedding": rows(QUERY, *vectors)}, max_loss)
+    return agreement(questions, [reference], {"embedding": rows(QUERY, *vectors)}, max_loss)
 
 
 def test_an_engine_that_ranks_as_well_passes() -> None:
@@ -140,8 +144,24 @@ def test_a_loss_of_more_than_is_allowed_is_a_failure_with_figures() -> None:
     found = made(3)
     assert found.loss == pytest.approx(1 - 1 / math.log2(3), abs=1e-5)
     (failure,) = found.failures
-    assert failure == "nDCG@10 0.63093 is 36.91% below the reference's 1.00000, and may be 0.50%"
+    assert failure == (
+        "nDCG@10 0.63093 is 36.91% (standard error 0.00%) below the reference's 1.00000, and may be 0.50%"
+    )
     assert made(3, max_loss=0.4).failures == []
+
+
+def test_a_loss_within_its_standard_error_is_none() -> None:
+    """Of four queries one has lost a third: 9 % of all, give or take 9 %."""
+    encodings = [Encoding(np.zeros(1, np.int32))] * 14
+    questions = RetrievalQuestions(Ranking(output="embedding", num_documents=10, grades=[{0: 1}] * 4), encodings)
+    vectors = [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], *([1 - place / 10, 0.0] for place in range(10))]
+    vectors[5][1] = 0.5  # what the last query takes for the best
+    found = agreement(questions, [1.0] * 4, {"embedding": rows(*vectors)}, 0.005)
+    lost = 1 - 1 / math.log2(3)
+    assert found.loss == pytest.approx(lost / 4, abs=1e-5)
+    assert found.loss_error == pytest.approx(lost / 4, abs=1e-5)  # deviations 3, 1, 1, 1 quarters: sqrt(12 / 3 / 4)
+    assert found.failures == []
+    assert agreement(questions, [1.0] * 4, {"embedding": rows(*vectors)}, -0.001).failures != []
 
 
 def test_an_engine_that_ranks_better_has_lost_nothing() -> None:

@@ -22,7 +22,7 @@ from bei.artifact import (
 )
 from bei.certification.answers import HeldOut
 from bei.certification.comparison import ReferenceAnswers
-from bei.certification.retrieval import Ranking, RetrievalQuestions, ndcg
+from bei.certification.retrieval import Ranking, RetrievalQuestions, ndcgs
 from bei.certification.stored import RetrievalReference, complete, keep
 from bei.certification.thresholds import thresholds_of
 from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
@@ -222,12 +222,12 @@ def retrieval_reference() -> RetrievalReference:
     grades = [{0: 2}, {3: 1}, {5: 2}]
     ranking = Ranking(output="embedding", num_documents=len(documents), grades=grades, similarity="cosine")
     asked = RetrievalQuestions(ranking, [documents[0], documents[3], documents[5], *documents])
-    return RetrievalReference(asked, ndcg(asked, {"embedding": [vectors_of(one)[0] for one in asked.encodings]}))
+    return RetrievalReference(asked, ndcgs(asked, {"embedding": [vectors_of(one)[0] for one in asked.encodings]}))
 
 
 def test_a_retrieval_is_ranked_where_the_engine_runs(tmp_path: Path) -> None:
     reference = retrieval_reference()
-    assert reference.ndcg == 1.0
+    assert reference.ndcgs == [1.0, 1.0, 1.0]
     artifact = artifacts.load(pending(tmp_path / "a", questions(), retrieval=reference).path)
     assert artifact.certificate.retrieval is None
     good, is_good = complete(artifact, Engine())
