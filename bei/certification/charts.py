@@ -35,7 +35,7 @@ def histogram_chart(row: Agreement, thresholds: Thresholds | None, name: str) ->
     histogram = row.histogram
     width = (_RIGHT - _LEFT) / len(histogram.counts)
     highest = max(1, *histogram.counts)
-    parts = []
+    parts = _threshold_lines(histogram, thresholds) if thresholds else []
     for place, count in enumerate(histogram.counts):
         left = _RIGHT - (place + 1) * width
         low = thresholds is not None and place > 0 and histogram.edges[place - 1] >= 1 - thresholds.min
@@ -52,7 +52,6 @@ def histogram_chart(row: Agreement, thresholds: Thresholds | None, name: str) ->
         parts.append(f'<line class="axis" x1="{x:.1f}" y1="{_BASE}" x2="{x:.1f}" y2="{_BASE + 4}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{_BASE + 17}">{_cosine(edge)}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" y1="{_BASE}" x2="{_RIGHT}" y2="{_BASE}"/>')
-    parts += _threshold_lines(histogram, thresholds) if thresholds else []
     title = f"Cosines of {row.output}: how many lie in each range"
     return _chart(name, title, "; ".join(_in_words(histogram)), 204, parts)
 

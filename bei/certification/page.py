@@ -33,10 +33,12 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 caption { text-align: left; color: var(--quiet); padding: .25rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; } tbody th { font-weight: 500; }
-td { overflow-wrap: anywhere; } .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td { overflow-wrap: anywhere; }
+.number { width: 1%; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .facts th { width: 14rem; color: var(--quiet); }
 svg { display: block; width: 100%; height: auto; margin: .5rem 0; font: 10.5px system-ui, sans-serif; }
 svg text { fill: var(--text); } svg .count, svg .tick { text-anchor: middle; } svg .tick { fill: var(--quiet); }
+svg .count { paint-order: stroke; stroke: var(--page); stroke-width: 3px; }
 svg .name { text-anchor: end; } svg .limit { fill: var(--quiet); }
 svg .bar { fill: var(--bar); } svg .low { fill: var(--low); } svg .high { fill: var(--high); }
 svg .hatch { stroke: var(--page); stroke-width: 4; } svg .axis { stroke: var(--quiet); }
@@ -113,15 +115,14 @@ def _outputs(certificate: Certificate) -> Iterator[str]:
         return
     yield "<h2>Outputs</h2>"
     figures = [_figures(row) for row in certificate.outputs]
-    names = [name for name, _ in figures[0] + [pair for others in figures[1:] for pair in others]]
-    shown = [name for name in dict.fromkeys(names) if any(dict(of_row).get(name) for of_row in figures)]
-    rows = [
-        [(row.output, False)]
-        + [(dict(of_row).get(name) or "-", True) for name in shown]
-        + [("below threshold" if row.failures else "passed", False)]
-        for row, of_row in zip(certificate.outputs, figures, strict=True)
+    rows: list[list[_Cell]] = [
+        [(name, False), *((of_row[name] or "-", True) for of_row in figures)]
+        for name in figures[0]
+        if any(of_row[name] for of_row in figures)
     ]
-    yield _table("Each output against the reference", ["Output", *shown, "Verdict"], rows)
+    verdicts = ["below threshold" if row.failures else "passed" for row in certificate.outputs]
+    rows.append([("Verdict", False), *((verdict, True) for verdict in verdicts)])
+    yield _table("Each output against the reference", ["Figure", *(row.output for row in certificate.outputs)], rows)
     for index, row in enumerate(certificate.outputs):
         yield f"<h3>Output {safe(row.output)}</h3>"
         yield histogram_chart(row, certificate.thresholds, f"cosines-{index}")
@@ -129,18 +130,18 @@ def _outputs(certificate: Certificate) -> Iterator[str]:
         yield _table(f"The texts with the lowest cosines of {row.output}", ["Cosine", "Text"], worst)
 
 
-def _figures(row: Agreement) -> list[tuple[str, str | None]]:
-    return [
-        ("Mean", f"{row.cosine_mean:.6f}"),
-        ("First percentile", f"{row.cosine_p1:.6f}"),
-        ("Minimum", f"{row.cosine_min:.6f}"),
-        ("Largest difference", f"{row.max_abs_difference:.1e}"),
-        ("Top-10 overlap", f"{row.ranking_overlap:.1%}"),
-        ("Spearman", _optional(row.spearman, ".5f")),
-        ("Kendall tau", _optional(row.kendall_tau, ".5f")),
-        ("Same label", _optional(row.label_agreement, ".2%")),
-        ("KL divergence", _optional(row.kl_divergence, ".6f")),
-    ]
+def _figures(row: Agreement) -> dict[str, str | None]:
+    return {
+        "Mean cosine": f"{row.cosine_mean:.6f}",
+        "First percentile": f"{row.cosine_p1:.6f}",
+        "Minimum": f"{row.cosine_min:.6f}",
+        "Largest difference": f"{row.max_abs_difference:.1e}",
+        "Top-10 overlap": f"{row.ranking_overlap:.1%}",
+        "Spearman": _optional(row.spearman, ".5f"),
+        "Kendall tau": _optional(row.kendall_tau, ".5f"),
+        "Same label": _optional(row.label_agreement, ".2%"),
+        "KL divergence": _optional(row.kl_divergence, ".6f"),
+    }
 
 
 def _optional(value: float | None, form: str) -> str | None:
