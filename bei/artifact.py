@@ -3,6 +3,7 @@
     manifest.json      what the artifact is; every other file with size and sha256
     tokenizer.json     the tokenizer, ready to use (truncation and padding off)
     certificate.json   how far the engine is from the reference (bei.certification)
+    certificate.html   the same as a page for people
     engine/            the compiled engine, files named by the target
     reference/         answers of a reference, where the engine could not be verified yet (bei.certification.stored)
 
@@ -23,6 +24,16 @@ from typing import Literal
 
 import msgspec
 
+from bei.certificate import Agreement as Agreement
+from bei.certificate import Certificate as Certificate
+from bei.certificate import Histogram as Histogram
+from bei.certificate import LayerSensitivity as LayerSensitivity
+from bei.certificate import QuantizationRecord as QuantizationRecord
+from bei.certificate import RetrievalAgreement as RetrievalAgreement
+from bei.certificate import Thresholds as Thresholds
+from bei.certificate import Verification as Verification
+from bei.certificate import WorstText as WorstText
+from bei.certification.page import certificate_page
 from bei.core import Expansion, Limits
 from bei.errors import (
     ArtifactFileMissingError,
@@ -33,11 +44,12 @@ from bei.errors import (
 from bei.files import MOST_JSON_BYTES, UnfitError, read_bounded, unique_keys
 from bei.manifest_checks import certificate_fault, check_files, manifest_fault
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CERTIFICATE = "certificate.json"
+CERTIFICATE_PAGE = "certificate.html"
 ENGINE_DIR = "engine"
 REFERENCE_DIR = "reference"
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
@@ -188,11 +200,6 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     skip_ids: list[int]
 
 
-# What an engine was compared with. Pending: with nothing yet, because it could not run where it was built; the answers
-# to compare with are in the artifact.
-Verification = Literal["reference", "self-consistency", "pending", "none"]
-
-
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the runtime knows about a model. ``verification`` is the certificate's kind."""
 
@@ -232,71 +239,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return None
 
 
-class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the cosines of every output must reach: their mean, their first percentile and the lowest."""
-
-    mean: float
-    p1: float
-    min: float
-
-
-class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One output against the reference.
-
-    Cosines are between engine and reference: of each text's vector (embeddings, sparse vectors), or of each token's.
-    For scores of labels the mean is their correlation over all texts, and ``cosine_p1`` and ``cosine_min`` are over the
-    shares that the texts have in it (docs/decisions.md). ``ranking_overlap`` is the mean share of each text's ten
-    nearest neighbours, or of the ten texts that score highest for each label, that both agree on. ``failures`` say
-    which thresholds the output misses.
-    """
-
-    output: str
-    cosine_mean: float
-    cosine_p1: float
-    cosine_min: float
-    max_abs_difference: float
-    ranking_overlap: float
-    worst_texts: list[str]
-    failures: list[str]
-
-
-class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The compiled engine against the reference on held-out texts (docs/architecture.md, a build's life).
-
-    ``kind`` is "self-consistency" where the reference is bei's own FP32 engine, which shares the graph: what is wrong
-    in both does not show. It is "none" where the build was told not to verify: nothing was compared, and nothing has
-    passed. It is "pending" where the engine could not run at build time. ``device`` is where the engine answered.
-    ``num_texts`` of the ``num_held_out_texts`` were compared; a time budget may leave some out.
-
-    ``canary_row`` is what the engine itself gave as ``canary_output`` for ``canary_text`` (vectors at unit length; of
-    a token output the first token's), or the reference while the certificate is pending: readiness recomputes it. It
-    shows that a server computes what was verified, not that this is right.
-    """
-
-    kind: Verification
-    reference: str
-    device: str
-    num_texts: int
-    num_held_out_texts: int
-    thresholds: Thresholds | None
-    outputs: list[Agreement]
-    passed: bool
-    canary_text: str
-    canary_output: str
-    canary_row: list[float]
-
-    @property
-    def verdict(self) -> str:
-        """One line for people: ``passed on 101 texts``."""
-        if self.kind == "none":
-            return "NOT VERIFIED: built with --no-verify"
-        if self.kind == "pending":
-            return "PENDING: the engine could not run where it was built; 'bei verify' compares it on its own device"
-        some = f"{self.num_texts} of {self.num_held_out_texts}"
-        texts = f"{some if self.num_texts < self.num_held_out_texts else self.num_texts} texts"
-        return f"{'passed' if self.passed else 'BELOW THRESHOLD'} on {texts}"
-
-
 class Artifact(msgspec.Struct, frozen=True):
     """A verified artifact on disk."""
 
@@ -312,6 +254,21 @@ class Artifact(msgspec.Struct, frozen=True):
 
 def _encode(record: Manifest | Certificate) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def _certificate_files(manifest: Manifest, certificate: Certificate) -> dict[str, bytes]:
+    """Contents of the files that a new certificate replaces, by their names."""
+    source, engine = manifest.source, manifest.engine
+    facts = [
+        ("Model", f"{source.model}, {source.revision}" if source.revision else source.model),
+        ("Architecture", manifest.spec.architecture),
+        ("Target and precision", f"{manifest.target}, {manifest.precision}"),
+        ("Compiler", f"{engine.compiler} {engine.compiler_version}"),
+        ("Checkpoint SHA-256", source.sha256),
+        ("Built by", f"bei {manifest.bei_version}"),
+    ]
+    page = certificate_page(manifest.name, facts, certificate)
+    return {CERTIFICATE: _encode(certificate), CERTIFICATE_PAGE: page.encode()}
 
 
 def _digest(manifest: Manifest) -> str:
@@ -332,12 +289,14 @@ def sha256_of_file(path: Path) -> str:
 
 
 def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
-    """Complete the artifact at ``path``: write the certificate, list and hash all files, write the manifest last.
+    """Complete the artifact at ``path``: write the certificate and its page, list and hash all files, write the
+    manifest last.
 
     Tokenizer and engine files are there already. A directory without a manifest is not an artifact, so a build
     that was interrupted cannot be served.
     """
-    (path / CERTIFICATE).write_bytes(_encode(certificate))
+    for name, content in _certificate_files(manifest, certificate).items():
+        (path / name).write_bytes(content)
     files = [
         FileInfo(path=file.relative_to(path).as_posix(), size=file.stat().st_size, sha256=sha256_of_file(file))
         for file in sorted(path.rglob("*"))
@@ -351,20 +310,25 @@ def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
 
 
 def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
-    """Put ``certificate`` into the artifact on disk in the place of its own, and seal it again. Raises OSError.
+    """Put ``certificate`` and its page into the artifact on disk in the place of its own, and seal it again. Raises
+    OSError.
 
     One process at a time; where two have the same artifact, the later certificate stays. Each file is replaced at once,
-    certificate first: a process that is killed between the two leaves an artifact that says that its certificate is
-    another one, and has to be copied anew.
+    manifest last: a process that is killed in between leaves an artifact that says that its certificate is another
+    one, and has to be copied anew.
     """
-    content = _encode(certificate)
-    new = FileInfo(path=CERTIFICATE, size=len(content), sha256=hashlib.sha256(content).hexdigest())
-    files = [new if info.path == CERTIFICATE else info for info in artifact.manifest.files]
+    contents = _certificate_files(artifact.manifest, certificate)
+    new = {
+        name: FileInfo(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    }
+    files = [new.get(info.path, info) for info in artifact.manifest.files]
     manifest = _sealed(msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind))
     with _alone(artifact.path), tempfile.TemporaryDirectory(prefix=".certificate.", dir=artifact.path) as scratch:
-        (Path(scratch) / CERTIFICATE).write_bytes(content)
-        (Path(scratch) / MANIFEST).write_bytes(_encode(manifest))
-        for name in (CERTIFICATE, MANIFEST):
+        contents[MANIFEST] = _encode(manifest)  # the last to be replaced
+        for name, content in contents.items():
+            (Path(scratch) / name).write_bytes(content)
+        for name in contents:
             os.replace(Path(scratch) / name, artifact.path / name)
     return msgspec.structs.replace(artifact, manifest=manifest, certificate=certificate)
 
@@ -423,11 +387,14 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def _has_certificate_of(path: Path, manifest: Manifest) -> bool:
-    file = path / CERTIFICATE
-    said = next((info for info in manifest.files if info.path == CERTIFICATE), None)
-    if said is None or said.size > MOST_JSON_BYTES or not file.is_file() or file.stat().st_size != said.size:
-        return False
-    return sha256_of_file(file) == said.sha256
+    listed = {info.path: info for info in manifest.files}
+    for name in (CERTIFICATE, CERTIFICATE_PAGE):
+        file, said = path / name, listed.get(name)
+        if said is None or said.size > MOST_JSON_BYTES or not file.is_file() or file.stat().st_size != said.size:
+            return False
+        if sha256_of_file(file) != said.sha256:
+            return False
+    return True
 
 
 def load(path: Path) -> Artifact:
@@ -453,7 +420,7 @@ def load(path: Path) -> Artifact:
                 "Copy the artifact anew from its source, or build it again."
             )
     listed = {info.path for info in manifest.files}
-    for required in (TOKENIZER, CERTIFICATE):
+    for required in (TOKENIZER, CERTIFICATE, CERTIFICATE_PAGE):
         if required not in listed:
             raise ArtifactManifestError(f"{path / MANIFEST} does not list {required}. Build the artifact again.")
     certificate = _certificate_of(path, manifest)

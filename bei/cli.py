@@ -105,6 +105,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="show what an artifact is, and its certificate")
     inspect.add_argument("artifact")
     inspect.add_argument("--json", action="store_true", help="machine-readable")
+    inspect.add_argument("--certificate", action="store_true", help="the certificate alone, with all of its figures")
     inspect.set_defaults(run=_inspect)
     doctor = commands.add_parser("doctor", help="show what this machine can build and serve, and what it lacks")
     doctor.set_defaults(run=_doctor)
@@ -241,10 +242,12 @@ def _verify(options: dict[str, Any]) -> None:
 
 
 def _inspect(options: dict[str, Any]) -> None:
+    from bei.certification import terminal
     from bei.inspection import as_json, as_table
 
-    path = Path(options["artifact"])
-    print(_for_stdout(as_json(path)) if options["json"] else as_table(path))  # noqa: T201
+    shown = (terminal.as_json, terminal.as_tables) if options["certificate"] else (as_json, as_table)
+    text = shown[0 if options["json"] else 1](Path(options["artifact"]))
+    print(_for_stdout(text) if options["json"] else text)  # noqa: T201
 
 
 def _doctor(options: dict[str, Any]) -> None:

@@ -207,6 +207,7 @@ BUILD_SETTINGS = frozenset(
         "reference",
         "verify",
         "verify_budget",
+        "verify_retrieval",
     )
 )
 _ALL_SETTINGS = BUILD_SETTINGS | {f.name for f in dataclasses.fields(ServeConfig)}

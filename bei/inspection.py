@@ -1,4 +1,7 @@
-"""What ``bei inspect`` prints: the manifest and the certificate, for people or for programs."""
+"""What ``bei inspect`` prints: the manifest and the certificate, for people or for programs.
+
+The certificate by itself: ``bei.certification.terminal``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from bei import artifact as artifacts
-from bei.artifact import Artifact, Plan, Role
+from bei.artifact import Artifact, Certificate, Plan, Role
 from bei.files import printable
 
 
@@ -122,6 +125,7 @@ def _certificate_rows(artifact: Artifact) -> list[tuple[str, str]]:
             ("certificate", certificate.verdict),
             ("reference", f"{certificate.reference}; its answers are in the artifact"),
             ("needed cosines", needed),
+            *_quantization_rows(certificate),
         ]
     own = "bei's own: " if certificate.kind == "self-consistency" else ""
     rows = [
@@ -129,13 +133,40 @@ def _certificate_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("reference", f"{own}{certificate.reference}"),
         ("verified on", certificate.device),
         ("needed cosines", f"mean {thresholds.mean}, p1 {thresholds.p1}, min {thresholds.min}"),
+        *_quantization_rows(certificate),
     ]
     for one in certificate.outputs:
         rows += [
             (one.output, f"mean {one.cosine_mean:.6f}, p1 {one.cosine_p1:.6f}, min {one.cosine_min:.6f}"),
             *(("FAILED", failure) for failure in one.failures),
             ("ranking kept", f"{one.ranking_overlap:.1%} of the ten best"),
+            *(
+                (name, f"{value:.5f}")
+                for name, value in (
+                    ("Spearman", one.spearman),
+                    ("Kendall tau", one.kendall_tau),
+                    ("same label", one.label_agreement),
+                    ("KL divergence", one.kl_divergence),
+                )
+                if value is not None
+            ),
             ("largest difference", f"{one.max_abs_difference:.2e}"),
-            ("worst text", repr(one.worst_texts[0][:70])),
+            ("worst text", f"{one.worst_texts[0].cosine:.6f}: {one.worst_texts[0].text[:70]!r}"),
         ]
-    return rows
+    if ranked := certificate.retrieval:
+        rows.append(("nDCG@10", f"{ranked.ndcg_engine:.5f}, the reference's {ranked.ndcg_reference:.5f}"))
+        rows += [("FAILED", failure) for failure in ranked.failures]
+    elif certificate.retrieval_is_missing:
+        rows.append(("nDCG@10", "not measured: the time for verifying was over"))
+    return [*rows, ("more", "bei inspect --certificate, certificate.html")]
+
+
+def _quantization_rows(certificate: Certificate) -> list[tuple[str, str]]:
+    record = certificate.quantization
+    if record is None:
+        return []
+    num_high = sum(layer.is_high for layer in record.layers)
+    return [
+        ("quantized", f"{record.format}, {record.method}; {num_high} of {len(record.layers)} layers left high"),
+        ("calibrated on", f"{record.calibration} ({record.num_texts:,} texts, {record.num_tokens:,} tokens)"),
+    ]

@@ -111,10 +111,10 @@ def _names(manifest: Manifest) -> Iterator[str]:
         if not _WORD.fullmatch(value):
             yield f"{field} is {_shown(value)}, which is no name"
     # Here, since it imports bei.artifact: every precision has its thresholds there.
-    from bei.certification.comparison import MIN_COSINES
+    from bei.certification.thresholds import PRECISIONS
 
-    if manifest.precision not in MIN_COSINES:
-        yield f"precision is {_shown(manifest.precision)}, and there are {', '.join(MIN_COSINES)}"
+    if manifest.precision not in PRECISIONS:
+        yield f"precision is {_shown(manifest.precision)}, and there are {', '.join(PRECISIONS)}"
     spec = manifest.spec
     for field in ("num_layers", "hidden_size", "num_heads", "vocab_size", "num_parameters"):
         least = 1 if field in ("hidden_size", "vocab_size") else 0

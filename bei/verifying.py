@@ -9,6 +9,7 @@ from pathlib import Path
 from bei import artifact as artifacts
 from bei.artifact import Artifact, Certificate
 from bei.certification.stored import check_stored, complete, may_be_served
+from bei.certification.thresholds import remedies
 from bei.core import Engine
 from bei.engine import load_engine
 from bei.errors import VerificationError
@@ -61,8 +62,7 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
 
 def failure_of(name: str, certificate: Certificate) -> str:
     """What an engine that is below its thresholds is refused with."""
-    missed = next(agreement for agreement in certificate.outputs if agreement.failures)
     return (
-        f"{name} differs from its reference ({certificate.reference}) on {certificate.device}: {missed.output}: "
-        f"{', '.join(missed.failures)}. Build it in a higher precision, or with --allow-below-threshold."
+        f"{name} differs from its reference ({certificate.reference}) on {certificate.device}: "
+        f"{'; '.join(certificate.failures)}. Build it again: {', or '.join(remedies(certificate))}."
     )

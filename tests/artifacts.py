@@ -115,9 +115,11 @@ def save_artifact(
     certificate = artifacts.Certificate(
         kind="reference",
         reference="nothing",
+        reference_is_independent=True,
         device="none",
         num_texts=1,
         num_held_out_texts=1,
+        texts_sha256="0" * 64,
         thresholds=artifacts.Thresholds(mean=0.99, p1=0.9, min=0.5),
         outputs=[
             artifacts.Agreement(
@@ -127,7 +129,8 @@ def save_artifact(
                 cosine_min=1.0,
                 max_abs_difference=0.0,
                 ranking_overlap=1.0,
-                worst_texts=["the worst text"],
+                histogram=artifacts.Histogram(edges=[0.001, 0.1], counts=[1, 0, 0]),
+                worst_texts=[artifacts.WorstText(text="the worst text", cosine=1.0)],
                 failures=[],
             )
         ],

@@ -7,6 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 import bei
 
 if sys.version_info >= (3, 11):
@@ -62,5 +64,6 @@ def test_the_builder_is_importable_beside_the_runtime() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", bei.__version__)
 
 
-def test_texts_for_verification_are_inside_the_package() -> None:
-    assert (ROOT / "build" / "bei_build" / "data" / "held_out.txt").is_file()
+@pytest.mark.parametrize("name", ["held_out.txt", "retrieval.json"])
+def test_texts_for_verification_are_inside_the_package(name: str) -> None:
+    assert (ROOT / "build" / "bei_build" / "data" / name).is_file()

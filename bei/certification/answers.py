@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,11 @@ class HeldOut:
     encodings: list[Encoding]
     canary_text: str
     canary: Encoding
+
+    @property
+    def texts_sha256(self) -> str:
+        """Hex sha256 of the texts in UTF-8, each with a line feed behind it."""
+        return hashlib.sha256("".join(text + "\n" for text in self.texts).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ def ask_engine(
     """All of ``outputs`` for the held-out texts, in packed batches of mixed lengths, until ``is_enough``."""
     canary = ask_canary(engine, questions, outputs[0]).canary
     parts, num_done = [], 0
-    for batch in _batches(questions.encodings, engine.info.limits):
+    for batch in batches(questions.encodings, engine.info.limits):
         parts.append(run(engine, batch, outputs))
         num_done += len(batch)
         if num_done >= MIN_TEXTS and is_enough():
@@ -72,8 +78,8 @@ def joined(parts: Sequence[Rows]) -> Rows:
     return {name: [row for part in parts for row in part[name]] for name in parts[0]}
 
 
-def _batches(encodings: Sequence[Encoding], limits: Limits) -> Iterator[list[Encoding]]:
-    """In the given order, so that short and long texts share batches."""
+def batches(encodings: Sequence[Encoding], limits: Limits) -> Iterator[list[Encoding]]:
+    """Batches within ``limits``, in the given order, so that short and long texts share them."""
     batch: list[Encoding] = []
     for encoding in encodings:
         tokens = sum(member.num_tokens for member in batch)

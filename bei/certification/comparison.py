@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import Agreement, Certificate, Thresholds
+from bei.artifact import (
+    Agreement,
+    Certificate,
+    Classification,
+    Histogram,
+    QuantizationRecord,
+    RetrievalAgreement,
+    Thresholds,
+    WorstText,
+)
 from bei.canary import BY_COLUMN, canary_row
 from bei.certification.answers import EngineAnswers, HeldOut, Rows
+from bei.certification.labels import kl_divergence, label_agreement
+from bei.certification.ranks import kendall_tau, spearman
 from bei.core import Float32Array
 from bei.errors import VerificationError
 
-# Mean cosine (of logits: correlation) that every output must reach. int8: measured 0.9993 on MiniLM
-# (docs/decisions.md), with room for other models. fp8: not measured on a GPU; the same as int8.
-MIN_COSINES = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999, "int8": 0.99, "fp8": 0.99}
+# Distances from a cosine of 1 between which a histogram counts: half a decade each, so that what is above 0.99999 can
+# be told from what is above 0.9999, 0.999, 0.99 and 0.9. Cosines are rounded to six digits.
+HISTOGRAM_EDGES = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 
-# How much farther from 1 than the mean the first percentile may be, and the lowest (docs/decisions.md).
-_P1_FACTOR = 10
-_MIN_FACTOR = 50
+_LABELS = ("logits", "token_logits")
 _NUM_NEIGHBOURS = 10
-_NUM_WORST = 3
+_NUM_WORST = 10
 _MOST_NEIGHBOURS = 1000
 _SIMILARITY_DIGITS = 5
 
@@ -45,19 +54,28 @@ class ReferenceAnswers:
         return len(next(iter(self.rows.values()), []))
 
 
-def thresholds_of(min_cosine: float) -> Thresholds:
-    """The three thresholds for a mean of ``min_cosine``."""
-    lower = (max(-1.0, round(1 - factor * (1 - min_cosine), 6)) for factor in (_P1_FACTOR, _MIN_FACTOR))
-    p1, lowest = lower
-    return Thresholds(mean=min_cosine, p1=p1, min=lowest)
+@dataclass(frozen=True)
+class Meaning:
+    """What scores of labels mean: ``ranks``, those of a reranker, or ``classification``, probabilities of labels."""
+
+    ranks: bool = False
+    classification: Classification | None = None
 
 
 def compare(
-    answers: EngineAnswers, reference: ReferenceAnswers, questions: HeldOut, thresholds: Thresholds
+    answers: EngineAnswers,
+    reference: ReferenceAnswers,
+    questions: HeldOut,
+    thresholds: Thresholds,
+    *,
+    meaning: Meaning | None = None,
+    quantization: QuantizationRecord | None = None,
+    retrieval: RetrievalAgreement | None = None,
 ) -> Certificate:
     """The certificate of all outputs, over the texts that both sides answered; the caller judges ``passed``.
 
-    Raises VerificationError only where the reference cannot be compared with.
+    ``quantization`` and ``retrieval`` are put into it. Raises VerificationError only where the reference cannot be
+    compared with.
     """
     names, num_texts = list(answers.rows), min(answers.num_texts, reference.num_texts)
     expected = {name: reference.rows[name][:num_texts] for name in names}
@@ -67,16 +85,24 @@ def compare(
             "Download the checkpoint again."
         )
     texts = questions.texts[:num_texts]
-    outputs = [_agreement(name, answers.rows[name][:num_texts], expected[name], texts, thresholds) for name in names]
+    outputs = [
+        _agreement(name, answers.rows[name][:num_texts], expected[name], texts, thresholds, meaning or Meaning())
+        for name in names
+    ]
+    missed = [row.failures for row in outputs] + ([retrieval.failures] if retrieval else [])
     return Certificate(
         kind="self-consistency" if reference.is_own else "reference",
         reference=reference.name,
+        reference_is_independent=not reference.is_own,
         device=answers.device,
         num_texts=num_texts,
         num_held_out_texts=len(questions.texts),
+        texts_sha256=questions.texts_sha256,
         thresholds=thresholds,
         outputs=outputs,
-        passed=not any(agreement.failures for agreement in outputs),
+        retrieval=retrieval,
+        quantization=quantization,
+        passed=not any(missed),
         canary_text=questions.canary_text,
         canary_output=answers.canary_output,
         canary_row=kept_canary(answers.canary, answers.canary_output),
@@ -94,9 +120,16 @@ def _agreement(
     expected: Sequence[Float32Array],
     texts: Sequence[str],
     thresholds: Thresholds,
+    meaning: Meaning,
 ) -> Agreement:
     """One output's row of the certificate."""
-    found = _compare(actual, expected, output)
+    # NaN and Inf have no place in a certificate: such an answer counts as the opposite of what it should be.
+    is_finite = [bool(np.isfinite(rows).all()) for rows in actual]
+    checked = [
+        rows if finite else -reference for rows, reference, finite in zip(actual, expected, is_finite, strict=True)
+    ]
+    found = _compare(checked, expected, is_finite, output)
+    scores = _figures_of_scores(checked, expected, output, meaning)
     figures = {
         "mean": round(found.mean, 6),
         "p1": round(float(np.percentile(found.cosines, 1)), 6),
@@ -113,50 +146,87 @@ def _agreement(
         cosine_mean=figures["mean"],
         cosine_p1=figures["p1"],
         cosine_min=figures["min"],
+        histogram=_histogram(found.cosines),
         max_abs_difference=round(float(found.differences.max()), 5),
         ranking_overlap=round(found.ranking_overlap, 4),
-        worst_texts=[texts[index] for index in worst],
+        spearman=None if found.spearman is None else round(found.spearman, 5),
+        kendall_tau=scores.kendall_tau,
+        label_agreement=scores.label_agreement,
+        kl_divergence=scores.kl_divergence,
+        worst_texts=[WorstText(text=texts[index], cosine=float(found.of_texts[index])) for index in worst],
         failures=failures,
     )
+
+
+class _OfScores(NamedTuple):
+    kendall_tau: float | None = None
+    label_agreement: float | None = None
+    kl_divergence: float | None = None
+
+
+def _figures_of_scores(
+    actual: Sequence[Float32Array], expected: Sequence[Float32Array], output: str, meaning: Meaning
+) -> _OfScores:
+    """The figures that only scores of labels have, by what they mean."""
+    if output not in _LABELS:
+        return _OfScores()
+    ours, theirs = (np.concatenate([np.atleast_2d(rows) for rows in side]) for side in (actual, expected))
+    if output == "logits" and meaning.ranks:
+        near = [side[:, 0].round(_SIMILARITY_DIGITS) for side in (ours, theirs)]  # near ties are ties
+        return _OfScores(kendall_tau=round(kendall_tau(*near), 5))
+    if meaning.classification is None:
+        return _OfScores()
+    divergence = kl_divergence(ours, theirs, meaning.classification.function)
+    return _OfScores(
+        label_agreement=round(label_agreement(ours, theirs), 5),
+        kl_divergence=None if divergence is None else round(divergence, 6),
+    )
+
+
+def _histogram(cosines: npt.NDArray[np.float64]) -> Histogram:
+    places = np.searchsorted(HISTOGRAM_EDGES, np.round(1.0 - cosines, 6), side="right")
+    counts: list[int] = np.bincount(places, minlength=len(HISTOGRAM_EDGES) + 1).tolist()
+    return Histogram(edges=list(HISTOGRAM_EDGES), counts=counts)
 
 
 @dataclass(frozen=True)
 class _Comparison:
     """``cosines`` of rows, or the shares that rows have in the columns' correlations, and their ``mean``; ``of_texts``
-    the lowest of each text, ``differences`` the largest of each text."""
+    the lowest of each text, ``differences`` the largest of each text. ``spearman`` of vectors' similarities."""
 
     cosines: npt.NDArray[np.float64]
     mean: float
     of_texts: npt.NDArray[np.float64]
     differences: npt.NDArray[np.float64]
     ranking_overlap: float
+    spearman: float | None
 
 
-def _compare(actual: Sequence[Float32Array], expected: Sequence[Float32Array], output: str) -> _Comparison:
-    # NaN and Inf have no place in a certificate: such an answer counts as the opposite of what it should be.
-    is_finite = [bool(np.isfinite(rows).all()) for rows in actual]
-    checked = [
-        rows if finite else -reference for rows, reference, finite in zip(actual, expected, is_finite, strict=True)
-    ]
+def _compare(
+    actual: Sequence[Float32Array], expected: Sequence[Float32Array], is_finite: Sequence[bool], output: str
+) -> _Comparison:
     by_column = output in BY_COLUMN  # compared column by column over all texts, not row by row
     ours, theirs = (
         (_centred if by_column else normalized)(np.concatenate([np.atleast_2d(rows) for rows in side]))
-        for side in (checked, expected)
+        for side in (actual, expected)
     )
     # Rounded before anything is decided: the reference's last bits depend on torch's number of threads, and equal
     # builds must have equal certificates. In float64 the figures move by 1e-9 with them, far below the rounding.
     lengths = [len(np.atleast_2d(rows)) for rows in expected]
     ends = np.cumsum(lengths)[:-1]
     differences = np.array([part.max() for part in np.split(np.round(np.abs(ours - theirs).max(axis=1), 6), ends)])
+    correlation = None
     if by_column:
         mean, overlap = _cosines(ours.T, theirs.T).mean(), _top_overlap(ours.T, theirs.T)
         by_row = _shares(ours, theirs).min(axis=1)
     else:
-        by_row, overlap = _cosines(ours, theirs), _neighbour_overlap(ours, theirs)
+        similarities = _similarities(ours), _similarities(theirs)
+        overlap, correlation = _neighbour_overlap(*similarities), _similarity_spearman(*similarities)
+        by_row = _cosines(ours, theirs)
         mean = by_row.mean()
     by_row = np.where(np.repeat(is_finite, lengths), by_row, -1.0).round(6)
     of_texts = np.array([part.min() for part in np.split(by_row, ends)])
-    return _Comparison(by_row, float(mean), of_texts, differences, overlap)
+    return _Comparison(by_row, float(mean), of_texts, differences, overlap, correlation)
 
 
 def _shares(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -192,16 +262,23 @@ def normalized(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return unit
 
 
+def _similarities(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Cosines [n, n] of at most the first thousand unit vectors, as tokens are many; near ties are ties."""
+    first = vectors[:_MOST_NEIGHBOURS]
+    similarities: npt.NDArray[np.float64] = (first @ first.T).round(_SIMILARITY_DIGITS)
+    return similarities
+
+
 def _neighbour_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
-    """Over at most the first thousand rows: tokens are many."""
+    """Of the nearest neighbours by these similarities; ties go by position."""
+    others = [np.where(np.eye(len(side), dtype=np.bool_), -2.0, side) for side in (actual, expected)]
+    return _overlap(others[0], others[1], among=len(actual) - 1)
 
-    def similarities(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        first = vectors[:_MOST_NEIGHBOURS]
-        similarity: npt.NDArray[np.float64] = (first @ first.T).round(_SIMILARITY_DIGITS)  # near ties go by position
-        np.fill_diagonal(similarity, -2.0)
-        return similarity
 
-    return _overlap(similarities(actual), similarities(expected), among=min(len(actual), _MOST_NEIGHBOURS) - 1)
+def _similarity_spearman(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
+    """Over each pair of vectors once."""
+    above = np.triu_indices(len(actual), k=1)
+    return spearman(actual[above], expected[above])
 
 
 def _top_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:

@@ -3,6 +3,7 @@
     reference/reference.json   who answered, the texts, the thresholds
     reference/answers.npz      token ids of the texts, and the rows
 
+Of the retrieval set only its token ids are kept, and how well the reference ranked it: that is all that is compared.
 ``bei verify``, or the first ``bei serve``, on a machine with the device asks the engine the same and completes the
 certificate: neither the checkpoint nor torch is needed there. Arrays are read without pickle.
 """
@@ -11,15 +12,25 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from bei.artifact import REFERENCE_DIR, Artifact, Certificate, Thresholds
+from bei.artifact import (
+    REFERENCE_DIR,
+    Artifact,
+    Certificate,
+    Manifest,
+    QuantizationRecord,
+    RetrievalAgreement,
+    Thresholds,
+)
 from bei.certification.answers import HeldOut, ask_engine
-from bei.certification.comparison import ReferenceAnswers, compare, kept_canary
+from bei.certification.comparison import Meaning, ReferenceAnswers, compare, kept_canary
+from bei.certification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval
 from bei.core import Encoding, Engine, Float32Array
 from bei.errors import ArtifactManifestError, ConfigError, VerificationError
 from bei.files import check_unpacked, read_bounded
@@ -27,11 +38,25 @@ from bei.files import check_unpacked, read_bounded
 _RECORD = "reference.json"
 _ANSWERS = "answers.npz"
 _ROWS = "rows."
+_RETRIEVAL = "retrieval."
 # What numpy raises for a file that is none of its own, by what is wrong with it.
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, IndexError, MemoryError, zipfile.BadZipFile)
 # Of all arrays together. The held-out texts have 15,000 characters: 490 MB, were each a token of 8,192 components.
 _MOST_BYTES = 500_000_000
 _ALL_KEYS = -1  # of tokens that are looked at
+
+
+@dataclass(frozen=True)
+class RetrievalReference:
+    """How well the reference ranked: its nDCG@10 for each query of ``questions``."""
+
+    questions: RetrievalQuestions
+    ndcgs: list[float]
+
+
+class _RetrievalRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ranking: Ranking
+    ndcgs: list[float]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +69,12 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     canary_text: str
     thresholds: Thresholds
     allow_below_threshold: bool
+    retrieval: _RetrievalRecord | None = None
+
+
+def meaning_of(manifest: Manifest) -> Meaning:
+    """What the scores that a model gives mean."""
+    return Meaning(ranks="rerank" in manifest.tasks, classification=manifest.classification)
 
 
 def keep(
@@ -54,6 +85,8 @@ def keep(
     thresholds: Thresholds,
     *,
     allow_below_threshold: bool,
+    quantization: QuantizationRecord | None = None,
+    retrieval: RetrievalReference | None = None,
 ) -> Certificate:
     """Write ``reference`` into the artifact that is made at ``root``; returns its certificate, which is pending.
 
@@ -75,21 +108,28 @@ def keep(
         canary_text=questions.canary_text,
         thresholds=thresholds,
         allow_below_threshold=allow_below_threshold,
+        retrieval=_RetrievalRecord(ranking=retrieval.questions.ranking, ndcgs=retrieval.ndcgs) if retrieval else None,
     )
     (folder / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
     rows: dict[str, Any] = {
         _ROWS + name: np.concatenate([np.atleast_2d(row) for row in reference.rows[name]]).astype(np.float32)
         for name in outputs
     }
+    if retrieval is not None:
+        flattened = _flattened(retrieval.questions.encodings)
+        rows |= {_RETRIEVAL + name: array for name, array in flattened.items()}
     np.savez_compressed(folder / _ANSWERS, **_flattened([*questions.encodings, questions.canary]), **rows)
     return Certificate(
         kind="pending",
         reference=reference.name,
+        reference_is_independent=not reference.is_own,
         device="",
         num_texts=0,
         num_held_out_texts=len(questions.texts),
+        texts_sha256=questions.texts_sha256,
         thresholds=thresholds,
         outputs=[],
+        quantization=quantization,
         passed=False,
         canary_text=questions.canary_text,
         canary_output=outputs[0],
@@ -104,10 +144,24 @@ def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
     artifact on disk is as it was (see ``artifact.recertify``). Raises ConfigError where it keeps no answers,
     ArtifactManifestError, EngineError, VerificationError.
     """
-    record, questions, reference = _read(artifact)
-    certificate = compare(ask_engine(engine, questions, record.outputs), reference, questions, record.thresholds)
+    record, questions, reference, retrieval = _read(artifact)
+    certificate = compare(
+        ask_engine(engine, questions, record.outputs),
+        reference,
+        questions,
+        record.thresholds,
+        meaning=meaning_of(artifact.manifest),
+        quantization=artifact.certificate.quantization,
+        retrieval=_ranked(engine, retrieval, record.thresholds) if retrieval else None,
+    )
     completed = msgspec.structs.replace(artifact, certificate=certificate)
     return completed, certificate.passed or record.allow_below_threshold
+
+
+def _ranked(engine: Engine, reference: RetrievalReference, thresholds: Thresholds) -> RetrievalAgreement:
+    rows = ask_retrieval(engine, reference.questions, lambda: False)
+    assert rows is not None  # nothing ended it
+    return agreement(reference.questions, reference.ndcgs, rows, thresholds.ndcg_loss)
 
 
 def check_stored(artifact: Artifact) -> None:
@@ -141,7 +195,7 @@ def _record_of(artifact: Artifact) -> _Record:
         raise ArtifactManifestError(f"{file} cannot be read ({error}). Build the artifact again.") from error
 
 
-def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
+def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers, RetrievalReference | None]:
     folder = artifact.path / REFERENCE_DIR
     check_stored(artifact)
     record = _record_of(artifact)
@@ -151,6 +205,7 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
         with (folder / _ANSWERS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
         *encodings, canary = _encodings(arrays)
+        retrieval = _retrieval(record, arrays)
         ends = np.cumsum([encoding.num_tokens for encoding in encodings])
         rows = {
             name: [
@@ -162,7 +217,14 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers]:
     except _UNREADABLE as error:
         raise ArtifactManifestError(f"{folder} cannot be read ({error}). Build the artifact again.") from error
     questions = HeldOut(record.texts, encodings, record.canary_text, canary)
-    return record, questions, ReferenceAnswers(record.name, record.is_own, rows)
+    return record, questions, ReferenceAnswers(record.name, record.is_own, rows), retrieval
+
+
+def _retrieval(record: _Record, arrays: dict[str, Any]) -> RetrievalReference | None:
+    if record.retrieval is None:
+        return None
+    own = {name[len(_RETRIEVAL) :]: array for name, array in arrays.items() if name.startswith(_RETRIEVAL)}
+    return RetrievalReference(RetrievalQuestions(record.retrieval.ranking, _encodings(own)), record.retrieval.ndcgs)
 
 
 def _ends(arrays: dict[str, Any], name: str, ends_of_texts: Any, per_token: bool) -> Any:

@@ -16,7 +16,9 @@ from bei.artifact import ENGINE_DIR, Certificate, Manifest
 from bei.byte_vectors import largest_of
 from bei.certification.answers import Rows, ask_canary, ask_engine
 from bei.certification.comparison import compare, normalized
-from bei.certification.stored import keep
+from bei.certification.retrieval import agreement, ask_retrieval
+from bei.certification.stored import RetrievalReference, keep, meaning_of
+from bei.certification.thresholds import remedies
 from bei.core import Engine
 from bei.errors import VerificationError
 from bei_build.config import BuildConfig
@@ -60,15 +62,28 @@ def certified(work: Verification, name: str, progress: Progress) -> Certified:
 
 def _verified(work: Verification, progress: Progress) -> Certified:
     """The engine is closed before the reference is opened: each may fill the memory. Raises VerificationError."""
-    questions, held_out = work.questions, work.questions.held_out
+    questions, held_out, found = work.questions, work.questions.held_out, None
+    is_enough = partial(questions.budget.is_used, ENGINE_SHARE)
     with progress.step("Run engine") as step:
         with _opened(work) as engine:
-            is_enough = partial(questions.budget.is_used, ENGINE_SHARE)
             answers = ask_engine(engine, held_out, questions.outputs, is_enough)
+            if questions.retrieval is not None:
+                found = ask_retrieval(engine, questions.retrieval, is_enough)
         step.details.append(f"{answers.num_texts} texts")
-    expected, _ = questions.answered(progress, answers.num_texts)
+    expected = questions.answered(progress, answers.num_texts, ranked=found is not None)
+    ranked = None
+    if questions.retrieval is not None and found is not None and expected.ndcgs is not None:
+        ranked = agreement(questions.retrieval, expected.ndcgs, found, questions.thresholds.ndcg_loss)
     with progress.step("Verify") as step:
-        certificate = compare(answers, expected, held_out, questions.thresholds)
+        certificate = compare(
+            answers,
+            expected.texts,
+            held_out,
+            questions.thresholds,
+            meaning=meaning_of(work.manifest),
+            quantization=work.calibrated.record if work.calibrated else None,
+            retrieval=ranked,
+        )
         step.details += figures(certificate)
     higher = None if certificate.passed else _with_more_high(work, progress)
     if higher is not None:
@@ -112,12 +127,22 @@ def _with_more_high(work: Verification, progress: Progress) -> Verification | No
 def _to_be_verified(work: Verification, progress: Progress) -> Certified:
     """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
     questions, root = work.questions, work.job.root
-    expected, canary = questions.answered(progress)
-    allow = work.job.config.allow_below_threshold
-    certificate = keep(root, expected, questions.held_out, canary, questions.thresholds, allow_below_threshold=allow)
+    expected, retrieval = questions.answered(progress), None
+    if questions.retrieval is not None and expected.ndcgs is not None:
+        retrieval = RetrievalReference(questions.retrieval, expected.ndcgs)
+    certificate = keep(
+        root,
+        expected.texts,
+        questions.held_out,
+        expected.canary,
+        questions.thresholds,
+        allow_below_threshold=work.job.config.allow_below_threshold,
+        quantization=work.calibrated.record if work.calibrated else None,
+        retrieval=retrieval,
+    )
     if work.calibrated is not None:
         work.calibrated.keep(root)
-    return _with_bytes(work.manifest, expected.rows), certificate
+    return _with_bytes(work.manifest, expected.texts.rows), certificate
 
 
 def figures(certificate: Certificate) -> list[str]:
@@ -127,6 +152,10 @@ def figures(certificate: Certificate) -> list[str]:
         f"{one.output}: mean cosine {one.cosine_mean:.6f}, lowest {one.cosine_min:.6f}" for one in certificate.outputs
     )
     count = f"{certificate.num_texts} of {certificate.num_held_out_texts} texts"
+    if certificate.retrieval_is_missing:
+        count += "; retrieval not measured: the time was over"
+    if ranked := certificate.retrieval:
+        count += f"; nDCG@10 {ranked.ndcg_engine:.4f}, the reference's {ranked.ndcg_reference:.4f}"
     return [f"{what}{'; '.join(rows)}, against {certificate.reference}, {count}"]
 
 
@@ -134,16 +163,12 @@ def check_certificate(config: BuildConfig, certificate: Certificate, progress: P
     """Raise VerificationError, or note that the engine is kept although it failed."""
     if certificate.passed:
         return
-    missed = next(agreement for agreement in certificate.outputs if agreement.failures)
-    message = (
-        f"{missed.output}: {', '.join(missed.failures)}, against {certificate.reference}; "
-        f"worst text: {missed.worst_texts[0][:60]!r}"
-    )
+    message = f"{'; '.join(certificate.failures)}, against {certificate.reference}"
+    missed = next((row for row in certificate.outputs if row.failures), None)
+    if missed is not None:
+        message += f"; worst text: {missed.worst_texts[0].text[:60]!r}"
     if not config.allow_below_threshold:
-        raise VerificationError(
-            f"Verification failed: {message}. Choose a higher precision, lower --min-cosine, "
-            "or keep the engine with --allow-below-threshold."
-        )
+        raise VerificationError(f"Verification failed: {message}. To do: {', or '.join(remedies(certificate))}.")
     progress.note(f"kept although {message}")
 
 

@@ -14,7 +14,7 @@ from bei_build.remote_code import ATTENTIONS
 from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
 
-_OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_budget")
+_OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_budget", "verify_retrieval")
 
 
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
@@ -122,6 +122,9 @@ class BuildConfig:
     verify: bool = _option(True, "compare the engine with a reference; without, the certificate says so")
     verify_budget: float | None = _option(
         None, "seconds for verifying; held-out texts beyond them are left out, and the certificate counts them"
+    )
+    verify_retrieval: bool | None = _option(
+        None, "compare nDCG@10 on the bundled retrieval set too (default: of int8 and fp8)"
     )
 
     def __post_init__(self) -> None:

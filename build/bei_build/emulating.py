@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from bei.certification.answers import EngineAnswers, ask_engine
 from bei.certification.comparison import compare
+from bei.certification.stored import meaning_of
 from bei_build import memory
 from bei_build.certifying import check_certificate, figures
 from bei_build.job import Job
 from bei_build.progress import Progress
 from bei_build.quantization.emulation import emulated
 from bei_build.quantizing import Calibrated
-from bei_build.questions import Questions
+from bei_build.questions import NOT_COMPILED, Questions
 
 
 def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Progress) -> Calibrated:
@@ -28,9 +31,13 @@ def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Pro
         return calibrated
     while True:
         answers = _answers(job, calibrated, questions, progress)
-        expected, _ = questions.answered(progress)
+        expected = questions.answered(progress)
         with progress.step("Verify emulation") as step:
-            certificate = compare(answers, expected, questions.held_out, questions.thresholds)
+            meaning, record = meaning_of(job.describe(NOT_COMPILED)), calibrated.record
+            thresholds = msgspec.structs.replace(questions.thresholds, ndcg_loss=None)  # asked where the engine runs
+            certificate = compare(
+                answers, expected.texts, questions.held_out, thresholds, meaning=meaning, quantization=record
+            )
             step.details += figures(certificate)
         more = None if certificate.passed else calibrated.with_more_high()
         if more is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from bei.artifact import LayerSensitivity, QuantizationRecord
 from bei.core import Encoding
 from bei.errors import ConfigError
 from bei_build.heads import tasks_of
@@ -72,6 +73,22 @@ class Calibrated:
         if count <= len(self.high):
             return None
         return replace(self, high=frozenset(worst(self.chosen.errors, self.chosen.quantization.layers, count)))
+
+    @property
+    def record(self) -> QuantizationRecord:
+        """For the certificate."""
+        return QuantizationRecord(
+            format=self.chosen.quantization.format,
+            method=self.method,
+            calibration=f"{len(self.texts.texts)} texts of {self.texts.source}",
+            num_texts=len(self.texts.texts),
+            num_tokens=self.num_tokens,
+            texts_sha256=self.texts.sha256,
+            layers=[
+                LayerSensitivity(layer=name, error=self.chosen.errors[name], is_high=name in self.high)
+                for name in self.chosen.quantization.layers
+            ],
+        )
 
     def keep(self, root: Path) -> None:
         """Write ``quantization.json`` into the artifact at ``root``."""

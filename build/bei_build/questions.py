@@ -4,52 +4,96 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 
-from bei.artifact import Thresholds
+from bei.artifact import EngineRequirements, Thresholds
 from bei.certification.answers import HeldOut
-from bei.certification.comparison import MIN_COSINES, ReferenceAnswers, thresholds_of
+from bei.certification.comparison import ReferenceAnswers
+from bei.certification.retrieval import RetrievalQuestions
+from bei.certification.thresholds import min_cosine_of, thresholds_of
 from bei.core import Float32Array
 from bei.errors import ConfigError
 from bei_build import reference as hf
 from bei_build.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.job import Job, fp32_compiler, opened_fp32
+from bei_build.precision import PRECISIONS
 from bei_build.progress import Progress
+from bei_build.retrieval import bundled, check_ranks, questions_of
 from bei_build.targets import Compiler
-from bei_build.verification import Budget, EngineReference, Reference, ask_reference, held_out
+from bei_build.verification import (
+    Budget,
+    EngineReference,
+    Reference,
+    ask_reference,
+    held_out,
+    rank_by_reference,
+)
+
+# What is asked does not depend on the engine, and is asked before there is one.
+NOT_COMPILED = EngineRequirements(compiler="", compiler_version="", device="", capabilities=[])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the reference answers: rows for the held-out texts, its row for the canary, and its nDCG@10 for each query
+    of the retrieval set (None: not asked, or the time was over)."""
+
+    texts: ReferenceAnswers
+    canary: Float32Array
+    ndcgs: list[float] | None
 
 
 class Questions:
-    """The held-out texts, and the reference's answers to them, asked for once."""
+    """The held-out texts and the retrieval set, and the reference's answers, asked for once."""
 
     def __init__(self, job: Job) -> None:
         self.held_out = _held_out(job.checkpoint)
         self.budget = Budget(job.config.verify_budget)
         self.outputs = [str(head.output) for head in job.checkpoint.spec.heads]  # the canary's first
         self._job = job
-        self._canary: Float32Array | None = None
-        self._answers: ReferenceAnswers | None = None
+        self._expected: Expected | None = None
 
     @property
     def thresholds(self) -> Thresholds:
         """As the user says, else the precision's."""
         least = self._job.config.min_cosine
-        return thresholds_of(MIN_COSINES[self._job.precision] if least is None else least)
+        if least is None:
+            least = min_cosine_of(self._job.precision, is_decoder=self._job.checkpoint.family.is_decoder)
+        return thresholds_of(least, retrieval=self.retrieval is not None)
 
-    def answered(self, progress: Progress, num_texts: int | None = None) -> tuple[ReferenceAnswers, Float32Array]:
-        """The reference's rows for the first ``num_texts`` texts (None: all), and for the canary."""
-        if self._answers is None or self._canary is None:
+    @cached_property
+    def retrieval(self) -> RetrievalQuestions | None:
+        """What is asked of the bundled set; None where retrieval is not to be measured. Raises ConfigError."""
+        job, is_asked = self._job, self._job.config.verify_retrieval
+        if not (PRECISIONS[job.precision].quantized is not None if is_asked is None else is_asked):
+            return None
+        described = job.describe(NOT_COMPILED)
+        found = questions_of(described, job.checkpoint.spec, job.checkpoint.tokenizer, bundled())
+        if found is None and is_asked:
+            raise ConfigError("--verify-retrieval: the model's tokenizer has no tokens for the texts. Leave it out.")
+        return found
+
+    def answered(self, progress: Progress, num_texts: int | None = None, *, ranked: bool = True) -> Expected:
+        """The reference's answers, for the first ``num_texts`` texts (None: all), and ``ranked`` to the retrieval set."""
+        if self._expected is None:
             with progress.step("Ask reference") as step, _reference(self._job) as reference:
-                encodings = self.held_out.encodings[:num_texts]
-                self._answers = ask_reference(reference, encodings, self.outputs, self.budget)
-                self._canary = reference.run([self.held_out.canary], self.outputs[:1])[self.outputs[0]][0]
-                step.details.append(f"{self._answers.num_texts} texts, {self._answers.name}")
-        return self._answers, self._canary
+                texts = ask_reference(reference, self.held_out.encodings[:num_texts], self.outputs, self.budget)
+                canary = reference.run([self.held_out.canary], self.outputs[:1])[self.outputs[0]][0]
+                ndcgs = None
+                if ranked and self.retrieval is not None:
+                    ndcgs = rank_by_reference(reference, self.retrieval, self.budget)
+                self._expected = Expected(texts, canary, ndcgs)
+                step.details.append(f"{texts.num_texts} texts, {texts.name}")
+        return self._expected
 
 
 def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkpoint) -> None:
     """Raise ConfigError or MissingDependencyError before anything is compiled that could not be verified then."""
     absent = compiler.cannot_run()
+    if config.verify_retrieval:
+        check_ranks(checkpoint.spec, checkpoint.max_seq_len)
     if config.verify:
         if not _is_hf(config, checkpoint):
             fp32_compiler(config, compiler).check_able()

@@ -74,7 +74,7 @@ class HFReference:
         # classes that know the key by which config.json says it.
         known = hasattr(type(checkpoint.config), "use_bidirectional_attention")
         own_mask = known and bool(checkpoint.config.use_bidirectional_attention)
-        is_decoder = "score" in checkpoint.family.weights
+        is_decoder = checkpoint.family.is_decoder
         self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
         self._model = self._widened(checkpoint, implementation, weights.stored_types)

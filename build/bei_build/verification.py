@@ -9,11 +9,13 @@ from importlib import resources
 from typing import Protocol
 
 import numpy as np
+import tokenizers
 from tokenizers import Tokenizer
 
 from bei.artifact import Certificate
 from bei.certification.answers import MIN_TEXTS, EngineAnswers, HeldOut, Rows, joined, run
 from bei.certification.comparison import ReferenceAnswers, kept_canary
+from bei.certification.retrieval import RetrievalQuestions, ndcgs
 from bei.core import Encoding, Engine, Expansion, expanded
 from bei.errors import VerificationError
 from bei_build.heads import tasks_of
@@ -76,14 +78,30 @@ def encode(
     tokenizer: Tokenizer, texts: Sequence[str], spec: ModelSpec, max_seq_len: int, *, pairs: bool = False
 ) -> list[Encoding]:
     """Tokenize ``texts`` as the server will: truncated with special tokens kept. ``pairs``: each with the next one."""
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: truncation is state
-    tokenizer.enable_truncation(max_seq_len)
-    encodings = []
-    for index, text in enumerate(texts):
-        encoding = tokenizer.encode(text, texts[(index + 1) % len(texts)] if pairs else None)
-        types = np.array(encoding.type_ids, np.int32) if spec.embeddings.type_vocab_size > 1 else None
-        encodings.append(Encoding(np.array(encoding.ids, np.int32), types))
-    return encodings
+    if pairs:
+        return encode_pairs(tokenizer, list(zip(texts, [*texts[1:], texts[0]], strict=True)), spec, max_seq_len)
+    tokenizer = _truncating(tokenizer, max_seq_len)
+    return [_encoding(tokenizer.encode(text), spec) for text in texts]
+
+
+def encode_pairs(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], spec: ModelSpec, max_seq_len: int
+) -> list[Encoding]:
+    """As ``encode``, of two texts each that the model reads together."""
+    tokenizer = _truncating(tokenizer, max_seq_len)
+    return [_encoding(tokenizer.encode(first, second), spec) for first, second in pairs]
+
+
+def _truncating(tokenizer: Tokenizer, max_seq_len: int) -> Tokenizer:
+    """A copy: truncation is state."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.enable_truncation(max_seq_len)
+    return copy
+
+
+def _encoding(encoded: tokenizers.Encoding, spec: ModelSpec) -> Encoding:
+    types = np.array(encoded.type_ids, np.int32) if spec.embeddings.type_vocab_size > 1 else None
+    return Encoding(np.array(encoded.ids, np.int32), types)
 
 
 def held_out(tokenizer: Tokenizer, spec: ModelSpec, max_seq_len: int, expansion: Expansion | None = None) -> HeldOut:
@@ -115,6 +133,19 @@ def ask_reference(
     return ReferenceAnswers(reference.name, reference.is_own, joined(parts))
 
 
+def rank_by_reference(reference: Reference, questions: RetrievalQuestions, budget: Budget) -> list[float] | None:
+    """Its nDCG@10 for each query of ``questions``; None where the budget ends before it has answered all of them."""
+    encodings, output = questions.encodings, questions.ranking.output
+    if not budget.is_limited:
+        return ndcgs(questions, reference.run(encodings, [output]))
+    parts: list[Rows] = []
+    for encoding in encodings:
+        if budget.is_used():
+            return None
+        parts.append(reference.run([encoding], [output]))
+    return ndcgs(questions, joined(parts))
+
+
 def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:
     """The certificate of an engine that was compared with nothing. Raises VerificationError for NaN or Inf."""
     if not np.isfinite(answers.canary).all():
@@ -125,9 +156,11 @@ def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:
     return Certificate(
         kind="none",
         reference="none",
+        reference_is_independent=False,
         device=answers.device,
         num_texts=0,
         num_held_out_texts=len(questions.texts),
+        texts_sha256=questions.texts_sha256,
         thresholds=None,
         outputs=[],
         passed=False,

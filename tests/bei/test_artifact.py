@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bei import artifact as artifacts
-from bei.artifact import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKENIZER, is_artifact, load, load_manifest
+from bei.artifact import (
+    CERTIFICATE,
+    CERTIFICATE_PAGE,
+    MANIFEST,
+    SCHEMA_VERSION,
+    TOKENIZER,
+    is_artifact,
+    load,
+    load_manifest,
+)
 from bei.core import Limits
 from bei.errors import (
     ArtifactError,
@@ -24,7 +35,7 @@ from bei.errors import (
 )
 from tests.artifacts import save_artifact
 
-FILES = [CERTIFICATE, "engine/fake.bin", MANIFEST, TOKENIZER]
+FILES = [CERTIFICATE_PAGE, CERTIFICATE, "engine/fake.bin", MANIFEST, TOKENIZER]
 
 
 @pytest.fixture
@@ -97,7 +108,12 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_every_file_but_the_manifest_is_listed_with_size_and_hash(saved: artifacts.Artifact) -> None:
-    assert [info.path for info in saved.manifest.files] == [CERTIFICATE, "engine/fake.bin", TOKENIZER]
+    assert [info.path for info in saved.manifest.files] == [
+        CERTIFICATE_PAGE,
+        CERTIFICATE,
+        "engine/fake.bin",
+        TOKENIZER,
+    ]
     for info in saved.manifest.files:
         assert info.size == (saved.path / info.path).stat().st_size
         assert info.sha256 == artifacts.sha256_of_file(saved.path / info.path)
@@ -112,6 +128,35 @@ def test_facts_are_read_from_the_manifest(saved: artifacts.Artifact) -> None:
     assert saved.manifest.limits == Limits(64, 8, 16)
     assert saved.manifest.dimension("embedding") == 8
     assert saved.manifest.dimension("logits") is None
+
+
+def test_a_new_certificate_replaces_its_page_too(saved: artifacts.Artifact) -> None:
+    certificate = msgspec.structs.replace(saved.certificate, device="another device")
+    again = artifacts.recertify(saved, certificate)
+    assert load(saved.path) == again
+    assert again.certificate == certificate
+    assert "another device" in (saved.path / CERTIFICATE_PAGE).read_text()
+    assert "another device" not in (save_artifact(saved.path.with_name("first")).path / CERTIFICATE_PAGE).read_text()
+
+
+def test_the_page_is_read_again_with_its_manifest(saved: artifacts.Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody replaces the certificate while the artifact is read: its page is the first of the new files."""
+    before = (saved.path / CERTIFICATE_PAGE).read_bytes()
+    artifacts.recertify(saved, msgspec.structs.replace(saved.certificate, device="another device"))
+    after = (saved.path / CERTIFICATE_PAGE).read_bytes()
+    old = save_artifact(saved.path.with_name("old"))
+    (old.path / CERTIFICATE_PAGE).write_bytes(after)
+    replaced: list[Path] = []
+
+    @contextmanager
+    def finish(path: Path) -> Iterator[None]:
+        (path / CERTIFICATE_PAGE).write_bytes(before)
+        replaced.append(path)
+        yield
+
+    monkeypatch.setattr(artifacts, "_alone", finish)
+    assert load(old.path) == old
+    assert replaced == [old.path]
 
 
 # Refusing what was changed.
@@ -175,6 +220,14 @@ def test_a_newer_schema_asks_for_an_upgrade_whatever_else_it_holds(saved: artifa
     with pytest.raises(
         ArtifactSchemaNewerError, match=rf"schema {SCHEMA_VERSION + 1}, .* {SCHEMA_VERSION}: upgrade bei"
     ):
+        load(saved.path)
+
+
+def test_an_older_schema_says_which_it_is_and_asks_for_a_build(saved: artifacts.Artifact) -> None:
+    """Its manifest may look the same, and its certificate have other fields."""
+    rewrite(saved.path, lambda manifest: manifest.update(schema_version=SCHEMA_VERSION - 1))
+    message = rf"schema {SCHEMA_VERSION} \(it has schema {SCHEMA_VERSION - 1}\)\. Build the artifact again"
+    with pytest.raises(ArtifactManifestError, match=message):
         load(saved.path)
 
 

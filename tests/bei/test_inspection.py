@@ -48,10 +48,10 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
     assert rows["target"] == "fake, fp32"
     assert rows["needs"] == "cpu: nothing special"
     assert rows["max_seq_len"] == "16"
-    assert rows["files"].startswith("3, ")
+    assert rows["files"].startswith("4, ")
     assert rows["certificate"] == "reference, passed on 1 texts"
     assert rows["needed cosines"] == "mean 0.99, p1 0.9, min 0.5"
-    assert rows["worst text"] == "'the worst text'"
+    assert rows["worst text"] == "1.000000: 'the worst text'"
 
 
 def test_the_table_has_no_escape_sequences_and_no_trailing_blanks(artifact: artifacts.Artifact) -> None:

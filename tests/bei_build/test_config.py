@@ -36,6 +36,7 @@ def test_a_model_is_required() -> None:
         ({"verify_budget": 0.0}, "verify_budget must be a positive number of seconds, not 0.0"),
         ({"verify_budget": float("inf")}, "verify_budget must be a positive number of seconds, not inf"),
         ({"verify": False, "verify_budget": 5.0}, "verify_budget has no meaning without verification: leave it out"),
+        ({"verify": False, "verify_retrieval": True}, "verify_retrieval has no meaning without verification"),
         ({"verify": False, "min_cosine": 0.9}, "min_cosine has no meaning without verification"),
         ({"verify": False, "reference": "hf"}, "reference has no meaning without verification"),
         ({"verify": False, "allow_below_threshold": True}, "allow_below_threshold has no meaning without"),

@@ -91,6 +91,33 @@ def test_verify_completes_the_certificate(pending: Artifact, capsys: pytest.Capt
     assert completed.certificate.canary_row == pytest.approx(pending.certificate.canary_row, abs=1e-4)
 
 
+def test_verify_asks_the_engine_again_wherever_the_answers_are_kept(
+    pending: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the machine at hand: a certificate of another device is replaced."""
+    main(["verify", str(pending.path)])
+    completed = artifacts.load(pending.path)
+    moved = msgspec.structs.replace(completed.certificate, device="a CPU of last year", passed=False)
+    artifacts.recertify(completed, moved)
+    main(["verify", str(pending.path)])
+    assert artifacts.load(pending.path) == completed
+    assert "passed on" in capsys.readouterr().out
+
+
+def test_the_retrieval_of_a_quantized_engine_is_measured_where_it_runs(tmp_path: Path, elsewhere: None) -> None:
+    artifact = build_artifact(
+        save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact", precision="int8", verify_retrieval=None
+    )
+    certificate = artifact.certificate
+    assert (certificate.retrieval, certificate.retrieval_is_missing) == (None, True)
+    assert "Not measured yet." in (artifact.path / artifacts.CERTIFICATE_PAGE).read_text()
+    main(["verify", str(artifact.path)])
+    completed = artifacts.load(artifact.path).certificate
+    assert completed.retrieval is not None
+    assert completed.retrieval.num_queries == 150
+    assert "Not measured" not in (artifact.path / artifacts.CERTIFICATE_PAGE).read_text()
+
+
 def test_serving_completes_it_once_and_says_so(pending: Artifact, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert served(pending).passed

@@ -107,6 +107,11 @@ class Family:
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 
     @property
+    def is_decoder(self) -> bool:
+        """Whether these are language models, which predict tokens."""
+        return "score" in self.weights
+
+    @property
     def has_layers(self) -> bool:
         """Without any a text is the mean of its tokens' rows, whatever is asked for."""
         return any(name.startswith("layers.") for name in self.weights)

@@ -11,10 +11,20 @@ import numpy as np
 import pytest
 
 from bei import artifact as artifacts
-from bei.artifact import CERTIFICATE, REFERENCE_DIR, Artifact, Certificate, OutputInfo
+from bei.artifact import (
+    CERTIFICATE,
+    REFERENCE_DIR,
+    Artifact,
+    Certificate,
+    LayerSensitivity,
+    OutputInfo,
+    QuantizationRecord,
+)
 from bei.certification.answers import HeldOut
-from bei.certification.comparison import ReferenceAnswers, thresholds_of
-from bei.certification.stored import complete, keep
+from bei.certification.comparison import ReferenceAnswers
+from bei.certification.retrieval import Ranking, RetrievalQuestions, ndcgs
+from bei.certification.stored import RetrievalReference, complete, keep
+from bei.certification.thresholds import thresholds_of
 from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactHashMismatchError, ArtifactManifestError, ConfigError, VerificationError
 from tests.artifacts import save_artifact
@@ -82,7 +92,13 @@ def questions(*, pairs: bool = False, partial: bool = False) -> HeldOut:
 
 
 def pending(
-    path: Path, asked: HeldOut, *, num_answered: int | None = None, allow_below_threshold: bool = False
+    path: Path,
+    asked: HeldOut,
+    *,
+    num_answered: int | None = None,
+    allow_below_threshold: bool = False,
+    quantization: QuantizationRecord | None = None,
+    retrieval: RetrievalReference | None = None,
 ) -> Artifact:
     """An artifact as a build leaves it that could not run its engine."""
     saved = save_artifact(path, outputs=OUTPUTS)
@@ -95,8 +111,10 @@ def pending(
         reference,
         asked,
         vectors_of(asked.canary)[0],
-        thresholds_of(0.999),
+        thresholds_of(0.999, retrieval=retrieval is not None),
         allow_below_threshold=allow_below_threshold,
+        quantization=quantization,
+        retrieval=retrieval,
     )
     (path / artifacts.MANIFEST).unlink()
     return artifacts.save(path, saved.manifest, certificate)
@@ -195,3 +213,58 @@ def test_a_reference_with_nan_is_not_kept(tmp_path: Path) -> None:
             allow_below_threshold=False,
         )
     assert not (tmp_path / "a" / REFERENCE_DIR).exists()
+
+
+def retrieval_reference() -> RetrievalReference:
+    """Queries that are documents, which therefore come first; and what the stub engine makes of them."""
+    rng = np.random.default_rng(5)
+    documents = [Encoding(rng.integers(0, 90, n).astype(np.int32)) for n in (3, 5, 2, 4, 6, 1, 7, 3)]
+    grades = [{0: 2}, {3: 1}, {5: 2}]
+    ranking = Ranking(output="embedding", num_documents=len(documents), grades=grades, similarity="cosine")
+    asked = RetrievalQuestions(ranking, [documents[0], documents[3], documents[5], *documents])
+    return RetrievalReference(asked, ndcgs(asked, {"embedding": [vectors_of(one)[0] for one in asked.encodings]}))
+
+
+def test_a_retrieval_is_ranked_where_the_engine_runs(tmp_path: Path) -> None:
+    reference = retrieval_reference()
+    assert reference.ndcgs == [1.0, 1.0, 1.0]
+    artifact = artifacts.load(pending(tmp_path / "a", questions(), retrieval=reference).path)
+    assert artifact.certificate.retrieval is None
+    good, is_good = complete(artifact, Engine())
+    assert is_good
+    assert good.certificate.retrieval is not None
+    assert (good.certificate.retrieval.ndcg_engine, good.certificate.retrieval.loss) == (1.0, 0.0)
+    assert good.certificate.verdict == f"passed on {len(LENGTHS)} texts"
+    bad, is_good = complete(artifact, Engine(noise=3.0))
+    assert not is_good
+    assert [failure.split(":")[0] for failure in bad.certificate.failures] == ["embedding", "tokens", "retrieval"]
+
+
+def test_a_retrieval_that_the_reference_had_no_time_for_is_named(tmp_path: Path) -> None:
+    asked = questions()
+    artifact = pending(tmp_path / "a", asked)
+    record = artifact.path / REFERENCE_DIR / "reference.json"
+    record.write_bytes(record.read_bytes().replace(b'"ndcg_loss": null', b'"ndcg_loss": 0.005'))
+    completed, is_good = complete(artifact, Engine())
+    assert is_good
+    assert completed.certificate.retrieval is None
+    assert completed.certificate.verdict == f"passed on {len(LENGTHS)} texts, retrieval not measured"
+
+
+def test_how_the_engine_was_quantized_stays_in_the_certificate(tmp_path: Path) -> None:
+    record = QuantizationRecord(
+        format="fp8",
+        method="max",
+        calibration="Made up.",
+        num_texts=3,
+        num_tokens=12,
+        texts_sha256="1" * 64,
+        layers=[LayerSensitivity(layer="layers.0.mlp.up", error=0.03, is_high=True)],
+    )
+    artifact = artifacts.load(pending(tmp_path / "a", questions(), quantization=record).path)
+    assert artifact.certificate.quantization == record
+    completed, _ = complete(artifact, Engine())
+    assert completed.certificate.quantization == record
+    sealed = artifacts.recertify(artifact, completed.certificate)
+    again, _ = complete(sealed, Engine())
+    assert again.certificate.quantization == record

@@ -22,6 +22,7 @@ from bei.errors import CheckpointError, WeightsError
 from bei_build.quantization.layers import linear_layers
 from bei_build.quantization.stored import stored_layers, stored_quantization
 from bei_build.reference import HFReference
+from bei_build.targets import Numerics
 from bei_build.targets.trtllm import TRTLLMCompiler
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.quantization.fp8 import FP8, Tensors, quantize, say
@@ -172,7 +173,7 @@ def test_what_target_trtllm_writes_is_read(make: Callable[[Path], Path], tmp_pat
     engine.mkdir()
     checkpoint = read(original)
     with checkpoint.weights() as weights:
-        TRTLLMCompiler().compile(checkpoint.spec, weights, "fp8", Limits(256, 8, 40), engine, lambda _: None)
+        TRTLLMCompiler().compile(checkpoint.spec, weights, Numerics("fp8"), Limits(256, 8, 40), engine, lambda _: None)
     shutil.copy(original / "tokenizer.json", engine)
     change_config(engine, architectures=[checkpoint.spec.architecture])  # the name of TensorRT-LLM's class
     written = load_file(engine / "model.safetensors")

@@ -1,0 +1,125 @@
+"""The charts of a certificate's page: inline SVG, drawn here. Colours come from the page's style sheet.
+
+Equal certificates give equal text. Every chart has a title and a description that says the same in words.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from bei.certificate import Agreement, Histogram, QuantizationRecord, Thresholds
+
+# Of many layers those with the largest errors are drawn.
+MOST_LAYERS = 60
+
+_WIDTH = 720
+_LEFT, _RIGHT = 8.0, 712.0
+_TOP, _BASE = 48.0, 176.0
+_ROW = 17
+_LABELS = 300.0  # where the layers' bars begin
+
+
+def safe(text: str) -> str:
+    """``text`` for HTML and SVG: markup is escaped, and characters that control terminals or directions of writing are
+    replaced, so that no text reaches out of its place."""
+    shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\ufffd", text)
+    return escape(shown, quote=True)
+
+
+def histogram_chart(row: Agreement, thresholds: Thresholds | None, name: str) -> str:
+    """Columns of the cosines of one output, the closest to 1 on the right; ``name`` is unique on the page."""
+    histogram = row.histogram
+    width = (_RIGHT - _LEFT) / len(histogram.counts)
+    highest = max(1, *histogram.counts)
+    parts = _threshold_lines(histogram, thresholds) if thresholds else []
+    for place, count in enumerate(histogram.counts):
+        left = _RIGHT - (place + 1) * width
+        low = thresholds is not None and place > 0 and histogram.edges[place - 1] >= 1 - thresholds.min
+        if count:
+            height = max(2.0, count / highest * (_BASE - _TOP - 18))
+            kind = "bar low" if low else "bar"
+            top = _BASE - height
+            parts.append(
+                f'<rect class="{kind}" x="{left + 2:.1f}" y="{top:.1f}" width="{width - 4:.1f}" height="{height:.1f}"/>'
+            )
+            parts.append(f'<text class="count" x="{left + width / 2:.1f}" y="{top - 5:.1f}">{count}</text>')
+    for place, edge in enumerate(histogram.edges):
+        x = _RIGHT - (place + 1) * width
+        parts.append(f'<line class="axis" x1="{x:.1f}" y1="{_BASE}" x2="{x:.1f}" y2="{_BASE + 4}"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{_BASE + 17}">{_cosine(edge)}</text>')
+    parts.append(f'<line class="axis" x1="{_LEFT}" y1="{_BASE}" x2="{_RIGHT}" y2="{_BASE}"/>')
+    title = f"Cosines of {row.output}: how many lie in each range"
+    return _chart(name, title, "; ".join(_in_words(histogram)), 204, parts)
+
+
+def _threshold_lines(histogram: Histogram, thresholds: Thresholds) -> list[str]:
+    parts = []
+    # The mean's label stands higher: where thresholds are close together, so are their labels.
+    for kind, value, y in (("min", thresholds.min, 24), ("p1", thresholds.p1, 24), ("mean", thresholds.mean, 10)):
+        x = _place(histogram, 1 - value)
+        parts.append(f'<line class="threshold" x1="{x:.1f}" y1="{y + 4}" x2="{x:.1f}" y2="{_BASE}"/>')
+        anchor = "end" if x > _RIGHT - 50 else "start" if x < _LEFT + 50 else "middle"
+        parts.append(f'<text class="limit" x="{x:.1f}" y="{y}" text-anchor="{anchor}">{kind} ≥ {value:g}</text>')
+    return parts
+
+
+def _place(histogram: Histogram, distance: float) -> float:
+    """Where a cosine so far from 1 lies: logarithmic within a range, as the ranges are."""
+    edges = histogram.edges
+    index = bisect_right(edges, distance)
+    if index == 0:
+        share = max(0.0, distance) / edges[0]
+    elif index == len(edges):
+        share = min(1.0, (distance - edges[-1]) / (2 - edges[-1]))
+    else:
+        share = math.log(distance / edges[index - 1]) / math.log(edges[index] / edges[index - 1])
+    return _RIGHT - (index + share) * (_RIGHT - _LEFT) / len(histogram.counts)
+
+
+def _in_words(histogram: Histogram) -> Iterator[str]:
+    edges, last = histogram.edges, len(histogram.counts) - 1
+    for place, count in enumerate(histogram.counts):
+        if count:
+            above = "" if place == last else f"above {_cosine(edges[place])}"
+            below = "" if place == 0 else f"up to {_cosine(edges[place - 1])}"
+            yield f"{count} {' '.join(filter(None, (above, below)))}"
+
+
+def _cosine(distance: float) -> str:
+    return f"{1 - distance:.6f}".rstrip("0").rstrip(".")
+
+
+def layers_chart(record: QuantizationRecord, name: str) -> str:
+    """Bars of the layers' errors, the largest first; those that were left high are hatched, and say so."""
+    layers = sorted(record.layers, key=lambda layer: -layer.error)[:MOST_LAYERS]
+    largest = max([layer.error for layer in layers], default=0.0) or 1.0
+    parts = [
+        f'<pattern id="{name}-hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect class="high" width="6" height="6"/><line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern>'
+    ]
+    for index, layer in enumerate(layers):
+        y = 4 + index * _ROW
+        length = max(1.0, layer.error / largest * (_RIGHT - _LABELS - 110))
+        fill = f' style="fill:url(#{name}-hatch)"' if layer.is_high else ""
+        note = f"{layer.error:.4f}" + ", left high" * layer.is_high
+        parts.append(f'<text class="name" x="{_LABELS - 6:.1f}" y="{y + 11}">{safe(layer.layer)}</text>')
+        parts.append(
+            f'<rect class="bar" x="{_LABELS:.1f}" y="{y}" width="{length:.1f}" height="{_ROW - 4}"{fill}/>'
+            f'<text class="value" x="{_LABELS + length + 5:.1f}" y="{y + 11}">{note}</text>'
+        )
+    words = (f"{layer.layer} {layer.error:.4f}{', left high' if layer.is_high else ''}" for layer in layers)
+    title = "Relative error of each quantized layer's product, the largest first"
+    return _chart(name, title, "; ".join(words), 8 + len(layers) * _ROW, parts)
+
+
+def _chart(name: str, title: str, description: str, height: int, parts: Sequence[str]) -> str:
+    content = "\n".join(parts)
+    return (
+        f'<svg role="img" aria-labelledby="{name}-title {name}-words" viewBox="0 0 {_WIDTH} {height}">\n'
+        f'<title id="{name}-title">{safe(title)}</title>\n<desc id="{name}-words">{safe(description)}.</desc>\n'
+        f"{content}\n</svg>"
+    )

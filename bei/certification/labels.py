@@ -1,0 +1,43 @@
+"""What an engine makes of a classifier's labels, against the reference: the label it chooses, and its probabilities."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+
+def label_agreement(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """The share of rows, of scores [n, labels], in which both have the same label highest; of equal ones the first."""
+    return float(np.mean(actual.argmax(axis=1) == expected.argmax(axis=1)))
+
+
+def kl_divergence(
+    actual: npt.NDArray[Any], expected: npt.NDArray[Any], function: Literal["sigmoid", "softmax", "none"]
+) -> float | None:
+    """The mean over rows of KL(expected || actual) in nats, of logits [n, labels] made probabilities by ``function``.
+
+    Of the sigmoid each label is a distribution of its own, and theirs are added. Scores that are no probabilities have
+    none: None.
+    """
+    if function == "none":
+        return None
+    logs = _log_softmax if function == "softmax" else _log_sigmoid
+    ours, theirs = logs(actual), logs(expected)
+    of_rows = (np.exp(theirs) * (theirs - ours)).sum(axis=tuple(range(1, theirs.ndim)))
+    return max(0.0, float(of_rows.mean()))
+
+
+def _log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    below = wide - wide.max(axis=1, keepdims=True)
+    logs: npt.NDArray[np.float64] = below - np.log(np.exp(below).sum(axis=1, keepdims=True))
+    return logs
+
+
+def _log_sigmoid(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Of each label the logarithms of both of its probabilities, [n, labels, 2]."""
+    wide = logits.astype(np.float64)
+    logs: npt.NDArray[np.float64] = -np.logaddexp(0.0, np.stack([-wide, wide], axis=2))
+    return logs

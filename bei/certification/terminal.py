@@ -1,0 +1,129 @@
+"""What ``bei inspect --certificate`` prints: the certificate with all of its figures, for people or for programs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bei import artifact as artifacts
+from bei.artifact import Agreement, Artifact, Certificate, Histogram, QuantizationRecord
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDTH = 100
+_BAR = 40
+_MOST_LAYERS = 20
+
+
+def as_json(path: Path) -> str:
+    """The certificate of the artifact at ``path``, verified, as JSON. Raises ArtifactError."""
+    return msgspec.json.format(msgspec.json.encode(artifacts.load(path).certificate), indent=2).decode()
+
+
+def as_tables(path: Path) -> str:
+    """The same for a terminal. Raises ArtifactError."""
+    from rich.console import Console
+
+    artifact = artifacts.load(path)
+    stream = io.StringIO()
+    console = Console(file=stream, width=_WIDTH, highlight=False, markup=False, emoji=False)
+    for table in _tables(artifact):
+        console.print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+
+
+def _tables(artifact: Artifact) -> Iterator[Table]:
+    certificate = artifact.certificate
+    yield _table("", [], list(_facts(artifact.manifest.name, certificate)))
+    for row in certificate.outputs:
+        yield _table(f"Output {row.output}", [], list(_figures(row)))
+        yield _table(f"Cosines of {row.output}", ["from", "count", ""], list(_histogram(row.histogram)))
+        worst = [(f"{one.cosine:.6f}", repr(one.text[:78])) for one in row.worst_texts]
+        yield _table(f"Worst texts of {row.output}", ["cosine", "text"], worst)
+    if certificate.quantization is not None and certificate.quantization.layers:
+        yield _layers(certificate.quantization)
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE, show_header=bool(header), pad_edge=False, title=title or None, title_justify="left")
+    for index in range(len(rows[0]) if rows else len(header)):
+        table.add_column(header[index] if header else "", no_wrap=index == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_printable(cell)) for cell in row))
+    return table
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def _facts(name: str, certificate: Certificate) -> Iterator[tuple[str, str]]:
+    yield "model", name
+    yield "verdict", certificate.verdict
+    for failure in certificate.failures:
+        yield "FAILED", failure
+    if certificate.kind != "none":
+        own = "independent of bei" if certificate.reference_is_independent else "bei's own: self-consistency"
+        yield "reference", f"{certificate.reference} ({own})"
+    yield "engine answered on", certificate.device or "nothing yet"
+    yield "texts", f"{certificate.num_texts} of {certificate.num_held_out_texts}, sha256 {certificate.texts_sha256}"
+    if (needed := certificate.thresholds) is not None:
+        yield "needed cosines", f"mean {needed.mean:g}, p1 {needed.p1:g}, min {needed.min:g}"
+        if needed.ndcg_loss is not None:
+            yield "allowed loss", f"{needed.ndcg_loss:.1%} of the reference's nDCG@10, beyond the standard error"
+    if found := certificate.retrieval:
+        loss = f"loss {found.loss:.2%}, standard error {found.loss_error:.2%}"
+        figures = f"{found.ndcg_engine:.5f}, the reference's {found.ndcg_reference:.5f}, {loss}"
+        by_chance = "" if found.is_judged else f" (not judged: a random order has {found.ndcg_chance:.5f})"
+        yield "nDCG@10", f"{figures}, by {found.output}{by_chance}"
+    elif certificate.retrieval_is_missing:
+        is_pending = certificate.kind == "pending"
+        yield "nDCG@10", "not measured yet" if is_pending else "not measured: the time for verifying was over"
+    if record := certificate.quantization:
+        yield "quantized", f"{record.format}, {record.method}"
+        texts = f"{record.num_texts:,} texts, {record.num_tokens:,} tokens, sha256 {record.texts_sha256}"
+        yield "calibrated on", f"{record.calibration} ({texts})"
+        yield "left high", f"{sum(layer.is_high for layer in record.layers)} of {len(record.layers)} layers"
+
+
+def _figures(row: Agreement) -> Iterator[tuple[str, str]]:
+    yield "cosines", f"mean {row.cosine_mean:.6f}, p1 {row.cosine_p1:.6f}, min {row.cosine_min:.6f}"
+    yield "largest difference", f"{row.max_abs_difference:.2e}"
+    yield "ranking kept", f"{row.ranking_overlap:.1%} of the ten best"
+    named = (
+        ("Spearman", row.spearman),
+        ("Kendall tau", row.kendall_tau),
+        ("same label", row.label_agreement),
+        ("KL divergence", row.kl_divergence),
+    )
+    yield from ((name, f"{value:.6f}") for name, value in named if value is not None)
+
+
+def _histogram(histogram: Histogram) -> Iterator[tuple[str, str, str]]:
+    """The closest to 1 first; ranges that nothing lies beyond are left out."""
+    last = max(place for place, count in enumerate(histogram.counts) if count)
+    highest = max(histogram.counts)
+    for place, count in enumerate(histogram.counts[: last + 1]):
+        above = f"{1 - histogram.edges[place]:.6f}" if place < len(histogram.edges) else "-1"
+        yield above, str(count), "#" * -(-count * _BAR // highest)
+
+
+def _layers(record: QuantizationRecord) -> Table:
+    layers = sorted(record.layers, key=lambda layer: -layer.error)[:_MOST_LAYERS]
+    highest = max(layer.error for layer in layers) or 1.0
+    rows = [
+        (layer.layer, f"{layer.error:.4f}", "#" * round(layer.error / highest * _BAR), "left high" * layer.is_high)
+        for layer in layers
+    ]
+    title = f"Layers by their error, the {len(layers)} largest of {len(record.layers)}"
+    return _table(title, ["layer", "error", "", ""], rows)

@@ -1,0 +1,236 @@
+"""The bundled retrieval set, as a model is asked about it: with its prompts, roles, pairs or template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import cast, get_args
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+
+from bei.artifact import Manifest, RerankTemplate, Role
+from bei.certification.retrieval import Ranking, RetrievalQuestions, Similarity
+from bei.core import Encoding, expanded
+from bei.errors import ConfigError
+from bei_build.heads import tasks_of
+from bei_build.late_interaction import Side, prompt_of
+from bei_build.spec import ModelSpec
+from bei_build.verification import encode, encode_pairs
+
+# A reranker scores so many documents a query: those that answer it, the others of its subject, and the next subject's.
+NUM_CANDIDATES = 10
+# And only every third query: with a query's pairs it costs ten times what an embedder costs.
+_EVERY = 3
+# Below it most texts are cut to a few words.
+LEAST_SEQ_LEN = 32
+_RANKING_TASKS = {"embed", "embed_sparse", "embed_tokens", "rerank"}
+_OUTPUTS = ("embedding", "sparse", "token_weights", "token_embedding")
+
+
+class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: str
+    grades: list[int]
+
+
+class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    documents: list[str]
+    queries: list[_Query]
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    about: str
+    groups: list[_Group]
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """``grades[q]``: the documents that answer ``queries[q]``, and how well, 2 or 1. Documents of one subject are
+    neighbours."""
+
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    grades: tuple[dict[int, int], ...]
+
+
+def bundled() -> RetrievalSet:
+    """The set in ``data/retrieval.json``."""
+    content = (resources.files("bei_build") / "data" / "retrieval.json").read_bytes()
+    queries: list[str] = []
+    documents: list[str] = []
+    grades: list[dict[int, int]] = []
+    for group in msgspec.json.decode(content, type=_File).groups:
+        for query in group.queries:
+            queries.append(query.text)
+            of_group = zip(group.documents, query.grades, strict=True)
+            grades.append({len(documents) + place: grade for place, (_, grade) in enumerate(of_group) if grade})
+        documents += group.documents
+    return RetrievalSet(tuple(queries), tuple(documents), tuple(grades))
+
+
+def check_ranks(spec: ModelSpec, max_seq_len: int) -> None:
+    """Raise ConfigError where the set cannot be asked for."""
+    tasks = {task for head in spec.heads for task in tasks_of(head, spec.hidden_size)}
+    if not tasks & _RANKING_TASKS:
+        raise ConfigError(
+            f"--verify-retrieval: the model does not rank texts, it can {' and '.join(sorted(tasks))}. Leave it out."
+        )
+    if max_seq_len < LEAST_SEQ_LEN:
+        raise ConfigError(
+            f"--verify-retrieval: max_seq_len {max_seq_len} cuts the texts to a few words; it needs {LEAST_SEQ_LEN}."
+        )
+
+
+def ranking_output(manifest: Manifest) -> str | None:
+    """The output by which a model ranks documents, of several the first; None where it does not."""
+    if manifest.max_seq_len < LEAST_SEQ_LEN:
+        return None
+    if "rerank" in manifest.tasks:
+        return "logits"
+    return next((name for name in _OUTPUTS if manifest.dimension(name) is not None), None)
+
+
+def questions_of(
+    manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet
+) -> RetrievalQuestions | None:
+    """How the model of ``manifest`` is asked; None where it does not rank, or has no tokens for the texts."""
+    output, readable = ranking_output(manifest), _readable(asked, tokenizer)
+    if output is None or not readable.queries:
+        return None
+    if output == "logits":
+        return _of_reranker(manifest, spec, tokenizer, readable)
+    ranking = Ranking(
+        output=output,
+        num_documents=len(readable.documents),
+        grades=list(readable.grades),
+        similarity=_similarity(manifest, output),
+        unit_length=_is_unit(manifest, output),
+        query_skip_ids=_skip_ids(manifest, output, "query", tokenizer),
+        document_skip_ids=_skip_ids(manifest, output, "document", tokenizer),
+    )
+    encodings = [
+        *_of_side(manifest, spec, tokenizer, "query", readable.queries),
+        *_of_side(manifest, spec, tokenizer, "document", readable.documents),
+    ]
+    return RetrievalQuestions(ranking, encodings)
+
+
+def _readable(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
+    """Without the texts that have no tokens, and the queries that are left without an answer."""
+    places: dict[int, int] = {}
+    for document, text in enumerate(asked.documents):
+        if tokenizer.encode(text).ids:
+            places[document] = len(places)
+    kept = [
+        (query, {places[document]: grade for document, grade in grades.items() if document in places})
+        for query, grades in zip(asked.queries, asked.grades, strict=True)
+        if tokenizer.encode(query).ids
+    ]
+    kept = [(query, grades) for query, grades in kept if grades]
+    return RetrievalSet(
+        tuple(query for query, _ in kept),
+        tuple(asked.documents[document] for document in places),
+        tuple(grades for _, grades in kept),
+    )
+
+
+def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet) -> RetrievalQuestions:
+    queries, grades_of = asked.queries[::_EVERY], asked.grades[::_EVERY]
+    candidates = [_candidates(grades, len(asked.documents)) for grades in grades_of]
+    pairs = [
+        (query, asked.documents[document])
+        for query, documents in zip(queries, candidates, strict=True)
+        for document in documents
+    ]
+    if manifest.rerank_template is None:
+        encodings = encode_pairs(tokenizer, pairs, spec, manifest.max_seq_len)
+    else:
+        encodings = _framed(tokenizer, manifest.rerank_template, pairs, manifest.max_seq_len)
+    ranking = Ranking(
+        output="logits",
+        num_documents=len(asked.documents),
+        grades=list(grades_of),
+        candidates=candidates,
+    )
+    return RetrievalQuestions(ranking, encodings)
+
+
+def _candidates(grades: dict[int, int], num_documents: int) -> list[int]:
+    """In the documents' order: those with grades, and their neighbours."""
+    first = min(grades)
+    start = max(0, min(first - first % 5, num_documents - NUM_CANDIDATES))
+    near = [document for document in range(start, num_documents) if document not in grades]
+    return sorted([*grades, *near[: max(0, NUM_CANDIDATES - len(grades))]])
+
+
+def _framed(
+    tokenizer: Tokenizer, template: RerankTemplate, pairs: Sequence[tuple[str, str]], max_seq_len: int
+) -> list[Encoding]:
+    """Only the body is cut."""
+    texts = [template.prefix, template.suffix, *(_filled(template, query, document) for query, document in pairs)]
+    prefix, suffix, *bodies = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+    room = max(1, max_seq_len - len(prefix) - len(suffix))
+    return [Encoding(np.array([*prefix, *body[:room], *suffix], np.int32)) for body in bodies]
+
+
+def _filled(template: RerankTemplate, query: str, document: str) -> str:
+    """As ``bei.tokenization`` fills it: what looks like a slot in a part stays as it is."""
+    parts = {"query": query, "document": document, "instruction": template.instruction}
+    return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], template.body)
+
+
+def _of_side(
+    manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, side: Side, texts: Sequence[str]
+) -> list[Encoding]:
+    """A prompt is in front of a text, or around it; a text that does not fit loses its end."""
+    role = manifest.roles.get(side)
+    before, _, behind = _prompt(manifest, side).partition("{text}")
+    limit = min(role.max_tokens or manifest.max_seq_len, manifest.max_seq_len) if role else manifest.max_seq_len
+    encodings = encode(tokenizer, [before + text + behind for text in texts], spec, limit)
+    if before and not spec.pools_prompt:
+        ids = tokenizer.encode(before).ids
+        count = len(ids) - (ids[-1:] != [] and ids[-1] in _special_ids(tokenizer))
+        encodings = [replace(one, num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
+    if role is not None and role.expansion is not None:
+        encodings = [expanded(one, role.expansion) for one in encodings]
+    return encodings
+
+
+def _prompt(manifest: Manifest, side: Side) -> str:
+    """The side's own; the default one where the prompts do not know sides."""
+    own = prompt_of(manifest.prompts, side)
+    if own is not None:
+        return own
+    if any(prompt_of(manifest.prompts, other) is not None for other in get_args(Side)):
+        return ""
+    return manifest.prompts.get(manifest.default_prompt_name or "", "")
+
+
+def _similarity(manifest: Manifest, output: str) -> Similarity:
+    if output != "embedding" or manifest.embedding is None:
+        return "dot"
+    named = manifest.embedding.similarity
+    return cast(Similarity, named) if named in get_args(Similarity) else "cosine"
+
+
+def _is_unit(manifest: Manifest, output: str) -> bool:
+    if output == "embedding":
+        return manifest.embedding is not None and manifest.embedding.normalize
+    return any(one.unit_length for one in manifest.outputs if one.name == output)
+
+
+def _skip_ids(manifest: Manifest, output: str, side: Side, tokenizer: Tokenizer) -> list[int]:
+    if output == "token_weights":
+        return _special_ids(tokenizer)
+    role: Role | None = manifest.roles.get(side)
+    return list(role.skip_ids) if role and output == "token_embedding" else []
+
+
+def _special_ids(tokenizer: Tokenizer) -> list[int]:
+    """Those so called, and those that stand around every text."""
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special}
+    return sorted(special | set(tokenizer.encode("").ids))

@@ -1,0 +1,111 @@
+"""The figures that stand beside the cosines: histograms, rank correlations, labels. Faults: tests/bei_build."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bei.artifact import Agreement, Classification
+from bei.certification.answers import EngineAnswers, HeldOut
+from bei.certification.comparison import HISTOGRAM_EDGES, Meaning, ReferenceAnswers, compare
+from bei.certification.thresholds import thresholds_of
+from bei.core import Encoding, Float32Array
+
+NUM_TEXTS = 24
+LABELS = Classification(labels=["a", "b", "c"], function="softmax")
+
+
+def compared(
+    output: str, actual: list[Float32Array], expected: list[Float32Array], meaning: Meaning | None = None
+) -> Agreement:
+    questions = HeldOut(
+        [f"text {index}" for index in range(len(actual))],
+        [Encoding(np.zeros(1, np.int32))] * len(actual),
+        "canary",
+        Encoding(np.zeros(1, np.int32)),
+    )
+    answers = EngineAnswers("stub", {output: actual}, output, actual[0])
+    reference = ReferenceAnswers("stub", False, {output: expected})
+    return compare(answers, reference, questions, thresholds_of(-1.0), meaning=meaning).outputs[0]
+
+
+def random_rows(width: int, seed: int = 0, num_texts: int = NUM_TEXTS) -> list[Float32Array]:
+    return list(np.random.default_rng(seed).standard_normal((num_texts, width)).astype(np.float32))
+
+
+def at_cosine(cosine: float) -> Float32Array:
+    return np.array([cosine, np.sqrt(1 - cosine**2), 0], np.float64).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("cosine", "place"),
+    [(1.0, 0), (0.999995, 1), (0.99995, 3), (0.9995, 5), (0.995, 7), (0.95, 9), (0.5, 11), (0.0, 12), (-1.0, 12)],
+)
+def test_a_cosine_is_counted_where_it_lies(cosine: float, place: int) -> None:
+    histogram = compared("embedding", [at_cosine(cosine)] * 3, [at_cosine(1.0)] * 3).histogram
+    assert histogram.edges == list(HISTOGRAM_EDGES)
+    assert histogram.counts == [3 if index == place else 0 for index in range(len(HISTOGRAM_EDGES) + 1)]
+
+
+def test_all_rows_are_counted_and_answers_that_are_not_finite_are_farthest() -> None:
+    expected = [rows.reshape(2, 4) for rows in random_rows(8)]
+    actual = [rows.copy() for rows in expected]
+    actual[3][0, 0] = np.nan
+    row = compared("token_embedding", actual, expected)
+    assert sum(row.histogram.counts) == 2 * NUM_TEXTS
+    assert row.histogram.counts[-1] == 2  # both tokens of that text
+    assert (row.worst_texts[0].text, row.worst_texts[0].cosine) == ("text 3", -1.0)
+
+
+def test_the_ten_worst_texts_come_with_their_cosines() -> None:
+    expected = [at_cosine(1.0)] * NUM_TEXTS
+    cosines = [0.9 + index / 1000 for index in range(NUM_TEXTS)]
+    worst = compared("embedding", [at_cosine(cosine) for cosine in reversed(cosines)], expected).worst_texts
+    assert [one.cosine for one in worst] == pytest.approx(cosines[:10], abs=1e-6)
+    assert [one.text for one in worst] == [f"text {NUM_TEXTS - 1 - index}" for index in range(10)]
+
+
+def test_vectors_have_the_rank_correlation_of_their_similarities() -> None:
+    expected = random_rows(16)
+    assert compared("embedding", expected, expected).spearman == 1.0
+    noise = random_rows(16, seed=1)
+    nearly = compared("embedding", [row + 0.05 * other for row, other in zip(expected, noise, strict=True)], expected)
+    unrelated = compared("embedding", noise, expected)
+    assert nearly.spearman is not None
+    assert unrelated.spearman is not None
+    assert -0.3 < unrelated.spearman < 0.3 < 0.9 < nearly.spearman < 1.0
+    # By hand: similarities of three vectors are in the opposite order.
+    first = [np.array(row, np.float32) for row in ([1, 0], [1, 0.1], [0, 1])]
+    turned = [first[0], first[2], first[1]]
+    assert compared("embedding", turned, first).spearman == pytest.approx(-1.0)
+
+
+def test_a_rerankers_scores_have_kendalls_tau_and_nothing_of_labels() -> None:
+    expected = random_rows(1)
+    meaning = Meaning(ranks=True, classification=Classification(labels=["score"], function="sigmoid"))
+    row = compared("logits", expected, expected, meaning)
+    assert (row.kendall_tau, row.label_agreement, row.kl_divergence, row.spearman) == (1.0, None, None, None)
+    assert compared("logits", [3 * rows + 1 for rows in expected], expected, meaning).kendall_tau == 1.0
+    assert compared("logits", [-rows for rows in expected], expected, meaning).kendall_tau == -1.0
+    swapped = sorted(expected, key=lambda rows: float(rows[0]))
+    actual = [swapped[1], swapped[0], *swapped[2:]]
+    pairs = NUM_TEXTS * (NUM_TEXTS - 1) / 2
+    assert compared("logits", actual, swapped, meaning).kendall_tau == pytest.approx(1 - 2 / pairs, abs=1e-5)
+
+
+@pytest.mark.parametrize("output", ["logits", "token_logits"])
+def test_a_classifiers_scores_have_labels_and_divergence(output: str) -> None:
+    shape = (-1,) if output == "logits" else (2, 3)
+    expected = [rows.reshape(shape) for rows in random_rows(3 if output == "logits" else 6)]
+    row = compared(output, expected, expected, Meaning(classification=LABELS))
+    assert (row.label_agreement, row.kl_divergence, row.kendall_tau, row.spearman) == (1.0, 0.0, None, None)
+    shifted = [np.roll(rows, 1, axis=-1) for rows in expected]
+    other = compared(output, shifted, expected, Meaning(classification=LABELS))
+    assert other.label_agreement == 0.0
+    assert other.kl_divergence is not None
+    assert other.kl_divergence > 0.1
+
+
+def test_scores_whose_meaning_nobody_said_have_cosines_only() -> None:
+    row = compared("logits", random_rows(3), random_rows(3))
+    assert (row.label_agreement, row.kl_divergence, row.kendall_tau, row.spearman) == (None, None, None, None)
