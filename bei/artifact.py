@@ -371,7 +371,7 @@ def load_manifest(path: Path) -> Manifest:
                 "upgrade bei, or build the artifact again with this one."
             )
         if schema_version < SCHEMA_VERSION:
-            raise UnfitError(f"its schema is {schema_version}")
+            raise UnfitError(f"it has schema {schema_version}")
         manifest = msgspec.json.decode(raw, type=Manifest)
     except _UNREADABLE as error:
         raise ArtifactManifestError(

@@ -76,7 +76,7 @@ class Questions:
         return found
 
     def answered(self, progress: Progress, num_texts: int | None = None, *, ranked: bool = True) -> Expected:
-        """The reference's answers, for the first ``num_texts`` texts (None: all), and ``ranked`` to the retrieval set."""
+        """What the reference answers: to ``num_texts`` texts (None: all) and, ``ranked``, to the retrieval set."""
         if self._expected is None:
             with progress.step("Ask reference") as step, _reference(self._job) as reference:
                 texts = ask_reference(reference, self.held_out.encodings[:num_texts], self.outputs, self.budget)

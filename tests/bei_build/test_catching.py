@@ -14,7 +14,7 @@ from bei import artifact as artifacts
 from bei.artifact import CERTIFICATE_PAGE, Manifest
 from bei.core import Engine, EngineInfo, Float32Array, Outputs, PackedBatch
 from bei.errors import VerificationError
-from bei_build import certifying
+from bei_build import questions
 from bei_build.checkpoint import read_checkpoint
 from bei_build.location import locate
 from bei_build.retrieval import RetrievalSet, bundled
@@ -113,7 +113,7 @@ def test_a_ranking_that_was_lost_fails_the_build_by_name(bert: Path, tmp_path: P
                 bad.remove(ids.tolist())  # the query comes before the document, which is the same text
                 found["embedding"][row] *= -1
 
-    with mock.patch.object(certifying, "bundled", return_value=SELF):
+    with mock.patch.object(questions, "bundled", return_value=SELF):
         exact = build_artifact(bert, tmp_path / "exact", verify_retrieval=True).certificate
         assert exact.retrieval is not None
         assert (exact.retrieval.ndcg_engine, exact.retrieval.is_judged) == (1.0, True)

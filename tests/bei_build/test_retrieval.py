@@ -301,7 +301,8 @@ def test_a_build_of_a_classifier_refuses_it_before_it_compiles(tmp_path: Path) -
     with pytest.raises(ConfigError, match="does not rank texts"):
         build_artifact(folder, tmp_path / "artifact", verify_retrieval=True)
     assert not (tmp_path / "artifact").exists()
-    quantized = build_artifact(folder, tmp_path / "artifact", precision="int8", verify_retrieval=None).certificate
+    settings: dict[str, Any] = {"precision": "int8", "min_cosine": 0.9, "verify_retrieval": None}
+    quantized = build_artifact(folder, tmp_path / "artifact", **settings).certificate
     assert (quantized.retrieval, quantized.retrieval_is_missing) == (None, False)
     assert quantized.outputs[0].label_agreement is not None
     assert quantized.outputs[0].kl_divergence is not None

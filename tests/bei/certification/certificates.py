@@ -9,6 +9,7 @@ import msgspec
 
 from bei.artifact import Agreement, Certificate, Histogram, RetrievalAgreement, Thresholds, WorstText
 from bei.certification.comparison import HISTOGRAM_EDGES
+from bei.engine.fake import DIMENSION
 
 WORST = [
     WorstText(text="<script>alert('worst')</script> & \"quoted\"", cosine=0.981234),
@@ -64,6 +65,6 @@ def certificate(**fields: Any) -> Certificate:
         passed=True,
         canary_text="hello",
         canary_output="embedding",
-        canary_row=[1.0],
+        canary_row=[1.0, *[0.0] * (DIMENSION - 1)],
     )
     return msgspec.structs.replace(whole, **fields)

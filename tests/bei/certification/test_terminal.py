@@ -13,6 +13,7 @@ from bei import artifact as artifacts
 from bei.artifact import LayerSensitivity, QuantizationRecord, Thresholds
 from bei.certification.terminal import as_json, as_tables
 from bei.cli import main
+from bei.engine.fake import DIMENSION
 from bei.errors import ArtifactHashMismatchError
 from tests.artifacts import save_artifact
 from tests.bei.certification.certificates import agreement, certificate, retrieval
@@ -32,13 +33,17 @@ QUANTIZATION = QuantizationRecord(
 
 
 def shown(folder: Path, **fields: Any) -> tuple[Path, str]:
-    artifact = save_artifact(folder / "artifact")
+    outputs = [
+        artifacts.OutputInfo(name="embedding", dimension=DIMENSION),
+        artifacts.OutputInfo(name="token_embedding", dimension=DIMENSION, per_token=True),
+    ]
+    artifact = save_artifact(folder / "artifact", outputs=outputs)
     artifacts.recertify(artifact, certificate(**fields))
     return artifact.path, as_tables(artifact.path)
 
 
 def test_the_whole_certificate_is_shown(tmp_path: Path) -> None:
-    failed = agreement(output="logits", failures=["mean cosine 0.9 below 0.995"], kendall_tau=0.75)
+    failed = agreement(output="token_embedding", failures=["mean cosine 0.9 below 0.995"], kendall_tau=0.75)
     asked = Thresholds(mean=0.995, p1=0.95, min=0.75, ndcg_loss=0.005)
     _, text = shown(
         tmp_path,
@@ -50,7 +55,7 @@ def test_the_whole_certificate_is_shown(tmp_path: Path) -> None:
     )
     for said in (
         "BELOW THRESHOLD on 101 texts",
-        "logits: mean cosine 0.9 below 0.995",
+        "token_embedding: mean cosine 0.9 below 0.995",
         "transformers 5.0, FP32 (independent of bei)",
         "101 of 101, sha256 " + "a" * 64,
         "mean 0.995, p1 0.95, min 0.75",
