@@ -173,8 +173,10 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+        from transformers.utils import logging
     except ImportError as error:
         raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it warns of is refused below, or harmless
     try:
         translated = family.translate(raw) if family.translate else raw
         check_sizes(path, translated)
