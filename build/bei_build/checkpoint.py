@@ -31,6 +31,7 @@ from bei_build.tokenizer import (
     drop_token_types,
     gives_token_types,
     model_max_length,
+    stored_tokenizer,
     stored_truncation,
     tokenizer_from_checkpoint,
     unknown_id,
@@ -89,7 +90,9 @@ def read_checkpoint(
     for module in files.folders:
         check_entries(module)
     folder = files.transformer_folder
+    # Before libraries are loaded that take seconds.
     check_weights(folder)
+    tokenizer_json = stored_tokenizer(folder)
     config, architecture, family = _config(folder, attention, is_static=files.is_static)
     chosen = choose_adapter(config, adapter)
     if chosen:
@@ -101,6 +104,7 @@ def read_checkpoint(
         files.markers,
         special_tokens=family.special_tokens,
         ends_in_eos=getattr(config, "ends_in_eos", False),
+        stored=tokenizer_json,
     )
     if spec.embeddings.type_vocab_size > 1 and not gives_token_types(folder):
         drop_token_types(tokenizer)
