@@ -32,6 +32,7 @@ from bei_build.tokenizer import (
     drop_token_types,
     gives_token_types,
     model_max_length,
+    stored_tokenizer,
     stored_truncation,
     tokenizer_from_checkpoint,
     unknown_id,
@@ -94,7 +95,9 @@ def read_checkpoint(
     for module in files.folders:
         check_entries(module)
     folder = files.transformer_folder
+    # Before libraries are loaded that take seconds.
     check_weights(folder)
+    tokenizer_json = stored_tokenizer(folder)
     config, architecture, family, fp8 = _config(folder, attention, is_static=files.is_static)
     chosen = choose_adapter(config, adapter)
     if chosen:
@@ -106,6 +109,7 @@ def read_checkpoint(
         files.markers,
         special_tokens=family.special_tokens,
         ends_in_eos=getattr(config, "ends_in_eos", False),
+        stored=tokenizer_json,
     )
     if spec.embeddings.type_vocab_size > 1 and not gives_token_types(folder):
         drop_token_types(tokenizer)

@@ -6,6 +6,7 @@ A config class may make a list as long as there are layers, or a name for each l
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,10 +30,10 @@ def check_sizes(path: Path, config: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a size in ``config``, the content of ``path``, that no model has."""
     for key, value in _entries(config):
         most = next((most for pattern, most in _MOST if pattern.fullmatch(key)), None)
-        if most is None or not isinstance(value, int):
+        if most is None or not isinstance(value, (int, float, str)):
             continue
-        if isinstance(value, bool):
-            raise CheckpointError(f"{path} has {key} = {str(value).lower()}: correct it to a number.")
+        if type(value) is not int:
+            raise CheckpointError(f"{path} has {key} = {json.dumps(value)[:80]}: correct it to a whole number.")
         if not -1 <= value <= most:  # -1 is what some write for "none"
             shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
             raise CheckpointError(f"{path} has {key} = {shown}, and no model has more than {most:,}: correct it.")

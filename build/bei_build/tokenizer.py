@@ -53,21 +53,18 @@ def tokenizer_from_checkpoint(
     *,
     special_tokens: bool = True,
     ends_in_eos: bool = False,
+    stored: Tokenizer | None = None,
 ) -> Tokenizer:
     """The tokenizer of ``folder``. Raises TokenizerError.
 
     ``do_lower_case`` (sentence_bert_config.json) puts a Lowercase normalizer in front, as sentence-transformers does.
     ``markers`` are beginnings of texts that are one token each, if the vocabulary has them. Without ``special_tokens``
-    nothing is added to a text; with ``ends_in_eos`` EOS is, whatever the files say.
+    nothing is added to a text; with ``ends_in_eos`` EOS is, whatever the files say. ``stored`` is what
+    ``stored_tokenizer`` gave, if it was asked before; it is changed.
     """
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        try:
-            tokenizer = read_tokenizer(path)
-        except (UnfitError, OSError) as error:
-            raise TokenizerError(
-                f"{path} is not a readable tokenizer ({error}). Download the checkpoint again."
-            ) from error
+    found = stored or stored_tokenizer(folder)
+    if found is not None:
+        tokenizer = found
         _add_asked_tokens(tokenizer, folder)
     else:
         tokenizer = _converted(folder)
@@ -83,6 +80,17 @@ def tokenizer_from_checkpoint(
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def stored_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer.json of ``folder`` as it is, None where there is none. Raises TokenizerError."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        return read_tokenizer(path)
+    except (UnfitError, OSError) as error:
+        raise TokenizerError(f"{path} is not a readable tokenizer ({error}). Download the checkpoint again.") from error
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:

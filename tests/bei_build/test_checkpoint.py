@@ -182,7 +182,7 @@ def test_a_config_that_is_not_a_json_object_is_refused(content: str, folder: Pat
         ({"hidden_act": "mish"}, "Activation 'mish' is not supported. Supported: gelu, "),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'.*only 'absolute'"),
         ({"is_decoder": True}, "is_decoder = True.*only False"),
-        ({"hidden_size": "wide"}, "was refused by transformers"),
+        ({"hidden_size": "wide"}, "correct it to a whole number"),
         ({"num_attention_heads": 0}, r"describes no model \(.*zero\)"),
         ({"num_hidden_layers": 0}, "a model without layers"),
     ],
