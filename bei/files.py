@@ -94,8 +94,11 @@ def read_bounded(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
     """The content of the regular file ``path``. Raises UnfitError, for one too large before it is read; OSError."""
     check_regular(path, most_bytes)
     with path.open("rb") as file:
-        content = file.read(most_bytes + 1)  # it may have grown
-    if len(content) > most_bytes:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, most_bytes) + 1)  # Python allocates as much as it is asked for
+    if len(content) > size:
+        raise UnfitError("it grew while it was read")
+    if size > most_bytes:
         raise UnfitError(f"it has more than the {most_bytes:,} bytes that are read")
     return content
 

@@ -119,7 +119,8 @@ def test_a_refused_artifact_is_not_hashed(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(artifacts, "sha256_of_file", noted)
     with pytest.raises(ArtifactFileUnlistedError):
         load(folder)
-    assert [path.name for path in hashed] == ["certificate.json"]  # which says whether another process replaces it
+    # Which say whether another process replaces them.
+    assert [path.name for path in hashed] == ["certificate.json", "certificate.html"]
 
 
 # Answers of a reference, which are read when the engine is there to be compared with them.

@@ -18,7 +18,7 @@ def stored_quantization(weights: ModelWeights, spec: ModelSpec) -> Quantization 
     """
     amax = {}
     for layer in linear_layers(spec):
-        scales = [weights.input_scale(spec.weight_read_as(weight)) for weight in layer.weights]
+        scales = [weights.input_scale(weight) for weight in layer.weights]
         if None not in scales:
             amax[layer.name] = max(scale for scale in scales if scale is not None) * LARGEST["fp8"]
     if not amax:
@@ -32,5 +32,5 @@ def stored_layers(weights: ModelWeights, spec: ModelSpec) -> frozenset[str]:
     return frozenset(
         layer.name
         for layer in linear_layers(spec)
-        if all(weights.row_scales(spec.weight_read_as(weight)) is not None for weight in layer.weights)
+        if all(weights.row_scales(weight) is not None for weight in layer.weights)
     )

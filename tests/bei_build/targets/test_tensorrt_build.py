@@ -283,9 +283,9 @@ def test_packed_attention_is_not_tried_unless_it_is_asked_for(
 ) -> None:
     tried: list[AttentionCore] = []
 
-    def write(spec: Any, read: Any, folder: Any, types: Any, core: AttentionCore, longest: int) -> Path:
+    def write(spec: Any, read: Any, folder: Any, types: Any, core: AttentionCore, *others: Any) -> Path:
         tried.append(core)
-        return write_graph(spec, read, folder, types, core, longest)
+        return write_graph(spec, read, folder, types, core, *others)
 
     monkeypatch.setattr(module, "write_graph", write)
     for lowering in ("auto", "padded", "packed"):
