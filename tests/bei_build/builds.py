@@ -21,6 +21,8 @@ from bei_build.job import OpenEngine
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 
+CALIBRATION_SIZE = 16  # texts, of int8
+
 
 def open_engine(folder: Path, manifest: Manifest) -> Engine:
     """The runtime's loader, on one thread: these models are too small to share between cores."""
@@ -38,9 +40,12 @@ def build_artifact(
     """Build ``checkpoint`` into ``out`` (target cpu, FP32 unless told otherwise) and load it as a server would.
 
     Verified with every sixth held-out text unless with ``all_texts``: half of a tiny model's build goes into those.
-    Retrieval is left out unless it is asked for (None: as a build decides): a tiny model's order is chance.
+    INT8 is calibrated with few texts unless told otherwise. Retrieval is left out unless it is asked for (None: as a
+    build decides): a tiny model's order is chance.
     """
     settings = {"precision": "fp32", **settings}
+    if settings["precision"] == "int8":
+        settings = {"calibration_size": CALIBRATION_SIZE, **settings}
     if settings.get("verify", True):
         settings.setdefault("verify_retrieval", False)
     texts = verification.held_out_texts()[:: 1 if all_texts else 6]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bei.artifact import Artifact, load
-from tests.bei_build.builds import build_artifact
+from tests.bei_build.builds import CALIBRATION_SIZE, build_artifact
 from tests.checkpoints import Dense, Normalize, add_modules, save_checkpoint, write_json
 
 
@@ -50,6 +50,8 @@ def test_a_build_after_another_build_gives_the_same_bytes(
 def test_a_build_in_another_process_gives_the_same_bytes(artifact: Artifact, checkpoint: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bei", "build", str(checkpoint), "--out", str(tmp_path / "artifact")]
     command += ["--precision", artifact.manifest.precision, "--reference", "hf"]
+    if artifact.manifest.precision == "int8":
+        command += ["--calibration-size", str(CALIBRATION_SIZE)]
     environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
     assert_same(load(tmp_path / "artifact"), artifact)

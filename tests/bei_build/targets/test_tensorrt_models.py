@@ -89,20 +89,12 @@ def compile_checkpoint(trt: ModuleType, checkpoint: Checkpoint, path: Path) -> b
 
 @needs_rtx
 @pytest.mark.parametrize("case", by_tier(*FIRST_OF_FAMILY))
-def test_every_model_and_head_compiles_in_fp16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
-    checkpoint = read_case(case, tmp_path)
-    path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP16)
-    written = [form for form in forms_of(checkpoint.spec) if form != "primitive"]
-    assert forms_read_by_tensorrt(trt, path, checkpoint.spec) == written
-    assert lowerings(checkpoint.spec, AttentionCore.TRT_ATTENTION) == lowerings_of(checkpoint.spec)
-    assert compile_checkpoint(trt, checkpoint, path)
-
-
-@needs_rtx
-@pytest.mark.parametrize("case", by_tier(*FIRST_OF_FAMILY))
 def test_every_model_and_head_compiles_in_bf16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
     checkpoint = read_case(case, tmp_path)
     path = graph_of_checkpoint(checkpoint, tmp_path, DType.BF16)
+    written = [form for form in forms_of(checkpoint.spec) if form != "primitive"]
+    assert forms_read_by_tensorrt(trt, path, checkpoint.spec) == written
+    assert lowerings(checkpoint.spec, AttentionCore.TRT_ATTENTION) == lowerings_of(checkpoint.spec)
     assert compile_checkpoint(trt, checkpoint, path)
 
 
@@ -126,6 +118,14 @@ FORMS = {
     "ModernBertModel": ["padded", "boolean mask", "padded"],
     "Gemma2Model-no_soft_cap": ["boolean mask", "causal", "boolean mask"],
 }
+
+
+@needs_rtx
+@pytest.mark.parametrize("case", by_tier(*map(case_named, FORMS)))
+def test_every_model_and_head_compiles_in_fp16(trt: ModuleType, tmp_path: Path, case: Case) -> None:
+    checkpoint = read_case(case, tmp_path)
+    path = graph_of_checkpoint(checkpoint, tmp_path, DType.FP16)
+    assert compile_checkpoint(trt, checkpoint, path)
 
 
 def test_the_zoo_has_every_form() -> None:
