@@ -78,7 +78,7 @@ def save_models(folder: Path) -> list[Path]:
             mock.patch("tests.artifacts.tiny_tokenizer", wide_tokenizer),
             mock.patch("tests.artifacts.VOCAB_SIZE", VOCAB_SIZE),
         ):
-            save_artifact(folder / name, canary=[1.0], output=output, **fields)
+            save_artifact(folder / name, canary=[1.0] * width, output=output, **fields)
         paths.append(folder / name)
     return paths
 

@@ -111,7 +111,7 @@ def test_it_is_verified_with_its_own_fp32_engine(tmp_path: Path) -> None:
         ({"moe_top_k": 9}, "8 experts, moe_top_k 9"),
         ({"moe_top_k": 0}, "8 experts, moe_top_k 0"),
         ({"moe_top_k": None}, "8 experts, moe_top_k None, .*supports only moe_top_k from 1"),
-        ({"num_experts": "8"}, "'8' experts, moe_top_k 2"),
+        ({"num_experts": "8"}, 'num_experts = "8": correct it to a whole number'),
         ({"moe_every_n_layers": 1}, "moe_every_n_layers 1"),
         ({"moe_every_n_layers": "2"}, "moe_every_n_layers '2'"),
         ({"activation_function": "swiglu"}, "activation_function = 'swiglu'.*only 'gelu'"),

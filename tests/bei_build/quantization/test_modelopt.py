@@ -34,7 +34,7 @@ from tests.bei_build.families import jina
 from tests.bei_build.quantization.fp8 import quantize
 from tests.bei_build.reading import read, saved
 from tests.checkpoints import save_checkpoint
-from tests.zoo import CASES, FIRST_OF_FAMILY, Case, by_tier, config_of, encodings_of, save_case, spec_of
+from tests.zoo import CASES, Case, by_tier, config_of, encodings_of, save_case, spec_of
 
 needs_modelopt = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None, reason="nvidia-modelopt is not installed: pip install 'bei[fp8]'"
@@ -74,7 +74,7 @@ def empty_model(case: Case, family: Family) -> Any:
 # Which modules.
 
 
-@pytest.mark.parametrize("case", by_tier(*FIRST_OF_FAMILY))
+@pytest.mark.parametrize("case", by_tier(*map(case_named, MODELS)))
 def test_every_linear_layer_has_modules_of_its_size(case: Case) -> None:
     spec, family = spec_of(case), family_of_case(case)
     modules = linear_modules(empty_model(case, family))
