@@ -36,7 +36,7 @@ from tests.bei_build.targets.tiny import (
     with_experts,
     with_heads_on_tokens,
 )
-from tests.zoo import CASES, MAX_TOKENS, SPECIAL, Case, by_tier, encodings_of, hf_outputs
+from tests.zoo import CASES, MAX_TOKENS, Case, by_tier, encodings_of, hf_outputs
 
 TOLERANCE = 1e-4
 LONGEST = MAX_TOKENS - 3  # no bucket: there are slots beyond the model's last position
@@ -99,8 +99,8 @@ def rows_of(checkpoint: Checkpoint, path: Path, case: Case, encodings: list[Enco
     return rows_of_sequences(outputs[head.output], batch, per_token=not head.pooling)
 
 
-# In the first tier one model a lowering, and special cases: test_parity_matrix has a class of each family.
-@pytest.mark.parametrize("case", by_tier(*map(case_named, IN_FP16), *SPECIAL))
+# In the first tier one model a lowering: test_parity_matrix has a class of each family there, and the special cases.
+@pytest.mark.parametrize("case", by_tier(*map(case_named, IN_FP16)))
 def test_trt_graph_computes_what_the_hf_model_computes(tmp_path: Path, case: Case) -> None:
     checkpoint = read_case(case, tmp_path, pooling=None if case.vector else "mean", max_seq_len=LONGEST)
     encodings = encodings_of(case, LENGTHS, checkpoint.spec.embeddings.vocab_size)
