@@ -61,7 +61,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save(request.param, tmp_path_factory.mktemp("matrix") / "checkpoint")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
+@pytest.mark.parametrize("case", by_tier(*FIRST_OF_FAMILY, *SPECIAL))
 def test_every_case_is_read_with_all_its_weights(case: Case, tmp_path: Path) -> None:
     checkpoint = read(save_case(tmp_path / "checkpoint", case))
     with checkpoint.weights() as weights:
