@@ -27,10 +27,16 @@ def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: 
     return field(default=default, metadata={"help": text, "choices": choices, "targets": targets})
 
 
-def _of_quantization(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
-    """A setting of quantized precisions."""
-    option = _option(default, text, choices, _CALIBRATED_TARGETS)
-    return field(default=default, metadata={**option.metadata, "precisions": _QUANTIZED})
+def _of_quantization(
+    default: object,
+    text: str,
+    choices: tuple[str, ...] = (),
+    targets: tuple[str, ...] = _CALIBRATED_TARGETS,
+    precisions: tuple[str, ...] = _QUANTIZED,
+) -> Any:
+    """A setting of quantized ``precisions``."""
+    option = _option(default, text, choices, targets)
+    return field(default=default, metadata={**option.metadata, "precisions": precisions})
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,9 @@ class BuildConfig:
         "engine", "bei's own FP32 engine, or nvidia-modelopt on transformers' model", ("engine", "modelopt")
     )
     calibration_percentile: float = _of_quantization(99.999, "percentile, if that is the method")
+    fp8_outputs: bool = _of_quantization(
+        False, "round queries, keys and values to fp8 too, for attention", targets=_TENSORRT, precisions=("fp8",)
+    )
     max_highprec_layers: int | None = _of_quantization(
         None, "most linear layers that may be left unquantized to pass verification (default: a quarter; 0: none)"
     )

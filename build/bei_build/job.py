@@ -15,6 +15,7 @@ from bei.core import Engine, Limits
 from bei_build import memory
 from bei_build.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
+from bei_build.graph.writer import Observed
 from bei_build.model_weights import ModelWeights
 from bei_build.targets import Compiler, Numerics, Say, compiler_for
 
@@ -46,14 +47,6 @@ class Job:
         return self.compiler.compile(self.checkpoint.spec, self.weights, numerics, self.limits, folder, say)
 
 
-@dataclass(frozen=True)
-class Observed:
-    """An output of an FP32 engine, [tokens, width], that is the input of linear layer ``layer``."""
-
-    layer: str
-    width: int
-
-
 @contextmanager
 def opened_fp32(job: Job, purpose: str, observed: Mapping[str, Observed]) -> Iterator[tuple[Engine, str]]:
     """bei's own FP32 engine of the job's model and its compiler's name, with outputs ``observed`` beside the model's.
@@ -63,7 +56,7 @@ def opened_fp32(job: Job, purpose: str, observed: Mapping[str, Observed]) -> Ite
     memory.require(4 * job.checkpoint.spec.num_parameters, purpose)
     compiler = fp32_compiler(job.config, job.compiler)
     with tempfile.TemporaryDirectory(dir=job.root) as folder:
-        numerics = Numerics("fp32", observed={name: it.layer for name, it in observed.items()})
+        numerics = Numerics("fp32", observed=observed)
         needs = compiler.compile(job.checkpoint.spec, job.weights, numerics, job.limits, Path(folder), lambda _: None)
         described = job.describe(needs)
         inputs = [OutputInfo(name=name, dimension=it.width, per_token=True) for name, it in observed.items()]

@@ -11,14 +11,15 @@ import msgspec
 from bei.artifact import LayerSensitivity, QuantizationRecord
 from bei.core import Encoding
 from bei.errors import ConfigError
+from bei_build.graph.writer import Observed
 from bei_build.heads import tasks_of
-from bei_build.job import Job, Observed, opened_fp32
+from bei_build.job import Job, opened_fp32
 from bei_build.progress import Progress
-from bei_build.quantization.choice import Chosen, Method, choose, worst
-from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.observation import OUTPUT, observe, observed_layers
-from bei_build.quantization.scheme import Format, Quantization
-from bei_build.quantization.stored import stored_quantization
+from bei_build.quantization.choice import Chosen, Given, Method, choose, worst
+from bei_build.quantization.layers import LinearLayer, is_projection, linear_layers
+from bei_build.quantization.observation import OUTPUT, PRODUCT, largest_products, observe, observed_layers
+from bei_build.quantization.scheme import FloatArray, Format, Quantization
+from bei_build.quantization.stored import stored_ranges, stored_row_scales
 from bei_build.quantization.texts import CalibrationTexts, calibration_texts
 from bei_build.verification import encode
 
@@ -33,6 +34,7 @@ class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
     input_amax: float
     smoothing: tuple[float, ...] | None
     output_amax: float | None
+    per_token: bool
     error: float
     is_high: bool
 
@@ -97,6 +99,7 @@ class Calibrated:
                 input_amax=layer.input_amax,
                 smoothing=layer.smoothing,
                 output_amax=layer.output_amax,
+                per_token=layer.per_token,
                 error=self.chosen.errors[name],
                 is_high=name in self.high,
             )
@@ -115,65 +118,82 @@ class Calibrated:
         (root / QUANTIZATION).write_bytes(msgspec.json.encode(record) + b"\n")
 
 
+@dataclass(frozen=True)
+class _Task:
+    """``layers`` are to be quantized. ``row_scales`` of matrices, ``ranges`` of inputs: what the checkpoint brings."""
+
+    layers: Sequence[LinearLayer]
+    number_format: Format
+    method: Method
+    row_scales: Mapping[str, Mapping[str, FloatArray]]
+    ranges: Mapping[str, float] | None
+
+
 def calibrated(job: Job, number_format: Format, progress: Progress) -> Calibrated:
     """Scales for the model's linear layers. Raises ConfigError, VerificationError (memory), and what engines raise."""
-    config, checkpoint = job.config, job.checkpoint
-    layers = linear_layers(checkpoint.spec)
-    if not layers:
-        raise ConfigError(
-            f"{checkpoint.spec.architecture} has no linear layers to quantize: build with --precision bf16 or fp32."
-        )
+    config, task = job.config, _task(job, number_format, progress)
     texts = calibration_texts(
         config.calibration_data, config.calibration_column, config.calibration_size, config.calibration_seed
     )
-    stored = stored_quantization(job.weights, checkpoint.spec) if number_format == "fp8" else None
-    if stored is not None:
-        layers = tuple(layer for layer in layers if layer.name in stored.layers)
-        progress.note(
-            "the checkpoint brings scales of inputs, which are taken, and its matrices in FP8, which are rounded once "
-            "more, with a scale a row"
-        )
-    method = config.calibration_method
-    chosen_method: Method = _METHODS[number_format] if method == "auto" else method  # type: ignore[assignment]
-    groups = observed_layers(layers)
-    with progress.step(f"Calibrate ({number_format}, {chosen_method})") as step:
-        widths = {group: layer.matrix(job.weights.read).shape[1] for group, layer in groups.items()}
-        pairs = "rerank" in tasks_of(checkpoint.spec.heads[0], checkpoint.spec.hidden_size)
-        length = min(config.calibration_length, checkpoint.max_seq_len)
-        encodings = encode(checkpoint.tokenizer, texts.texts, checkpoint.spec, length, pairs=pairs and length > 8)
-        encodings = [encoding for encoding in encodings if encoding.num_tokens]
-        given = _given(job, stored, encodings, chosen_method)
-        observed = {OUTPUT + group: Observed(layer.name, widths[group]) for group, layer in groups.items()}
-        with opened_fp32(job, "The FP32 engine to calibrate with", observed) as (engine, _):
-            seen = observe(engine, encodings, widths, config.calibration_seed)
-        percentile = config.calibration_percentile
-        chosen = choose(layers, seen, job.weights.read, number_format, chosen_method, percentile, given)
+    with progress.step(f"Calibrate ({number_format}, {task.method})") as step:
+        encodings = _encodings(job, texts)
         num_tokens = sum(encoding.num_tokens for encoding in encodings)
+        chosen, how = _chosen(job, task, encodings)
         step.details.append(
-            f"{len(layers)} linear layers, {len(texts.texts)} texts of {texts.source}, {num_tokens:,} tokens"
+            f"{len(task.layers)} linear layers, {len(texts.texts)} texts of {texts.source}, {num_tokens:,} tokens"
         )
-    how = f"percentile {percentile:g}" if chosen_method == "percentile" else chosen_method
-    if stored is not None:
-        how = "the checkpoint's own"
-    elif given is not None:
-        how = f"{how}, by ModelOpt on transformers' model"
     most = config.max_highprec_layers
-    return Calibrated(
-        chosen,
-        how,
-        texts,
-        num_tokens,
-        config.calibration_seed,
-        max(1, len(layers) // 4) if most is None else min(most, len(layers)),
-    )
+    most_high = max(1, len(task.layers) // 4) if most is None else min(most, len(task.layers))
+    return Calibrated(chosen, how, texts, num_tokens, config.calibration_seed, most_high)
 
 
-def _given(
-    job: Job, stored: Quantization | None, encodings: Sequence[Encoding], method: Method
-) -> Mapping[str, float] | None:
-    """Ranges of inputs that the checkpoint brings, or that ModelOpt measures; None: our own engine's count."""
-    if stored is not None:
-        return {name: layer.input_amax for name, layer in stored.layers.items()}
+def _task(job: Job, number_format: Format, progress: Progress) -> _Task:
+    spec, asked = job.checkpoint.spec, job.config.calibration_method
+    method: Method = _METHODS[number_format] if asked == "auto" else asked  # type: ignore[assignment]
+    layers = linear_layers(spec)
+    row_scales = stored_row_scales(job.weights, spec) if number_format == "fp8" else {}
+    ranges = stored_ranges(job.weights, spec) if row_scales else None
+    if row_scales:
+        there = row_scales.keys() if ranges is None else row_scales.keys() & ranges.keys()
+        layers = tuple(layer for layer in layers if layer.name in there)
+        what = "matrices in FP8" if ranges is None else "matrices in FP8 and scales of inputs"
+        progress.note(f"the checkpoint brings {what}, which are taken as they are")
+    if not layers:
+        raise ConfigError(f"{spec.architecture} has no linear layers to quantize: build with --precision bf16 or fp32.")
+    return _Task(layers, number_format, method, row_scales, ranges)
+
+
+def _encodings(job: Job, texts: CalibrationTexts) -> list[Encoding]:
+    checkpoint = job.checkpoint
+    pairs = "rerank" in tasks_of(checkpoint.spec.heads[0], checkpoint.spec.hidden_size)
+    length = min(job.config.calibration_length, checkpoint.max_seq_len)
+    encodings = encode(checkpoint.tokenizer, texts.texts, checkpoint.spec, length, pairs=pairs and length > 8)
+    return [encoding for encoding in encodings if encoding.num_tokens]
+
+
+def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[Chosen, str]:
+    """Scales, and how they were found."""
+    config, read = job.config, job.weights.read
+    groups = observed_layers(task.layers)
+    widths = {group: layer.matrix(read).shape[1] for group, layer in groups.items()}
+    rounded_too = [layer for layer in task.layers if config.fp8_outputs and is_projection(layer)]
+    by_modelopt = None if task.ranges else _by_modelopt(job, encodings, task.method)
+    outputs = {OUTPUT + group: Observed(layer.name, widths[group]) for group, layer in groups.items()}
+    for layer in rounded_too:
+        outputs[PRODUCT + layer.name] = Observed(layer.name, len(layer.matrix(read)), is_product=True)
+    with opened_fp32(job, "The FP32 engine to calibrate with", outputs) as (engine, _):
+        seen = observe(engine, encodings, widths, config.calibration_seed)
+        products = largest_products(engine, encodings, [layer.name for layer in rounded_too])
+    percentile, given = config.calibration_percentile, Given(task.ranges or by_modelopt, task.row_scales, products)
+    chosen = choose(task.layers, seen, read, task.number_format, task.method, percentile, given)
+    if task.ranges:
+        return chosen, "the checkpoint's own"
+    how = f"percentile {percentile:g}" if task.method == "percentile" else task.method
+    return chosen, f"{how}, by ModelOpt on transformers' model" if by_modelopt else how
+
+
+def _by_modelopt(job: Job, encodings: Sequence[Encoding], method: Method) -> Mapping[str, float] | None:
+    """Ranges of inputs that ModelOpt measures; None: it is not asked to."""
     if job.config.calibrate_with != "modelopt":
         return None
     if method == "mse":

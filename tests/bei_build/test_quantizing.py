@@ -17,6 +17,7 @@ from bei_build.config import BuildConfig
 from bei_build.graph.writer import DType, GraphWriter
 from bei_build.quantizing import QUANTIZATION
 from tests.bei_build.builds import build_artifact
+from tests.bei_build.targets.rtx import needs_rtx
 from tests.checkpoints import read_tensors, save_checkpoint, save_static, write_tensors
 
 OUTLIER = "layers.1.mlp.down"
@@ -142,6 +143,11 @@ def test_scales_that_are_off_by_two_fail_the_build(
         ({"precision": "bf16", "calibration_size": 9}, "calibration_size is a setting of quantized precisions"),
         ({"precision": "auto", "max_highprec_layers": 1}, "max_highprec_layers is a setting of quantized precisions"),
         ({"calibration_size": 0}, "calibration_size must be at least 1"),
+        ({"fp8_outputs": True}, "fp8_outputs is a setting of target tensorrt or tensorrt-rtx, not of cpu"),
+        (
+            {"fp8_outputs": True, "target": "tensorrt-rtx", "precision": "bf16"},
+            "fp8_outputs is a setting of quantized precisions: leave it out, or build with --precision fp8",
+        ),
         ({"calibration_percentile": 0.0}, "calibration_percentile is between 0 and 100"),
         ({"max_highprec_layers": -1}, "max_highprec_layers is a number of layers"),
         ({"calibration_method": "entropy"}, "calibration_method must be one of auto, max, percentile, mse"),
@@ -150,6 +156,16 @@ def test_scales_that_are_off_by_two_fail_the_build(
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BuildConfig(model="a", **{"precision": "int8", **settings})
+
+
+@needs_rtx
+@pytest.mark.slow
+def test_what_projections_give_is_rounded_too_where_it_is_asked_for(checkpoint: Path, tmp_path: Path) -> None:
+    settings = {"target": "tensorrt-rtx", "compute_capability": ("89",), "fp8_outputs": True, "verify_retrieval": False}
+    record = record_of(build(checkpoint, tmp_path / "artifact", precision="fp8", **settings))
+    rounded = {name for name, layer in record["layers"].items() if layer["output_amax"] is not None}
+    assert rounded == {name for name in record["layers"] if name.endswith(".attention.qkv")}
+    assert all(record["layers"][name]["output_amax"] > 0 for name in rounded)
 
 
 def test_what_has_no_linear_layers_is_refused(tmp_path: Path) -> None:

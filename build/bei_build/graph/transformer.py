@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from bei_build.graph.attention import AttentionCore, AttentionEmitter, PositionT
 from bei_build.graph.experts import ExpertsEmitter
 from bei_build.graph.heads import HeadEmitter
 from bei_build.graph.positions import Rotations, halved, relative_bias_table
-from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter
+from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter, Observed
 from bei_build.spec import (
     AttentionSpec,
     ConvolutionSpec,
@@ -32,6 +33,13 @@ from bei_build.spec import (
 Read = Callable[[str], FloatArray]
 
 
+class _Matrix(NamedTuple):
+    """``values`` [out, in]; ``row_scales`` [out] where they are rounded already."""
+
+    values: FloatArray
+    row_scales: FloatArray | None = None
+
+
 def write_graph(
     spec: ModelSpec,
     read: Read,
@@ -39,13 +47,13 @@ def write_graph(
     types: GraphTypes,
     core: AttentionCore,
     max_seq_len: int,
-    observed: Mapping[str, str] | None = None,
+    observed: Mapping[str, Observed] | None = None,
 ) -> Path:
     """Write the packed graph of ``spec`` for sequences of up to ``max_seq_len`` tokens into ``folder``.
 
     ``read`` gives a weight by its name in ``spec.weights()``. Every head is a float32 output of its name, [B, width]
-    or, without pooling, [T, width]; an embedding is not normalized at the end. ``observed``: outputs by name, each the
-    input of a linear layer, float32 [T, width]. Returns the path of the ONNX file.
+    or, without pooling, [T, width]; an embedding is not normalized at the end. ``observed``: outputs by
+    name, of linear layers. Returns the path of the ONNX file.
     """
     graph = GraphWriter(folder, types)
     # TensorRT wants shapes that do not depend on values, and who observes wants a row a token.
@@ -58,9 +66,8 @@ def write_graph(
     for head in spec.heads:
         rows = "B" if head.pooling else "T"
         graph.output(head.output, heads.emit(head), DType.FP32, [rows, spec.dimensions[head.output]])
-    for output, layer in (observed or {}).items():
-        value, width = graph.linear_input(layer)
-        graph.output(output, graph.cast(value, DType.FP32, f"{output}.fp32"), DType.FP32, ["T", width])
+    for output, of in (observed or {}).items():
+        graph.observe(output, of)
     return graph.finish()
 
 
@@ -266,23 +273,33 @@ class _TransformerEmitter:
     def _projected(self, hidden: str, roles: Sequence[str], spec: AttentionSpec, name: str) -> list[str]:
         """``hidden`` through one matrix for all ``roles``; the query's rows carry the score scale."""
         graph, joined = self._graph, f"{name}.{''.join(role[0] for role in roles)}"
-        scales = {"query": 1.0 if spec.qk_norm else spec.scale}
+        factors = {"query": 1.0 if spec.qk_norm else spec.scale}
         sizes = [spec.width if role == "query" else spec.kv_width for role in roles]
 
-        def part(role: str, kind: str) -> FloatArray:
-            if kind == "bias" and role == "key" and not spec.key_bias:
-                return np.zeros(spec.kv_width, np.float32)
-            rows = self._read(f"{name}.{role}.{kind}") * np.float32(scales.get(role, 1.0))
+        def stacked(rows: Sequence[FloatArray]) -> FloatArray:
+            return np.concatenate([in_order(rows_of, role) for rows_of, role in zip(rows, roles, strict=True)])
+
+        def in_order(rows: FloatArray, role: str) -> FloatArray:
+            rows = rows * np.float32(factors.get(role, 1.0))
             return halved(rows, spec) if spec.rope and spec.rope.interleaved and role != "value" else rows
 
-        def stacked(kind: str) -> FloatArray:
-            return np.concatenate([part(role, kind) for role in roles])
+        def bias(role: str) -> FloatArray:
+            is_there = role != "key" or spec.key_bias
+            return self._read(f"{name}.{role}.bias") if is_there else np.zeros(spec.kv_width, np.float32)
 
-        product = graph.linear(joined, hidden, stacked("weight"), stacked("bias") if spec.bias else None)
+        matrices = [self._matrix(joined, f"{name}.{role}.weight") for role in roles]
+        scales = [it.row_scales for it in matrices if it.row_scales is not None]
+        product = graph.linear(
+            joined,
+            hidden,
+            stacked([it.values for it in matrices]),
+            stacked([bias(role) for role in roles]) if spec.bias else None,
+            stacked(scales) if len(scales) == len(roles) else None,
+        )
         parts = graph.split(product, sizes, f"{joined}.split", axis=1) if len(roles) > 1 else [product]
         if spec.clip is None:
             return parts
-        bounds = [spec.clip * scales.get(role, 1.0) for role in roles]
+        bounds = [spec.clip * factors.get(role, 1.0) for role in roles]
         return [self._clipped(value, bound) for value, bound in zip(parts, bounds, strict=True)]
 
     def _clipped(self, value: str, bound: float) -> str:
@@ -348,8 +365,16 @@ class _TransformerEmitter:
         return self._graph.vector(f"{name}.{role}.positions", by_head)
 
     def _linear(self, value: str, name: str, bias: bool = True) -> str:
-        weight = self._read(f"{name}.weight")
-        return self._graph.linear(name, value, weight, self._read(f"{name}.bias") if bias else None)
+        matrix = self._matrix(name, f"{name}.weight")
+        offset = self._read(f"{name}.bias") if bias else None
+        return self._graph.linear(name, value, matrix.values, offset, matrix.row_scales)
+
+    def _matrix(self, layer: str, name: str) -> _Matrix:
+        """The matrix called ``name`` of linear layer ``layer``."""
+        quantization = self._graph.quantized(layer)
+        if quantization is None:
+            return _Matrix(self._read(name))
+        return _Matrix(self._read(name), quantization.row_scales.get(name))
 
     def _scaled(self, value: str, factor: float, name: str) -> str:
         return self._graph.op("Mul", [value, self._graph.constant(factor, self._graph.types.compute.numpy)], name)

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization, row_amax
+from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization, scales_of_rows
 
 OPSET = 23  # the newest that TensorRT 11.1 and OpenVINO 2026 both read
 _IR_VERSION = 11
+_LEAST_SIZE = 1e-6  # of a token's input, which may be all zeros
 _ALIGNMENT = 4096  # a page: lets readers map tensors instead of copying them
 WEIGHTS_FILE = "model.weights"
 MODEL_FILE = "model.onnx"
@@ -78,6 +79,22 @@ class GraphTypes:
     quantization: Quantization | None = None
 
 
+@dataclass(frozen=True)
+class Observed:
+    """A graph's output, float32 [tokens, ``width``], that is the input of linear layer ``layer``, or its product."""
+
+    layer: str
+    width: int
+    is_product: bool = False
+
+
+class _Rounded(NamedTuple):
+    """A rounded value; what its rows were divided by before, [rows, 1], or None."""
+
+    value: str
+    sizes: str | None
+
+
 class GraphWriter:
     """Collects nodes; ``finish`` writes ``model.onnx`` beside ``model.weights`` into ``folder``."""
 
@@ -91,8 +108,8 @@ class GraphWriter:
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._functions: list[FunctionProto] = []
-        self._linear_inputs: dict[str, tuple[str, int]] = {}
-        self._rounded: dict[tuple[str, LayerQuantization], str] = {}
+        self._linear_inputs: dict[str, str] = {}
+        self._rounded: dict[tuple[str, LayerQuantization], _Rounded] = {}
 
     def input(self, name: str, dtype: DType, shape: Sequence[Dim]) -> str:
         """Declare a graph input, once. Equal dimension names mean equal sizes (TensorRT holds us to it)."""
@@ -163,21 +180,38 @@ class GraphWriter:
         """``value`` as ``dtype``. The reader drops a cast to the type the value has already."""
         return self.op("Cast", [value], name, to=dtype.onnx)
 
-    def linear(self, name: str, value: str, weight: FloatArray, bias: FloatArray | None = None) -> str:
+    def quantized(self, name: str) -> LayerQuantization | None:
+        """How the linear layer ``name`` is quantized; None: it is not."""
+        return self.types.quantization.layers.get(name) if self.types.quantization else None
+
+    def linear(
+        self,
+        name: str,
+        value: str,
+        weight: FloatArray,
+        bias: FloatArray | None = None,
+        scales: FloatArray | None = None,
+    ) -> str:
         """``value @ weight.T + bias`` for ``value`` [rows, in] and ``weight`` [out, in], in the compute type.
 
         Quantized where the graph's quantization has a layer ``name``: input and matrix are rounded to its format, and
-        the product is of what the rounded numbers stand for.
+        the product is of what the rounded numbers stand for. ``scales`` [out]: of the matrix's rows, where it is
+        rounded already.
         """
-        self._linear_inputs[name] = value, weight.shape[1]
-        quantization = self.types.quantization
-        layer = quantization.layers.get(name) if quantization else None
+        self._linear_inputs[name] = value
+        quantization, layer = self.types.quantization, self.quantized(name)
         if quantization is None or layer is None:
             return self._gemm(name, value, self._matrix(f"{name}.weight", weight), bias)
         if layer.smoothing is not None:
             weight = weight * np.array(layer.smoothing, np.float32)
-        matrix = self._rounded_matrix(f"{name}.weight", weight, quantization.format)
-        product = self._gemm(name, self._rounded_input(value, layer, quantization.format), matrix, bias)
+        matrix = self._rounded_matrix(f"{name}.weight", weight, quantization.format, scales)
+        rounded = self._rounded_input(value, layer, quantization.format)
+        if rounded.sizes is None:
+            product = self._gemm(name, rounded.value, matrix, bias)
+        else:
+            product = self._times_sizes(
+                name, self._gemm(f"{name}.of_shares", rounded.value, matrix, None), rounded.sizes, bias
+            )
         if layer.output_amax is None:
             return product
         return self._round(product, layer.output_amax, quantization.format, f"{name}.rounded")
@@ -189,9 +223,11 @@ class GraphWriter:
             inputs.append(self.fp32(f"{name}.bias", bias))
         return self.op("Gemm", inputs, name, transB=1)
 
-    def linear_input(self, name: str) -> tuple[str, int]:
-        """The value that the linear layer ``name`` reads, and its width. KeyError if there is no such layer."""
-        return self._linear_inputs[name]
+    def observe(self, output: str, of: Observed) -> None:
+        """Declare what ``of`` says as the graph output ``output``. KeyError if there is no such layer."""
+        value = self._linear_inputs[of.layer]
+        seen = self.cast(of.layer if of.is_product else value, DType.FP32, f"{output}.fp32")
+        self.output(output, seen, DType.FP32, ["T", of.width])
 
     def finish(self) -> Path:
         """Write the graph; returns the path of ``model.onnx``."""
@@ -218,10 +254,12 @@ class GraphWriter:
             else self.cast(stored, self.types.compute, f"{name}.cast")
         )
 
-    def _rounded_matrix(self, name: str, array: FloatArray, number_format: Format) -> str:
+    def _rounded_matrix(self, name: str, array: FloatArray, number_format: Format, scales: FloatArray | None) -> str:
         """``array`` [out, in] as numbers of the format, with a scale a row."""
+        if scales is None:
+            scales = scales_of_rows(array, number_format)
         # In the type that it is stored in, which may be coarse: what matters is that both sides use the same number.
-        scale = (row_amax(array) / LARGEST[number_format]).astype(self.types.compute.numpy)
+        scale = scales.astype(self.types.compute.numpy)
         dtype = DType(number_format)
         codes = array / scale.astype(np.float32)[:, None]
         np.clip(
@@ -233,16 +271,33 @@ class GraphWriter:
         ]
         return self.op("DequantizeLinear", inputs, f"{name}.dequantized", axis=0)
 
-    def _rounded_input(self, value: str, layer: LayerQuantization, number_format: Format) -> str:
+    def _rounded_input(self, value: str, layer: LayerQuantization, number_format: Format) -> _Rounded:
         """``value`` as layer ``layer`` reads it. Layers that share an input and its scale share the rounded one."""
         key = value, replace(layer, output_amax=None)
         if key not in self._rounded:
-            name = f"{value}.rounded.{len(self._rounded)}"
+            name, sizes = f"{value}.rounded.{len(self._rounded)}", None
             if layer.smoothing is not None:
                 factors = (1.0 / np.array(layer.smoothing)).astype(np.float32)
                 value = self.op("Mul", [value, self.vector(f"{name}.factors", factors)], f"{name}.smooth")
-            self._rounded[key] = self._round(value, layer.input_amax, number_format, name)
+            if layer.per_token:
+                sizes = self._sizes(value, name)
+                value = self.op("Div", [value, sizes], f"{name}.shares")
+            self._rounded[key] = _Rounded(self._round(value, layer.input_amax, number_format, name), sizes)
         return self._rounded[key]
+
+    def _sizes(self, value: str, name: str) -> str:
+        """The largest absolute value of each row of ``value``, [rows, 1], above 0."""
+        absolute = self.op("Abs", [value], f"{name}.absolute")
+        largest = self.op("ReduceMax", [absolute, self.constant([1])], f"{name}.largest", keepdims=1)
+        least = self.constant(_LEAST_SIZE, self.types.compute.numpy)
+        return self.op("Max", [largest, least], f"{name}.sizes")
+
+    def _times_sizes(self, name: str, product: str, sizes: str, bias: FloatArray | None) -> str:
+        """``product`` of rows that were divided by ``sizes``, and the bias."""
+        if bias is None:
+            return self.op("Mul", [product, sizes], name)
+        scaled = self.op("Mul", [product, sizes], f"{name}.scaled")
+        return self.op("Add", [scaled, self.vector(f"{name}.bias", bias)], name)
 
     def _round(self, value: str, amax: float, number_format: Format, name: str) -> str:
         """``value`` rounded to the format, with one scale."""

@@ -2,13 +2,14 @@
 
 ``max``: the largest absolute value that was seen. ``percentile``: one that so many percent of the sampled values do
 not pass. ``mse``: the range, and how far outliers of the input are moved into the matrix (SmoothQuant,
-arXiv:2211.10438, equation 4), by which the layer's products change least; measured on the sample.
+arXiv:2211.10438, equation 4), by which the layer's products change least; measured on the sample. In int8, whose steps
+are all alike, a layer whose tokens differ much in size gets a range for each token instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal, TypeAlias
 
@@ -30,6 +31,24 @@ _SHARES = (0.8, 0.6, 0.5)  # of the largest value, as ranges
 _POWER = 4
 _BETTER = 0.98  # of the error without it: smoothing costs a multiplication a value
 _LEAST_FACTOR = 1e-5
+# Of the error with one range for all tokens: a range for each takes passes over the input and over the product.
+_WORTH_A_RANGE_A_TOKEN = 0.8
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of linear layers, by name, before anything is chosen.
+
+    ``ranges`` of their inputs, where somebody else has measured them; ``row_scales`` of matrices that are rounded
+    already (as in ``LayerQuantization``); the largest values of ``products``, where those are to be rounded too.
+    """
+
+    ranges: Mapping[str, float] | None = None
+    row_scales: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
+    products: Mapping[str, float] = field(default_factory=dict)
+
+
+NOTHING = Given()
 
 
 @dataclass(frozen=True)
@@ -48,25 +67,25 @@ def choose(
     number_format: Format,
     method: Method,
     percentile: float,
-    given: Mapping[str, float] | None = None,
+    given: Given = NOTHING,
 ) -> Chosen:
-    """Scales for all ``layers``; ``read`` gives a weight by its name. ``given``: the range of each layer's input, where
-    somebody else has measured it; then the method is his.
-    """
+    """Scales for all ``layers``; ``read`` gives a weight by its name. Where ranges are given, they are taken."""
     chosen: dict[str, LayerQuantization] = {}
     errors: dict[str, float] = {}
     for group, members in groupby(sorted(layers, key=lambda layer: layer.group), key=lambda layer: layer.group):
-        named = {layer.name: layer.matrix(read) for layer in members}
-        trial = _Trial(observations[group], list(named.values()), number_format)
-        if given is not None:
-            range_ = LayerQuantization(max(given[name] for name in named))
+        named = {layer: layer.matrix(read) for layer in members}
+        seen = observations[group]
+        trial = _Trial(seen, list(named.values()), number_format)
+        if given.ranges is not None:
+            range_ = LayerQuantization(max(given.ranges[layer.name] for layer in named))
         elif method == "mse":
             range_ = trial.best()
         else:
             range_ = trial.plain(percentile if method == "percentile" else 100.0)
-        chosen |= dict.fromkeys(named, range_)
-        for name, matrix in named.items():
-            errors[name] = rounded(_Trial(observations[group], [matrix], number_format).error(range_))
+        for layer, matrix in named.items():
+            stored = given.row_scales.get(layer.name, {}) if range_.smoothing is None else {}
+            chosen[layer.name] = replace(range_, row_scales=stored, output_amax=given.products.get(layer.name))
+            errors[layer.name] = rounded(_Trial(seen, [matrix], number_format).error(chosen[layer.name]))
     ordered = [layer.name for layer in layers]
     return Chosen(
         Quantization(number_format, {name: chosen[name] for name in ordered}), {name: errors[name] for name in ordered}
@@ -97,7 +116,11 @@ class _Trial:
         if self.error(found) > _BETTER * self.error(plain):
             found = plain
         narrower = (replace(found, input_amax=_range(share * found.input_amax)) for share in _SHARES)
-        return min((found, *narrower), key=self.error)
+        found = min((found, *narrower), key=self.error)
+        if self._format != "int8":
+            return found
+        by_token = LayerQuantization(1.0, per_token=True)
+        return by_token if self.error(by_token) < _WORTH_A_RANGE_A_TOKEN * self.error(found) else found
 
     def error(self, layer: LayerQuantization) -> float:
         """What rounding as ``layer`` says does to the products."""
@@ -105,8 +128,13 @@ class _Trial:
         if layer.smoothing is not None:
             factors = np.array(layer.smoothing, np.float32)
             rows, matrix = rows / factors, matrix * factors
-        scale = layer.input_amax / LARGEST[self._format]
-        product = round_to(rows, scale, self._format) @ round_rows(matrix, self._format).T
+        if layer.row_scales:
+            matrix = round_to(matrix, np.concatenate(list(layer.row_scales.values()))[:, None], self._format)
+        else:
+            matrix = round_rows(matrix, self._format)
+        sizes = np.maximum(np.abs(rows).max(axis=1, keepdims=True), _LEAST_FACTOR) if layer.per_token else 1.0
+        scales = layer.input_amax / LARGEST[self._format] * np.asarray(sizes)
+        product = round_to(rows, scales, self._format) @ matrix.T
         product -= self._exact
         errors = np.square(product, out=product).sum(axis=1)
         known = self._lengths > 0

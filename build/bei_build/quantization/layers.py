@@ -17,6 +17,7 @@ from bei_build.spec import LayerSpec, MLPSpec, ModelSpec
 @dataclass(frozen=True)
 class LinearLayer:
     """``name`` is that in the graph, ``weights`` are ours: those whose matrices lie one below the other in it.
+    ``parts``: their names in this layer, which differ where it shares them with others (``ModelSpec.weights_of``).
 
     ``group``: layers of one group read the same input, and so have one scale for it. Of an expert the matrix is part
     ``expert[0]`` of ``expert[1]`` of the named weight, ``transposed`` where it is stored as [in, out].
@@ -27,6 +28,7 @@ class LinearLayer:
     weights: tuple[str, ...]
     expert: tuple[int, int] | None = None
     transposed: bool = False
+    parts: tuple[str, ...] = ()
 
     def matrix(self, read: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         """[out, in], rows as they are stored: without the score scale that the graph's queries carry."""
@@ -42,7 +44,12 @@ def linear_layers(spec: ModelSpec) -> tuple[LinearLayer, ...]:
     found = [layer for index, one in enumerate(spec.layers) for layer in _of_layer(one, f"layers.{index}")]
     for index, one in enumerate(spec.decoder.layers if spec.decoder else ()):
         found += _of_layer(one, f"decoder.layers.{index}")
-    return tuple(replace(one, weights=tuple(map(spec.weight_read_as, one.weights))) for one in found)
+    return tuple(replace(one, parts=one.weights, weights=tuple(map(spec.weight_read_as, one.weights))) for one in found)
+
+
+def is_projection(layer: LinearLayer) -> bool:
+    """Whether ``layer`` gives queries, keys or values."""
+    return layer.name.rpartition(".")[2] in ("qkv", "q", "kv")
 
 
 def _of_layer(spec: LayerSpec, name: str) -> Iterator[LinearLayer]:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.quantization.scheme import LARGEST, Format, row_amax
+from bei_build.quantization.scheme import LARGEST, Format, scales_of_rows
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -26,4 +26,4 @@ def round_to(values: FloatArray, scale: npt.ArrayLike, number_format: Format) ->
 
 def round_rows(matrix: FloatArray, number_format: Format) -> FloatArray:
     """``matrix`` [out, in] with a scale a row."""
-    return round_to(matrix, row_amax(matrix)[:, None] / LARGEST[number_format], number_format)
+    return round_to(matrix, scales_of_rows(matrix, number_format)[:, None], number_format)

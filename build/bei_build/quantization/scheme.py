@@ -1,8 +1,8 @@
 """What is quantized, and by which scales: data. Calibration makes it, the graph writer reads it.
 
 Values are symmetric: a number x is stored as round(x / scale), without a zero point. Matrices have one scale an output
-channel (a row of [out, in]), inputs of linear layers one scale for all tokens and channels. Rounding is to the nearest
-number of the format: int8, or float8_e4m3fn (arXiv:2209.05433).
+channel (a row of [out, in]), inputs of linear layers one scale for all tokens and channels, or one a token. Rounding is
+to the nearest number of the format: int8, or float8_e4m3fn (arXiv:2209.05433).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Format: TypeAlias = Literal["fp8", "int8"]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 LARGEST: Mapping[Format, float] = {"fp8": 448.0, "int8": 127.0}
 
@@ -30,12 +31,18 @@ class LayerQuantization:
     ``smoothing`` [in_features]: the input is divided by it, and the matrix's columns are multiplied
     (SmoothQuant, arXiv:2211.10438); None: neither. Then the input is clipped to ± ``input_amax``, which is the format's
     largest number times the scale.
+    ``per_token``: each token's input, smoothed, is divided by its largest absolute value, and the product multiplied by
+    it; ``input_amax`` is 1.
     ``output_amax``: the product is quantized too, for the layer behind it; None: it is not.
+    ``row_scales``: of matrices that the checkpoint has as numbers of the format times these [out], by their names in
+    the layer; others have scales by their largest values.
     """
 
     input_amax: float
     smoothing: tuple[float, ...] | None = None
     output_amax: float | None = None
+    per_token: bool = False
+    row_scales: Mapping[str, FloatArray] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ def rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS - 1}e}")
 
 
-def row_amax(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The largest absolute value of each row of ``matrix`` [out, in], float32 [out]; rows of zeros get a tiny one."""
-    largest: npt.NDArray[np.float32] = np.maximum(np.abs(matrix).max(axis=1), np.finfo(np.float32).tiny * 1024)
-    return largest
+def scales_of_rows(matrix: FloatArray, number_format: Format) -> FloatArray:
+    """By the largest value of each row of ``matrix`` [out, in], float32 [out]; rows of zeros get a tiny one."""
+    largest = np.maximum(np.abs(matrix).max(axis=1), np.finfo(np.float32).tiny * 1024)
+    scales: FloatArray = largest / np.float32(LARGEST[number_format])
+    return scales

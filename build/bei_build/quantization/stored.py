@@ -1,36 +1,44 @@
-"""The quantization that a checkpoint brings: scales of inputs that ModelOpt has measured, by our linear layers."""
+"""The quantization that a checkpoint brings, by our linear layers: scales of inputs, and matrices in FP8."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bei_build.model_weights import ModelWeights
-from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.scheme import LARGEST, LayerQuantization, Quantization
+from bei_build.quantization.layers import LinearLayer, linear_layers
+from bei_build.quantization.scheme import LARGEST, FloatArray
 from bei_build.quantization.shared import shared_by_gate_and_up
 from bei_build.spec import ModelSpec
 
 
-def stored_quantization(weights: ModelWeights, spec: ModelSpec) -> Quantization | None:
-    """What the checkpoint's scales say of each linear layer of ``spec``; None: it has no scales of inputs.
+def stored_ranges(weights: ModelWeights, spec: ModelSpec) -> dict[str, float] | None:
+    """The largest input of each linear layer of ``spec`` by the checkpoint's scales; None: it has none of inputs.
 
     Matrices that are one product share the largest scale of their inputs, and so do gate and up. A layer of which some
-    matrix has no such scale is left out, and stays high. Values are the file's: they are not rounded. A checkpoint with
-    matrices in FP8 whose inputs are to be quantized as they come has none; ``stored_layers`` says which those are.
+    matrix has no such scale is left out, and stays high. Values are the file's: they are not rounded.
     """
     amax = {}
     for layer in linear_layers(spec):
         scales = [weights.input_scale(weight) for weight in layer.weights]
         if None not in scales:
             amax[layer.name] = max(scale for scale in scales if scale is not None) * LARGEST["fp8"]
-    if not amax:
-        return None
-    shared = shared_by_gate_and_up(amax)
-    return Quantization("fp8", {name: LayerQuantization(value) for name, value in shared.items()})
+    return shared_by_gate_and_up(amax) if amax else None
 
 
-def stored_layers(weights: ModelWeights, spec: ModelSpec) -> frozenset[str]:
-    """The linear layers of ``spec`` whose matrices the checkpoint has in FP8, all of them; empty: it has none."""
-    return frozenset(
-        layer.name
-        for layer in linear_layers(spec)
-        if all(weights.row_scales(weight) is not None for weight in layer.weights)
-    )
+def stored_row_scales(weights: ModelWeights, spec: ModelSpec) -> dict[str, Mapping[str, FloatArray]]:
+    """The scales of the matrices of the linear layers that the checkpoint has in FP8, all of a layer's.
+
+    By layers, and by the names of their parts. Experts, which are parts of a tensor, have none.
+    """
+    found = {layer.name: _row_scales(weights, layer) for layer in linear_layers(spec)}
+    return {name: scales for name, scales in found.items() if scales is not None}
+
+
+def _row_scales(weights: ModelWeights, layer: LinearLayer) -> Mapping[str, FloatArray] | None:
+    found = {}
+    for part, weight in zip(layer.parts, layer.weights, strict=True):
+        scales = weights.row_scales(weight)
+        if scales is None:
+            return None
+        found[part] = scales
+    return {} if layer.expert is not None else found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from bei.artifact import EngineRequirements
 from bei.core import Limits
 from bei.errors import ConfigError
+from bei_build.graph.writer import Observed
 from bei_build.model_weights import ModelWeights
 from bei_build.quantization.scheme import Quantization
 from bei_build.spec import ModelSpec
@@ -25,12 +26,12 @@ Say: TypeAlias = Callable[[str], None]
 class Numerics:
     """In which numbers an engine computes: a precision that its target has, and how linear layers are quantized.
 
-    ``observed``: outputs by name beside the model's own, each the input of a linear layer, for calibration.
+    ``observed``: outputs by name beside the model's own, of linear layers, for calibration.
     """
 
     precision: str
     quantization: Quantization | None = None
-    observed: Mapping[str, str] = field(default_factory=dict)
+    observed: Mapping[str, Observed] = field(default_factory=dict)
 
 
 class Compiler(Protocol):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bei_build.quantization.choice import Chosen, Method, choose, worst
+from bei_build.quantization.choice import Chosen, Given, Method, choose, worst
 from bei_build.quantization.layers import LinearLayer
 from bei_build.quantization.observation import Observation
 from bei_build.quantization.rounding import round_rows, round_to
 from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization
 
+METHODS: tuple[Method, ...] = ("max", "mse")
 LAYERS = (
     LinearLayer("up", "mlp", ("up",)),
     LinearLayer("gate", "mlp", ("gate",)),
@@ -56,13 +57,18 @@ def test_a_percentile_is_below_the_largest_value() -> None:
 
 
 def test_layers_that_read_one_input_have_one_scale_for_it() -> None:
-    found = chosen("mse", outlier=50.0).quantization.layers
+    found = chosen("mse", "fp8", outlier=50.0).quantization.layers
     assert found["up"] == found["gate"]
     assert found["up"] != found["down"]
 
 
 def test_an_outlying_channel_is_smoothed_and_the_error_falls() -> None:
-    plain, best = (chosen(method, outlier=60.0) for method in ("max", "mse"))
+    """One that the matrix hardly reads."""
+    weights = matrices()
+    for name in ("up", "gate"):
+        weights[name][:, 3] *= 1e-4
+    seen = observations(60.0)
+    plain, best = (choose(LAYERS, seen, weights.__getitem__, "int8", method, 99.0) for method in METHODS)
     factors = best.quantization.layers["up"].smoothing
     assert factors is not None
     assert int(np.argmax(factors)) == 3
@@ -86,6 +92,46 @@ def test_the_mean_square_error_is_never_above_that_of_the_largest_value() -> Non
         plain, best = (chosen(method, outlier=outlier) for method in ("max", "mse"))
         for group in (("up", "gate"), ("down",)):
             assert sum(best.errors[name] for name in group) <= 1.001 * sum(plain.errors[name] for name in group)
+
+
+def of_tokens_unlike_in_size(spread: float) -> dict[str, Observation]:
+    """Inputs within ± 1, every fourth token's ``spread`` times as large."""
+    random, found = np.random.default_rng(3), {}
+    for group, it in observations().items():
+        rows = random.uniform(-1, 1, it.sample.shape).astype(np.float32)
+        rows[::4] *= spread
+        found[group] = Observation(np.abs(rows).max(axis=0), rows)
+    return found
+
+
+def test_tokens_unlike_in_size_have_a_range_each() -> None:
+    for spread, expected in ((1.0, False), (100.0, True)):
+        seen = of_tokens_unlike_in_size(spread)
+        found = choose(LAYERS, seen, matrices().__getitem__, "int8", "mse", 99.0)
+        assert all(layer.per_token == expected for layer in found.quantization.layers.values())
+        assert max(found.errors.values()) < 0.03
+    plain = choose(LAYERS, seen, matrices().__getitem__, "int8", "max", 99.0)
+    assert min(plain.errors.values()) > 0.1
+
+
+def test_fp8_has_one_range_for_all_tokens() -> None:
+    seen = of_tokens_unlike_in_size(1000.0)
+    found = choose(LAYERS, seen, matrices().__getitem__, "fp8", "mse", 99.0)
+    assert not any(layer.per_token for layer in found.quantization.layers.values())
+
+
+def test_ranges_and_row_scales_that_are_given_are_taken() -> None:
+    matrix, scales = matrices()["down"], np.full(16, 0.25, np.float32)
+    given = Given({"up": 3.0, "gate": 5.0, "down": 7.0}, {"down": {"down": scales}}, {"down": 9.0})
+    found = choose(LAYERS, observations(), matrices().__getitem__, "int8", "mse", 99.0, given)
+    layers = found.quantization.layers
+    assert [layers[name].input_amax for name in ("up", "gate", "down")] == [5.0, 5.0, 7.0]
+    assert [layers[name].output_amax for name in ("up", "gate", "down")] == [None, None, 9.0]
+    assert layers["down"].row_scales["down"] is scales
+    rows, exact = observations()["down"].sample, observations()["down"].sample @ matrix.T
+    off = round_to(rows, 7.0 / 127, "int8") @ round_to(matrix, 0.25, "int8").T - exact
+    expected = np.mean(((off**2).sum(1) / (exact**2).sum(1)) ** 2) ** 0.25
+    assert found.errors["down"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_same_observations_give_the_same_scales() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from bei_build.quantization.rounding import round_rows, round_to
-from bei_build.quantization.scheme import LARGEST, Format, rounded, row_amax
+from bei_build.quantization.scheme import LARGEST, Format, rounded, scales_of_rows
 
 FORMATS: tuple[Format, ...] = ("fp8", "int8")
 VALUES = arrays(np.float32, (3, 5), elements=st.floats(-1000, 1000, width=32))
@@ -57,7 +57,7 @@ def test_rows_have_scales_of_their_own_and_rows_of_zeros_stay_zeros(number_forma
     found = round_rows(matrix, number_format)
     np.testing.assert_allclose(found[:2], matrix[:2], rtol=0.07)
     assert not found[2].any()
-    assert np.isfinite(row_amax(matrix)).all()
+    assert np.isfinite(scales_of_rows(matrix, "int8")).all()
 
 
 def test_scales_keep_four_digits() -> None:

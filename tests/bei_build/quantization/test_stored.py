@@ -19,8 +19,12 @@ from safetensors.torch import load_file
 
 from bei.core import Limits
 from bei.errors import CheckpointError, WeightsError
+from bei_build.graph.attention import AttentionCore
+from bei_build.graph.transformer import write_graph
+from bei_build.graph.writer import DType, GraphTypes
 from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.stored import stored_layers, stored_quantization
+from bei_build.quantization.scheme import LayerQuantization, Quantization
+from bei_build.quantization.stored import stored_ranges, stored_row_scales
 from bei_build.reference import HFReference
 from bei_build.targets import Numerics
 from bei_build.targets.trtllm import TRTLLMCompiler
@@ -75,9 +79,11 @@ def test_matrices_are_read_times_their_scales(name: str, per_row: bool, tmp_path
                 assert (len(set(scales.tolist())) > 1) >= per_row
                 codes = (matrix / scales[:, None]).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
                 np.testing.assert_array_equal(codes * scales[:, None], matrix)
-        assert stored_layers(actual, quantized.spec) == {layer.name for layer in linear_layers(quantized.spec)}
-        assert stored_layers(expected, quantized.spec) == frozenset()
-        assert stored_quantization(expected, quantized.spec) is None
+        assert stored_row_scales(actual, quantized.spec).keys() == {
+            layer.name for layer in linear_layers(quantized.spec)
+        }
+        assert stored_row_scales(expected, quantized.spec).keys() == set()
+        assert stored_ranges(expected, quantized.spec) is None
 
 
 def scales_of(folder: Path) -> dict[str, float]:
@@ -92,12 +98,7 @@ def scales_of(folder: Path) -> dict[str, float]:
 def stored(folder: Path) -> dict[str, float] | None:
     checkpoint = read(folder)
     with checkpoint.weights() as weights:
-        found = stored_quantization(weights, checkpoint.spec)
-    if found is None:
-        return None
-    assert found.format == "fp8"
-    assert all(layer.smoothing is None and layer.output_amax is None for layer in found.layers.values())
-    return {name: layer.input_amax for name, layer in found.layers.items()}
+        return stored_ranges(weights, checkpoint.spec)
 
 
 def test_scales_of_inputs_are_merged_where_matrices_are_one_product_and_where_they_read_the_same(
@@ -140,7 +141,7 @@ def test_what_is_excluded_or_has_no_scale_stays_high(tmp_path: Path) -> None:
     assert found is not None
     assert found.keys() == names - high
     with checkpoint.weights() as weights:
-        assert stored_layers(weights, checkpoint.spec) == names - high
+        assert stored_row_scales(weights, checkpoint.spec).keys() == names - high
     say(tmp_path, "FP8", ("encoder.layer.1.*",))  # though they are stored in FP8
     found = stored(tmp_path)
     assert found is not None
@@ -152,7 +153,7 @@ def test_inputs_that_are_scaled_as_they_come_bring_no_quantization(tmp_path: Pat
     assert stored(tmp_path) is None
     checkpoint = read(tmp_path)
     with checkpoint.weights() as weights:
-        assert len(stored_layers(weights, checkpoint.spec)) == 3 * 5
+        assert len(stored_row_scales(weights, checkpoint.spec)) == 3 * 5
 
 
 @pytest.mark.parametrize("said", ["both", "inline", "file", "inline, as in 2025"])
@@ -184,8 +185,8 @@ def test_what_target_trtllm_writes_is_read(make: Callable[[Path], Path], tmp_pat
         for name, actual in tensors.items():
             expected = written[name].float() * written.get(f"{name}_scale", torch.ones(()))
             np.testing.assert_array_equal(actual, expected.numpy())
-        assert len(stored_layers(weights, again.spec)) == len(linear_layers(again.spec))
-        assert stored_quantization(weights, again.spec) is None  # its inputs are scaled as they come
+        assert len(stored_row_scales(weights, again.spec)) == len(linear_layers(again.spec))
+        assert stored_ranges(weights, again.spec) is None  # its inputs are scaled as they come
 
 
 @pytest.mark.skipif(
@@ -200,12 +201,12 @@ def test_what_modelopt_exports_is_read(name: str, tmp_path: Path) -> None:
     # Those of embeddings are none, and a language model's last matrix is not among its layers.
     layers = {module: it for module, it in linear.items() if "layer" in module}
     with checkpoint.weights() as weights:
-        found = stored_quantization(weights, checkpoint.spec)
+        found = stored_ranges(weights, checkpoint.spec)
         tensors = dict(weights.stored_tensors())
     assert found is not None
-    assert found.layers.keys() == {layer.name for layer in linear_layers(checkpoint.spec)}
-    assert max(it.input_amax for it in found.layers.values()) == pytest.approx(max(a for a, _ in layers.values()))
-    assert min(it.input_amax for it in found.layers.values()) == pytest.approx(min(a for a, _ in layers.values()))
+    assert found.keys() == {layer.name for layer in linear_layers(checkpoint.spec)}
+    assert max(found.values()) == pytest.approx(max(a for a, _ in layers.values()))
+    assert min(found.values()) == pytest.approx(min(a for a, _ in layers.values()))
     for module, (_, matrix) in layers.items():
         actual = tensors[f"{module}.weight"]
         scale = np.abs(matrix).max() / 448
@@ -281,6 +282,28 @@ def test_the_reference_computes_with_the_numbers_that_are_meant(name: str, tmp_p
     (quantized, actual), (dequantized, expected) = rows
     np.testing.assert_array_equal(actual, expected)
     assert quantized == f"{dequantized}, its FP8 weights times their scales"
+
+
+@pytest.mark.parametrize("name", ["BertModel", "Qwen3Model"])
+def test_the_graph_has_the_matrices_as_they_are_stored(name: str, tmp_path: Path) -> None:
+    """The same codes, though the score scale is in the rows of queries: in their scales."""
+    import onnx
+
+    quantized, _ = pair(tmp_path, name, per_row=True)
+    checkpoint = read(quantized)
+    with checkpoint.weights() as weights:
+        given = stored_row_scales(weights, checkpoint.spec)
+        layers = {name: LayerQuantization(3.0, row_scales=scales) for name, scales in given.items()}
+        types = GraphTypes(DType.BF16, DType.BF16, Quantization("fp8", layers))
+        path = write_graph(checkpoint.spec, weights.read, tmp_path, types, AttentionCore.TRT_ATTENTION, 40)
+        for layer in linear_layers(checkpoint.spec):
+            matrix, scales = layer.matrix(weights.read), np.concatenate(list(given[layer.name].values()))
+            expected = (matrix / scales[:, None]).astype(ml_dtypes.float8_e4m3fn)
+            stored = next(
+                tensor for tensor in onnx.load(path).graph.initializer if tensor.name == f"{layer.name}.weight.fp8"
+            )
+            actual = np.frombuffer(stored.raw_data, ml_dtypes.float8_e4m3fn).reshape(expected.shape)
+            np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32), err_msg=layer.name)
 
 
 @pytest.mark.parametrize("reference", ["auto", "engine"])
@@ -381,7 +404,7 @@ def test_a_scale_that_is_not_above_zero_is_refused(kind: str, value: float, fold
     with checkpoint.weights() as weights:
         reads: dict[str, Callable[[], object]] = {
             "weight_scale": lambda: weights.read("layers.0.attention.query.weight"),
-            "input_scale": lambda: stored_quantization(weights, checkpoint.spec),
+            "input_scale": lambda: stored_ranges(weights, checkpoint.spec),
         }
         with pytest.raises(WeightsError, match=rf"{QUERY}\.{kind} has scales that are not above 0"):
             reads[kind]()

@@ -45,13 +45,15 @@ MODULES = {
 }
 
 
-def quantization_of(spec: ModelSpec, number_format: Format, amax: float = 3.0, *, smooth: bool = False) -> Quantization:
-    """Scales of some size, for all layers; with ``smooth``, factors too."""
+def quantization_of(
+    spec: ModelSpec, number_format: Format, amax: float = 3.0, *, smooth: bool = False, per_token: bool = False
+) -> Quantization:
+    """Scales of some size, for all layers; with ``smooth``, factors too; with ``per_token``, each token's own."""
     widths = {name: shape[-1] for name, shape in spec.weights()}
 
     def layer_of(name: str, width: int) -> LayerQuantization:
         factors = tuple(np.linspace(0.5, 2.0, width).round(3).tolist()) if smooth else None
-        return LayerQuantization(amax, factors)
+        return LayerQuantization(1.0 if per_token else amax, factors, per_token=per_token)
 
     layers = {}
     for layer in linear_layers(spec):
@@ -86,9 +88,14 @@ def hf_states(
             step = it.input_amax / LARGEST[number_format]
 
             def round_input(
-                _: object, args: tuple[torch.Tensor], f: torch.Tensor = factors, s: float = step
+                _: object,
+                args: tuple[torch.Tensor],
+                f: torch.Tensor = factors,
+                s: float = step,
+                each: bool = it.per_token,
             ) -> torch.Tensor:
-                return torch_round(args[0] / f, s, quantization.format)
+                rows = args[0] / f
+                return torch_round(rows, s * rows.abs().amax(-1, keepdim=True) if each else s, quantization.format)
 
             module.register_forward_pre_hook(round_input)
     rows = []
@@ -102,18 +109,20 @@ def hf_states(
     return rows
 
 
-@pytest.mark.parametrize("smooth", [False, True], ids=["plain", "smooth"])
+@pytest.mark.parametrize(
+    "form", [{}, {"smooth": True}, {"smooth": True, "per_token": True}], ids=lambda form: "-".join(form) or "plain"
+)
 @pytest.mark.parametrize("number_format", ["fp8", "int8"])
 @pytest.mark.parametrize("name", MODULES)
 def test_the_graph_computes_what_the_rounded_hf_model_computes(
-    tmp_path: Path, name: str, number_format: Format, *, smooth: bool
+    tmp_path: Path, name: str, number_format: Format, form: dict[str, bool]
 ) -> None:
     """Emulated by ONNX Runtime, which also shows that the emulation is right. The control: the model as it is, which
     is at least four times farther away (a value between two numbers may go to either)."""
     case = case_named(name)
     checkpoint = read_case(case, tmp_path, pooling="mean")
     encodings = encodings_of(case, LENGTHS, checkpoint.spec.embeddings.vocab_size)
-    quantization = quantization_of(checkpoint.spec, number_format, smooth=smooth)
+    quantization = quantization_of(checkpoint.spec, number_format, **form)
     limits = Limits(256, 16, checkpoint.max_seq_len)
     with emulated(checkpoint.spec, checkpoint.weights().read, quantization, limits, tmp_path) as engine:
         actual = np.stack(list(engine.run(PackedBatch.from_encodings(encodings))["embedding"]))
