@@ -256,8 +256,8 @@ def _encode(record: Manifest | Certificate) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def _certificate_files(manifest: Manifest, certificate: Certificate) -> dict[str, bytes]:
-    """Contents of the files that a new certificate replaces, by their names."""
+def certificate_html(manifest: Manifest, certificate: Certificate) -> str:
+    """``certificate.html``."""
     source, engine = manifest.source, manifest.engine
     facts = [
         ("Model", f"{source.model}, {source.revision}" if source.revision else source.model),
@@ -267,7 +267,12 @@ def _certificate_files(manifest: Manifest, certificate: Certificate) -> dict[str
         ("Checkpoint SHA-256", source.sha256),
         ("Built by", f"bei {manifest.bei_version}"),
     ]
-    page = certificate_page(manifest.name, facts, certificate)
+    return certificate_page(manifest.name, facts, certificate)
+
+
+def _certificate_files(manifest: Manifest, certificate: Certificate) -> dict[str, bytes]:
+    """Contents of the files that a new certificate replaces, by their names."""
+    page = certificate_html(manifest, certificate)
     return {CERTIFICATE: _encode(certificate), CERTIFICATE_PAGE: page.encode()}
 
 

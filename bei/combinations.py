@@ -15,10 +15,10 @@ ANY_ORIGIN = "*"
 # What paths of routes begin with: a root_path that begins so could not be told from them. A test holds them together.
 FIRST_SEGMENTS = frozenset(
     (
-        *("api-doc", "classify", "decode", "detokenize", "docs", "embed", "embed_all"),
+        *("api-doc", "certificate", "classify", "decode", "detokenize", "docs", "embed", "embed_all"),
         *("embed_sparse", "embeddings", "health", "info", "invocations", "metrics", "models", "openapi.json"),
-        *("pooling", "predict", "predict_tokens", "ready", "redoc", "rerank", "score", "similarity", "tokenize"),
-        *("v1", "v2", "vertex"),
+        *("pooling", "predict", "predict_tokens", "ready", "rerank", "score", "similarity", "stats", "tokenize"),
+        *("ui", "v1", "v2", "vertex"),
         *("cohere", "infinity", "jina", "nim", "tei", "vllm", "voyage"),
     )
 )

@@ -118,6 +118,7 @@ class ServeConfig:
         default="bei",
         metadata={"help": "whose routes and errors requests get that do not say", "choices": DIALECTS},
     )
+    ui: bool = _option(True, "serve the page /ui, to try the models in a browser and to watch the server")
     access_log: bool = _option(False, "log every request")
     log_inputs: bool = _option(False, "the first inputs of a request are in its line of the log")
     log_format: str = _option("text", "form of the log: lines for people, or a JSON object a line", choices=LOG_FORMATS)

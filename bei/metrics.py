@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from bei.port import LANES, Lane, PortStats
+from bei.recent import RecentRequests, RecentSteps
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -22,6 +23,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.recent = RecentRequests()
 
         def histogram(name: str, text: str, labels: Seq[str], buckets: Seq[float]) -> Histogram:
             return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
@@ -95,8 +97,9 @@ class Metrics:
             "bei_engine_restarts", "Engines given up because a step did not end", ["model"], registry=self.registry
         )
 
-    def request(self, route: str, status: int, seconds: float) -> None:
-        """An HTTP request was answered."""
+    def request(self, route: str, status: int, seconds: float, lane: Lane | None = None) -> None:
+        """An HTTP request was answered; ``lane`` None: it had none. On the event loop."""
+        self.recent.add(lane, status, seconds)
         collectors = self._by_route.get((route, status))
         if collectors is None:  # finding a label costs as much as counting
             collectors = self.requests.labels(route, str(status)), self.request_seconds.labels(route)
@@ -120,6 +123,7 @@ class ModelMetrics:
     """The collectors of one model, label already bound."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
+        self.recent = RecentSteps()
         self._metrics = metrics
         self._model = model
         self._inputs = metrics.inputs.labels(model)
@@ -180,6 +184,7 @@ class ModelMetrics:
         self, *, num_tokens: int, longest: int, engine_s: float, predicted_s: float, waits: Seq[tuple[Lane, float]]
     ) -> None:
         """A step has run; ``waits`` are its sequences' lanes and waits in seconds."""
+        self.recent.add(len(waits), num_tokens, longest * len(waits), engine_s)
         self._tokens.inc(num_tokens)
         self._slots.inc(longest * len(waits))
         self._engine_seconds.observe(engine_s)

@@ -87,6 +87,7 @@ class PortStats(NamedTuple):
     ``is_busy``: a step runs or waits. ``last_step_s``: when the last step ended; -inf before the first.
     ``step_cap_s``: the longest step of bulk work while interactive work waits or is expected. ``overtaking``: how many
     times as long as in the order of arrival a sequence may wait, as later ones that are nearer in length go before it.
+    ``device``: what the engine runs on, in its own words; ``num_streams``: how many steps it runs side by side.
     """
 
     lanes: Mapping[Lane, LaneStats]
@@ -98,6 +99,8 @@ class PortStats(NamedTuple):
     last_step_s: float
     step_cap_s: float
     overtaking: float
+    device: str
+    num_streams: int
 
 
 class EnginePort(Protocol):

@@ -36,7 +36,8 @@ from bei.errors import (
 from bei.metrics import Metrics, ModelMetrics
 from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
-from bei.port import EnginePort, Item, Lane, OnAnswers, Submission
+from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats, Submission
+from bei.recent import RecentSteps
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
@@ -120,6 +121,16 @@ class InferenceService:
         """Whether answers still come: every thread works, and no step has run for longer than any step may."""
         stats = self._port.stats()
         return self._tokenizers.is_alive and stats.is_alive and not stats.is_stalled
+
+    @property
+    def port_stats(self) -> PortStats:
+        """The state of the engine and its queue now."""
+        return self._port.stats()
+
+    @property
+    def recent(self) -> RecentSteps:
+        """The engine's steps of the last minute."""
+        return self._metrics.recent
 
     @property
     def num_open(self) -> int:

@@ -204,6 +204,8 @@ class BatchManager:
                 last_step_s=self._last_step_s,
                 step_cap_s=self._cap_s(now_s),
                 overtaking=overtaking(self._costs, self._limits),
+                device=self._engine.info.device,
+                num_streams=self._engine.info.num_streams,
             )
 
     def close(self) -> None:

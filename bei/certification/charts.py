@@ -104,11 +104,11 @@ def layers_chart(record: QuantizationRecord, name: str) -> str:
     for index, layer in enumerate(layers):
         y = 4 + index * _ROW
         length = max(1.0, layer.error / largest * (_RIGHT - _LABELS - 110))
-        fill = f' style="fill:url(#{name}-hatch)"' if layer.is_high else ""
+        fill = f'fill="url(#{name}-hatch)"' if layer.is_high else 'class="bar"'
         note = f"{layer.error:.4f}" + ", left high" * layer.is_high
         parts.append(f'<text class="name" x="{_LABELS - 6:.1f}" y="{y + 11}">{safe(layer.layer)}</text>')
         parts.append(
-            f'<rect class="bar" x="{_LABELS:.1f}" y="{y}" width="{length:.1f}" height="{_ROW - 4}"{fill}/>'
+            f'<rect {fill} x="{_LABELS:.1f}" y="{y}" width="{length:.1f}" height="{_ROW - 4}"/>'
             f'<text class="value" x="{_LABELS + length + 5:.1f}" y="{y + 11}">{note}</text>'
         )
     words = (f"{layer.layer} {layer.error:.4f}{', left high' if layer.is_high else ''}" for layer in layers)

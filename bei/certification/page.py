@@ -10,15 +10,22 @@ from bei.certification.charts import MOST_LAYERS, histogram_chart, layers_chart,
 
 _TEXT_CHARS = 400  # of a worst text; certificate.json has all of it
 
-_STYLE = """
+_FRAME_STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1f24; --quiet: #57606a; --line: #d0d7de; --bar: #2f6fb0;
   --low: #b3261e; --high: #c77700; --pass: #1a6b35; --fail: #b3261e; --open: #8a5a00; --tint: #f4f6f8; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171a; --text: #e4e8ec; --quiet: #a3adb8; --line: #3a424a;
   --bar: #6fa8dc; --low: #ff8a80; --high: #f2b34c; --pass: #6fcf8d; --fail: #ff8a80; --open: #f2b34c;
   --tint: #1d2227; } }
-* { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 56rem; background: var(--page); color: var(--text);
   font: 16px/1.5 system-ui, sans-serif; }
+@media print { :root { color-scheme: light; --page: #ffffff; --text: #000000; --quiet: #444444; --line: #999999;
+  --bar: #2f6fb0; --low: #b3261e; --high: #c77700; --pass: #1a6b35; --fail: #b3261e; --open: #8a5a00; --tint: #ffffff; }
+  body { max-width: none; padding: 0; font-size: 11pt; } }
+"""
+
+# Of what stands in the page, without its colours: the server's page (/ui) shows it in its own.
+CONTENT_STYLE = """
+* { box-sizing: border-box; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .75rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; border-bottom: 1px solid var(--line); padding-bottom: .25rem; }
 h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; }
@@ -43,11 +50,8 @@ svg .name { text-anchor: end; } svg .limit { fill: var(--quiet); }
 svg .bar { fill: var(--bar); } svg .low { fill: var(--low); } svg .high { fill: var(--high); }
 svg .hatch { stroke: var(--page); stroke-width: 4; } svg .axis { stroke: var(--quiet); }
 svg .threshold { stroke: var(--quiet); stroke-dasharray: 4 3; }
-@media print { :root { color-scheme: light; --page: #ffffff; --text: #000000; --quiet: #444444; --line: #999999;
-  --bar: #2f6fb0; --low: #b3261e; --high: #c77700; --pass: #1a6b35; --fail: #b3261e; --open: #8a5a00; --tint: #ffffff; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  body { max-width: none; padding: 0; font-size: 11pt; } svg, tr, .verdict { break-inside: avoid; }
-  h2, h3 { break-after: avoid; } .scroll { overflow: visible; } }
+@media print { * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  svg, tr, .verdict { break-inside: avoid; } h2, h3 { break-after: avoid; } .scroll { overflow: visible; } }
 """
 
 _KINDS = {
@@ -79,7 +83,7 @@ def certificate_page(name: str, facts: Sequence[tuple[str, str]], certificate: C
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Certificate of {safe(name)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>Certificate of {safe(name)}</title>\n<style>{_FRAME_STYLE}{CONTENT_STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{content}\n</main>\n</body>\n</html>\n"
     )
 

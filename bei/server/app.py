@@ -24,10 +24,11 @@ from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens, zero_shot
 from bei.server.answers import AnswerMemory
 from bei.server.call import Context
+from bei.server.certificate_page import certificate_router
 from bei.server.cors import Cors
 from bei.server.dialect import Dialects, mounted
 from bei.server.dialects import all_dialects, cohere, nim, tei, vllm
-from bei.server.endpoint import Endpoint, Route
+from bei.server.endpoint import LANE, Endpoint, Route
 from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
 from bei.server.guard import Guard, open_paths
 from bei.server.health import health_router
@@ -39,7 +40,9 @@ from bei.server.request_ids import HEADER as REQUEST_ID
 from bei.server.request_ids import SCOPE_KEY as REQUEST_ID_KEY
 from bei.server.request_ids import request_id_of
 from bei.server.request_log import RequestLog
+from bei.server.pages import pages_router
 from bei.server.root_path import with_root, without_root
+from bei.server.stats import stats_router
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +83,8 @@ def create_app(
         title="bei",
         version=__version__,
         description="Embedding inference server. Every answer has the request's x-request-id, or a new one.",
+        docs_url=None,  # bei.server.pages has its own, which loads nothing from elsewhere
+        redoc_url=None,
         exception_handlers=HANDLERS,  # type: ignore[arg-type]
         generate_unique_id_function=openapi.operation_id,
     )
@@ -106,6 +111,9 @@ def create_app(
     app.include_router(info_router(models, config))
     app.include_router(tei.openapi_router())
     app.include_router(health_router(models, metrics))
+    app.include_router(stats_router(models, metrics))
+    app.include_router(certificate_router(models))
+    app.include_router(pages_router(config))
     # Made when it is first asked for: a server that starts does not wait for it.
     app.openapi = cache(partial(openapi.page, app, routes, [*dialects], config))  # type: ignore[method-assign]
     guard = None if keys is None else Guard(keys, open_paths(config, dialects))
@@ -183,7 +191,7 @@ class _Front:
         finally:
             route = endpoint.path if endpoint else getattr(scope.get("route"), "path", "unmatched")
             seconds = time.perf_counter() - started
-            self._metrics.request(route, status, seconds)
+            self._metrics.request(route, status, seconds, scope.get(LANE))
             if self._guard is not None:
                 self._guard.count(scope, status)
             if self._log is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bei.admission import Ticket
 from bei.errors import AnswerTooLargeError, EmptyInputError, OverloadedError, RateLimitedError
+from bei.port import Lane
 from bei.server.answers import AnswerMemory
 from bei.server.keys import Key
 from bei.server.memory import MemoryRelease
@@ -67,6 +68,7 @@ class Call:
         self._record = record
         if record is not None:
             record.timing = timing
+        self.lane: Lane | None = None  # once it is accepted
         self.warnings: list[str] = []  # for the client, in a header
 
     def able(self, task: str, name: str | None) -> InferenceService:
@@ -149,6 +151,7 @@ class Call:
 
     def _admitted(self, service: InferenceService, inputs: Seq[ModelInput]) -> Ticket:
         ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
+        self.lane = ticket.lane
         if self._key is not None:
             try:
                 self._key.take_tokens(ticket.admitted.num_tokens)

@@ -41,6 +41,9 @@ RequestT = TypeVar("RequestT")
 
 WARNING_HEADER = "x-bei-warning"
 
+# Where an ASGI scope has the lane of its request, if it was accepted.
+LANE = "bei.lane"
+
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
 INLINE_BODY_BYTES = 64_000
 
@@ -128,6 +131,7 @@ class Endpoint:
             response = await self._written(request, await unless_disconnected(request, work), call, form)
             return response
         finally:
+            request.scope[LANE] = call.lane
             if not isinstance(response, StreamedResponse):  # which ends the call when it is sent
                 self._end(call, is_large)
 

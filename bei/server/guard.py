@@ -9,6 +9,7 @@ from starlette.types import Scope
 from bei.config import ServeConfig
 from bei.server.dialect import Dialect
 from bei.server.keys import SCOPE_KEY, Key, Keyring
+from bei.server.pages import page_paths
 
 
 class Guard:
@@ -31,7 +32,8 @@ class Guard:
 
 
 def open_paths(config: ServeConfig, dialects: Iterable[Dialect]) -> frozenset[str]:
-    """What may be read without a key: whether the server lives and is ready, and its metrics unless they need one."""
+    """What may be read without a key: whether the server lives and is ready, its metrics unless they need one, and the
+    files of the page, which asks for the key itself."""
     probes, metrics_paths = {"/health", "/ready"}, {"/metrics"}
     for dialect in dialects:
         for root in dialect.roots:
@@ -39,4 +41,4 @@ def open_paths(config: ServeConfig, dialects: Iterable[Dialect]) -> frozenset[st
             probes |= {mount + path for path in dialect.probes}
             if dialect.metrics_path is not None:
                 metrics_paths.add(mount + dialect.metrics_path)
-    return frozenset(probes if config.metrics_need_key else probes | metrics_paths)
+    return frozenset(page_paths(config) | (probes if config.metrics_need_key else probes | metrics_paths))

@@ -48,6 +48,8 @@ def stats_of(
         last_step_s=-inf,
         step_cap_s=0.04,
         overtaking=overtaking,
+        device="a CPU",
+        num_streams=1,
     )
 
 

@@ -17,6 +17,8 @@ STATS = PortStats(
     last_step_s=0.0,
     step_cap_s=0.04,
     overtaking=1.0,
+    device="a CPU",
+    num_streams=1,
 )
 
 

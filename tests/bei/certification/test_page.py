@@ -250,7 +250,8 @@ def test_layers_are_drawn_by_their_error_and_those_left_high_are_marked() -> Non
     values = [text.text for text in svg.findall("text") if text.get("class") == "value"]
     assert names == ["layers.0.mlp.down", "layers.0.attention.qkv"]
     assert values == ["0.2345, left high", "0.0123"]
-    assert [bar.get("style") for bar in svg.findall("rect")] == ["fill:url(#x-hatch)", None]
+    assert [bar.get("fill") for bar in svg.findall("rect")] == ["url(#x-hatch)", None]
+    assert [bar.get("class") for bar in svg.findall("rect")] == [None, "bar"]  # whose fill the style sheet has
 
 
 def test_of_many_layers_the_worst_are_drawn_and_the_page_counts() -> None:

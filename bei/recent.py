@@ -1,0 +1,184 @@
+"""The last minute in counts a second each: requests by lane, status and time, and engine steps. ``/stats`` reads them.
+
+Counters of a second are a row of a ring; rows of seconds that are over for a minute are cleared when time goes on. To
+count costs a few increments, whatever is asked about later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from math import log2, prod
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.port import LANES, Lane
+
+WINDOW_S: Final = 60
+_ROWS = WINDOW_S + 1  # the second that is not over has one too
+
+Clock: TypeAlias = Callable[[], float]
+
+# Times are counted in buckets of equal ratio: eight for each doubling, from 0.1 ms to 105 s. A percentile is the middle
+# of its bucket, so it is within 4.5 % of what was measured.
+_PER_DOUBLING = 8
+_LEAST_S = 1e-4
+_BUCKETS = 20 * _PER_DOUBLING
+_MIDDLES = _LEAST_S * 2 ** ((np.arange(_BUCKETS) + 0.5) / _PER_DOUBLING)
+
+# Requests without a lane: reads, and what was refused before it was accepted.
+OTHER: Final = "other"
+GROUPS: tuple[str, ...] = (*LANES, OTHER)
+
+_FIRST_STATUS, _STATUSES = 100, 500  # statuses are from 100 to 599
+_WIDTH = _STATUSES + _BUCKETS  # of a group: a column a status, then a column a bucket
+
+
+class _Ring:
+    """A row of counters for each second. ``code`` is ``array``'s; in numpy ``table`` has the same memory."""
+
+    def __init__(self, shape: tuple[int, ...], code: str, clock: Clock) -> None:
+        self.width = prod(shape)
+        self.flat: array[Any] = array(code, [0]) * (_ROWS * self.width)  # quicker to increment than numpy's
+        self.table: npt.NDArray[Any] = np.frombuffer(self.flat, code).reshape(_ROWS, *shape)
+        self._clock = clock
+        self._began_s = clock()
+        self._second = int(self._began_s)
+
+    def place(self) -> int:
+        """Where in ``flat`` the row of this second begins."""
+        second = int(self._clock())
+        if second != self._second:
+            for passed in range(max(self._second, second - _ROWS) + 1, second + 1):
+                self.table[passed % _ROWS] = 0
+            self._second = second
+        return second % _ROWS * self.width
+
+    def rows(self) -> npt.NDArray[Any]:
+        """Oldest first; the last one's second is not over."""
+        row = self.place() // self.width
+        return np.roll(self.table, -row - 1, axis=0)
+
+    def covered_s(self) -> float:
+        """How much time the rows cover: less than a minute after the start."""
+        now_s = self._clock()
+        return max(1e-3, min(now_s - self._began_s, WINDOW_S + now_s % 1))
+
+
+class Percentiles(NamedTuple):
+    """Of times, in seconds; None where there were none."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class RequestCounts(NamedTuple):
+    """Requests of one lane in the last minute.
+
+    ``answered`` by status. ``latency`` is of good answers (statuses below 400). Lists have the last 60 whole seconds, the
+    oldest first.
+    """
+
+    answered: dict[int, int]
+    latency: Percentiles
+    answered_per_second: list[int]
+    p50_per_second: list[float | None]
+    p99_per_second: list[float | None]
+
+
+class RecentRequests:
+    """HTTP requests. Used by one thread, the event loop's."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._ring = _Ring((len(GROUPS), _WIDTH), "I", clock)
+        self._offsets: dict[Lane | None, int] = {lane: index * _WIDTH for index, lane in enumerate(LANES)}
+        self._offsets[None] = len(LANES) * _WIDTH
+
+    def add(self, lane: Lane | None, status: int, seconds: float) -> None:
+        """A request was answered. ``lane`` None: it had none."""
+        flat, place = self._ring.flat, self._ring.place() + self._offsets[lane]
+        flat[place + status - _FIRST_STATUS] += 1
+        if status < 400:
+            flat[place + _STATUSES + _bucket(seconds)] += 1
+
+    def covered_s(self) -> float:
+        """Seconds that ``counts`` are of."""
+        return self._ring.covered_s()
+
+    def counts(self) -> dict[str, RequestCounts]:
+        """By group."""
+        rows = self._ring.rows()
+        return {group: _counts(rows[:, index]) for index, group in enumerate(GROUPS)}
+
+
+def _bucket(seconds: float) -> int:
+    if seconds <= _LEAST_S:
+        return 0
+    return min(_BUCKETS - 1, int(_PER_DOUBLING * log2(seconds / _LEAST_S)))
+
+
+def _counts(rows: npt.NDArray[Any]) -> RequestCounts:
+    statuses, buckets = rows[:, :_STATUSES], rows[:, _STATUSES:]
+    by_status = statuses.sum(axis=0)
+    whole = buckets[:-1]
+    return RequestCounts(
+        {_FIRST_STATUS + index: int(by_status[index]) for index in np.flatnonzero(by_status).tolist()},
+        Percentiles(*(_percentiles(buckets.sum(axis=0)[None], share)[0] for share in (0.5, 0.9, 0.99))),
+        statuses[:-1].sum(axis=1).tolist(),
+        _percentiles(whole, 0.5),
+        _percentiles(whole, 0.99),
+    )
+
+
+def _percentiles(counts: npt.NDArray[Any], share: float) -> list[float | None]:
+    """For each row of ``counts`` [rows, buckets] the time that ``share`` of what it counts do not exceed."""
+    sums = counts.cumsum(axis=1)
+    totals = sums[:, -1]
+    buckets = (sums >= np.ceil(share * totals)[:, None]).argmax(axis=1)
+    return [float(_MIDDLES[bucket]) if total else None for bucket, total in zip(buckets, totals, strict=True)]
+
+
+class StepSums(NamedTuple):
+    """Engine steps of one model in the last minute, which ``covered_s`` seconds of it are known of.
+
+    ``slots``: sequences of a step times its longest one, summed up. ``tokens_per_second`` has the last 60 whole
+    seconds, the oldest first; a step counts in the second in which it ended.
+    """
+
+    covered_s: float
+    steps: int
+    sequences: int
+    tokens: int
+    slots: int
+    engine_s: float
+    tokens_per_second: list[int]
+
+
+class RecentSteps:
+    """Engine steps of one model. Safe in threads."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._ring = _Ring((5,), "d", clock)
+        self._lock = threading.Lock()
+
+    def add(self, num_sequences: int, num_tokens: int, num_slots: int, engine_s: float) -> None:
+        """A step has run for ``engine_s`` seconds."""
+        counted: Seq[float] = (1, num_sequences, num_tokens, num_slots, engine_s)
+        with self._lock:
+            place = self._ring.place()
+            for index, value in enumerate(counted):
+                self._ring.flat[place + index] += value
+
+    def sums(self) -> StepSums:
+        """Of the last minute."""
+        with self._lock:
+            rows, covered_s = self._ring.rows(), self._ring.covered_s()
+        steps, sequences, tokens, slots, engine_s = rows.sum(axis=0).tolist()
+        by_second = rows[:-1, 2].astype(int).tolist()
+        return StepSums(covered_s, int(steps), int(sequences), int(tokens), int(slots), engine_s, by_second)

@@ -1,0 +1,35 @@
+"""``GET /certificate``: a served model's certificate as a page. The live one: a start may have completed it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from bei.artifact import certificate_html
+from bei.errors import InvalidRequestError, ModelNotFoundError
+from bei.server.models import Models
+from bei.server.reads import answers
+
+_MEDIA_TYPE = "text/html; charset=utf-8"
+# The page says as much of itself; here it also keeps others from framing it.
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+
+
+def certificate_router(models: Models) -> APIRouter:
+    """The route, bound to the served models."""
+    router = APIRouter()
+
+    @router.get("/certificate", summary="The certificate as a page", response_model=None)
+    @answers(InvalidRequestError, ModelNotFoundError, bodies={200: str}, media_type=_MEDIA_TYPE)
+    async def certificate(model: str | None = None) -> Response:
+        """How far the engine is from its reference; where several models are served, the query names one."""
+        service = models.named(model)
+        page = certificate_html(service.manifest, service.certificate)
+        return Response(page, headers=_HEADERS, media_type=_MEDIA_TYPE)
+
+    return router

@@ -1,0 +1,184 @@
+"""``GET /stats``: the last minute and the state now, as the page's live view draws them."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from bei import __version__
+from bei.metrics import Metrics
+from bei.port import LaneStats
+from bei.recent import RequestCounts
+from bei.server.errors import JSON
+from bei.server.models import Models
+from bei.server.reads import answers
+from bei.service import InferenceService
+
+
+class Latency(TypedDict):
+    """Percentiles of good answers' times in seconds, within 4.5 %; null where there was none."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class RequestsPerSecond(TypedDict):
+    """The last 60 whole seconds, the oldest first: how many requests were answered, and percentiles in seconds."""
+
+    answered: list[int]
+    p50: list[float | None]
+    p99: list[float | None]
+
+
+class RequestStats(TypedDict):
+    """Requests of one lane that were answered in the last minute, by status."""
+
+    answered: dict[str, int]
+    latency_s: Latency
+    per_second: RequestsPerSecond
+
+
+class Requests(TypedDict):
+    """By lane; `other` had none: reads, and what was refused before it was accepted."""
+
+    interactive: RequestStats
+    bulk: RequestStats
+    other: RequestStats
+
+
+class QueueStats(TypedDict):
+    """What waits now, and the engine seconds that it is predicted to take."""
+
+    sequences: int
+    tokens: int
+    seconds: float
+
+
+class Queues(TypedDict):
+    """By lane."""
+
+    interactive: QueueStats
+    bulk: QueueStats
+
+
+class BatchStats(TypedDict):
+    """The mean step of the last minute, null where there was none, and what one may hold.
+
+    `fill` is the share of `max_tokens` that was used, `padding` the share of the attention's work that was none.
+    """
+
+    sequences: float | None
+    tokens: float | None
+    fill: float | None
+    padding: float | None
+    max_sequences: int
+    max_tokens: int
+
+
+class TokensPerSecond(TypedDict):
+    """The last 60 whole seconds, the oldest first."""
+
+    tokens: list[int]
+
+
+class ModelStats(TypedDict):
+    """One model. Rates are means of the last minute; `busy` is the share of it in which the engine ran steps."""
+
+    name: str
+    target: str
+    precision: str
+    device: str
+    is_alive: bool
+    open_requests: int
+    queue: Queues
+    sequences_per_second: float
+    tokens_per_second: float
+    steps_per_second: float
+    busy: float
+    batch: BatchStats
+    per_second: TokensPerSecond
+
+
+class Stats(TypedDict):
+    """`window_s` is how much of the last minute the figures cover: less than 60 only soon after the start."""
+
+    version: str
+    window_s: float
+    requests: Requests
+    models: list[ModelStats]
+
+
+def stats_router(models: Models, metrics: Metrics) -> APIRouter:
+    """The route, bound to the served models."""
+    router = APIRouter()
+
+    @router.get("/stats", summary="The last minute", response_model=None)
+    @answers(bodies={200: Stats})
+    async def stats() -> Response:
+        """Requests by lane and status with their times, what waits, and what each engine does."""
+        return Response(msgspec.json.encode(describe(models, metrics)), media_type=JSON)
+
+    return router
+
+
+def describe(models: Models, metrics: Metrics) -> Stats:
+    """What /stats answers now."""
+    counts = metrics.recent.counts()
+    return {
+        "version": __version__,
+        "window_s": round(metrics.recent.covered_s(), 3),
+        "requests": {
+            "interactive": _requests(counts["interactive"]),
+            "bulk": _requests(counts["bulk"]),
+            "other": _requests(counts["other"]),
+        },
+        "models": [_model(service) for service in models],
+    }
+
+
+def _requests(found: RequestCounts) -> RequestStats:
+    p50, p90, p99 = found.latency
+    return {
+        "answered": {str(status): count for status, count in found.answered.items()},
+        "latency_s": {"p50": p50, "p90": p90, "p99": p99},
+        "per_second": {
+            "answered": found.answered_per_second,
+            "p50": found.p50_per_second,
+            "p99": found.p99_per_second,
+        },
+    }
+
+
+def _model(service: InferenceService) -> ModelStats:
+    manifest, port, sums = service.manifest, service.port_stats, service.recent.sums()
+    mean_tokens = sums.tokens / sums.steps if sums.steps else None
+    return {
+        "name": service.name,
+        "target": manifest.target,
+        "precision": manifest.precision,
+        "device": port.device,
+        "is_alive": service.is_alive,
+        "open_requests": service.num_open,
+        "queue": {"interactive": _queue(port.lanes["interactive"]), "bulk": _queue(port.lanes["bulk"])},
+        "sequences_per_second": sums.sequences / sums.covered_s,
+        "tokens_per_second": sums.tokens / sums.covered_s,
+        "steps_per_second": sums.steps / sums.covered_s,
+        "busy": min(1.0, sums.engine_s / (sums.covered_s * port.num_streams)),
+        "batch": {
+            "sequences": sums.sequences / sums.steps if sums.steps else None,
+            "tokens": mean_tokens,
+            "fill": None if mean_tokens is None else mean_tokens / manifest.max_num_tokens,
+            "padding": 1 - sums.tokens / sums.slots if sums.slots else None,
+            "max_sequences": manifest.max_batch_size,
+            "max_tokens": manifest.max_num_tokens,
+        },
+        "per_second": {"tokens": sums.tokens_per_second},
+    }
+
+
+def _queue(lane: LaneStats) -> QueueStats:
+    return {"sequences": lane.num_sequences, "tokens": lane.num_tokens, "seconds": lane.cost_s}
