@@ -81,8 +81,8 @@ class Percentiles(NamedTuple):
 class RequestCounts(NamedTuple):
     """Requests of one lane in the last minute.
 
-    ``answered`` by status. ``latency`` is of good answers (statuses below 400). Lists have the last 60 whole seconds, the
-    oldest first.
+    ``answered`` by status. ``latency`` is of good answers (statuses below 400). Lists have the last 60 whole seconds,
+    the oldest first.
     """
 
     answered: dict[int, int]

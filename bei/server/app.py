@@ -36,11 +36,11 @@ from bei.server.info import info_router
 from bei.server.keys import Keyring
 from bei.server.models import Models, models_router
 from bei.server.openapi import OpenAPI
+from bei.server.pages import pages_router
 from bei.server.request_ids import HEADER as REQUEST_ID
 from bei.server.request_ids import SCOPE_KEY as REQUEST_ID_KEY
 from bei.server.request_ids import request_id_of
 from bei.server.request_log import RequestLog
-from bei.server.pages import pages_router
 from bei.server.root_path import with_root, without_root
 from bei.server.stats import stats_router
 
