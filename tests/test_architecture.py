@@ -38,6 +38,7 @@ LEAVES = {
         *("bei.core", "bei.errors", "bei.files", "bei.layout", "bei.long_texts", "bei.tokenizer_file"),
         "bei.word_cache",
     },
+    "recent": {"bei.port"},
     "tokenizer_file": {"bei.files"},
     "files": {"bei.errors"},
     "service_links": set(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import re
 import sys
@@ -62,6 +63,13 @@ def test_the_two_packages_are_what_is_packaged() -> None:
 def test_the_builder_is_importable_beside_the_runtime() -> None:
     assert importlib.util.find_spec("bei_build") is not None
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", bei.__version__)
+
+
+def test_files_of_the_page_are_inside_the_package_and_not_ignored() -> None:
+    names = {path.name for path in (ROOT / "bei" / "server" / "ui").iterdir()}
+    assert {"index.html", "app.js", "style.css", "icon.svg", "docs.html"} <= names
+    for line in (ROOT / ".gitignore").read_text().splitlines():  # hatchling leaves out what git ignores
+        assert not fnmatch.filter(names, line.strip("/")), line
 
 
 @pytest.mark.parametrize("name", ["held_out.txt", "retrieval.json"])

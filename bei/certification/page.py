@@ -50,6 +50,7 @@ svg .name { text-anchor: end; } svg .limit { fill: var(--quiet); }
 svg .bar { fill: var(--bar); } svg .low { fill: var(--low); } svg .high { fill: var(--high); }
 svg .hatch { stroke: var(--page); stroke-width: 4; } svg .axis { stroke: var(--quiet); }
 svg .threshold { stroke: var(--quiet); stroke-dasharray: 4 3; }
+@media (max-width: 40rem) { svg { width: 40rem; } .facts th { width: 8rem; } }
 @media print { * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   svg, tr, .verdict { break-inside: avoid; } h2, h3 { break-after: avoid; } .scroll { overflow: visible; } }
 """
@@ -129,7 +130,8 @@ def _outputs(certificate: Certificate) -> Iterator[str]:
     yield _table("Each output against the reference", ["Figure", *(row.output for row in certificate.outputs)], rows)
     for index, row in enumerate(certificate.outputs):
         yield f"<h3>Output {safe(row.output)}</h3>"
-        yield histogram_chart(row, certificate.thresholds, f"cosines-{index}")
+        chart = histogram_chart(row, certificate.thresholds, f"cosines-{index}")
+        yield _scrolling(f"Chart of the cosines of {row.output}", chart)
         worst = [[(f"{one.cosine:.6f}", True), (_shortened(one.text), False)] for one in row.worst_texts]
         yield _table(f"The texts with the lowest cosines of {row.output}", ["Cosine", "Text"], worst)
 
@@ -195,7 +197,7 @@ def _quantization(record: QuantizationRecord) -> Iterator[str]:
         )
         if len(record.layers) > MOST_LAYERS:
             yield f"<p>The {MOST_LAYERS} largest of {len(record.layers)}; certificate.json has all.</p>"
-        yield layers_chart(record, "layers")
+        yield _scrolling("Chart of the layers", layers_chart(record, "layers"))
 
 
 def _legend() -> Iterator[str]:
@@ -227,10 +229,16 @@ def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[_Cell]])
         for name, number in zip(header, is_number, strict=True)
     )
     body = "\n".join("<tr>" + "".join(_cells(row)) + "</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table>\n<caption>{safe(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>"
+    table = (
+        f"<table>\n<caption>{safe(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n"
+        f"<tbody>\n{body}\n</tbody>\n</table>"
     )
+    return _scrolling(caption, table)
+
+
+def _scrolling(label: str, content: str) -> str:
+    """``content``, which may be wider than the page: it scrolls, by keyboard too."""
+    return f'<div class="scroll" role="group" aria-label="{safe(label)}" tabindex="0">{content}</div>'
 
 
 def _cells(row: Sequence[_Cell]) -> Iterator[str]:

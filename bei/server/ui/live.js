@@ -17,7 +17,7 @@ export function livePanel() {
   const said = h('p', { class: 'quiet' }, 'Asking …')
   const pause = h('button', { type: 'button', class: 'plain', 'aria-pressed': 'false' }, 'Pause')
   const trouble = h('div', {})
-  const tables = h('div', {})
+  const tables = h('div', { class: 'tables' })
   const requests = lineChart({ title: 'Requests per second', format: significant })
   const tokens = lineChart({ title: 'Tokens per second', format: significant })
   const latency = lineChart({ title: 'Time to answer', format: duration, isLogarithmic: true })

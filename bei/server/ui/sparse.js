@@ -14,7 +14,7 @@ export const sparse = {
   button: 'Weigh words',
   verb: 'make sparse embeddings',
   needs: 'a sparse model: SPLADE and its like, or BGE-M3',
-  example: 'naver/splade-cocondenser-ensembledistil',
+  example: 'naver/splade-v3',
   can: (model) => model.tasks.includes('embed_sparse'),
   fields: [
     {
