@@ -76,7 +76,7 @@ function fill(tab) {
 function unavailable(task) {
   const able = models.filter((model) => task.can(model))
   const others = able.map((model) =>
-    h('button', { type: 'button', class: 'primary', on: { click: () => use(model) } }, 'Switch to ', h('bdi', {}, model.id)),
+    h('button', { type: 'button', class: 'primary', on: { click: () => switchTo(model) } }, 'Switch to ', h('bdi', {}, model.id)),
   )
   return h(
     'div',
@@ -87,6 +87,11 @@ function unavailable(task) {
       ? h('p', { class: 'actions' }, others)
       : h('p', {}, 'None is served here. Start the server with one, for example: ', h('code', {}, `bei serve ${task.example}`)),
   )
+}
+
+function switchTo(model) {
+  use(model)
+  chosen.button.focus() // the button that had it is gone
 }
 
 tablist.addEventListener('keydown', (event) => {
@@ -188,7 +193,10 @@ function askForKey(error = null) {
   field.focus()
 }
 
-forget.addEventListener('click', () => askForKey())
+forget.addEventListener('click', () => {
+  key.set(null)
+  location.reload() // answers are forgotten too
+})
 document.addEventListener('bei-unauthorized', (event) => askForKey(event.detail))
 
 if (asksForKeys) document.getElementById('links').hidden = true // links carry no key

@@ -8,9 +8,10 @@ const RIGHT = 10
 const TOP = 10
 const BOTTOM = 24
 const LEAST_WIDTH = 260
+const SECONDS = 60
 
 // A card with a title, a legend and the lines. `draw(series)` draws anew: series are `{ name, values, kind, now }`, `values`
-// one a second, the newest last, null where there is none; `kind` is a class of style.css; `now` is the figure beside the
+// one a second, 60 at most, the newest last, null where there is none; `kind` is a class of style.css; `now` is the figure beside the
 // name. `isLogarithmic`: for times, which differ by orders of magnitude.
 export function lineChart({ title, format, isLogarithmic = false }) {
   const box = h('div', { class: 'chart' })
@@ -20,8 +21,7 @@ export function lineChart({ title, format, isLogarithmic = false }) {
   function draw(series) {
     const width = Math.max(LEAST_WIDTH, Math.floor(box.clientWidth))
     const scale = scaleOf(series, isLogarithmic)
-    const most = Math.max(2, ...series.map(({ values }) => values.length))
-    const x = (index) => LEFT + ((width - LEFT - RIGHT) * index) / (most - 1)
+    const x = (index) => LEFT + ((width - LEFT - RIGHT) * index) / (SECONDS - 1)
     const y = (value) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * scale.shareOf(value)
     legend.replaceChildren(
       ...series.map(({ name, kind, now }) =>
@@ -38,7 +38,7 @@ export function lineChart({ title, format, isLogarithmic = false }) {
         ]),
         svg('text', { class: 'tick', x: LEFT, y: HEIGHT - 6 }, '60 s ago'),
         svg('text', { class: 'tick end', x: width - RIGHT, y: HEIGHT - 6 }, 'now'),
-        series.map(({ values, kind }) => linesOf(values, kind, (index) => x(index + most - values.length), y)),
+        series.map(({ values, kind }) => linesOf(values, kind, (index) => x(index + SECONDS - values.length), y)),
       ),
     )
   }

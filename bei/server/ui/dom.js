@@ -57,7 +57,7 @@ export function significant(value) {
 
 function digits(value) {
   if (value === 0) return '0'
-  const places = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value) * 1.0005)))
+  const places = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))))
   const text = value.toFixed(Math.min(4, places))
   return text.includes('.') ? text.replace(/\.?0+$/, '') : Number(text).toLocaleString('en')
 }

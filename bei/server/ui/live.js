@@ -48,7 +48,7 @@ export function livePanel() {
       trouble.replaceChildren()
       if (isRunning()) draw(content)
     } catch (error) {
-      trouble.replaceChildren(errorBox(error))
+      if (!trouble.hasChildNodes()) trouble.append(errorBox(error)) // said once, not each time
       wait = AFTER_ERROR_MS
       if (error.status === 401) document.dispatchEvent(new CustomEvent('bei-unauthorized', { detail: error }))
     } finally {

@@ -57,7 +57,8 @@ export function tryPanel(task) {
     try {
       const answer = await ask(request.route, { body: request.body, signal: controller.signal })
       const shown = await task.show(answer.content, values, { model, signal: controller.signal })
-      result.replaceChildren(...notes(answer, values), shown, raw(answer.content))
+      controller.signal.throwIfAborted()
+      result.replaceChildren(...notes(answer), shown, raw(answer.content))
       said.textContent = `${task.counted(values)} in ${duration(answer.seconds)}`
       code.replaceChildren(snippets(request))
     } catch (error) {
