@@ -114,7 +114,7 @@ def open_page(browser: Any, server: Server) -> Iterator[OpenPage]:
             page.set_default_timeout(20_000)
             said: list[str] = []
             asked: list[str] = []
-            page.on("console", lambda message: said.append(message.text) if message.type != "log" else None)
+            page.on("console", lambda one: said.append(one.text) if one.type in ("error", "warning") else None)
             page.on("pageerror", lambda error: said.append(str(error)))
             page.on("request", lambda request: asked.append(request.url))
             opened.append((page, of.url, said, asked, expects))
