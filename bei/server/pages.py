@@ -51,6 +51,16 @@ _SWAGGER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
 class _File(NamedTuple):
     content: bytes
     media_type: str
+    tag: str  # ETag
+
+
+def _made(content: bytes, suffix: str) -> _File:
+    return _File(content, _MEDIA_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+@cache
+def _read(path: Path) -> _File:
+    return _made(path.read_bytes(), path.suffix)
 
 
 @cache
@@ -61,7 +71,7 @@ def _files() -> dict[str, _File]:
         for path in sorted(_FOLDER.iterdir())
         if path.suffix in _MEDIA_TYPES and path.name not in (_PAGE, _DOCS, _DOCS_MISSING, _DOCS_SCRIPT)
     }
-    return {**found, "certificate.css": _File(CONTENT_STYLE.encode(), _MEDIA_TYPES[".css"])}
+    return {**found, "certificate.css": _made(CONTENT_STYLE.encode(), ".css")}
 
 
 def page_paths(config: ServeConfig) -> set[str]:
@@ -91,7 +101,7 @@ def _add_ui(router: APIRouter, config: ServeConfig) -> None:
     keys = "yes" if config.asks_for_keys else "no"
     attributes = f'data-dialect="{config.dialect}" data-keys="{keys}"'
     page = (_FOLDER / _PAGE).read_text("utf-8").replace('data-dialect="bei" data-keys="no"', attributes)
-    file = _File(page.encode(), _MEDIA_TYPES[".html"])
+    file = _made(page.encode(), ".html")
 
     @router.api_route("/ui", methods=["GET", "HEAD"])
     async def ui(request: Request) -> Response:
@@ -110,18 +120,13 @@ def _add_docs(router: APIRouter, config: ServeConfig) -> None:
         """Swagger UI or, without its files, what to install."""
         name, status = (_DOCS, 200) if swagger_folder() is not None else (_DOCS_MISSING, 501)
         page = (_FOLDER / name).read_text("utf-8").replace('"/openapi.json"', f'"{config.root_path}/openapi.json"')
-        return _answer(_File(page.encode(), _MEDIA_TYPES[".html"]), request, _SWAGGER_POLICY, status)
+        return _answer(_made(page.encode(), ".html"), request, _SWAGGER_POLICY, status)
 
     @router.api_route("/docs/{name}", methods=["GET", "HEAD"])
     async def docs_file(request: Request, name: str) -> Response:
         """A file of it: Swagger UI's, or the one that starts it."""
         folder = _FOLDER if name == _DOCS_SCRIPT else swagger_folder() if name in _SWAGGER_FILES else None
         return _answer(_known(None if folder is None else _read(folder / name)), request, _SWAGGER_POLICY)
-
-
-@cache
-def _read(path: Path) -> _File:
-    return _File(path.read_bytes(), _MEDIA_TYPES[path.suffix])
 
 
 def _known(file: _File | None) -> _File:
@@ -131,8 +136,7 @@ def _known(file: _File | None) -> _File:
 
 
 def _answer(file: _File, request: Request, policy: str, status: int = 200) -> Response:
-    tag = f'"{hashlib.sha256(file.content).hexdigest()[:32]}"'
-    headers = {**_HEADERS, "content-security-policy": policy, "etag": tag}
-    if request.headers.get("if-none-match") == tag:
+    headers = {**_HEADERS, "content-security-policy": policy, "etag": file.tag}
+    if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)
     return Response(file.content, status, headers, file.media_type)
