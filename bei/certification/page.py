@@ -50,6 +50,7 @@ svg .name { text-anchor: end; } svg .limit { fill: var(--quiet); }
 svg .bar { fill: var(--bar); } svg .low { fill: var(--low); } svg .high { fill: var(--high); }
 svg .hatch { stroke: var(--page); stroke-width: 4; } svg .axis { stroke: var(--quiet); }
 svg .threshold { stroke: var(--quiet); stroke-dasharray: 4 3; }
+.from-end { direction: rtl; } .from-end svg { direction: ltr; }
 @media (max-width: 40rem) { svg { width: 40rem; } .facts th { width: 8rem; } }
 @media print { * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   svg, tr, .verdict { break-inside: avoid; } h2, h3 { break-after: avoid; } .scroll { overflow: visible; } }
@@ -131,7 +132,7 @@ def _outputs(certificate: Certificate) -> Iterator[str]:
     for index, row in enumerate(certificate.outputs):
         yield f"<h3>Output {safe(row.output)}</h3>"
         chart = histogram_chart(row, certificate.thresholds, f"cosines-{index}")
-        yield _scrolling(f"Chart of the cosines of {row.output}", chart)
+        yield _scrolling(f"Chart of the cosines of {row.output}", chart, kind="scroll from-end")
         worst = [[(f"{one.cosine:.6f}", True), (_shortened(one.text), False)] for one in row.worst_texts]
         yield _table(f"The texts with the lowest cosines of {row.output}", ["Cosine", "Text"], worst)
 
@@ -236,9 +237,9 @@ def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[_Cell]])
     return _scrolling(caption, table)
 
 
-def _scrolling(label: str, content: str) -> str:
+def _scrolling(label: str, content: str, kind: str = "scroll") -> str:
     """``content``, which may be wider than the page: it scrolls, by keyboard too."""
-    return f'<div class="scroll" role="group" aria-label="{safe(label)}" tabindex="0">{content}</div>'
+    return f'<div class="{kind}" role="group" aria-label="{safe(label)}" tabindex="0">{content}</div>'
 
 
 def _cells(row: Sequence[_Cell]) -> Iterator[str]:

@@ -117,7 +117,7 @@ def test_steps_are_summed_up_for_a_minute() -> None:
     assert sums.engine_s == pytest.approx(0.03)
     assert sums.tokens_per_second[-2:] == [100, 50]
     assert sums.covered_s == 2.0
-    clock.now_s += WINDOW_S
+    clock.now_s += WINDOW_S - 1
     assert (recent.sums().steps, recent.sums().tokens) == (1, 50)
     clock.now_s += 1
     assert (recent.sums().steps, recent.sums().engine_s) == (0, 0.0)

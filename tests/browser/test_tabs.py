@@ -270,6 +270,7 @@ def test_a_request_can_be_cancelled(open_page: OpenPage) -> None:
     expect(shown.get_by_role("button", name="Working …")).to_be_visible()
     shown.get_by_role("button", name="Cancel").click()
     expect(shown.get_by_text("Cancelled.")).to_be_visible()
+    expect(shown.get_by_role("button", name="Embed", exact=True)).to_be_focused()
     expect(shown.get_by_role("button", name="Embed", exact=True)).to_be_visible()
 
 

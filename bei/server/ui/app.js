@@ -137,6 +137,7 @@ async function start() {
     askForKey()
     return
   }
+  content.replaceChildren(h('p', { class: 'quiet', role: 'status' }, 'Asking the server for its models …'))
   try {
     const answer = await ask(ROUTES.models)
     models = answer.content.data

@@ -4,6 +4,12 @@ import { ROUTES, asksForKeys, ask, urlOf } from './api.js'
 import { h } from './dom.js'
 import { errorBox } from './try.js'
 
+// What stands in the page's <main>. Without the rest: its style sheet is one that our policy refuses.
+function contentOf(page) {
+  const main = page.slice(page.indexOf('<main>'), page.indexOf('</main>'))
+  return new DOMParser().parseFromString(main, 'text/html').querySelector('main').childNodes
+}
+
 export function certificatePanel() {
   const holder = h('div', { class: 'certificate', hidden: true })
   const said = h('div', {})
@@ -33,8 +39,7 @@ export function certificatePanel() {
     try {
       const { content } = await ask(ROUTES.certificate, { parameters: { model: asked.id } })
       if (asked !== model) return
-      const page = new DOMParser().parseFromString(content, 'text/html')
-      place.replaceChildren(...page.querySelector('main').childNodes)
+      place.replaceChildren(...contentOf(content))
       said.replaceChildren()
       holder.hidden = false
       drawn = asked

@@ -4,7 +4,7 @@ window.SwaggerUIBundle({
   domNode: place,
   url: place.dataset.openapi,
   deepLinking: true,
-  docExpansion: 'none',
+  docExpansion: 'list',
   defaultModelsExpandDepth: -1,
   validatorUrl: null, // it would be asked on the internet
   presets: [window.SwaggerUIBundle.presets.apis],

@@ -63,7 +63,7 @@ function digits(value) {
 }
 
 export function percent(share) {
-  return share === null || share === undefined ? '–' : `${digits(share * 100)} %`
+  return share === null || share === undefined ? '–' : `${Number((share * 100).toFixed(1))} %`
 }
 
 // At most `most` characters.

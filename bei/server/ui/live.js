@@ -130,7 +130,7 @@ function tokenLines(models) {
 function latencyLines(lane, { per_second: { p50, p99 }, latency_s: whole }) {
   return [
     { name: `${lane} P50`, values: p50, kind: `lane-${lane}`, now: duration(whole.p50) },
-    { name: `P99`, values: p99, kind: `lane-${lane} dashed`, now: duration(whole.p99) },
+    { name: `${lane} P99`, values: p99, kind: `lane-${lane} dashed`, now: duration(whole.p99) },
   ]
 }
 

@@ -42,6 +42,7 @@ export function tryPanel(task) {
   function working(isWorking) {
     submit.textContent = isWorking ? 'Working …' : task.button
     submit.setAttribute('aria-disabled', String(isWorking))
+    if (!isWorking && document.activeElement === cancel) submit.focus() // a hidden button would lose it
     cancel.hidden = !isWorking
     result.setAttribute('aria-busy', String(isWorking))
   }

@@ -61,6 +61,11 @@ def test_every_file_is_used_and_every_one_that_is_used_is_there() -> None:
     assert seen | linked | {"index.html"} | DOCS == {path.name for path in FILES} | {"certificate.css"}
 
 
+def test_without_scripts_the_page_says_what_it_needs() -> None:
+    (said,) = re.findall(r"<main[^>]*>\s*<noscript>(.*)</noscript>\s*</main>", PAGE)
+    assert "This page needs JavaScript." in said
+
+
 def test_what_the_page_asks_is_in_the_openapi_document(app: App) -> None:
     routes = re.findall(r"^  \w+: '(/[\w/]+)',$", SCRIPTS["api.js"], re.M)
     paths = app.get("/openapi.json").json()["paths"]
@@ -111,7 +116,7 @@ def test_scripts_come_from_here_alone(app: App, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "index.html", "docs.html", "docs.js", "x.js", "..%2fpages.py", "%2e%2e/pages.py", "app.js/", "a/b"]
+    "name", ["", "index.html", "docs.html", "docs.js", "x.js", "..%2fui%2fapp.js", "%2e%2e/ui/x", "app.js/", "a/b"]
 )
 def test_other_files_are_not_there(app: App, name: str) -> None:
     response = app.get(f"/ui/{name}")
