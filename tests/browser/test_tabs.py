@@ -259,7 +259,7 @@ def test_an_empty_field_is_named_and_nothing_is_asked(open_page: OpenPage) -> No
 def test_a_text_that_was_cut_is_named(open_page: OpenPage) -> None:
     shown = panel(open_page(), "Embed", "embedder")
     ask(shown, "Embed", Texts="short\n" + "cat " * 400)
-    expect(shown.get_by_text("Too long for the model, and cut: input 1")).to_be_visible()
+    expect(shown.get_by_text("Too long for the model, and cut: text 2.")).to_be_visible()
 
 
 def test_a_request_can_be_cancelled(open_page: OpenPage) -> None:

@@ -160,11 +160,16 @@ function read(fields) {
 // What the answer's headers say.
 function notes({ truncated, warning }) {
   return [
-    truncated === null ? null : `Too long for the model, and cut: input ${truncated} (counted from 0).`,
+    truncated === null ? null : `Too long for the model, and cut: text ${fromOne(truncated)}.`,
     warning === null ? null : `The server says: ${warning}.`,
   ]
     .filter((text) => text !== null)
     .map((text) => h('p', { class: 'note' }, text))
+}
+
+// "0,4-7" as people count.
+function fromOne(ranges) {
+  return ranges.replace(/\d+/g, (index) => String(Number(index) + 1))
 }
 
 export function errorBox(error) {

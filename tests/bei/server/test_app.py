@@ -21,6 +21,8 @@ ROUTES = {
     *(("get", f"{root}/models{name}") for root in ("", "/v1") for name in ("", "/{name}")),
     *((method, path) for path in ("/health", "/ready") for method in ("get", "head")),
     ("get", "/metrics"),
+    ("get", "/stats"),
+    ("get", "/certificate"),
 }
 
 
