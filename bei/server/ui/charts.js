@@ -10,9 +10,9 @@ const BOTTOM = 24
 const LEAST_WIDTH = 260
 const SECONDS = 60
 
-// A card with a title, a legend and the lines. `draw(series)` draws anew: series are `{ name, values, kind, now }`, `values`
-// one a second, 60 at most, the newest last, null where there is none; `kind` is a class of style.css; `now` is the figure beside the
-// name. `isLogarithmic`: for times, which differ by orders of magnitude.
+// A card with a title, a legend and the lines. `draw(series)` draws anew: series are `{ name, values, kind, now }`.
+// `values`: one a second, 60 at most, the newest last, null where there is none. `kind`: a class of results.css. `now`:
+// the figure beside the name. `isLogarithmic`: for times, which differ by orders of magnitude.
 export function lineChart({ title, format, isLogarithmic = false }) {
   const box = h('div', { class: 'chart' })
   const legend = h('ul', { class: 'chart-legend' })
