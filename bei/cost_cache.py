@@ -13,12 +13,13 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
 
-_FOLDER = "costs"
+FOLDER = "costs"
 
 
 class CostCache:
@@ -27,9 +28,9 @@ class CostCache:
     def __init__(self, cache_dir: Path) -> None:
         self._is_nowhere = False
         try:
-            self._folder = cache_dir.expanduser() / _FOLDER
+            self._folder = cache_dir.expanduser() / FOLDER
         except RuntimeError:  # this user has no home directory: nothing is kept, and "~" is no folder of that name
-            self._folder, self._is_nowhere = cache_dir / _FOLDER, True
+            self._folder, self._is_nowhere = cache_dir / FOLDER, True
 
     def path(self, name: str, key: Mapping[str, Any]) -> Path:
         """Where the measurement called ``name`` of ``key`` (plain data) is, or would be."""
@@ -45,12 +46,15 @@ class CostCache:
             content = json.loads(path.read_bytes())
             if content["key"] != key:
                 raise ValueError("it is of another engine")
-            return content["data"]
+            data = content["data"]
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s cannot be read (%s): measuring anew", path, error)
             return None
+        with suppress(OSError):  # for bei cache prune, which takes the least recently used first
+            os.utime(path)
+        return data
 
     def write(self, name: str, key: Mapping[str, Any], data: Any) -> Path | None:
         """Keep ``data`` (plain data) for ``key``, at once or not at all; None, and a warning, where that fails."""

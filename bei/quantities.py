@@ -1,0 +1,47 @@
+"""Sizes and durations as people write them: ``50GB``, ``30d``."""
+
+from __future__ import annotations
+
+import re
+
+from bei.errors import ConfigError
+
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?([{''.join(_SECONDS)}])", re.IGNORECASE)
+
+
+def parsed_size(name: str, text: str) -> int:
+    """Bytes of ``text``: 50GB (10^9 each), 50GiB (2^30), 500000. Raises ConfigError, about the setting ``name``."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
+        raise ConfigError(f"{name} must be a size such as 50GB, 500MB or 20GiB, not {text!r}.")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+
+
+def parsed_duration(name: str, text: str) -> float:
+    """Seconds of ``text``: 90s, 45m, 12h, 30d, 2w. Raises ConfigError, about the setting ``name``."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{name} must be a time such as 12h, 30d or 2w, not {text!r}.")
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def shown_size(num_bytes: int) -> str:
+    """``45192360`` -> ``45.2 MB``."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def shown_age(seconds: float) -> str:
+    """``200000`` -> ``2 d``."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return "now"
