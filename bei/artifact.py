@@ -6,8 +6,9 @@
     certificate.html   the same as a page for people
     engine/            the compiled engine, files named by the target
     reference/         answers of a reference, where the engine could not be verified yet (bei.certification.stored)
+    signature.json     whose signature the manifest has (bei.signatures), where somebody has signed it
 
-``load`` checks schema, digest and hashes before anything of the artifact is executed. No pickle anywhere.
+``load`` checks schema, digest, signature and hashes before anything of the artifact is executed. No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -43,6 +44,10 @@ from bei.errors import (
 )
 from bei.files import MOST_JSON_BYTES, UnfitError, read_bounded, unique_keys
 from bei.manifest_checks import certificate_fault, check_files, manifest_fault
+from bei.signatures import Signed, read_signature, write_signature
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 SCHEMA_VERSION = 8
 
@@ -240,11 +245,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """A verified artifact on disk."""
+    """A verified artifact on disk. ``signed``: by whom; None: by nobody."""
 
     path: Path
     manifest: Manifest
     certificate: Certificate
+    signed: Signed | None = None
 
     @property
     def engine_dir(self) -> Path:
@@ -320,8 +326,9 @@ def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
 
     One process at a time; where two have the same artifact, the later certificate stays. Each file is replaced at once,
     manifest last: a process that is killed in between leaves an artifact that says that its certificate is another
-    one, and has to be copied anew.
+    one, and has to be copied anew. Not for a signed artifact: its signature would be of another manifest.
     """
+    assert artifact.signed is None, "whoever completes certificates asks first"
     contents = _certificate_files(artifact.manifest, certificate)
     new = {
         name: FileInfo(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
@@ -336,6 +343,12 @@ def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
         for name in contents:
             os.replace(Path(scratch) / name, artifact.path / name)
     return msgspec.structs.replace(artifact, manifest=manifest, certificate=certificate)
+
+
+def sign(artifact: Artifact, key: Ed25519PrivateKey) -> Artifact:
+    """Sign the artifact on disk, in the place of the signature that it may have. Raises OSError."""
+    signed = write_signature(artifact.path, artifact.manifest.digest, key)
+    return msgspec.structs.replace(artifact, signed=signed)
 
 
 @contextmanager
@@ -403,17 +416,21 @@ def _has_certificate_of(path: Path, manifest: Manifest) -> bool:
 
 
 def load(path: Path) -> Artifact:
-    """Verify the artifact at ``path`` (manifest, then every file's size and sha256) and return it.
+    """Verify the artifact at ``path`` (manifest, signature, then every file's size and sha256) and return it.
 
-    Raises what ``load_manifest`` raises, ArtifactFileMissingError, ArtifactFileUnlistedError and
-    ArtifactHashMismatchError.
+    Every file is hashed once. Raises what ``load_manifest`` raises, ArtifactFileMissingError, ArtifactSignatureError,
+    ArtifactFileUnlistedError and ArtifactHashMismatchError.
     """
     manifest = load_manifest(path)
+    hashed: tuple[str, ...] = (CERTIFICATE, CERTIFICATE_PAGE)
     if not _has_certificate_of(path, manifest):
         with _alone(path):  # another process may be putting a new one there at this moment
-            manifest = load_manifest(path)
+            manifest, hashed = load_manifest(path), ()
+    signed = read_signature(path, manifest.digest)
     check_files(path, manifest)
     for info in manifest.files:
+        if info.path in hashed:
+            continue
         file = path / info.path
         if not file.is_file():
             raise ArtifactFileMissingError(
@@ -429,7 +446,7 @@ def load(path: Path) -> Artifact:
         if required not in listed:
             raise ArtifactManifestError(f"{path / MANIFEST} does not list {required}. Build the artifact again.")
     certificate = _certificate_of(path, manifest)
-    return load(path) if certificate is None else Artifact(path, manifest, certificate)
+    return load(path) if certificate is None else Artifact(path, manifest, certificate, signed)
 
 
 def _certificate_of(path: Path, manifest: Manifest) -> Certificate | None:

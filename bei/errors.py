@@ -21,6 +21,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── ArtifactHashMismatchError
     │   ├── ArtifactManifestError   the manifest is not readable as this schema, or says what cannot be
     │   ├── ArtifactSchemaNewerError
+    │   ├── ArtifactSignatureError  the signature cannot be read, or is not of this artifact
+    │   ├── ArtifactUntrustedError  no signature by a trusted key, and one is required
     │   ├── ArtifactWrongTargetError
     │   ├── ArtifactWrongDeviceError
     │   └── ArtifactWrongVersionError   another version of the compiler's library made it
@@ -170,6 +172,18 @@ class ArtifactSchemaNewerError(ArtifactError):
     """The artifact was written by a newer bei."""
 
     code = "artifact_schema_newer"
+
+
+class ArtifactSignatureError(ArtifactError):
+    """The artifact has a signature that cannot be read, does not hold, or is of another artifact."""
+
+    code = "artifact_signature_invalid"
+
+
+class ArtifactUntrustedError(ArtifactError):
+    """Only signed artifacts are to be served, and no trusted key has signed this one."""
+
+    code = "artifact_untrusted"
 
 
 class ArtifactWrongTargetError(ArtifactError):

@@ -36,6 +36,9 @@ _MOST_WIDTH = 1 << 24
 _MOST_COUNT = 1 << 31  # token ids are int32
 _MOST_NAME_CHARS = 500
 
+# The manifest cannot have its own hash, nor that of the signature of itself.
+_UNLISTED = ("manifest.json", "signature.json")
+
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _OUTPUT = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -223,7 +226,7 @@ def _plan(plan: Plan) -> Iterator[str]:
 def _files(manifest: Manifest) -> Iterator[str]:
     yield from _repeated("files", [info.path for info in manifest.files])
     for info in manifest.files:
-        if any(part in ("", ".") for part in info.path.split("/")) or info.path == "manifest.json":
+        if any(part in ("", ".") for part in info.path.split("/")) or info.path in _UNLISTED:
             yield f"files has {_shown(info.path)}, which is no path of a file"
         if not 0 <= info.size < 1 << 62 or not _SHA256.fullmatch(info.sha256):
             yield f"files has {_shown(info.path)} with a size or sha256 that cannot be"

@@ -21,6 +21,7 @@ from bei.certification.stored import complete
 from bei.engine.fake import FakeEngine
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.files import UnfitError, check_regular, printable, read_bounded, unlisted, within
+from bei.signatures import SIGNATURE
 from bei.tokenization import TextEncoder
 from tests.artifacts import save_artifact
 from tests.hostile_artifacts import ENGINE_FILE, HOSTILE, extra, manifest_of, nested, says_all, seal
@@ -234,4 +235,4 @@ def test_what_a_terminal_obeys_is_written_as_an_escape() -> None:
 def test_the_manifest_s_name_is_no_secret() -> None:
     """bei.manifest_checks knows these names as texts, since bei.artifact imports it."""
     assert (MANIFEST, TOKENIZER, artifacts.CERTIFICATE) == ("manifest.json", "tokenizer.json", "certificate.json")
-    assert (artifacts.ENGINE_DIR, artifacts.REFERENCE_DIR) == ("engine", "reference")
+    assert (artifacts.ENGINE_DIR, artifacts.REFERENCE_DIR, SIGNATURE) == ("engine", "reference", "signature.json")

@@ -1,0 +1,155 @@
+"""``signature.json``, beside an artifact's manifest: an Ed25519 signature of the manifest's digest, and by which key.
+
+The digest covers the manifest, which lists every file that is read with its sha256: the signature covers the artifact.
+A signature is checked wherever it is there, also where none is required: one that does not hold shows that something
+was changed after it was signed. It proves who signed only together with keys that are trusted (``check_trusted``).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tempfile
+from collections.abc import Set
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bei.errors import ArtifactSignatureError, ArtifactUntrustedError, MissingDependencyError
+from bei.files import UnfitError, read_bounded, unique_keys, within
+from bei.signing_keys import EXTRA, fingerprint, from_openssh_line, openssh_line
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+SIGNATURE = "signature.json"
+ALGORITHM = "ed25519"
+
+_SCHEMA_VERSION = 1
+# In front of the digest, so that the signature of an artifact is that of nothing else.
+_DOMAIN = "bei-artifact-signature-v1:"
+_MOST_BYTES = 10_000  # it takes 400
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file. ``public_key``: as OpenSSH writes it; ``signature``: of ``_DOMAIN`` and ``digest``, in base64."""
+
+    schema_version: int
+    algorithm: str
+    public_key: str
+    digest: str
+    signature: str
+
+
+class Signed(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose signature an artifact has. ``public_key``: 32 bytes. ``is_checked``: the signature holds; False where that
+    could not be found out, as the package cryptography is not installed."""
+
+    algorithm: str
+    public_key: bytes
+    is_checked: bool
+
+    @property
+    def key(self) -> str:
+        """The key's fingerprint, ``SHA256:...``."""
+        return fingerprint(self.public_key)
+
+
+def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> Signed:
+    """Sign the artifact in ``folder``, whose manifest has ``digest``, at once or not at all. Raises OSError."""
+    public_key = key.public_key().public_bytes_raw()
+    record = _Record(
+        schema_version=_SCHEMA_VERSION,
+        algorithm=ALGORITHM,
+        public_key=openssh_line(public_key),
+        digest=digest,
+        signature=base64.b64encode(key.sign(_message(digest))).decode(),
+    )
+    with tempfile.TemporaryDirectory(prefix=".signature.", dir=folder) as scratch:
+        file = Path(scratch) / SIGNATURE
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        os.replace(file, folder / SIGNATURE)
+    return Signed(algorithm=ALGORITHM, public_key=public_key, is_checked=True)
+
+
+def read_signature(folder: Path, digest: str) -> Signed | None:
+    """The signature of the artifact in ``folder``, whose manifest has ``digest``; None where there is none.
+
+    Raises ArtifactSignatureError where it cannot be read, is of another manifest, or does not hold.
+    """
+    file = folder / SIGNATURE
+    if not os.path.lexists(file):  # a link that leads nowhere is no missing signature
+        return None
+    try:
+        record = _decoded(read_bounded(within(folder, SIGNATURE), _MOST_BYTES))
+        public_key = from_openssh_line(record.public_key)
+        signature = base64.b64decode(record.signature, validate=True)
+    except (msgspec.MsgspecError, OSError, ValueError, RecursionError) as error:  # UnfitError is a ValueError
+        raise ArtifactSignatureError(f"{file} is no signature that can be read ({_line(error)}). {_REMEDY}") from error
+    if record.digest != digest:
+        raise ArtifactSignatureError(
+            f"{file} is of another manifest: it is another artifact's, or this one was changed since. {_REMEDY}"
+        )
+    is_good = _holds(public_key, signature, digest)
+    if is_good is False:
+        raise ArtifactSignatureError(f"{file} does not hold: {fingerprint(public_key)} has not signed this. {_REMEDY}")
+    return Signed(algorithm=record.algorithm, public_key=public_key, is_checked=is_good is not None)
+
+
+_REMEDY = "Copy the artifact anew from its source; if you know what was changed, take the file away and sign again."
+
+
+def check_trusted(folder: Path, signed: Signed | None, trusted: Set[bytes]) -> None:
+    """Raise ArtifactUntrustedError unless the artifact in ``folder`` is ``signed`` by one of the ``trusted`` keys (32
+    bytes each); MissingDependencyError where its signature could not be checked."""
+    if signed is None:
+        raise ArtifactUntrustedError(
+            f"{folder} is not signed, and only artifacts signed by {_named(trusted)} are served: sign it with "
+            "'bei sign', or leave require_signature out."
+        )
+    if signed.public_key not in trusted:
+        raise ArtifactUntrustedError(
+            f"{folder} is signed by {signed.key}, and only artifacts signed by {_named(trusted)} are served: sign it "
+            "again with one of these, or trust that key too."
+        )
+    if not signed.is_checked:
+        raise MissingDependencyError("cryptography", EXTRA, "Checking the signature of an artifact")
+
+
+def _decoded(raw: bytes) -> _Record:
+    content = json.loads(raw, object_pairs_hook=unique_keys)
+    if not isinstance(content, dict):
+        raise UnfitError("it is no object of JSON")
+    if content.get("schema_version") != _SCHEMA_VERSION:
+        raise UnfitError(f"its schema_version is not {_SCHEMA_VERSION}, which this bei reads")
+    if content.get("algorithm") != ALGORITHM:
+        raise UnfitError(f"its algorithm is {str(content.get('algorithm'))[:40]!a}, and this bei knows {ALGORITHM}")
+    return msgspec.convert(content, _Record)
+
+
+def _holds(public_key: bytes, signature: bytes, digest: str) -> bool | None:
+    """None where it cannot be found out."""
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError:
+        return None
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _message(digest))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _message(digest: str) -> bytes:
+    return (_DOMAIN + digest).encode()
+
+
+def _named(keys: Set[bytes]) -> str:
+    return " or ".join(sorted(map(fingerprint, keys)))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
