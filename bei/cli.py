@@ -1,4 +1,5 @@
-"""``bei build | serve | tune | verify | inspect | doctor``. Flags are made from the configuration classes."""
+"""``bei build | sign | serve | tune | verify | inspect | cache | doctor``. Most flags are made from the configuration
+classes."""
 
 from __future__ import annotations
 
@@ -13,16 +14,21 @@ import signal
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bei import __version__
-from bei.errors import BeiError, CheckpointNotFoundError, MissingDependencyError
+from bei.errors import ArtifactUntrustedError, BeiError, CheckpointNotFoundError, MissingDependencyError
 from bei.files import home_expanded, printable
 from bei.service_links import injected
+
+if TYPE_CHECKING:
+    from bei.artifact import Artifact
+    from bei.model_cache import ModelCache
 
 # The embedded default: served when bei serve is given no model. The package carries the weights; the hub has them too.
 DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
@@ -32,8 +38,10 @@ DEFAULT_MODEL_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 # Of an error's message on the terminal.
 _MOST_CHARS = 2000
 
-# The settings of bei serve on which a measurement depends.
-_TUNE_SETTINGS = frozenset(("models", "engine_threads", "engine_streams", "cache_dir", "precision"))
+# The settings of bei serve that bei tune has: where artifacts come from, and on what a measurement depends.
+_TUNE_SETTINGS = frozenset(
+    ("models", "engine_threads", "engine_streams", "cache_dir", "cache_max_size", "precision", "require_signature")
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -87,6 +95,13 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     build.set_defaults(run=_build)
     if command == "build":
         _add_fields(build, _build_config_class())
+    sign = commands.add_parser("sign", help="sign an artifact, for bei serve --require-signature")
+    sign.add_argument("artifact")
+    sign.add_argument("--key", metavar="FILE", required=True, help="PEM file of an Ed25519 private key")
+    sign.add_argument(
+        "--passphrase-file", metavar="FILE", help="file whose first line is its passphrase (or BEI_SIGN_PASSPHRASE)"
+    )
+    sign.set_defaults(run=_sign)
     serve = commands.add_parser("serve", help="serve artifacts (or checkpoints, built first) over HTTP")
     serve.set_defaults(run=_serve)
     if command == "serve":
@@ -107,6 +122,11 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     inspect.add_argument("--json", action="store_true", help="machine-readable")
     inspect.add_argument("--certificate", action="store_true", help="the certificate alone, with all of its figures")
     inspect.set_defaults(run=_inspect)
+    cache = commands.add_parser("cache", help="list or remove what bei serve keeps between starts")
+    if command == "cache":
+        from bei.cache_commands import add_arguments
+
+        add_arguments(cache)
     doctor = commands.add_parser("doctor", help="show what this machine can build and serve, and what it lacks")
     doctor.set_defaults(run=_doctor)
     if command == "doctor":
@@ -194,22 +214,20 @@ def _serve(options: dict[str, Any]) -> None:
         logging.getLogger(__name__).info(
             "not taken for settings, as Kubernetes injected them for a Service (%s): %s", service, ", ".join(names)
         )
-    paths = _artifacts(config)
-
     from bei.server.run import run
 
-    run(paths, config)
+    with _artifacts(config) as artifacts:
+        run(artifacts, config)
 
 
 def _tune(options: dict[str, Any]) -> None:
     config = _serve_config(options)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
-    paths = _artifacts(config)
-
     from bei.tuning_report import tune
 
-    for path in paths:
-        print(tune(path, config))  # noqa: T201
+    with _artifacts(config) as artifacts:
+        for artifact in artifacts:
+            print(tune(artifact, config))  # noqa: T201
 
 
 def _serve_config(options: dict[str, Any]) -> Any:
@@ -224,9 +242,34 @@ def _serve_config(options: dict[str, Any]) -> Any:
     return load(ServeConfig, options, file)
 
 
-def _artifacts(config: Any) -> list[Path]:
-    """Those of ``config.models``, built first where they are checkpoints."""
-    return [_artifact_for(model, config) for model in config.models] or [_default_artifact(config)]
+@contextmanager
+def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
+    """Those of ``config.models``, built first where they are checkpoints. Those in the cache stay there meanwhile."""
+    with ExitStack() as held:
+        found = [_artifact_for(model, config, held) for model in config.models] or [_default_artifact(config, held)]
+        if not all(isinstance(one, Path) for one in found):
+            _cache(config).keep_bound(config.cache_max_bytes)  # now, as each of them is in use
+        yield found
+
+
+def _cache(config: Any) -> ModelCache:
+    from bei.model_cache import ModelCache
+
+    return ModelCache(home_expanded(config.cache_dir))
+
+
+def _sign(options: dict[str, Any]) -> None:
+    from bei.artifact import load, sign
+    from bei.signing_keys import PASSPHRASE_VARIABLE, exposure, private_key
+
+    key = private_key(options["key"], os.environ.get(PASSPHRASE_VARIABLE), options["passphrase_file"])
+    if warning := exposure(options["key"]):
+        print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
+    artifact = load(Path(options["artifact"]))
+    before, now = artifact.signed, sign(artifact, key).signed
+    assert now is not None
+    instead = f", and no longer by {before.key}" if before and before.key != now.key else ""
+    print(f"{artifact.path} is signed by {now.key}{instead}")  # noqa: T201
 
 
 def _verify(options: dict[str, Any]) -> None:
@@ -234,19 +277,19 @@ def _verify(options: dict[str, Any]) -> None:
     from bei.inspection import as_table
     from bei.verifying import failure_of, verify
 
-    path = Path(options["artifact"])
-    artifact, is_good = verify(path)
-    print(as_table(path))  # noqa: T201
+    artifact, is_good = verify(Path(options["artifact"]))
+    print(as_table(artifact))  # noqa: T201
     if not is_good:
         raise VerificationError(failure_of(artifact.manifest.name, artifact.certificate))
 
 
 def _inspect(options: dict[str, Any]) -> None:
+    from bei.artifact import load
     from bei.certification import terminal
     from bei.inspection import as_json, as_table
 
     shown = (terminal.as_json, terminal.as_tables) if options["certificate"] else (as_json, as_table)
-    text = shown[0 if options["json"] else 1](Path(options["artifact"]))
+    text = shown[0 if options["json"] else 1](load(Path(options["artifact"])))
     print(_for_stdout(text) if options["json"] else text)  # noqa: T201
 
 
@@ -297,21 +340,21 @@ def _builder_for_doctor() -> Any:
     )
 
 
-def _artifact_for(model: str, config: Any) -> Path:
+def _artifact_for(model: str, config: Any, held: ExitStack) -> Path | Artifact:
     """``model`` itself if it is an artifact; else a checkpoint, built into the cache unless it is there."""
     from bei.artifact import ENGINE_DIR, is_artifact
 
     path = home_expanded(model)
     if is_artifact(path) or (path / ENGINE_DIR).is_dir():  # loading says what the second one lacks
         return path
-    return _built(model, None, config)
+    return _built(model, None, config, held)
 
 
-def _default_artifact(config: Any) -> Path:
+def _default_artifact(config: Any, held: ExitStack) -> Artifact:
     is_installed = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE.replace("-", "_")) is not None
     source = DEFAULT_MODEL_PACKAGE if is_installed else DEFAULT_MODEL_REPOSITORY
     try:
-        return _built(source, DEFAULT_MODEL_NAME, config)
+        return _built(source, DEFAULT_MODEL_NAME, config, held)
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(
             f"The default model {DEFAULT_MODEL_NAME} is neither installed nor to be had from the hub: "
@@ -319,18 +362,24 @@ def _default_artifact(config: Any) -> Path:
         ) from error
 
 
-def _built(model: str, name: str | None, config: Any) -> Path:
+def _built(model: str, name: str | None, config: Any, held: ExitStack) -> Artifact:
     config_class = _build_config_class()
     from bei.config import load
     from bei.engine import load_engine
     from bei_build.cache import build_cached
     from bei_build.progress import Progress
 
-    cache = home_expanded(config.cache_dir)
     # BEI_* variables of the builder hold here too.
     options = {"model": model, "precision": config.precision} | ({"name": name} if name else {})
     build_config = load(config_class, options)
-    return build_cached(build_config, cache, load_engine, Progress())
+    if config.require_signature is not None and build_config.sign is None:
+        raise ArtifactUntrustedError(
+            f"{model} is a checkpoint, which would be built here and signed by nobody, and only signed artifacts are "
+            "served: build it with 'bei build --sign', and serve that."
+        )
+    artifact, use = build_cached(build_config, _cache(config), load_engine, Progress())
+    held.enter_context(use)
+    return artifact
 
 
 def _build_config_class() -> type[Any]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from bei import combinations
 from bei.cores import usable_cores
 from bei.errors import ConfigError
+from bei.quantities import parsed_size
 from bei.service_links import injected
 
 ENV_PREFIX = "BEI_"
@@ -32,6 +33,8 @@ DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm")
 
 
 LOG_FORMATS = ("text", "json")
+
+UNLIMITED = "unlimited"
 
 
 def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -123,7 +126,13 @@ class ServeConfig:
     log_inputs: bool = _option(False, "the first inputs of a request are in its line of the log")
     log_format: str = _option("text", "form of the log: lines for people, or a JSON object a line", choices=LOG_FORMATS)
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")
+    cache_max_size: str = _option(
+        "50GB", "most bytes of it, as 20GB; beyond it what was not used for longest is removed; unlimited: never"
+    )
     precision: str = _option("auto", "precision of checkpoints that are built first")
+    require_signature: tuple[str, ...] | None = _option(
+        None, "files of public keys, with commas: only artifacts signed by one of them are served"
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -137,6 +146,10 @@ class ServeConfig:
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
         combinations.check(self)
+        if self.cache_max_bytes == 0:
+            raise ConfigError(f"cache_max_size 0 would keep nothing: give a size, or {UNLIMITED}.")
+        if self.require_signature is not None and not self.require_signature:  # a variable that was left empty
+            raise ConfigError("require_signature is set and names no key: name files of public keys, or leave it out.")
         if not 0 <= self.bulk_share < 1:
             raise ConfigError(f"bulk_share must be at least 0 and below 1, not {self.bulk_share}.")
         if self.port > 65535:
@@ -156,6 +169,11 @@ class ServeConfig:
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
                 "raise the second or lower the first."
             )
+
+    @property
+    def cache_max_bytes(self) -> int | None:
+        """``cache_max_size`` in bytes; None: there is no bound."""
+        return None if self.cache_max_size == UNLIMITED else parsed_size("cache_max_size", self.cache_max_size)
 
     @property
     def listens_on_tcp(self) -> bool:
@@ -218,6 +236,9 @@ BUILD_SETTINGS = frozenset(
         "verify",
         "verify_budget",
         "verify_retrieval",
+        "sign",
+        "sign_passphrase",
+        "sign_passphrase_file",
     )
 )
 _ALL_SETTINGS = BUILD_SETTINGS | {f.name for f in dataclasses.fields(ServeConfig)}

@@ -6,29 +6,28 @@ The certificate by itself: ``bei.certification.terminal``.
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import msgspec
 
-from bei import artifact as artifacts
 from bei.artifact import Artifact, Certificate, Plan, Role
 from bei.files import printable
+from bei.signatures import Signed
 
 
-def as_json(path: Path) -> str:
-    """Manifest and certificate of the artifact at ``path``, verified, as JSON. Raises ArtifactError."""
-    artifact = artifacts.load(path)
-    content = {"manifest": artifact.manifest, "certificate": artifact.certificate}
+def as_json(artifact: Artifact) -> str:
+    """Manifest and certificate of the artifact, and who has signed it, as JSON."""
+    signed = artifact.signed
+    signature = signed and {"algorithm": signed.algorithm, "key": signed.key, "checked": signed.is_checked}
+    content = {"manifest": artifact.manifest, "certificate": artifact.certificate, "signature": signature}
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
 
 
-def as_table(path: Path) -> str:
-    """The same for a terminal. Raises ArtifactError."""
+def as_table(artifact: Artifact) -> str:
+    """The same for a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    artifact = artifacts.load(path)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -98,7 +97,15 @@ def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("max_seq_len", str(manifest.max_seq_len)),
         ("files", f"{len(manifest.files)}, {size / 1e6:.1f} MB, verified"),
         ("built by", f"bei {manifest.bei_version}, schema {manifest.schema_version}"),
+        *_signature_rows(artifact.signed),
     ]
+
+
+def _signature_rows(signed: Signed | None) -> list[tuple[str, str]]:
+    if signed is None:
+        return [("signed by", "nobody")]
+    unchecked = [] if signed.is_checked else [("signature", "NOT CHECKED: pip install 'bei[sign]'")]
+    return [("signed by", f"{signed.key}, {signed.algorithm}"), *unchecked]
 
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from bei import artifact as artifacts
+from bei.artifact import Artifact
 from bei.batching import BatchManager, SchedulingRules
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
@@ -14,6 +15,7 @@ from bei.core import Engine
 from bei.costs import CostModel
 from bei.engine import given_options, load_engine
 from bei.metrics import Metrics, ModelMetrics
+from bei.opening import opened
 from bei.port import EnginePort, OnAnswers
 from bei.service import InferenceService, OpenPort
 from bei.tokenization import TextEncoder
@@ -42,17 +44,17 @@ def local_port(
     return open_port
 
 
-def load_service(path: Path, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
-    """Verify the artifact at ``path``, load and warm its engine, start the service. Needs a running event loop.
+def load_service(source: Path | Artifact, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
+    """Open the artifact at ``source``, load and warm its engine, start the service. Needs a running event loop.
 
     ``gate`` is shared by all models of the device. Raises ArtifactError and its subclasses, ConfigError,
     MissingDependencyError, EngineError, VerificationError.
     """
-    artifact = artifacts.load(path)
+    artifact = opened(source, config)
     manifest = artifact.manifest
     template = manifest.rerank_template
     encoder = TextEncoder(
-        path / artifacts.TOKENIZER,
+        artifact.path / artifacts.TOKENIZER,
         manifest.max_seq_len,
         auto_truncate=config.auto_truncate,
         frame=(template.prefix, template.suffix) if template else ("", ""),

@@ -98,6 +98,7 @@ class InferenceService:
     ) -> None:
         self.manifest = artifact.manifest
         self.certificate = artifact.certificate
+        self.signed = artifact.signed
         self.encoder = encoder
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}

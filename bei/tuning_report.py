@@ -7,11 +7,11 @@ import io
 import logging
 from pathlib import Path
 
-from bei import artifact as artifacts
 from bei.artifact import Artifact
 from bei.config import ServeConfig
 from bei.core import Engine
 from bei.costs import CostModel
+from bei.opening import opened
 from bei.tuning import StreamChoice, cache_path, costs_for, measure_streams
 from bei.verifying import verified
 
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 _LENGTHS = (16, 32, 64, 128, 256, 512, 2048, 8192)
 
 
-def tune(path: Path, config: ServeConfig) -> str:
-    """Measure the artifact at ``path`` anew, keep what was found for ``bei serve``, and return a table of it.
+def tune(source: Path | Artifact, config: ServeConfig) -> str:
+    """Measure the artifact at ``source`` anew, keep what was found for ``bei serve``, and return a table of it.
 
-    Raises ArtifactError and its subclasses, MissingDependencyError, EngineError.
+    Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError.
     """
     from rich.console import Console
     from rich.progress import Progress
 
     config = dataclasses.replace(config, tune="force")
-    artifact = artifacts.load(path)
+    artifact = opened(source, config)
 
     def make_engine(num_streams: int | None) -> Engine:
         return _loaded(artifact, config, num_streams)

@@ -12,7 +12,8 @@ from bei.certification.stored import check_stored, complete, may_be_served
 from bei.certification.thresholds import remedies
 from bei.core import Engine
 from bei.engine import load_engine
-from bei.errors import VerificationError
+from bei.errors import ArtifactSignatureError, VerificationError
+from bei.signatures import SIGNATURE
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +22,15 @@ def verify(path: Path) -> tuple[Artifact, bool]:
     """Compare the engine of the artifact at ``path`` with the reference's answers it keeps, and write the certificate.
 
     Returns the artifact and whether it may be served, as ``bei.certification.stored.complete`` does, and raises what it
-    raises; ArtifactError, DeviceNotFoundError, MissingDependencyError, OSError where the folder cannot be written.
+    raises; ArtifactError, DeviceNotFoundError, MissingDependencyError, OSError where the folder cannot be written;
+    ArtifactSignatureError for a signed one, since a new certificate changes the manifest that was signed.
     """
     artifact = artifacts.load(path)
+    if artifact.signed is not None:
+        raise ArtifactSignatureError(
+            f"{path} is signed by {artifact.signed.key}, and a new certificate would not be: take {SIGNATURE} away, "
+            "verify, and sign again with 'bei sign'."
+        )
     check_stored(artifact)  # before gigabytes are loaded, by a library that may not be here
     with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
         completed, is_good = complete(artifact, engine)
@@ -35,7 +42,7 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
 
     Raises VerificationError where the engine fails, or has failed when it was compared before.
 
-    An artifact that cannot be written keeps its old certificate on disk, and is verified at each start.
+    An artifact that cannot be written, or is signed, keeps its old certificate on disk, and is verified at each start.
     """
     name = artifact.manifest.name
     if artifact.certificate.kind != "pending":
@@ -53,6 +60,9 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
     completed, is_good = complete(artifact, engine)
     if not is_good:
         raise VerificationError(failure_of(name, completed.certificate))
+    if artifact.signed is not None:
+        log.info("%s: its certificate is not written, since it is signed: it is verified at every start", name)
+        return completed
     try:
         return artifacts.recertify(artifact, completed.certificate)
     except OSError as error:

@@ -44,7 +44,10 @@ LEAVES = {
     "service_links": set(),
     "long_texts": {"bei.core"},
     "layout": {"bei.core"},
+    "file_locks": set(),
     "mapped": set(),
+    "quantities": {"bei.errors"},
+    "signing_keys": {"bei.errors", "bei.files"},
     "timing": {"bei.core", "bei.port"},
     "word_cache": set(),
 }
@@ -62,8 +65,11 @@ CONTRACT = {
     "bei.errors",
     "bei.files",
     "bei.manifest_checks",
+    "bei.model_cache",
     "bei.nvidia",
     "bei.packing",
+    "bei.quantities",
+    "bei.signing_keys",
     "bei.tensorrt_log",
     "bei.tokenizer_file",
 }

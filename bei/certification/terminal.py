@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from bei import artifact as artifacts
 from bei.artifact import Agreement, Artifact, Certificate, Histogram, QuantizationRecord
 
 if TYPE_CHECKING:
@@ -20,16 +18,15 @@ _BAR = 40
 _MOST_LAYERS = 20
 
 
-def as_json(path: Path) -> str:
-    """The certificate of the artifact at ``path``, verified, as JSON. Raises ArtifactError."""
-    return msgspec.json.format(msgspec.json.encode(artifacts.load(path).certificate), indent=2).decode()
+def as_json(artifact: Artifact) -> str:
+    """The certificate of the artifact as JSON."""
+    return msgspec.json.format(msgspec.json.encode(artifact.certificate), indent=2).decode()
 
 
-def as_tables(path: Path) -> str:
-    """The same for a terminal. Raises ArtifactError."""
+def as_tables(artifact: Artifact) -> str:
+    """The same for a terminal."""
     from rich.console import Console
 
-    artifact = artifacts.load(path)
     stream = io.StringIO()
     console = Console(file=stream, width=_WIDTH, highlight=False, markup=False, emoji=False)
     for table in _tables(artifact):

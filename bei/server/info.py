@@ -25,6 +25,7 @@ from bei.server.errors import JSON
 from bei.server.models import Models
 from bei.server.reads import answers
 from bei.service import InferenceService
+from bei.signatures import Signed
 
 
 class Labels(TypedDict):
@@ -98,6 +99,19 @@ class CertificateInfo(TypedDict):
     quantization: QuantizationInfo | None
 
 
+class SignatureInfo(TypedDict):
+    """Who has signed the artifact: ``key`` is the key's fingerprint, as ssh-keygen has it.
+
+    ``checked``: the signature holds (the server lacks the package to find out where it is false). ``trusted``: the key
+    is one of those that ``require_signature`` names.
+    """
+
+    algorithm: str
+    key: str
+    checked: bool
+    trusted: bool
+
+
 class Info(TypedDict):
     """TEI's fields first. What bei has no value for is null."""
 
@@ -122,6 +136,7 @@ class Info(TypedDict):
     target: str
     precision: str
     certificate: CertificateInfo
+    signature: SignatureInfo | None
 
 
 def info_router(models: Models, config: ServeConfig) -> APIRouter:
@@ -162,7 +177,14 @@ def describe(service: InferenceService, config: ServeConfig) -> Info:
         "target": manifest.target,
         "precision": manifest.precision,
         "certificate": _certificate(certificate),
+        "signature": _signature(service.signed, is_trusted=config.require_signature is not None),
     }
+
+
+def _signature(signed: Signed | None, *, is_trusted: bool) -> SignatureInfo | None:
+    if signed is None:
+        return None
+    return {"algorithm": signed.algorithm, "key": signed.key, "checked": signed.is_checked, "trusted": is_trusted}
 
 
 def _certificate(certificate: Certificate) -> CertificateInfo:

@@ -8,6 +8,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from bei.artifact import Artifact
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.loading import load_service
@@ -49,8 +51,10 @@ _SWITCH_INTERVAL_S = 1e-4
 _GC_THRESHOLDS = (5_000, 20, 100)
 
 
-def run(artifacts: list[Path], config: ServeConfig) -> None:
+def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     """Serve ``artifacts`` until SIGTERM or SIGINT; returns when every accepted request is answered.
+
+    Those given by their paths are verified first, the others have been.
 
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, before it serves.
     """
@@ -63,7 +67,7 @@ def run(artifacts: list[Path], config: ServeConfig) -> None:
         loop.close()
 
 
-async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
+async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     # First what costs nothing: a taken port or a lost key is known before gigabytes are loaded.
     tcp = bind_tcp(config.host, config.port) if config.listens_on_tcp else None
     uds = None if config.uds is None else UnixSocket(config.uds, config.uds_mode)
@@ -72,7 +76,7 @@ async def _serve(artifacts: list[Path], config: ServeConfig) -> None:
     reloading = Reloading([part.reload for part in (keys, tls) if part is not None])
     reloading.remember()
     gate = DeviceGate()
-    models = Models([load_service(path, config, metrics, gate) for path in artifacts])
+    models = Models([load_service(artifact, config, metrics, gate) for artifact in artifacts])
     for service in models:
         await service.check_ready()  # an engine that computes something else must not get a single request
     app = create_app(models, config, metrics, keys, request_log)

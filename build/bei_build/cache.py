@@ -1,18 +1,16 @@
-"""Artifacts that ``bei serve CHECKPOINT`` builds on the way, kept for the next start."""
+"""Artifacts that ``bei serve CHECKPOINT`` builds on the way, kept for the next start (``bei.model_cache``)."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from bei import __version__
-from bei.artifact import SCHEMA_VERSION, load
-from bei.errors import ArtifactError, ConfigError
+from bei.artifact import SCHEMA_VERSION, Artifact, load
+from bei.errors import ArtifactError
+from bei.model_cache import ModelCache, Use
 from bei_build.config import BuildConfig
 from bei_build.job import OpenEngine
 from bei_build.location import locate
@@ -21,8 +19,11 @@ from bei_build.progress import Progress
 from bei_build.targets import compiler_for
 
 
-def build_cached(config: BuildConfig, cache: Path, open_engine: OpenEngine, progress: Progress) -> Path:
-    """The artifact of ``config`` in ``cache``; built, with a note that says so, unless it is there. ``out`` is ours.
+def build_cached(
+    config: BuildConfig, cache: ModelCache, open_engine: OpenEngine, progress: Progress
+) -> tuple[Artifact, Use]:
+    """The artifact of ``config`` in ``cache``, verified; built, with a note that says so, unless it is there. ``out``
+    is ours. It stays in the cache until its use, which comes with it, is closed.
 
     The key covers the checkpoint's files by name, size and time of change, the settings, what the compiler says of the
     machine, and the versions of bei.
@@ -35,31 +36,29 @@ def build_cached(config: BuildConfig, cache: Path, open_engine: OpenEngine, prog
     facts = (__version__, SCHEMA_VERSION, config, compiler.machine(), _fingerprint(location.folder))
     key = hashlib.sha256(repr(facts).encode())
     name = (config.name or location.model).replace("/", "--")
-    out = cache / f"{name}-{config.target}-{precision}-{key.hexdigest()[:12]}"
-    with _locked(cache, out.name):
-        try:
-            load(out)
-        except ArtifactError:
-            shutil.rmtree(out, ignore_errors=True)  # whatever is left of it: the cache is ours
-            progress.note(f"{config.model} is a checkpoint: building it into {out} (once)")
-            build(replace(config, out=str(out)), open_engine, progress)
-    return out
-
-
-@contextmanager
-def _locked(cache: Path, entry: str) -> Iterator[None]:
-    """One builder an entry: a second server that starts meanwhile waits and finds it built. Raises ConfigError."""
+    use = cache.use(f"{name}-{config.target}-{precision}-{key.hexdigest()[:12]}")
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        (cache / f".{entry}.lock").touch()
-    except OSError as error:
-        raise ConfigError(
-            f"The cache {cache} cannot be written ({error}): name another folder with --cache-dir or BEI_CACHE_DIR, or "
-            "build first and serve the artifact."
-        ) from error
-    with (cache / f".{entry}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        artifact = _found(use.path)
+        if artifact is None:
+            with cache.building(use.path.name):
+                artifact = _found(use.path) or _built(config, use.path, open_engine, progress)
+    except BaseException:
+        use.close()
+        raise
+    return artifact, use
+
+
+def _found(path: Path) -> Artifact | None:
+    try:
+        return load(path)
+    except ArtifactError:
+        return None
+
+
+def _built(config: BuildConfig, path: Path, open_engine: OpenEngine, progress: Progress) -> Artifact:
+    shutil.rmtree(path, ignore_errors=True)  # whatever is left of it: the cache is ours
+    progress.note(f"{config.model} is a checkpoint: building it into {path} (once)")
+    return build(replace(config, out=str(path)), open_engine, progress)
 
 
 def _fingerprint(folder: Path) -> list[tuple[str, int, int]]:

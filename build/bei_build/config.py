@@ -136,6 +136,14 @@ class BuildConfig:
         None, "compare nDCG@10 on the bundled retrieval set too (default: of int8 and fp8)"
     )
 
+    sign: str | None = _option(None, "PEM file of an Ed25519 private key, which signs the artifact")
+    sign_passphrase: str | None = field(
+        default=None,
+        repr=False,
+        metadata={"help": "passphrase of that key", "file_only": True, "secret": True},  # ps shows flags to everybody
+    )
+    sign_passphrase_file: str | None = _option(None, "file whose first line is the passphrase of that key")
+
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("bei build needs a model: a checkpoint folder, an installed package, or a hub id.")
@@ -149,6 +157,8 @@ class BuildConfig:
                 only = " or ".join(targets)
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
         self._check_quantization()
+        if self.sign is None and self.sign_passphrase_file is not None:  # the variable may be there for bei sign
+            raise ConfigError("sign_passphrase_file is of a signing key: set sign too, or leave it out.")
         if self.plan_of is not None and not self.strip_weights:
             raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")
         if len(self.score_tokens) > 2:

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,11 +26,14 @@ from bei.artifact import (
     Source,
     SpecSummary,
     save,
+    sign,
 )
 from bei.core import Limits
 from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
 from bei.files import home_expanded, read_bounded
 from bei.manifest_checks import certificate_fault, limits_fault, manifest_fault, name_fault
+from bei.quantities import shown_size
+from bei.signing_keys import exposure, private_key
 from bei_build.certifying import Verification, certified
 from bei_build.chat_template import derive_template
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
@@ -41,11 +45,14 @@ from bei_build.job import Job, OpenEngine
 from bei_build.late_interaction import prompt_of
 from bei_build.location import Location, locate
 from bei_build.precision import PRECISIONS
-from bei_build.progress import Progress, in_bytes
+from bei_build.progress import Progress
 from bei_build.quantizing import Calibrated, calibrated
 from bei_build.questions import Questions, check_verifiable
 from bei_build.remote_code import attention_of
 from bei_build.targets import Compiler, Numerics, compiler_for
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
 def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> Artifact:
@@ -57,6 +64,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     compiler = compiler_for(config)
     precision = compiler.resolve_precision(config.precision)
     compiler.check_able()
+    key = _signing_key(config, progress)
     # 2. Checkpoint to spec.
     with progress.step("Read checkpoint") as step:
         location = locate(config.model, config.revision)
@@ -111,7 +119,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             # 4. Spec and weights to engine.
             with progress.step(f"Compile ({config.target}, {precision})") as step:
                 requirements = job.compile(Numerics(precision, scales.quantization if scales else None), step.say)
-                step.details.append(in_bytes(_size(scratch / ENGINE_DIR)))
+                step.details.append(shown_size(_size(scratch / ENGINE_DIR)))
             for fallback in requirements.plan.fallbacks if requirements.plan else ():
                 progress.note(fallback)
             # 5. Tokenizer.
@@ -124,13 +132,27 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             artifact = save(scratch, manifest, certificate)
             if fault := manifest_fault(artifact.manifest) or certificate_fault(artifact.manifest, certificate):
                 raise BuildError(f"No server would load this artifact: {fault}. Correct the checkpoint's files.")
+            if key is not None:
+                artifact = sign(artifact, key)
             _put_in_place(scratch, out)
-            step.details.append(in_bytes(_size(out)))
+            step.details.append(shown_size(_size(out)))
+            if artifact.signed is not None:
+                step.details.append(f"signed by {artifact.signed.key}")
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     progress.finish(f"Built {out}")
     return msgspec.structs.replace(artifact, path=out)
+
+
+def _signing_key(config: BuildConfig, progress: Progress) -> Ed25519PrivateKey | None:
+    """Read now: a wrong passphrase is known before anything is computed."""
+    if config.sign is None:
+        return None
+    key = private_key(config.sign, config.sign_passphrase, config.sign_passphrase_file)
+    if warning := exposure(config.sign):
+        progress.note(warning)
+    return key
 
 
 def _scales(job: Job, questions: Questions, progress: Progress) -> Calibrated | None:

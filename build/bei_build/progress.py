@@ -44,13 +44,3 @@ class Progress:
         """The last line."""
         seconds = time.perf_counter() - self._started
         self._console.print(f"{text} in {seconds:.1f} s", markup=False, soft_wrap=True)
-
-
-def in_bytes(size: int) -> str:
-    """``45192360`` -> ``45.2 MB``."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -6,21 +6,26 @@ import argparse
 import dataclasses
 import errno
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bei import __version__, cli
-from bei.artifact import Manifest
+from bei.artifact import Artifact, Manifest
+from bei.artifact import load as load_artifact
 from bei.config import ServeConfig, load
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, CheckpointNotFoundError
+from bei.model_cache import ModelCache, Use
+from bei.signatures import SIGNATURE
+from bei.signing_keys import fingerprint
 from bei_build.config import BuildConfig
 from tests.artifacts import save_artifact
+from tests.keys import make_keys
 
-Served = list[tuple[list[Path], ServeConfig]]
+Served = list[tuple[list[Path | Artifact], ServeConfig]]
 
 
 @pytest.fixture(autouse=True)
@@ -206,17 +211,14 @@ def test_models_of_the_environment_are_separated_by_commas(
     assert served[0][0] == [artifact, other]
 
 
-BuildCached = Callable[..., Path]
-
-
 def _pretend_to_build(monkeypatch: pytest.MonkeyPatch, available: set[str]) -> list[BuildConfig]:
     built: list[BuildConfig] = []
 
-    def build_cached(config: BuildConfig, cache: Path, *_: object) -> Path:
+    def build_cached(config: BuildConfig, cache: ModelCache, *_: object) -> tuple[Artifact, Use]:
         built.append(config)
         if config.model not in available:
             raise CheckpointNotFoundError(f"no {config.model}")
-        return cache / config.model
+        return save_artifact(cache.folder / "built" / config.model), cache.use("built")
 
     monkeypatch.setattr("bei_build.cache.build_cached", build_cached)
     return built
@@ -227,7 +229,9 @@ def test_a_checkpoint_is_built_into_the_cache_with_the_precision_asked_for(
 ) -> None:
     built = _pretend_to_build(monkeypatch, {"org/model"})
     cli.main(["serve", "org/model", str(artifact), "--precision", "fp32", "--cache-dir", str(tmp_path)])
-    assert served[0][0] == [tmp_path / "org/model", artifact]
+    made, given = served[0][0]
+    assert isinstance(made, Artifact), "it is not verified again"
+    assert (made.path, given) == (tmp_path / "built/org/model", artifact)
     assert [(config.model, config.name, config.precision) for config in built] == [("org/model", None, "fp32")]
 
 
@@ -242,7 +246,9 @@ def test_without_a_model_the_default_is_served_from_the_package_or_the_hub(
     monkeypatch.setattr(cli, "DEFAULT_MODEL_PACKAGE", package)
     built = _pretend_to_build(monkeypatch, {source})
     cli.main(["serve", "--cache-dir", str(tmp_path)])
-    assert served[0][0] == [tmp_path / source]
+    (made,) = served[0][0]
+    assert isinstance(made, Artifact)
+    assert made.path == tmp_path / "built" / source
     assert (built[-1].model, built[-1].name) == (source, cli.DEFAULT_MODEL_NAME)
 
 
@@ -315,6 +321,19 @@ def test_build_without_a_model_says_what_it_needs(capsys: pytest.CaptureFixture[
     assert "needs a model" in fails_with(capsys, "build")
 
 
+def test_a_build_is_asked_to_sign_with_a_key_and_its_passphrase(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[BuildConfig] = []
+    monkeypatch.setattr("bei_build.pipeline.build", lambda config, *_: built.append(config))
+    monkeypatch.setenv("BEI_SIGN_PASSPHRASE", "s3cr3t")
+    cli.main(["build", "given", "--sign", "key.pem"])
+    assert (built[0].sign, built[0].sign_passphrase) == ("key.pem", "s3cr3t")
+    assert "s3cr3t" not in repr(built[0])
+    cli.main(["build", "given"])  # the variable may be there for bei sign
+    assert "set sign too" in fails_with(capsys, "build", "given", "--sign-passphrase-file", "x")
+
+
 def test_inspect_prints_a_table_or_json(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
     cli.main(["inspect", str(artifact)])
     assert "certificate" in capsys.readouterr().out
@@ -324,3 +343,52 @@ def test_inspect_prints_a_table_or_json(capsys: pytest.CaptureFixture[str], arti
 
 def test_inspect_of_no_artifact_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "Make one with 'bei build'" in fails_with(capsys, "inspect", str(tmp_path))
+
+
+def test_a_damaged_artifact_is_not_shown(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+    (artifact / "engine" / "fake.bin").write_bytes(b"something else")
+    for flags in ((), ("--json",), ("--certificate",)):
+        assert "is not the file that was built" in fails_with(capsys, "inspect", *flags, str(artifact))
+
+
+# sign
+
+
+def test_sign_says_whose_signature_an_artifact_has_now(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, artifact: Path, tmp_path: Path
+) -> None:
+    first, second = make_keys(tmp_path, "first"), make_keys(tmp_path, "second", passphrase="open")
+    cli.main(["sign", str(artifact), "--key", str(first.private)])
+    assert capsys.readouterr().out == f"{artifact} is signed by {fingerprint(first.raw)}\n"
+    monkeypatch.setenv("BEI_SIGN_PASSPHRASE", "open")
+    second.private.chmod(0o644)
+    cli.main(["sign", str(artifact), "--key", str(second.private)])
+    said = capsys.readouterr()
+    instead = f", and no longer by {fingerprint(first.raw)}"
+    assert said.out == f"{artifact} is signed by {fingerprint(second.raw)}{instead}\n"
+    assert said.err.startswith("warning: the signing key")
+    signed = load_artifact(artifact).signed
+    assert signed is not None
+    assert signed.public_key == second.raw
+
+
+def test_what_is_damaged_is_not_signed(capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    (artifact / "engine" / "fake.bin").write_bytes(b"something else")
+    assert "is not the file that was built" in fails_with(capsys, "sign", str(artifact), "--key", str(keys.private))
+    assert not (artifact / SIGNATURE).exists()
+
+
+def test_only_signed_artifacts_are_served_where_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, served: Served, artifact: Path, tmp_path: Path
+) -> None:
+    """A checkpoint is refused before it is built; artifacts are looked at when they are opened."""
+    built = _pretend_to_build(monkeypatch, {"org/model"})
+    keys = make_keys(tmp_path)
+    required = ("--require-signature", str(keys.public), "--cache-dir", str(tmp_path / "cache"))
+    assert "signed by nobody" in fails_with(capsys, "serve", "org/model", *required)
+    assert built == []
+    monkeypatch.setenv("BEI_SIGN", str(keys.private))
+    cli.main(["serve", "org/model", *required])
+    assert (built[0].sign, served[0][1].require_signature) == (str(keys.private), (str(keys.public),))
+    assert "is not signed" in fails_with(capsys, "tune", str(artifact), *required)

@@ -166,11 +166,20 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
         ({"bulk_max_wait": -0.5}, "bulk_max_wait must be at least 0"),
         ({"step_cap_ms": float("nan")}, "step_cap_ms must be at least 0"),
         ({"engine_threads": 2, "engine_streams": 3}, "raise the second or lower the first"),
+        ({"cache_max_size": "much"}, "cache_max_size must be a size such as 50GB, 500MB or 20GiB, not 'much'"),
+        ({"cache_max_size": "0"}, "cache_max_size 0 would keep nothing: give a size, or unlimited"),
+        ({"require_signature": ()}, "require_signature is set and names no key"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_start(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServeConfig(**settings)
+
+
+def test_the_cache_has_a_bound_unless_it_is_unlimited() -> None:
+    assert ServeConfig().cache_max_bytes == 50 * 10**9
+    assert ServeConfig(cache_max_size="1.5GiB").cache_max_bytes == 3 * 2**29
+    assert ServeConfig(cache_max_size="unlimited").cache_max_bytes is None
 
 
 def test_the_default_leaves_a_core_to_the_engine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,9 @@ import pytest
 
 from bei import artifact as artifacts
 from bei.core import Expansion
-from bei.errors import ArtifactHashMismatchError
 from bei.inspection import as_json, as_table
 from tests.artifacts import save_artifact
+from tests.keys import make_keys
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def artifact(tmp_path: Path) -> artifacts.Artifact:
 def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifact) -> None:
     rows = dict(
         (line.strip().split("  ", 1)[0], line.strip().split("  ", 1)[1].strip())
-        for line in as_table(artifact.path).splitlines()
+        for line in as_table(artifact).splitlines()
         if line.strip()
     )
     assert rows["name"] == "org/tiny"
@@ -55,23 +56,29 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
 
 
 def test_the_table_has_no_escape_sequences_and_no_trailing_blanks(artifact: artifacts.Artifact) -> None:
-    table = as_table(artifact.path)
+    table = as_table(artifact)
     assert "\x1b" not in table
     assert all(line == line.rstrip() for line in table.splitlines())
 
 
 def test_json_is_the_manifest_and_the_certificate(artifact: artifacts.Artifact) -> None:
-    content = json.loads(as_json(artifact.path))
-    assert set(content) == {"manifest", "certificate"}
+    content = json.loads(as_json(artifact))
+    assert set(content) == {"manifest", "certificate", "signature"}
+    assert content["signature"] is None
     assert content["manifest"] == json.loads((artifact.path / artifacts.MANIFEST).read_text())
     assert content["certificate"] == json.loads((artifact.path / artifacts.CERTIFICATE).read_text())
 
 
-@pytest.mark.parametrize("show", [as_json, as_table])
-def test_a_damaged_artifact_is_not_shown(artifact: artifacts.Artifact, show: object) -> None:
-    (artifact.engine_dir / "fake.bin").write_bytes(b"something else")
-    with pytest.raises(ArtifactHashMismatchError):
-        show(artifact.path)  # type: ignore[operator]
+def test_who_has_signed_it_is_shown(artifact: artifacts.Artifact, tmp_path: Path) -> None:
+    assert re.search(r"signed by +nobody", as_table(artifact))
+    signed = artifacts.sign(artifact, make_keys(tmp_path).key)
+    assert signed.signed is not None
+    key = signed.signed.key
+    assert json.loads(as_json(signed))["signature"] == {"algorithm": "ed25519", "key": key, "checked": True}
+    assert re.search(rf"signed by +{re.escape(key)}, ed25519$", as_table(signed), re.MULTILINE)
+    unchecked = msgspec.structs.replace(signed, signed=msgspec.structs.replace(signed.signed, is_checked=False))
+    assert "NOT CHECKED: pip install 'bei[sign]'" in as_table(unchecked)
+    assert json.loads(as_json(unchecked))["signature"]["checked"] is False
 
 
 def test_an_artifact_that_was_not_verified_says_so(artifact: artifacts.Artifact) -> None:
@@ -86,7 +93,7 @@ def test_an_artifact_that_was_not_verified_says_so(artifact: artifacts.Artifact)
     )
     again = artifacts.save(artifact.path, artifact.manifest, certificate)
     assert again.manifest.verification == "none"
-    table = as_table(artifact.path)
+    table = as_table(again)
     assert "NOT VERIFIED: built with --no-verify" in table
     assert "needed cosines" not in table
-    assert json.loads(as_json(artifact.path))["certificate"]["kind"] == "none"
+    assert json.loads(as_json(again))["certificate"]["kind"] == "none"

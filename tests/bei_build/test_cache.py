@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bei.artifact import load
+from bei import artifact as artifacts
+from bei.artifact import Artifact, load
+from bei.cli import main
+from bei.config import ServeConfig
+from bei.model_cache import ModelCache
+from bei.opening import opened
 from bei_build.cache import build_cached
 from bei_build.config import BuildConfig
 from bei_build.progress import Progress
@@ -19,6 +24,7 @@ from tests.bei_build.builds import open_engine
 from tests.checkpoints import add_modules
 
 Build = Callable[..., tuple[Path, str]]
+Serve = Callable[..., tuple[Artifact, list[Path]]]
 
 
 @pytest.fixture
@@ -28,14 +34,17 @@ def checkpoint(bert: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(checkpoint: Path, tmp_path: Path) -> Build:
-    """Builds through one cache; gives the artifact's folder and what was said."""
+    """Builds through one cache; gives the artifact's folder and what was said. Nobody uses it any more."""
 
     def build(**settings: str) -> tuple[Path, str]:
         text = io.StringIO()
         config = BuildConfig(**{"model": str(checkpoint), "precision": "fp32", **settings})  # type: ignore[arg-type]
-        return build_cached(
-            config, tmp_path / "cache", open_engine, Progress(Console(file=text, width=500))
-        ), text.getvalue()
+        progress = Progress(Console(file=text, width=500))
+        artifact, use = build_cached(config, ModelCache(tmp_path / "cache"), open_engine, progress)
+        assert use.path == artifact.path
+        assert artifact == load(artifact.path)
+        use.close()
+        return artifact.path, text.getvalue()
 
     return build
 
@@ -65,6 +74,54 @@ def test_a_checkpoint_that_was_changed_is_built_again(build: Build, checkpoint: 
     status = weights.stat()
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))  # another file of the same size
     assert build()[0] != first
+
+
+@pytest.fixture
+def serve(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """``bei serve CHECKPOINT`` up to where engines are loaded; gives what would be served, and what the cache has."""
+    cache = ModelCache(tmp_path / "cache")
+    found: list[tuple[Artifact, list[Path]]] = []
+
+    def run(sources: list[Artifact], config: ServeConfig) -> None:
+        (source,) = sources
+        found.append((opened(source, config), [entry.path for entry in cache.entries()]))
+
+    def serve(*flags: str) -> tuple[Artifact, list[Path]]:
+        main(["serve", str(checkpoint), "--precision", "fp32", "--cache-dir", str(cache.folder), *flags])
+        return found[-1]
+
+    monkeypatch.setattr("bei.server.run.run", run)
+    monkeypatch.setenv("BEI_VERIFY", "false")
+    return serve
+
+
+def test_a_start_hashes_each_file_of_the_artifact_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start when it seals what it has built, every other one when it looks whether that is whole."""
+    hashed: list[str] = []
+    sha256_of_file = artifacts.sha256_of_file
+
+    def noted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of_file(path)
+
+    monkeypatch.setattr(artifacts, "sha256_of_file", noted)
+    served = []
+    for _ in range(2):
+        hashed.clear()
+        served.append(serve()[0])
+        names = sorted(Path(info.path).name for info in served[-1].manifest.files)
+        assert "model.bin" in names
+        assert sorted(hashed) == names
+    assert served[0] == served[1]
+
+
+def test_a_start_removes_what_is_too_much_and_not_what_it_serves(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, kept = serve("--cache-max-size", "1kB")
+    assert kept == [first.path]
+    monkeypatch.setenv("BEI_POOLING", "cls")  # another artifact
+    second, kept = serve("--cache-max-size", "1kB")
+    assert second.path != first.path
+    assert kept == [second.path]
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut off", "gone"])

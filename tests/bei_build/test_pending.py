@@ -28,6 +28,7 @@ from bei_build import reference as hf
 from bei_build.targets.openvino import OpenVINOCompiler
 from tests.bei_build.builds import build_artifact
 from tests.checkpoints import save_checkpoint
+from tests.keys import make_keys
 
 
 @pytest.fixture
@@ -160,6 +161,22 @@ def test_an_artifact_on_a_full_disk_is_verified_and_served(
     assert served(pending).passed
     assert "No space left on device" in caplog.text
     assert "verified at every start" in caplog.text
+
+
+def test_a_signed_one_is_verified_at_every_start_and_left_as_it_was_signed(
+    pending: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its certificate is part of what was signed."""
+    signed = artifacts.sign(pending, make_keys(tmp_path).key)
+    with caplog.at_level(logging.INFO):
+        assert served(signed).passed
+    assert "is not written, since it is signed" in caplog.text
+    assert artifacts.load(pending.path) == signed
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", str(pending.path)])
+    assert stop.value.code == 2
+    assert "take signature.json away, verify, and sign again" in capsys.readouterr().err
+    assert artifacts.load(pending.path) == signed
 
 
 def test_an_emulation_that_fails_is_no_artifact(tmp_path: Path, elsewhere: None) -> None:

@@ -18,6 +18,7 @@ from bei.artifact import TOKENIZER, Artifact, Manifest, is_artifact, load
 from bei.certification.thresholds import thresholds_of
 from bei.core import Engine, EngineInfo, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactSchemaNewerError, CheckpointError, ConfigError, VerificationError, WeightsError
+from bei.signing_keys import fingerprint
 from bei_build import memory, reference
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
@@ -33,6 +34,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
+from tests.keys import make_keys
 
 
 @pytest.fixture
@@ -89,6 +91,28 @@ def test_the_artifact_holds_the_documented_files_and_no_scratch(bert_artifact: A
 def test_build_returns_what_load_reads(checkpoint: Path, out: Path) -> None:
     built = build(BuildConfig(model=str(checkpoint), out=str(out), precision="fp32"), open_engine, silent())
     assert built == load(out)
+
+
+def test_a_build_may_sign_what_it_has_built(checkpoint: Path, out: Path, tmp_path: Path) -> None:
+    keys, said = make_keys(tmp_path, passphrase="open"), io.StringIO()
+    keys.private.chmod(0o644)
+    asked: dict[str, Any] = {"precision": "fp32", "sign": str(keys.private), "sign_passphrase": "open", "verify": False}
+    config = BuildConfig(model=str(checkpoint), out=str(out), **asked)
+    built = build(config, open_engine, Progress(Console(file=said, width=500)))
+    assert built == load(out)
+    assert built.signed is not None
+    assert built.signed.public_key == keys.raw
+    assert f"signed by {fingerprint(keys.raw)}" in said.getvalue()
+    assert "can be read by every user of this machine" in said.getvalue()
+
+
+def test_a_key_that_cannot_sign_is_known_before_anything_is_computed(
+    checkpoint: Path, out: Path, tmp_path: Path
+) -> None:
+    (checkpoint / "config.json").unlink()  # the build does not come so far
+    config = BuildConfig(model=str(checkpoint), out=str(out), sign=str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=r"The signing key .*absent cannot be read"):
+        build(config, open_engine, silent())
 
 
 def test_the_manifest_says_what_the_checkpoint_is(bert_artifact: Artifact) -> None:

@@ -8,22 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from bei_build.progress import Progress, in_bytes
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (45_192_360, "45.2 MB"),
-        (2_000_000_000, "2.0 GB"),
-        (5_000_000_000_000, "5000.0 GB"),
-    ],
-)
-def test_bytes_are_readable(size: int, text: str) -> None:
-    assert in_bytes(size) == text
+from bei_build.progress import Progress
 
 
 def test_a_log_gets_one_line_a_step_with_time_and_details() -> None:

@@ -57,9 +57,13 @@ def test_a_checkpoint_is_built_once_and_the_second_start_finds_it(
         vector = first.embed("the cat", model=checkpoint.name).json()["data"][0]["embedding"]
         assert sum(built in line for line in first.log) == 1
         assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
+        kept = process.run(["cache", "prune", "--all", "--cache-dir", tmp_path / "cache"], env, tmp_path)
+        assert "1 in use" in kept.stdout, kept
     with serve(arguments, env, tmp_path) as second:
         assert second.embed("the cat").json()["data"][0]["embedding"] == vector
         assert not any(built in line for line in second.log)
+    listed = process.run(["cache", "list", "--json", "--cache-dir", tmp_path / "cache"], env, tmp_path)
+    assert [(one["kind"], one["in_use"]) for one in json.loads(listed.stdout)["entries"]] == [("artifact", False)]
 
 
 @pytest.mark.parametrize("flags", [(), ("--access-log",)])

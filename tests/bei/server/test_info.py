@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bei import __version__
-from tests.artifacts import LIMITS
+from bei.artifact import sign
+from bei.engine.fake import FakeEngine
+from bei.signing_keys import fingerprint
+from tests.artifacts import LIMITS, save_artifact
 from tests.bei.server.app import App, check_error
+from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import MARK
+from tests.keys import make_keys
 
 
 def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
@@ -34,6 +41,7 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
         "roles": {},
         "target": "fake",
         "precision": "fp32",
+        "signature": None,
     }
     (output,) = certificate["outputs"]
     assert (certificate["kind"], certificate["passed"], output["cosine_mean"]) == ("reference", True, 1.0)
@@ -42,6 +50,20 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
     assert (certificate["reference_is_independent"], certificate["texts_sha256"]) == (True, "0" * 64)
     assert (certificate["retrieval"], certificate["quantization"], output["spearman"]) == (None, None, None)
     assert not {"worst_texts", "histogram", "canary_text", "canary_row"} & {*certificate, *output}
+
+
+def test_who_has_signed_a_model_is_said(make_app: MakeApp, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    signed = sign(save_artifact(tmp_path / "signed", name="signed"), keys.key)
+    for settings in ({}, {"require_signature": (str(keys.public),)}):
+        app = make_app(FakeEngine(LIMITS), (signed, FakeEngine(LIMITS)), **settings)
+        assert app.get("/info?model=tiny").json()["signature"] is None
+        assert app.get("/info?model=signed").json()["signature"] == {
+            "algorithm": "ed25519",
+            "key": fingerprint(keys.raw),
+            "checked": True,
+            "trusted": bool(settings),
+        }
 
 
 @pytest.mark.parametrize(

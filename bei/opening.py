@@ -1,0 +1,36 @@
+"""The one way in which an artifact is opened before an engine of it runs, for ``bei serve`` and ``bei tune``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from bei import artifact as artifacts
+from bei.artifact import Artifact
+from bei.config import ServeConfig
+from bei.signatures import check_trusted
+from bei.signing_keys import trusted_keys
+
+log = logging.getLogger(__name__)
+
+
+def opened(source: Path | Artifact, config: ServeConfig) -> Artifact:
+    """The artifact at ``source``, verified, and signed by a trusted key where ``config`` requires it.
+
+    One that was verified in this start already, as the cache's are, is not hashed again. Raises ArtifactError and its
+    subclasses, ConfigError, MissingDependencyError.
+    """
+    trusted = None if config.require_signature is None else trusted_keys(config.require_signature)
+    artifact = source if isinstance(source, Artifact) else artifacts.load(source)
+    name, signed = artifact.manifest.name, artifact.signed
+    if trusted is not None:
+        check_trusted(artifact.path, signed, trusted)
+    if signed is not None and signed.is_checked:
+        log.info("%s: signed by %s%s", name, signed.key, ", which is trusted" if trusted else "; no key is required")
+    elif signed is not None:
+        log.warning(
+            "%s: that %s has signed it is not checked, as cryptography is not installed: pip install 'bei[sign]'",
+            name,
+            signed.key,
+        )
+    return artifact
