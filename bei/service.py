@@ -38,7 +38,8 @@ from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats, Submission
 from bei.recent import RecentSteps
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder, TokenizerPool
+from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
+from bei.tokenizer_pool import TokenizerPool
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.

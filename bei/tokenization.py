@@ -1,19 +1,13 @@
-"""Text to encodings, in a pool of threads. The tokenizers library releases the GIL, so threads are enough.
-
-Knows nothing of batches: results go to a callback, in the pool's thread.
-"""
+"""Text to encodings: texts, pairs and frames, cut to what the model takes, and where in a text its tokens lie."""
 
 from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
-import queue
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,19 +18,12 @@ import numpy as np
 import tokenizers
 
 from bei.core import Encoding, Expansion, Int32Array, TokenSpans, expanded
-from bei.errors import ArtifactManifestError, BeiError, EngineError, InputTooLongError, InvalidRequestError
+from bei.errors import ArtifactManifestError, InputTooLongError, InvalidRequestError
 from bei.files import UnfitError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
 from bei.long_texts import PIECE_CHARS, Tokens, UncuttableTextError, tokens_in_pieces
 from bei.tokenizer_file import read_tokenizer
 from bei.word_cache import WordCache, treats_words_alone
-
-log = logging.getLogger(__name__)
-
-# Texts of one request that a thread takes at a time: small enough that the engine starts on a large request early
-# and that threads share it, large enough that the hand-over is nothing beside tokenizing (0.1 ms a text of 74 tokens).
-CHUNK = 32
-_CHUNK_CHARS = 1 << 16
 
 # A long text is first cut to this many characters a token, so that a book costs what its first page costs; if they
 # turn out not to fill the model, more is shown, up to the second figure. Beyond it a text (megabytes of blanks, say)
@@ -412,125 +399,3 @@ class CommonText:
 def _at_blank(text: str, index: int) -> bool:
     """Whether a word begins there: behind a blank, or with the blank that belongs to its first token."""
     return index == 0 or text[index - 1].isspace() or text[index : index + 1].isspace()
-
-
-# An urgent text of at most so many characters is tokenized where it is submitted: that takes a fraction of a
-# millisecond, and a thread of the pool costs two switches between threads that want the interpreter's lock.
-_AT_ONCE_CHARS = 512
-
-OnEncoded = Callable[[int, list[Encoding]], None]
-# Gets the place of the input that failed; of a chunk that is not tokenized one by one, of its first.
-OnFailed = Callable[[int, BeiError], None]
-
-
-class _Job(NamedTuple):
-    """A chunk of a request: its inputs, and the place of the first one. ``one_by_one``: where the chunk fails."""
-
-    start: int
-    inputs: Seq[Input]
-    options: EncodingOptions
-    on_encoded: OnEncoded
-    on_failed: OnFailed
-    is_cancelled: Callable[[], bool]
-    common: CommonText
-    one_by_one: bool
-
-
-class TokenizerPool:
-    """Threads that tokenize chunks of requests, in the order of submission.
-
-    Urgent chunks have ``num_threads`` threads and all others as many, so that an urgent text never waits for the end of
-    another chunk; the operating system shares the cores between them. A single short urgent text does not wait for a
-    thread at all. The queues are bounded by admission, which counts every text until it is answered.
-    """
-
-    def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
-        self._encoder = encoder
-        self._urgent: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._others: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, args=(jobs,), name=f"bei-tokenizer-{kind}-{index}", daemon=True)
-            for kind, jobs in (("urgent", self._urgent), ("bulk", self._others))
-            for index in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(
-        self,
-        inputs: Seq[Input],
-        on_encoded: OnEncoded,
-        on_failed: OnFailed,
-        is_cancelled: Callable[[], bool],
-        options: EncodingOptions = AS_CONFIGURED,
-        *,
-        is_urgent: bool = False,
-        one_by_one: bool = False,
-    ) -> None:
-        """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread, or
-        in this one before it returns.
-
-        ``one_by_one``: where a chunk fails, its inputs are tokenized each by itself, and each fails by itself.
-        """
-        common = CommonText()
-        if is_urgent and len(inputs) == 1 and _num_chars(inputs[0]) <= _AT_ONCE_CHARS:
-            self._run(_Job(0, inputs, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
-            return
-        jobs = self._urgent if is_urgent else self._others
-        for start, stop in chunks_of(inputs):
-            part = inputs[start:stop]
-            jobs.put(_Job(start, part, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether every thread still works."""
-        return all(thread.is_alive() for thread in self._threads)
-
-    def close(self) -> None:
-        """Finish what is queued, then end the threads."""
-        for _ in range(len(self._threads) // 2):
-            self._urgent.put(None)
-            self._others.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
-        while (job := jobs.get()) is not None:
-            if not job.is_cancelled():
-                self._run(job)
-
-    def _run(self, job: _Job) -> None:
-        try:
-            job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options, job.common))
-        except BeiError as error:
-            self._failed(job, error)
-        except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
-            log.exception("tokenizer failed")
-            self._failed(job, EngineError("The tokenizer failed on an input."))
-
-    def _failed(self, job: _Job, error: BeiError) -> None:
-        if not job.one_by_one or len(job.inputs) == 1:
-            job.on_failed(job.start, error)
-            return
-        for place, value in enumerate(job.inputs, job.start):
-            if not job.is_cancelled():
-                self._run(job._replace(start=place, inputs=[value]))
-
-
-def _num_chars(value: Input) -> int:
-    return len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
-
-
-def chunks_of(inputs: Seq[Input]) -> Iterator[tuple[int, int]]:
-    """Where the chunks of ``inputs`` begin and end: at most ``CHUNK`` inputs, and not many characters."""
-    if len(inputs) == 1:
-        yield 0, 1
-        return
-    start = num_chars = 0
-    for index, value in enumerate(inputs):
-        length = _num_chars(value)
-        if index > start and (index - start >= CHUNK or num_chars + length > _CHUNK_CHARS):
-            yield start, index
-            start, num_chars = index, 0
-        num_chars += length
-    yield start, len(inputs)

@@ -40,6 +40,7 @@ LEAVES = {
     },
     "recent": {"bei.port"},
     "tokenizer_file": {"bei.files"},
+    "tokenizer_pool": {"bei.core", "bei.errors", "bei.tokenization"},
     "files": {"bei.errors"},
     "service_links": set(),
     "long_texts": {"bei.core"},

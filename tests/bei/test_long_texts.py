@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from bei import long_texts, tokenization
 from bei.errors import InvalidRequestError
 from bei.long_texts import UncuttableTextError, tokens_in_pieces
-from bei.tokenization import EncodingOptions, Input, TextEncoder, TokenizerPool
+from bei.tokenization import EncodingOptions, Input, TextEncoder
+from bei.tokenizer_pool import TokenizerPool
 from tests.artifacts import tiny_tokenizer
 from tests.bei.test_encoding_options import TOKENIZERS, library
 

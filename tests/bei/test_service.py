@@ -31,7 +31,8 @@ from bei.loading import load_service
 from bei.metrics import Metrics
 from bei.port import UNIT_EMBEDDING
 from bei.service import Answer, InferenceService
-from bei.tokenization import CHUNK, EncodingOptions
+from bei.tokenization import EncodingOptions
+from bei.tokenizer_pool import CHUNK
 from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, tiny_tokenizer, token_ids
 from tests.bei.services import encode, entered, infer, run_async, running_service
 from tests.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, sequences_of, token_rows

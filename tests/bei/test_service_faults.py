@@ -14,7 +14,8 @@ from bei.core import Encoding, Engine, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, OverloadedError, ShuttingDownError
 from bei.service import InferenceService
-from bei.tokenization import CHUNK, CommonText, EncodingOptions, Input
+from bei.tokenization import CommonText, EncodingOptions, Input
+from bei.tokenizer_pool import CHUNK
 from tests.artifacts import LIMITS, save_artifact, token_ids
 from tests.bei.batching.front import wait_until
 from tests.bei.services import entered, infer, run_async, running_service

@@ -1,9 +1,7 @@
-"""TextEncoder gives what the tokenizers library gives; the pool survives whatever its callbacks and texts do."""
+"""TextEncoder gives what the tokenizers library gives."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
-from bei.core import Encoding
-from bei.errors import ArtifactManifestError, BeiError, EngineError, InvalidRequestError
-from bei.tokenization import CHUNK, TextEncoder, TokenizerPool
+from bei.errors import ArtifactManifestError, InvalidRequestError
+from bei.tokenization import TextEncoder
 from tests.artifacts import LIMITS, tiny_tokenizer
-from tests.engines import DEADLINE_S
 
 CLS, SEP = 2, 3
 
@@ -105,110 +101,3 @@ def test_a_damaged_tokenizer_file_is_an_artifact_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model"')
     with pytest.raises(ArtifactManifestError, match="Build it again"):
         TextEncoder(tmp_path / "tokenizer.json", 8)
-
-
-class Answers:
-    """Collects a pool's callbacks until as many texts are answered as were asked, or the request has failed."""
-
-    def __init__(self, num_texts: int) -> None:
-        self.encodings: dict[int, Encoding] = {}
-        self.errors: list[BeiError] = []
-        self._num_texts = num_texts
-        self._done = threading.Event()
-
-    def on_encoded(self, start: int, encodings: list[Encoding]) -> None:
-        self.encodings.update(enumerate(encodings, start))
-        if len(self.encodings) == self._num_texts:
-            self._done.set()
-
-    def on_failed(self, _: int, error: BeiError) -> None:
-        self.errors.append(error)
-        self._done.set()
-
-    def wait(self) -> None:
-        assert self._done.wait(DEADLINE_S), "the pool did not answer"
-
-
-MakePool = Callable[[int], TokenizerPool]
-
-
-@pytest.fixture
-def make_pool(tokenizer_path: Path) -> Iterator[MakePool]:
-    pools: list[TokenizerPool] = []
-
-    def make(num_threads: int) -> TokenizerPool:
-        encoder = TextEncoder(tokenizer_path, LIMITS.max_seq_len, auto_truncate=False)
-        pools.append(TokenizerPool(encoder, num_threads))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.close()
-
-
-def submit(pool: TokenizerPool, texts: Sequence[str]) -> Answers:
-    answers = Answers(len(texts))
-    pool.submit(texts, answers.on_encoded, answers.on_failed, lambda: False)
-    return answers
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_every_text_of_every_request_is_encoded_once_at_its_place(make_pool: MakePool, num_threads: int) -> None:
-    pool = make_pool(num_threads)
-    requests = [[f"{chr(97 + i)} {j % 10}" for j in range(size)] for i, size in enumerate([1, CHUNK, CHUNK + 1, 100])]
-    all_answers = [submit(pool, texts) for texts in requests]
-    for texts, answers in zip(requests, all_answers, strict=True):
-        answers.wait()
-        assert not answers.errors
-        got = [answers.encodings[index].input_ids.tolist() for index in range(len(texts))]
-        assert got == [plain_ids(text, LIMITS.max_seq_len) for text in texts]
-
-
-def test_a_refused_text_fails_its_request_alone(make_pool: MakePool) -> None:
-    pool = make_pool(1)
-    bad, good = submit(pool, ["a " * 100]), submit(pool, ["a"])
-    bad.wait()
-    good.wait()
-    assert isinstance(bad.errors[0], InvalidRequestError)
-    assert good.encodings[0].num_tokens == 3
-
-
-def test_the_threads_survive_exceptions_of_the_tokenizer(make_pool: MakePool) -> None:
-    pool = make_pool(1)
-    bad = submit(pool, ["lone \ud800 surrogate"])  # HTTP refuses it before; the library raises on it
-    bad.wait()
-    assert isinstance(bad.errors[0], EngineError)
-    good = submit(pool, ["a"])
-    good.wait()
-    assert pool.is_alive
-
-
-def test_the_threads_survive_exceptions_of_a_callback(make_pool: MakePool) -> None:
-    pool = make_pool(1)
-    failed = Answers(1)
-
-    def broken(start: int, encodings: list[Encoding]) -> None:
-        raise RuntimeError("a bug")
-
-    pool.submit(["a"], broken, failed.on_failed, lambda: False)
-    failed.wait()
-    good = submit(pool, ["a"])
-    good.wait()
-    assert pool.is_alive
-
-
-def test_a_cancelled_request_is_not_tokenized(make_pool: MakePool) -> None:
-    pool = make_pool(1)
-    cancelled = Answers(1)
-    pool.submit(["a"], cancelled.on_encoded, cancelled.on_failed, lambda: True)
-    submit(pool, ["b"]).wait()  # one thread, in order: the first has been passed over by now
-    assert not cancelled.encodings
-    assert not cancelled.errors
-
-
-def test_close_finishes_what_is_queued(tokenizer_path: Path) -> None:
-    pool = TokenizerPool(TextEncoder(tokenizer_path, LIMITS.max_seq_len), 2)
-    all_answers = [submit(pool, ["a b"] * 50) for _ in range(20)]
-    pool.close()
-    assert all(len(answers.encodings) == 50 for answers in all_answers)
-    assert not pool.is_alive
