@@ -17,10 +17,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import NamedTuple
 
 from bei.batching.cache import RowCache
 from bei.batching.execution import run_isolating
@@ -28,6 +26,7 @@ from bei.batching.gate import DeviceGate, Turn
 from bei.batching.policy import leading_lane, next_batch, step_bounds
 from bei.batching.queue import Entry, Identity, LaneQueues, Waiter
 from bei.batching.shares import ServedShares, capped_step_s, overtaking
+from bei.batching.steps import Done, SchedulingRules, Step, Worker
 from bei.core import Engine, Row
 from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, ShuttingDownError
@@ -43,58 +42,6 @@ _WATCH_EVERY_S = 0.25
 _MOST_RESTARTS = 3
 # How often the length of a capped step is computed from the costs.
 _RECAP_EVERY_S = 1.0
-
-
-@dataclass(frozen=True)
-class SchedulingRules:
-    """``step_cap_s``: the longest step of bulk work while interactive work waits or is expected; 0: from the costs.
-
-    ``bulk_share``: the share of the engine's time that bulk work gets however much interactive work there is.
-    ``hang_timeout_s``: the least time after which a step is taken to hang; 0: never. ``cache_bytes``: how much memory
-    the cache of answers may use; 0: no cache.
-    """
-
-    step_cap_s: float = 0.0
-    bulk_share: float = 0.2
-    hang_timeout_s: float = 30.0
-    cache_bytes: int = 0
-
-
-class _Step:
-    """A batch on the engine. Times are monotonic seconds."""
-
-    def __init__(self, entries: list[Entry], predicted_s: float, turn: Turn) -> None:
-        self.entries = entries
-        self.predicted_s = predicted_s
-        self.turn = turn
-        self.started_s = time.monotonic()
-        self.watched_s = 0.0  # how long the watchdog has seen it run; a process that was stopped does not count
-        self.is_overdue = False
-
-
-class _Worker:
-    """A thread that runs steps on one stream of one engine.
-
-    ``is_retired``: its engine has been given up. What its step may still answer is dropped, and it ends then.
-    ``others``: the workers of the same engine, itself too.
-    """
-
-    def __init__(self, engine: Engine, index: int, others: list[_Worker]) -> None:
-        self.engine = engine
-        self.index = index
-        self.others = others
-        self.step: _Step | None = None
-        self.is_retired = False
-        self.has_ended = False
-        self.thread = threading.Thread()
-
-
-class _Done(NamedTuple):
-    """``answers[i]`` is the row or the error of ``entries[i]``. ``step``: the step that ran them, and its seconds."""
-
-    entries: Seq[Entry]
-    answers: Seq[Row | BeiError]
-    step: tuple[_Step, float] | None = None
 
 
 class BatchManager:
@@ -137,9 +84,9 @@ class BatchManager:
         self._is_stalled = False
         self._death: str | None = None
         self._closing = False
-        self._finished: queue.SimpleQueue[_Done | list[Answer] | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[Done | list[Answer] | None] = queue.SimpleQueue()
         self._stop_watching = threading.Event()
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._delivery = _start(self._deliver_all, "bei-delivery")
         self._watchdog = _start(self._watch, "bei-watchdog")
         with self._lock:
@@ -248,14 +195,14 @@ class BatchManager:
         return entry
 
     def _start_workers(self, engine: Engine) -> None:
-        workers: list[_Worker] = []
+        workers: list[Worker] = []
         for index in range(engine.info.num_streams):
-            worker = _Worker(engine, index, workers)
+            worker = Worker(engine, index, workers)
             workers.append(worker)
             self._workers.append(worker)
             worker.thread = _start(partial(self._work, worker), f"bei-engine-{index}")
 
-    def _cut(self, turn: Turn) -> _Step | None:
+    def _cut(self, turn: Turn) -> Step | None:
         """The next step; None if nothing waits."""
         now_s = time.monotonic()
         self._answer_expired(self._queues.expired(now_s), now_s)
@@ -279,7 +226,7 @@ class BatchManager:
         for entry in entries:
             self._running[entry.identity] = entry
         tokens, longest = sum(entry.num_tokens for entry in entries), max(entry.num_tokens for entry in entries)
-        return _Step(entries, self._costs.seconds(tokens, len(entries), longest), turn)
+        return Step(entries, self._costs.seconds(tokens, len(entries), longest), turn)
 
     def _cap_s(self, now_s: float) -> float:
         """The longest step of bulk work beside interactive work."""
@@ -293,11 +240,11 @@ class BatchManager:
         if expired:
             self._metrics.expired(len(expired))
             errors = [DeadlineExceededError.after(now_s - entry.arrived_s) for entry in expired]
-            self._finished.put(_Done(expired, errors))
+            self._finished.put(Done(expired, errors))
 
     # The engine's threads: decide, act, record.
 
-    def _work(self, worker: _Worker) -> None:
+    def _work(self, worker: Worker) -> None:
         try:
             while (step := self._take(worker)) is not None:
                 answers = run_isolating(worker.engine, step.entries, self._metrics.batch_failed)
@@ -315,7 +262,7 @@ class BatchManager:
         finally:
             self._leave(worker)
 
-    def _leave(self, worker: _Worker) -> None:
+    def _leave(self, worker: Worker) -> None:
         """The last thread of an engine that was given up closes it: nobody is inside any more."""
         with self._lock:
             worker.has_ended = True
@@ -326,7 +273,7 @@ class BatchManager:
         except Exception:  # a border: what hung may have left anything behind, and another engine is at work
             log.exception("an engine that was given up could not be closed")
 
-    def _take(self, worker: _Worker) -> _Step | None:
+    def _take(self, worker: Worker) -> Step | None:
         """The next step, waiting for one if need be; None when this worker has nothing more to do."""
         while True:
             with self._lock:
@@ -345,7 +292,7 @@ class BatchManager:
                 return step
             turn.end(0.0)
 
-    def _record(self, worker: _Worker, step: _Step, answers: list[Row | BeiError]) -> None:
+    def _record(self, worker: Worker, step: Step, answers: list[Row | BeiError]) -> None:
         ended_s = time.monotonic()
         seconds = ended_s - step.started_s
         step.turn.end(seconds)
@@ -356,25 +303,25 @@ class BatchManager:
             self._num_hangs = 0
             self._last_step_s = ended_s
             self._served.add(ended_s, seconds, step.entries)
-        self._finished.put(_Done(step.entries, answers, (step, seconds)))
+        self._finished.put(Done(step.entries, answers, (step, seconds)))
 
     # The delivery thread.
 
     def _deliver_all(self) -> None:
         while (done := self._finished.get()) is not None:
-            answers = self._settled(done) if isinstance(done, _Done) else done
+            answers = self._settled(done) if isinstance(done, Done) else done
             if answers:
                 try:
                     self._on_answers(answers)
                 except Exception:  # a border: one front's bug must not cost others their answers
                     log.exception("answers could not be handed over")
-            if isinstance(done, _Done) and done.step is not None:
+            if isinstance(done, Done) and done.step is not None:
                 try:
                     self._account(done, *done.step)
                 except Exception:  # a border: without this thread nobody would get an answer any more
                     log.exception("a step could not be counted")
 
-    def _settled(self, done: _Done) -> list[Answer]:
+    def _settled(self, done: Done) -> list[Answer]:
         """The answers to everybody who waits for the entries of ``done``, which are forgotten."""
         settled = []
         times = None
@@ -405,7 +352,7 @@ class BatchManager:
             except Exception:  # a border: a cache that fails must not cost anybody an answer
                 log.exception("an answer could not be cached")
 
-    def _account(self, done: _Done, step: _Step, seconds: float) -> None:
+    def _account(self, done: Done, step: Step, seconds: float) -> None:
         """Correct the costs by a step that has run, and count it: while the engine runs the next one."""
         lengths = [entry.num_tokens for entry in done.entries]
         tokens, longest = sum(lengths), max(lengths)
@@ -429,7 +376,7 @@ class BatchManager:
             log.exception("the watchdog has died")
             self._die(f"The engine's watchdog has died ({type(error).__name__}): restart the server.")
 
-    def _given_up(self) -> list[_Step]:
+    def _given_up(self) -> list[Step]:
         """If a step is taken to hang, give up its engine, with all steps that run on it, which are returned.
 
         Steps on other streams are given up too: what keeps one from ending may keep them, and no thread of the former
@@ -450,12 +397,12 @@ class BatchManager:
             self._wakes.notify_all()
             return steps
 
-    def _is_overdue(self, step: _Step) -> bool:
+    def _is_overdue(self, step: Step) -> bool:
         step.watched_s += _WATCH_EVERY_S
         least_s = self._rules.hang_timeout_s
         return bool(least_s) and step.watched_s > max(least_s, _OVERDUE_FACTOR * step.predicted_s)
 
-    def _replace_engine(self, steps: Seq[_Step]) -> None:
+    def _replace_engine(self, steps: Seq[Step]) -> None:
         """Run what ``steps`` had once more on another engine, unless it was in a step that hung for the second time."""
         entries = [entry for step in steps for entry in step.entries]
         if self._reload is None:
@@ -469,7 +416,7 @@ class BatchManager:
             step.turn.end(step.watched_s)
         hung = [entry for step in steps if step.is_overdue for entry in step.entries]
         lost = [entry for entry in hung if entry.num_hangs]
-        self._finished.put(_Done(lost, [EngineError("The engine hangs on this input.")] * len(lost)))
+        self._finished.put(Done(lost, [EngineError("The engine hangs on this input.")] * len(lost)))
         engine = self._loaded() if self._num_hangs <= _MOST_RESTARTS else None
         if engine is None:
             self._die("The engine hangs and could not be replaced: restart the server.")
@@ -513,7 +460,7 @@ class BatchManager:
             self._death = self._death or message
             self._queues.clear()
             doomed = list(frozenset[Entry]().union(*self._entries_of.values()))
-            self._finished.put(_Done(doomed, [EngineDeadError(self._death)] * len(doomed)))
+            self._finished.put(Done(doomed, [EngineDeadError(self._death)] * len(doomed)))
             self._wakes.notify_all()
 
     def _unfinished(self) -> threading.Thread | None:

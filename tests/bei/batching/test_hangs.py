@@ -14,8 +14,8 @@ import pytest
 
 from bei.batching import manager as managers
 from bei.batching.gate import DeviceGate, Turn
-from bei.batching.manager import _Step
 from bei.batching.queue import Entry
+from bei.batching.steps import Step
 from bei.core import Engine, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import DeadlineExceededError, EngineDeadError, EngineError
@@ -49,7 +49,7 @@ class Watch:
         self._overdue: set[int] = set()
         self._manager._is_overdue = self._is_overdue  # type: ignore[method-assign]
 
-    def _is_overdue(self, step: _Step) -> bool:
+    def _is_overdue(self, step: Step) -> bool:
         found = self._overdue & {int(entry.encoding.input_ids[0]) for entry in step.entries}
         self._overdue -= found
         return bool(found)
@@ -388,12 +388,12 @@ def test_a_model_whose_engine_hangs_does_not_keep_the_device_from_the_others(
 # What is taken to hang
 
 
-def step_of(predicted_s: float) -> _Step:
+def step_of(predicted_s: float) -> Step:
     entries: list[Entry] = []
-    return _Step(entries, predicted_s, Turn(DeviceGate().join(1, lambda: False)))
+    return Step(entries, predicted_s, Turn(DeviceGate().join(1, lambda: False)))
 
 
-def ticks_until_overdue(front: Front, step: _Step, most: int) -> int | None:
+def ticks_until_overdue(front: Front, step: Step, most: int) -> int | None:
     """How often the watchdog looks before it takes ``step`` to hang."""
     return next((tick for tick in range(1, most) if front.manager._is_overdue(step)), None)
 

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from bei.batching import BatchManager, SchedulingRules
 from bei.batching import manager as managers
-from bei.batching.manager import _Step
 from bei.batching.queue import Entry
+from bei.batching.steps import Step
 from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch
 from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineError, NonFiniteOutputError
@@ -91,7 +91,7 @@ class Port(RuleBasedStateMachine):
         )
         self.manager._is_overdue = self.is_overdue  # type: ignore[method-assign]
 
-    def is_overdue(self, step: _Step) -> bool:
+    def is_overdue(self, step: Step) -> bool:
         return self.overdue.acquire(blocking=False)
 
     def reload(self) -> Engine:
