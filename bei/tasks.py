@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bei.admission import Ticket
 from bei.artifact import Classification, Manifest, Role
 from bei.byte_vectors import scaled
-from bei.core import Encoding, Float32Array, Int32Array, Row
+from bei.core import Encoding, Float32Array, Row
 from bei.entities import Aggregation, Entity, entities_of
 from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
 from bei.fates import Fates, tried
@@ -27,10 +27,8 @@ from bei.port import UNIT_EMBEDDING
 from bei.postprocess import apply_function, unit_length
 from bei.prompts import in_role, keeping, prompted, prompted_inputs, sides_of
 from bei.service import Answer, InferenceService, ModelInput
+from bei.sparse import SparseVector, nonzero, sparse_vectors
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
-
-# Indices into the vocabulary, ascending, and their weights.
-SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
 
 # What is made of more numbers, or more sparse vectors, is made off the event loop: less takes half a millisecond.
 _MANY_NUMBERS = 100_000
@@ -291,10 +289,10 @@ async def embed_sparse(
     """
     require(service, "embed_sparse")
     output = "sparse" if service.manifest.dimension("sparse") else "token_weights"
-    reduce = _nonzero if output == "sparse" else None
+    reduce = nonzero if output == "sparse" else None
     given, options = prompted_inputs(prompt, inputs), keeping(prompt, options)
     answer, fates = await tried(service, given, wrong, ticket=ticket, output=output, options=options, reduce=reduce)
-    work = partial(_sparse_vectors, answer, service.encoder.special_ids, top_k)
+    work = partial(sparse_vectors, answer.rows, answer.row_encodings, service.encoder.special_ids, top_k)
     made = await off_loop(work) if len(inputs) > _MANY_TEXTS else work()
     nothing = (np.zeros(0, np.int32), np.zeros(0, np.float32))
     vectors = fates.spread(made, nothing)
@@ -470,16 +468,6 @@ def _token_vectors(answer: Answer, role: Role | None, unit: bool) -> list[Float3
     return vectors
 
 
-def _sparse_vectors(answer: Answer, special: frozenset[int], top_k: int | None) -> list[SparseVector]:
-    vectors: list[SparseVector] = [
-        (row["indices"].astype(np.int32, copy=False), row["weights"])
-        if "weights" in row
-        else _lexical(row["token_weights"][:, 0], encoding.input_ids, special)
-        for row, encoding in zip(answer.rows, answer.row_encodings, strict=True)
-    ]
-    return vectors if top_k is None else [_largest(vector, top_k) for vector in vectors]
-
-
 def _check_late_chunking(manifest: Manifest) -> None:
     if manifest.embedding is None or manifest.embedding.pooling != "mean":
         raise InvalidRequestError(
@@ -492,25 +480,3 @@ def _check_late_chunking(manifest: Manifest) -> None:
             "late_chunking false.",
             "late_chunking",
         )
-
-
-def _nonzero(row: Row) -> dict[str, Any]:
-    """The weights of a row that are above zero, and their places: some hundred of a vocabulary."""
-    indices = np.flatnonzero(row["sparse"] > 0).astype(np.int32)
-    return {"indices": indices, "weights": row["sparse"][indices]}
-
-
-def _largest(vector: SparseVector, top_k: int) -> SparseVector:
-    """The ``top_k`` largest weights; of equal ones those that come first."""
-    indices, weights = vector
-    kept = np.sort(np.argsort(-weights, kind="stable")[:top_k])
-    return indices[kept], weights[kept]
-
-
-def _lexical(weights: Float32Array, ids: Int32Array, special: frozenset[int]) -> SparseVector:
-    """The largest weight of each of the text's tokens, special tokens left out."""
-    kept = (weights > 0) & ~np.isin(ids, list(special))
-    indices, where = np.unique(ids[kept], return_inverse=True)
-    largest = np.zeros(len(indices), np.float32)
-    np.maximum.at(largest, where, weights[kept])
-    return indices.astype(np.int32), largest

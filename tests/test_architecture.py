@@ -43,6 +43,7 @@ LEAVES = {
     "tokenizer_pool": {"bei.core", "bei.errors", "bei.tokenization"},
     "files": {"bei.errors"},
     "service_links": set(),
+    "sparse": {"bei.core"},
     "long_texts": {"bei.core"},
     "layout": {"bei.core"},
     "file_locks": set(),

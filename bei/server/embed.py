@@ -22,8 +22,8 @@ from bei.server.reply import Reply
 from bei.server.unsupported import FormName
 from bei.server.vectors import OCTET_HEADERS, SPARSE, SparseVector, vector_form
 from bei.service import ModelInput
+from bei.sparse import SparseVector as Weights
 from bei.tasks import SparseEmbeddings, embed_inputs, embed_tokens
-from bei.tasks import SparseVector as Weights
 
 Vector: TypeAlias = list[float]
 Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1)]

@@ -1,0 +1,49 @@
+"""Sparse vectors of the engine's rows: SPLADE's, over the vocabulary, and BGE-M3's, of a text's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bei.core import Encoding, Float32Array, Int32Array, Row
+
+# Indices into the vocabulary, ascending, and their weights.
+SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
+
+
+def sparse_vectors(
+    rows: Seq[Row], encodings: Seq[Encoding], special: frozenset[int], top_k: int | None
+) -> list[SparseVector]:
+    """A vector a row: of what ``nonzero`` has left of it, or of the weights of its text's tokens but the ``special``
+    ones. ``top_k``: only the largest so many."""
+    vectors: list[SparseVector] = [
+        (row["indices"].astype(np.int32, copy=False), row["weights"])
+        if "weights" in row
+        else _lexical(row["token_weights"][:, 0], encoding.input_ids, special)
+        for row, encoding in zip(rows, encodings, strict=True)
+    ]
+    return vectors if top_k is None else [_largest(vector, top_k) for vector in vectors]
+
+
+def nonzero(row: Row) -> dict[str, Any]:
+    """The weights of a row that are above zero, and their places: some hundred of a vocabulary."""
+    indices = np.flatnonzero(row["sparse"] > 0).astype(np.int32)
+    return {"indices": indices, "weights": row["sparse"][indices]}
+
+
+def _largest(vector: SparseVector, top_k: int) -> SparseVector:
+    """The ``top_k`` largest weights; of equal ones those that come first."""
+    indices, weights = vector
+    kept = np.sort(np.argsort(-weights, kind="stable")[:top_k])
+    return indices[kept], weights[kept]
+
+
+def _lexical(weights: Float32Array, ids: Int32Array, special: frozenset[int]) -> SparseVector:
+    """The largest weight of each of the text's tokens, special tokens left out."""
+    kept = (weights > 0) & ~np.isin(ids, list(special))
+    indices, where = np.unique(ids[kept], return_inverse=True)
+    largest = np.zeros(len(indices), np.float32)
+    np.maximum.at(largest, where, weights[kept])
+    return indices.astype(np.int32), largest
