@@ -27,7 +27,7 @@ from bei.server.call import Context
 from bei.server.certificate_page import certificate_router
 from bei.server.cors import Cors
 from bei.server.dialect import Dialects, mounted
-from bei.server.dialects import all_dialects, cohere, nim, tei, vllm
+from bei.server.dialects import all_dialects, cohere, nim, tei, vllm, vllm_pooling
 from bei.server.endpoint import LANE, Endpoint, Route
 from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
 from bei.server.guard import Guard, open_paths
@@ -59,7 +59,7 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         *cohere.EMBED_ROUTES,
         nim.RANKING,
         vllm.SCORE,
-        vllm.POOLING,
+        vllm_pooling.ROUTE,
         vllm.DETOKENIZE,
         *tei.root_routes(),
         tei.decode_route(max_inputs),

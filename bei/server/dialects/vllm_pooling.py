@@ -1,0 +1,240 @@
+"""vLLM's ``/pooling``: a model's vectors or scores, of inputs or of their tokens, as JSON or as bytes.
+
+Reference: docs.vllm.ai, "Pooling API"; github.com/vllm-project/vllm, ``vllm/entrypoints``.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
+
+import numpy as np
+from msgspec import Meta
+
+from bei.core import Float32Array
+from bei.errors import InvalidRequestError
+from bei.server import classify
+from bei.server.call import Call
+from bei.server.controls import Controls
+from bei.server.embeddings import Usage, usage
+from bei.server.endpoint import Route
+from bei.server.fields import Limits, Text, not_both
+from bei.server.fields import Texts as ListOfTexts
+from bei.server.inference import embedded
+from bei.server.parsing import parser
+from bei.server.rendering import FLOAT_BYTES, Items, Octets, rows_of
+from bei.server.reply import Reply
+from bei.service import InferenceService
+from bei.tasks import Embeddings, Scores, TokenEmbeddings, TokenScores, classify_tokens, embed_tokens
+from bei.tasks import classify as classify_inputs
+
+_NUMBER_BYTES = 4
+_BASE64_BYTES = _NUMBER_BYTES * 4 / 3
+_AROUND_BYTES = 45
+
+# Inputs of an answer in bytes: they are described in a header, and Python's http.client reads 65,536 bytes of one.
+_MOST_DESCRIBED = 400
+
+Texts = Text | ListOfTexts
+
+PoolingTask: TypeAlias = Literal["embed", "classify", "token_embed", "token_classify"]
+PoolingAnswer: TypeAlias = Embeddings | TokenEmbeddings | Scores | TokenScores
+Values: TypeAlias = Callable[[int], Float32Array]  # of an input, by its place
+
+
+class PoolingRequest(Controls, kw_only=True):
+    """``task`` null: what the model is for. base64 and bytes are of little-endian float32. With bytes the answer is
+    nothing else, and the header ``metadata`` says where each value is, unless they are bytes_only."""
+
+    input: Texts
+    task: PoolingTask | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    embed_dtype: Literal["float32"] = "float32"
+    endianness: Literal["native", "little"] = "native"
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    use_activation: bool | None = None
+
+    _limits: ClassVar[Limits] = (
+        not_both("task", {"enum": ["classify", "token_embed", "token_classify"]}, "dimensions", {"type": "integer"}),
+    )
+
+
+class Pooled(TypedDict):
+    """A vector, scores, or a vector or scores a token."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float | list[float]] | str
+
+
+class PoolingResponse(TypedDict):
+    """vLLM's."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: Usage
+
+
+def listed(texts: Texts) -> list[str]:
+    """One text as a list of it."""
+    return [texts] if isinstance(texts, str) else texts
+
+
+def answer_of(kind: str, service: InferenceService, data: object, num_tokens: int) -> dict[str, object]:
+    """A list of ``data``; ``kind`` begins its id."""
+    return {
+        "id": f"{kind}-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": service.name,
+        "data": data,
+        "usage": usage(num_tokens),
+    }
+
+
+async def pool(body: PoolingRequest, call: Call) -> Reply:
+    """What the model's pooling gives: a vector, scores, or for each token, special ones included, a vector
+    (`token_embed`) or scores (`token_classify`)."""
+    task = body.task or _task_of(call.named(body.model))
+    if body.encoding_format == "bytes" and not isinstance(body.input, str) and len(body.input) > _MOST_DESCRIBED:
+        raise InvalidRequestError(
+            f"encoding_format bytes describes every input in a header, at most {_MOST_DESCRIBED} of them: send fewer, "
+            "or ask for bytes_only.",
+            "encoding_format",
+        )
+    if task != "embed" and body.dimensions is not None:
+        raise InvalidRequestError("dimensions are of vectors: leave them out.", "dimensions")
+    return await _POOLS[task](body, listed(body.input), call)
+
+
+async def _pool_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("embed", body.model)
+    found = await embedded(
+        call,
+        service,
+        texts,
+        param="input",
+        around_bytes=_AROUND_BYTES,
+        dimensions=body.dimensions,
+        normalize=body.use_activation,
+        options=body.encoding_options(),
+    )
+    answer = found.dense
+    return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
+
+
+async def _pool_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("classify", body.model)
+    call.check_inputs(texts, "input")
+    call.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
+    ticket, raw = call.admit(service, texts), body.use_activation is False
+    scores = await classify_inputs(service, texts, ticket=ticket, raw=raw, options=body.encoding_options())
+    return _pooled(body, service, len(texts), scores.values.size, lambda index: scores.values[index], scores)
+
+
+async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("embed_tokens", body.model)
+    call.check_inputs(texts, "input")
+    width = service.manifest.dimension("token_embedding") or 0
+    ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
+    answer = await embed_tokens(service, texts, ticket=ticket, options=body.encoding_options())
+    size = answer.num_tokens * width
+    return _pooled(body, service, len(texts), size, lambda index: answer.vectors[index], answer)
+
+
+async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
+    service = call.able("classify_tokens", body.model)
+    call.check_inputs(texts, "input")
+    width = len(classify.labels_of(service))
+    ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
+    raw, options = body.use_activation is False, body.encoding_options()
+    answer = await classify_tokens(service, texts, ticket=ticket, raw=raw, options=options)
+    return _pooled(body, service, len(texts), answer.num_tokens * width, answer.scores_of, answer)
+
+
+# What vLLM calls our tasks, the first that a model has where a request names none.
+_TASKS: Mapping[str, PoolingTask] = {
+    "embed": "embed",
+    "classify": "classify",
+    "embed_tokens": "token_embed",
+    "classify_tokens": "token_classify",
+}
+_POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], Call], Awaitable[Reply]]] = {
+    "embed": _pool_vectors,
+    "classify": _pool_scores,
+    "token_embed": _pool_token_vectors,
+    "token_classify": _pool_token_scores,
+}
+
+
+def _task_of(service: InferenceService) -> PoolingTask:
+    """What the model is for."""
+    return next((task for ours, task in _TASKS.items() if ours in service.manifest.tasks), "embed")
+
+
+def _pooled(
+    body: PoolingRequest, service: InferenceService, count: int, size: int, values: Values, answer: PoolingAnswer
+) -> Reply:
+    """A PoolingResponse of ``count`` values, ``size`` numbers in all; or these as bytes."""
+    if body.encoding_format in ("bytes", "bytes_only"):
+        return Reply(_octets(body, service, values, count, size, answer.num_tokens), answer.truncated)
+    data_of = _base64 if body.encoding_format == "base64" else _numbers
+
+    def items(start: int, stop: int) -> list[dict[str, object]]:
+        written = [data_of(values(index)) for index in range(start, stop)]
+        return [{"index": index, "object": "pooling", "data": data} for index, data in enumerate(written, start)]
+
+    number_bytes = _BASE64_BYTES if body.encoding_format == "base64" else FLOAT_BYTES
+    data = Items(count, round(size * number_bytes) + count * _AROUND_BYTES, items)
+    return Reply(answer_of("pool", service, data, answer.num_tokens), answer.truncated)
+
+
+def _numbers(value: Float32Array) -> object:
+    return np.ascontiguousarray(value) if value.ndim == 1 else rows_of(value)
+
+
+def _base64(value: Float32Array) -> str:
+    """Of little-endian float32; one token behind the other."""
+    return binascii.b2a_base64(value.astype("<f4", order="C", copy=False).data, newline=False).decode()
+
+
+def _octets(
+    body: PoolingRequest, service: InferenceService, values: Values, count: int, size: int, num_tokens: int
+) -> Octets:
+    """``values`` one after the other, described in a header unless they are ``bytes_only``."""
+
+    def make(start: int, stop: int) -> bytes:
+        return b"".join(values(index).astype("<f4", copy=False).tobytes() for index in range(start, stop))
+
+    headers = {}
+    if body.encoding_format == "bytes":
+        data, start = [], 0
+        for index in range(count):
+            shape = values(index).shape
+            end = start + math.prod(shape) * _NUMBER_BYTES
+            form = {"embed_dtype": body.embed_dtype, "endianness": body.endianness}
+            data.append({"index": index, **form, "start": start, "end": end, "shape": shape})
+            start = end
+        described = answer_of("pool", service, data, num_tokens)
+        headers["metadata"] = json.dumps({name: described[name] for name in described if name != "object"})
+    return Octets(count, size * _NUMBER_BYTES, make, headers)
+
+
+ROUTE: Route[Any] = Route(
+    "/pooling",
+    "Pool (vLLM)",
+    PoolingRequest,
+    PoolingResponse,
+    parser(PoolingRequest),
+    pool,
+    octet_headers=("metadata",),
+)
