@@ -42,8 +42,8 @@ class WorstText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cosine: float
 
 
-class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One output against the reference.
+class OutputAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One output against the reference, in figures.
 
     Cosines are between engine and reference: of each text's vector (embeddings, sparse vectors), or of each token's.
     For scores of labels the mean is their correlation over all texts, and ``cosine_p1`` and ``cosine_min`` are over the
@@ -55,22 +55,27 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     score the same label highest. ``kl_divergence``: the mean, in nats, of the probabilities' divergence from the
     reference's; of the sigmoid the labels' are added.
 
-    ``worst_texts`` are ten, the worst first. ``failures`` say which thresholds the output misses.
+    ``failures`` say which thresholds the output misses.
     """
 
     output: str
     cosine_mean: float
     cosine_p1: float
     cosine_min: float
-    histogram: Histogram
     max_abs_difference: float
     ranking_overlap: float
     spearman: float | None = None
     kendall_tau: float | None = None
     label_agreement: float | None = None
     kl_divergence: float | None = None
-    worst_texts: list[WorstText]
     failures: list[str]
+
+
+class Agreement(OutputAgreement, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same with the histogram of its cosines, and the ten ``worst_texts``, the worst first."""
+
+    histogram: Histogram
+    worst_texts: list[WorstText]
 
 
 class RetrievalAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +111,7 @@ class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     is_high: bool
 
 
-class QuantizationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the engine was quantized. ``calibration`` says in a sentence which texts it was calibrated on."""
 
     format: Literal["fp8", "int8"]
@@ -115,11 +120,16 @@ class QuantizationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     num_texts: int
     num_tokens: int
     texts_sha256: str
+
+
+class QuantizationRecord(Calibration, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same with what quantizing does to each linear layer."""
+
     layers: list[LayerSensitivity]
 
 
-class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The compiled engine against the reference on held-out texts (docs/architecture.md, a build's life).
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the engine was compared with, where, and on how much (docs/architecture.md, a build's life).
 
     ``kind`` is "self-consistency" where the reference is bei's own FP32 engine, which shares the graph: what is wrong
     in both does not show. It is "none" where the build was told not to verify: nothing was compared, and nothing has
@@ -130,10 +140,6 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``retrieval`` is None where it was not asked for, and where the time budget ended before it was measured: then
     ``thresholds`` has a value for it, and the verdict says so.
-
-    ``canary_row`` is what the engine itself gave as ``canary_output`` for ``canary_text`` (vectors at unit length; of
-    a token output the first token's), or the reference while the certificate is pending: readiness recomputes it. It
-    shows that a server computes what was verified, not that this is right.
     """
 
     kind: Verification
@@ -145,11 +151,21 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     texts_sha256: str
     thresholds: Thresholds | None
     passed: bool
-    outputs: list[Agreement]
     retrieval: RetrievalAgreement | None = None
+    canary_output: str
+
+
+class Certificate(Comparison, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compiled engine against the reference on held-out texts.
+
+    ``canary_row`` is what the engine itself gave as ``canary_output`` for ``canary_text`` (vectors at unit length; of
+    a token output the first token's), or the reference while the certificate is pending: readiness recomputes it. It
+    shows that a server computes what was verified, not that this is right.
+    """
+
+    outputs: list[Agreement]
     quantization: QuantizationRecord | None = None
     canary_text: str
-    canary_output: str
     canary_row: list[float]
 
     @property

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from bei import __version__
-from bei.artifact import (
-    Agreement,
-    Certificate,
-    Manifest,
-    QuantizationRecord,
-    RetrievalAgreement,
-    Role,
-    Thresholds,
-    Verification,
-)
+from bei.artifact import Certificate, Manifest, QuantizationRecord, Role
+from bei.certificate import Calibration, Comparison, OutputAgreement
 from bei.config import ServeConfig
 from bei.errors import InvalidRequestError, ModelNotFoundError
 from bei.server.errors import JSON
@@ -49,53 +41,20 @@ class ModelType(TypedDict, total=False):
     reranker: Labels
 
 
-class OutputAgreement(TypedDict):
-    """One output of the engine against its reference. Figures that it has not are null."""
-
-    output: str
-    cosine_mean: float
-    cosine_p1: float
-    cosine_min: float
-    max_abs_difference: float
-    ranking_overlap: float
-    spearman: float | None
-    kendall_tau: float | None
-    label_agreement: float | None
-    kl_divergence: float | None
-    failures: list[str]
-
-
-class QuantizationInfo(TypedDict):
+class QuantizationInfo(Calibration, frozen=True, kw_only=True):
     """How the engine was quantized, but for its layers."""
 
-    format: Literal["fp8", "int8"]
-    method: str
-    calibration: str
-    num_texts: int
-    num_tokens: int
-    texts_sha256: str
     num_layers: int
     num_high_layers: int
 
 
-class CertificateInfo(TypedDict):
+class CertificateInfo(Comparison, frozen=True, kw_only=True):
     """The certificate of the artifact, but for texts, histograms, layers and the canary: they are for people who look
     at the artifact."""
 
-    kind: Verification
     verdict: str
-    reference: str
-    reference_is_independent: bool
-    device: str
-    num_texts: int
-    num_held_out_texts: int
-    texts_sha256: str
-    thresholds: Thresholds | None
-    passed: bool
     failures: list[str]
-    canary_output: str
     outputs: list[OutputAgreement]
-    retrieval: RetrievalAgreement | None
     quantization: QuantizationInfo | None
 
 
@@ -188,52 +147,26 @@ def _signature(signed: Signed | None, *, is_trusted: bool) -> SignatureInfo | No
 
 
 def _certificate(certificate: Certificate) -> CertificateInfo:
-    return {
-        "kind": certificate.kind,
-        "verdict": certificate.verdict,
-        "reference": certificate.reference,
-        "reference_is_independent": certificate.reference_is_independent,
-        "device": certificate.device,
-        "num_texts": certificate.num_texts,
-        "num_held_out_texts": certificate.num_held_out_texts,
-        "texts_sha256": certificate.texts_sha256,
-        "thresholds": certificate.thresholds,
-        "passed": certificate.passed,
-        "failures": certificate.failures,
-        "canary_output": certificate.canary_output,
-        "outputs": [_agreement(row) for row in certificate.outputs],
-        "retrieval": certificate.retrieval,
-        "quantization": _quantization(certificate.quantization) if certificate.quantization else None,
-    }
+    return CertificateInfo(
+        **_fields(certificate, Comparison),
+        verdict=certificate.verdict,
+        failures=certificate.failures,
+        outputs=[OutputAgreement(**_fields(row, OutputAgreement)) for row in certificate.outputs],
+        quantization=_quantization(certificate.quantization) if certificate.quantization else None,
+    )
 
 
 def _quantization(record: QuantizationRecord) -> QuantizationInfo:
-    return {
-        "format": record.format,
-        "method": record.method,
-        "calibration": record.calibration,
-        "num_texts": record.num_texts,
-        "num_tokens": record.num_tokens,
-        "texts_sha256": record.texts_sha256,
-        "num_layers": len(record.layers),
-        "num_high_layers": sum(layer.is_high for layer in record.layers),
-    }
+    return QuantizationInfo(
+        **_fields(record, Calibration),
+        num_layers=len(record.layers),
+        num_high_layers=sum(layer.is_high for layer in record.layers),
+    )
 
 
-def _agreement(row: Agreement) -> OutputAgreement:
-    return {
-        "output": row.output,
-        "cosine_mean": row.cosine_mean,
-        "cosine_p1": row.cosine_p1,
-        "cosine_min": row.cosine_min,
-        "max_abs_difference": row.max_abs_difference,
-        "ranking_overlap": row.ranking_overlap,
-        "spearman": row.spearman,
-        "kendall_tau": row.kendall_tau,
-        "label_agreement": row.label_agreement,
-        "kl_divergence": row.kl_divergence,
-        "failures": row.failures,
-    }
+def _fields(record: msgspec.Struct, form: type[msgspec.Struct]) -> dict[str, Any]:
+    """What ``record`` has of the fields of ``form``, on which its own class builds."""
+    return {name: getattr(record, name) for name in form.__struct_fields__}
 
 
 def model_type(manifest: Manifest) -> ModelType:
