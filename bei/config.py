@@ -12,6 +12,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -259,7 +260,7 @@ def load(
     for source, settings in (("file", _from_file(file)), ("environment", _from_env(env, names)), ("flags", flags)):
         for key, value in settings.items():
             if key not in names:
-                raise ConfigError(f"Unknown setting {key!r} in the {source}.{_nearest(key, names)}")
+                raise ConfigError(f"Unknown setting {key!r} in the {source}.{nearest(key, names)}")
             values[key] = _converted(value, hints[key], key, source, is_secret=key in secrets)
     return cls(**values)
 
@@ -291,7 +292,8 @@ def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, object]:
     return {key: value for key, value in variables.items() if key in names or key not in _ALL_SETTINGS}
 
 
-def _nearest(key: str, names: list[str]) -> str:
+def nearest(key: str, names: Seq[str]) -> str:
+    """What a message about the unknown ``key`` ends with: the name that is meant, or all ``names``."""
     near = difflib.get_close_matches(key, names, n=1)
     return f" Did you mean {near[0]!r}?" if near else f" Known settings: {', '.join(names)}."
 

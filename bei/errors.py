@@ -7,6 +7,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── MissingDependencyError      a Python package of an extra is not installed
     ├── LibraryVersionError         a compiler's library is of a version that bei does not know
     ├── DeviceNotFoundError         this machine has no such device
+    ├── ForkedProcessError          a fork has not copied the threads of what is asked
     ├── BuildError
     │   ├── CheckpointError         the checkpoint cannot be found or read
     │   │   ├── CheckpointNotFoundError
@@ -88,6 +89,12 @@ class DeviceNotFoundError(BeiError):
     """This machine has no device of the kind that was asked for, or no driver for it."""
 
     code = "device_not_found"
+
+
+class ForkedProcessError(BeiError):
+    """An in-process model is used in a fork of the process that made it."""
+
+    code = "forked_process"
 
 
 class BuildError(BeiError):

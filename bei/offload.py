@@ -19,4 +19,8 @@ _pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="bei-offload")
 
 async def off_loop(work: Callable[..., ResultT], *args: object) -> ResultT:
     """``work(*args)``, computed in a thread. If the caller is cancelled, it still runs to its end; nobody sees it."""
-    return await asyncio.get_running_loop().run_in_executor(_pool, work, *args)
+    try:
+        computed = asyncio.get_running_loop().run_in_executor(_pool, work, *args)
+    except RuntimeError:  # the interpreter exits: it waits for threads that are at work, but pools take nothing new
+        return work(*args)
+    return await computed

@@ -34,3 +34,9 @@ def apply_function(logits: Float32Array, function: Literal["sigmoid", "softmax",
         scores = np.where(wide >= 0, 1.0, powers) / (1.0 + powers)
     narrow: Float32Array = scores.astype(np.float32)
     return narrow
+
+
+def descending(values: Float32Array) -> list[int]:
+    """Indices of ``values`` float32 [n] by descending value; equal ones stay in order."""
+    order: list[int] = np.argsort(-values, kind="stable").tolist()
+    return order

@@ -34,6 +34,25 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     return ""
 
 
+def asked_prompt(manifest: Manifest, prompt_name: str | None, input_type: str | None, prompt: str | None) -> str:
+    """``prompt`` itself, or what ``prompt_of`` gives. Raises InvalidRequestError."""
+    if prompt is not None:
+        if prompt_name is not None:
+            raise InvalidRequestError("prompt and prompt_name contradict each other: send one.", "prompt_name")
+        return prompt
+    return prompt_of(manifest, prompt_name, input_type)
+
+
+def unsaid_prompt(
+    manifest: Manifest, prompt_name: str | None, input_type: str | None, prompt: str | None
+) -> str | None:
+    """A warning where a model that was trained with prompts gets none, because nobody said what the texts are."""
+    is_said = any(given is not None for given in (prompt_name, input_type, prompt))
+    if is_said or prompt_of(manifest) or not any(manifest.prompts.values()):
+        return None
+    return f"{manifest.name} has prompts and got none: say by input_type what the texts are"
+
+
 def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:
     """How texts are read: as the side that ``prompt_name`` names, else ``input_type``. The default prompt's side counts
     where neither is given, as the default prompt does.

@@ -151,11 +151,35 @@ class InferenceService:
         OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger than what may ever wait.
         """
         assert inputs, "a request of nothing would never be answered"
-        lengths = self._estimated(inputs)
-        ticket = self._admission.admit(len(inputs), self._admission.demand(lengths), lane, deadline_s)
-        self._idle.clear()
-        self._metrics.accepted(len(inputs))
-        return ticket
+        demand = self._admission.demand(self.estimated_lengths(inputs))
+        return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s))
+
+    def accept(self, inputs: Seq[ModelInput], *, lane: Lane | None = None, deadline_s: float | None = None) -> Ticket:
+        """As ``admit``, for callers in this process: never refused, however much waits, as they wait themselves.
+
+        Raises ShuttingDownError.
+        """
+        assert inputs, "a request of nothing would never be answered"
+        if self._draining:
+            raise ShuttingDownError(f"{self.name} is draining.")
+        demand = self._admission.demand(self.estimated_lengths(inputs))
+        return self._accepted(self._admission.admit_anyway(len(inputs), demand, lane, deadline_s))
+
+    def lane_of(self, inputs: Seq[ModelInput]) -> Lane:
+        """The lane of a request with these inputs that does not name one."""
+        return self._admission.lane_of(len(inputs), sum(self.estimated_lengths(inputs)))
+
+    def estimated_lengths(self, inputs: Seq[ModelInput]) -> list[int]:
+        """Tokens of each input; of texts a guess."""
+        most = self.manifest.max_seq_len
+        return [
+            estimated_length(len(value), most)
+            if isinstance(value, str)
+            else len(value)
+            if isinstance(value, list)
+            else estimated_length(len(value[0]) + len(value[1]), most)
+            for value in inputs
+        ]
 
     async def infer(
         self,
@@ -272,6 +296,11 @@ class InferenceService:
 
     # On the event loop.
 
+    def _accepted(self, ticket: Ticket) -> Ticket:
+        self._idle.clear()
+        self._metrics.accepted(ticket.num_inputs)
+        return ticket
+
     def _begin(self, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None, *, in_part: bool = False) -> Call:
         call = Call(next(self._ids), num_inputs, ticket, reduce, in_part=in_part)
         self._calls[call.request_id] = call
@@ -306,18 +335,6 @@ class InferenceService:
     def _on_idle(self) -> None:
         self._idle.set()
 
-    def _estimated(self, inputs: Seq[ModelInput]) -> list[int]:
-        """Tokens of each input; of texts a guess."""
-        most = self.manifest.max_seq_len
-        return [
-            estimated_length(len(value), most)
-            if isinstance(value, str)
-            else len(value)
-            if isinstance(value, list)
-            else estimated_length(len(value[0]) + len(value[1]), most)
-            for value in inputs
-        ]
-
     # In any thread.
 
     def _start(self, call: Call, inputs: Seq[ModelInput], options: EncodingOptions, wanted: frozenset[str]) -> None:
@@ -351,7 +368,7 @@ class InferenceService:
             if len(items) == call.ticket.num_inputs:
                 demand = call.ticket.admitted
             else:
-                demand = self._admission.demand(self._estimated(inputs[start : start + len(items)]))
+                demand = self._admission.demand(self.estimated_lengths(inputs[start : start + len(items)]))
             on_items(items, demand)
 
         self._tokenizers.submit(

@@ -30,6 +30,9 @@ from bei.service import Answer, InferenceService, ModelInput
 from bei.sparse import SparseVector, nonzero, sparse_vectors
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
 
+# How zero-shot classification asks for a label (transformers' default).
+HYPOTHESIS = "This example is {}."
+
 # What is made of more numbers, or more sparse vectors, is made off the event loop: less takes half a millisecond.
 _MANY_NUMBERS = 100_000
 _MANY_TEXTS = 32

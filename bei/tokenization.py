@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import sys
 import threading
@@ -101,7 +100,6 @@ class TextEncoder:
     def __init__(
         self, path: Path, max_seq_len: int, *, auto_truncate: bool = True, frame: tuple[str, str] = ("", "")
     ) -> None:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pool's threads are the parallelism
         try:
             self._tokenizer = read_tokenizer(path)
         except (UnfitError, OSError) as error:

@@ -22,7 +22,7 @@ ENGINE_LIBRARIES = {
     "tensorrt_llm": "bei/engine/trtllm.py",
 }
 # Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).
-LAYERS = ["cli", "server", "tasks", "fates", "loading", "service", "batching", "engine", "core"]
+LAYERS = ["cli", "server", "model", "tasks", "fates", "loading", "service", "batching", "engine", "core"]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {
     "admission": {"bei.core", "bei.errors", "bei.port", "bei.timing"},
@@ -117,7 +117,7 @@ def test_heavy_imports_inside_functions_are_where_they_belong(path: Path) -> Non
     for module in imports_of(path, everywhere=True):
         top = module.split(".")[0]
         if top == "bei_build":
-            assert name_of(path) == "bei/cli.py", module
+            assert name_of(path) in {"bei/cli.py", "bei/artifact_lookup.py"}, module
         elif top in ENGINE_LIBRARIES:
             assert name_of(path) == ENGINE_LIBRARIES[top], module
         else:
@@ -126,8 +126,8 @@ def test_heavy_imports_inside_functions_are_where_they_belong(path: Path) -> Non
 
 @pytest.mark.parametrize("path", RUNTIME, ids=name_of)
 def test_imports_go_down_the_layers(path: Path) -> None:
-    if path.name == "__main__.py":
-        return  # it is the entry, above all layers
+    if name_of(path) in {"bei/__init__.py", "bei/__main__.py"}:
+        return  # the entries, above all layers
     own = layer_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
     # A module that is no layer serves them all, so it may know the lowest ones only.
     allowed = LAYERS[LAYERS.index(own or "engine") :]

@@ -35,10 +35,18 @@ class DeviceGate:
             grown = max(self._num_slots, num_streams) - self._num_slots
             self._num_slots += grown
             self._free += grown
-            user = GateUser(self, has_interactive)
+            user = GateUser(self, num_streams, has_interactive)
             user.served_s = max((other.served_s for other in self._users), default=0.0)
             self._users.append(user)
             return user
+
+    def leave(self, user: GateUser) -> None:
+        """Forget an engine that runs no more steps."""
+        with self._lock:
+            self._users = [other for other in self._users if other is not user]
+            num_slots = max((other.num_streams for other in self._users), default=0)
+            self._free -= self._num_slots - num_slots
+            self._num_slots = num_slots
 
     def note_interactive(self) -> None:
         """Interactive work has come, to any of the engines."""
@@ -59,7 +67,7 @@ class DeviceGate:
     def take(self, user: GateUser) -> None:
         """Wait for ``user``'s turn."""
         with self._lock:
-            if self._free and not self._waiting:
+            if self._free > 0 and not self._waiting:
                 self._free -= 1
                 return
             others = [place.user for place in self._waiting]
@@ -89,7 +97,7 @@ class DeviceGate:
         Whoever wakes up does it for all. If each decided for itself alone, the work that they look at could change in
         between, and none might find that the turn is its own.
         """
-        while self._free and self._waiting:
+        while self._free > 0 and self._waiting:
             place = self._next()
             self._waiting.remove(place)
             self._free -= 1
@@ -114,8 +122,9 @@ class _Place:
 class GateUser:
     """An engine at a gate. ``served_s``: the engine time it had."""
 
-    def __init__(self, gate: DeviceGate, has_interactive: Callable[[], bool]) -> None:
+    def __init__(self, gate: DeviceGate, num_streams: int, has_interactive: Callable[[], bool]) -> None:
         self.gate = gate
+        self.num_streams = num_streams
         self.has_interactive = has_interactive
         self.served_s = 0.0
 
@@ -123,6 +132,10 @@ class GateUser:
         """Wait for a turn."""
         self.gate.take(self)
         return Turn(self)
+
+    def leave(self) -> None:
+        """The engine runs no more steps."""
+        self.gate.leave(self)
 
 
 class Turn:

@@ -167,6 +167,7 @@ class BatchManager:
         self._finished.put(None)
         self._delivery.join()
         self._metrics.watch(None)
+        self._gate.leave()
         if not self._is_stalled:  # an engine that was given up may still be inside its step
             self._engine.close()
 

@@ -10,8 +10,9 @@ from msgspec import Meta
 from bei.artifact import Manifest, Role
 from bei.prompts import role_of
 from bei.server.fields import Limits
-from bei.server.truncation import CONTRADICTIONS, Direction, TokenLimit, Truncate, encoding_options
+from bei.server.truncation import CONTRADICTIONS, Direction, TokenLimit, Truncate
 from bei.tokenization import EncodingOptions
+from bei.truncation import encoding_options
 
 Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]
 Dimensions: TypeAlias = Annotated[int, Meta(ge=1, description="Vectors are cut to their first components.")]

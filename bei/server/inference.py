@@ -6,12 +6,11 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
+from bei import prompts
 from bei.admission import Ticket
 from bei.errors import BeiError, InvalidRequestError
 from bei.fates import Fates
-from bei.prompts import prompt_of
+from bei.postprocess import descending
 from bei.server.call import Call, empty_text
 from bei.server.rendering import Items
 from bei.server.reply import Reply
@@ -142,17 +141,12 @@ def asked_prompt(
     *,
     has_texts: bool = True,
 ) -> str:
-    """``prompt`` itself, or what ``prompt_of`` gives. Texts that get none because nobody said what they are, of a model
+    """The prompt that is asked for (``bei.prompts``). Texts that get none because nobody said what they are, of a model
     that was trained with prompts, are answered with a warning. Raises InvalidRequestError."""
-    if prompt is not None:
-        if prompt_name is not None:
-            raise InvalidRequestError("prompt and prompt_name contradict each other: send one.", "prompt_name")
-        return prompt
-    found = prompt_of(service.manifest, prompt_name, input_type)
-    is_unsaid = not found and prompt_name is None and input_type is None
-    if is_unsaid and has_texts and any(service.manifest.prompts.values()):
-        call.warn(f"{service.name} has prompts and got none: say by input_type what the texts are")
-    return found
+    warning = prompts.unsaid_prompt(service.manifest, prompt_name, input_type, prompt) if has_texts else None
+    if warning is not None:
+        call.warn(warning)
+    return prompts.asked_prompt(service.manifest, prompt_name, input_type, prompt)
 
 
 async def ranked(
@@ -177,5 +171,4 @@ async def ranked(
 
 def order_of(scores: Scores) -> list[int]:
     """Indices by descending score; equal ones stay in order."""
-    order: list[int] = np.argsort(-scores.values[:, 0], kind="stable").tolist()
-    return order
+    return descending(scores.values[:, 0])

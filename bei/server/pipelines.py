@@ -30,8 +30,8 @@ from bei.server.rendering import Items, items_of
 from bei.server.reply import Reply
 from bei.server.vectors import SparseVector
 from bei.service import InferenceService
+from bei.tasks import HYPOTHESIS, classify_tokens, nli_labels, zero_shot
 from bei.tasks import classify as classify_inputs
-from bei.tasks import classify_tokens, nli_labels, zero_shot
 
 _ENTITY_BYTES = 90
 
@@ -56,7 +56,7 @@ class ZeroShotParameters(msgspec.Struct, kw_only=True):
 
     candidate_labels: Texts
     multi_label: bool = False
-    hypothesis_template: Annotated[str, Meta(max_length=1000), limits(pattern=r"\{\}")] = "This example is {}."
+    hypothesis_template: Annotated[str, Meta(max_length=1000), limits(pattern=r"\{\}")] = HYPOTHESIS
 
 
 class ClassificationRequest(msgspec.Struct, kw_only=True):

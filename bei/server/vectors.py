@@ -1,15 +1,8 @@
 """The forms in which vectors are answered: lists of numbers, base64, or bytes by themselves.
 
-float     float32
-float16   the same rounded; in base64 and bytes two bytes a component
-int8      of vectors of unit length, in steps that the build chose (``bei.byte_vectors``)
-uint8     the same and 128
-ubinary   uint8: a bit a component, 1 where it is above 0, eight to a byte, the first of them the highest
-binary    int8: the same less 128 ("offset binary"; sentence-transformers, Cohere, Voyage, Jina)
-sparse    of models that weigh the vocabulary: the places and values of weights above zero (Qdrant's and Pinecone's
-          form), never bytes
-
-Bytes are little-endian, in base64 too.
+Their numbers are those of ``bei.vector_forms``; in base64 and bytes float16 takes two bytes a component. Of models that
+weigh the vocabulary they are sparse: the places and values of weights above zero (Qdrant's and Pinecone's form),
+never bytes. Bytes are little-endian, in base64 too.
 """
 
 from __future__ import annotations
@@ -23,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.artifact import Manifest
-from bei.byte_vectors import int8_of
-from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 from bei.server.rendering import FLOAT_BYTES, Items, Octets
 from bei.tasks import Embeddings, SparseEmbeddings
+from bei.vector_forms import DenseDType, check_form, numbers_of
 
-DType: TypeAlias = Literal["float", "float16", "int8", "uint8", "binary", "ubinary", "sparse"]
+DType: TypeAlias = Literal[DenseDType, "sparse"]
 
 _DTYPES: Mapping[str, DType] = {"float32": "float", **{name: name for name in get_args(DType)}}
 _ITEM_BYTES: Mapping[DType, float] = {
@@ -48,7 +40,6 @@ _NUMPY_NAMES: Mapping[DType, str] = {
     "binary": "int8",
     "ubinary": "uint8",
 }
-_SIGN = np.uint8(0x80)
 
 # Of an answer that is vectors as bytes alone.
 OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
@@ -89,23 +80,8 @@ class VectorForm(NamedTuple):
             )
         if self.is_sparse and normalize:
             raise InvalidRequestError("normalize is of dense vectors: leave it out.", "normalize")
-        if self.dtype in ("binary", "ubinary") and width % 8:
-            raise InvalidRequestError(
-                f"{self.dtype} vectors have eight components a byte, and {width} is no multiple of 8: ask for other "
-                "dimensions, or for float.",
-                dimensions_param,
-            )
-        if self.dtype in ("int8", "uint8") and manifest.embedding is not None:
-            if not (manifest.embedding.normalize if normalize is None else normalize):
-                raise InvalidRequestError(
-                    f"{self.dtype} is of vectors of unit length: set normalize to true.", self.param
-                )
-            if manifest.embedding.int8_largest is None:
-                raise InvalidRequestError(
-                    f"{manifest.name} was built with --no-verify, so nothing says how large its components are: build "
-                    f"it with verification, or ask for float instead of {self.dtype}.",
-                    self.param,
-                )
+        if self.dtype != "sparse":
+            check_form(self.dtype, manifest, width, normalize, param=self.param, dimensions_param=dimensions_param)
 
     def num_bytes(self, width: int) -> int:
         """About what JSON takes for a vector of ``width`` components; of a sparse one that is not known before."""
@@ -120,7 +96,8 @@ class VectorForm(NamedTuple):
     def numbers(self, answer: Embeddings, start: int, stop: int) -> npt.NDArray[Any]:
         """The numbers of vectors ``start`` to ``stop``, little-endian, a contiguous array with a row for each."""
         vectors = answer.vectors[start:stop]
-        made = _numbers(self.dtype, vectors, answer.int8_largest)
+        assert self.dtype != "sparse"  # those are never bytes
+        made = numbers_of(self.dtype, vectors, answer.int8_largest)
         return made.astype(made.dtype.newbyteorder("<"), order="C", copy=False)
 
     def list_bytes(self, answer: Embeddings | SparseEmbeddings) -> int:
@@ -163,19 +140,6 @@ class VectorForm(NamedTuple):
 FLOATS = VectorForm()
 SPARSE = VectorForm("sparse")
 _IN_BASE64 = VectorForm(is_base64=True)
-
-
-def _numbers(dtype: DType, vectors: Float32Array, int8_largest: float | None) -> npt.NDArray[Any]:
-    if dtype == "float":
-        return vectors
-    if dtype == "float16":
-        return vectors.astype(np.float16)
-    if dtype in ("int8", "uint8"):
-        assert int8_largest is not None  # ``check`` has passed
-        signed = int8_of(vectors, int8_largest)
-        return signed if dtype == "int8" else signed.view(np.uint8) ^ _SIGN
-    bits = np.packbits(vectors > 0, axis=1)
-    return bits if dtype == "ubinary" else (bits ^ _SIGN).view(np.int8)
 
 
 def dtype_of(name: str, param: str) -> DType:

@@ -21,9 +21,8 @@ from bei.server.fields import Text as NonEmptyText
 from bei.server.parsing import parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.reply import Reply
-from bei.tasks import nli_labels, zero_shot
+from bei.tasks import HYPOTHESIS, nli_labels, zero_shot
 
-_HYPOTHESIS = "This example is {}."
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 
 
@@ -104,7 +103,7 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
         raise too_many_inputs(len(texts) * len(labels), call.max_inputs, "input")
     text_bytes = ranked_bytes(labels) + max(map(len, labels)) + _AROUND_BYTES
     call.check_answer(len(texts) * text_bytes)
-    hypotheses = [_HYPOTHESIS.replace("{}", label) for label in labels]
+    hypotheses = [HYPOTHESIS.replace("{}", label) for label in labels]
     ticket = call.admit(service, [(text, hypothesis) for text in texts for hypothesis in hypotheses])
     scores = await zero_shot(service, texts, hypotheses, ticket=ticket, options=body.encoding_options())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bei import __version__, cli
+from bei import __version__, artifact_lookup, cli
 from bei.artifact import Artifact, Manifest
 from bei.artifact import load as load_artifact
 from bei.config import ServeConfig, load
@@ -237,19 +237,32 @@ def test_a_checkpoint_is_built_into_the_cache_with_the_precision_asked_for(
 
 @pytest.mark.parametrize(
     ("package", "source"),
-    [("pytest", "pytest"), ("not-installed-anywhere", cli.DEFAULT_MODEL_REPOSITORY)],
+    [("pytest", "pytest"), ("not-installed-anywhere", artifact_lookup.DEFAULT_MODEL_REPOSITORY)],
     ids=["the package is installed", "it is not"],
 )
 def test_without_a_model_the_default_is_served_from_the_package_or_the_hub(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
 ) -> None:
-    monkeypatch.setattr(cli, "DEFAULT_MODEL_PACKAGE", package)
+    monkeypatch.setattr(artifact_lookup, "DEFAULT_MODEL_PACKAGE", package)
     built = _pretend_to_build(monkeypatch, {source})
     cli.main(["serve", "--cache-dir", str(tmp_path)])
     (made,) = served[0][0]
     assert isinstance(made, Artifact)
     assert made.path == tmp_path / "built" / source
-    assert (built[-1].model, built[-1].name) == (source, cli.DEFAULT_MODEL_NAME)
+    assert (built[-1].model, built[-1].name) == (source, artifact_lookup.DEFAULT_MODEL_NAME)
+
+
+def test_the_default_has_a_name_unless_there_is_a_folder_called_so(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(artifact_lookup, "DEFAULT_MODEL_PACKAGE", "pytest")
+    name = artifact_lookup.DEFAULT_MODEL_NAME
+    built = _pretend_to_build(monkeypatch, {"pytest", name})
+    cli.main(["serve", name, "--cache-dir", str(tmp_path)])
+    (tmp_path / name).mkdir()
+    cli.main(["serve", name, "--cache-dir", str(tmp_path)])
+    assert [(config.model, config.name) for config in built] == [("pytest", name), (name, None)]
 
 
 def test_where_the_default_model_is_nowhere_the_error_says_how_to_get_one(

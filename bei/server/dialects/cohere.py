@@ -24,9 +24,9 @@ from bei.server.inference import embedded
 from bei.server.parsing import TokenId, parser
 from bei.server.rendering import Items, items_of
 from bei.server.reply import Reply
-from bei.server.truncation import encoding_options
 from bei.server.vectors import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.tokenization import EncodingOptions
+from bei.truncation import encoding_options
 
 _AROUND_BYTES = 3
 _ID_BYTES = 6

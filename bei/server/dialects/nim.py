@@ -29,9 +29,9 @@ from bei.server.parsing import parser
 from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.reply import Reply
-from bei.server.truncation import encoding_options
 from bei.server.vectors import OCTET_HEADERS, VectorForm, dtype_of
 from bei.service import ModelInput
+from bei.truncation import encoding_options
 
 # A model's name may end in the kind of the text.
 _SUFFIXES = ("query", "passage")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bei.errors import InvalidRequestError
 from bei.server.controls import Controls
-from bei.server.truncation import encoding_options
 from bei.tokenization import AS_CONFIGURED, EncodingOptions
+from bei.truncation import encoding_options
 
 
 @pytest.mark.parametrize(

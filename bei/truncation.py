@@ -1,0 +1,41 @@
+"""How inputs that are too long are cut, from the words that requests have for it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from bei.errors import InvalidRequestError
+from bei.tokenization import AS_CONFIGURED, EncodingOptions
+
+
+def encoding_options(
+    truncate: bool | str | None = None,
+    truncation_direction: str | None = None,
+    truncate_prompt_tokens: int | None = None,
+    *,
+    add_special_tokens: bool = True,
+) -> EncodingOptions:
+    """One form of them all. ``truncate_prompt_tokens`` is vLLM's: -1 is the model's own limit, and asks for cutting.
+
+    Raises InvalidRequestError where two of them contradict each other.
+    """
+    if truncate is None and truncation_direction is None and truncate_prompt_tokens is None and add_special_tokens:
+        return AS_CONFIGURED
+    direction: Literal["left", "right"] = "left" if (truncation_direction or "").lower() == "left" else "right"
+    if isinstance(truncate, str):
+        if truncation_direction is not None:
+            raise InvalidRequestError(
+                f"truncate {truncate!r} names the end that is cut already: leave truncation_direction out.", "truncate"
+            )
+        direction = "left" if truncate == "START" else "right"
+        truncate = truncate != "NONE"
+    if truncate_prompt_tokens is not None:
+        if truncate is False or truncate_prompt_tokens == 0:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens asks for cutting to at least one token: set it to -1 or above 0, and truncate "
+                "to true or nothing.",
+                "truncate_prompt_tokens",
+            )
+        truncate = True
+    limit = truncate_prompt_tokens if (truncate_prompt_tokens or -1) > 0 else None
+    return EncodingOptions(truncate, direction, limit, add_special_tokens)
