@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # A build that is stopped cleans up after itself, also as process 1 of a container; serving replaces the handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     _write_whatever_the_locale()
-    # The tokenizer pool's threads are the parallelism. Not TextEncoder sets it: others' environment is not ours.
+    # The tokenizer pool's threads are the parallelism. Not set by TextEncoder: another process may want it otherwise.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         options = vars(_parser(command).parse_args(arguments))

@@ -292,10 +292,10 @@ def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, object]:
     return {key: value for key, value in variables.items() if key in names or key not in _ALL_SETTINGS}
 
 
-def nearest(key: str, names: Seq[str]) -> str:
+def nearest(key: str, names: Seq[str], kind: str = "settings") -> str:
     """What a message about the unknown ``key`` ends with: the name that is meant, or all ``names``."""
     near = difflib.get_close_matches(key, names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Known settings: {', '.join(names)}."
+    return f" Did you mean {near[0]!r}?" if near else f" Known {kind}: {', '.join(names)}."
 
 
 def _converted(value: object, hint: Any, key: str, source: str, *, is_secret: bool = False) -> object:

@@ -165,10 +165,6 @@ class InferenceService:
         demand = self._admission.demand(self.estimated_lengths(inputs))
         return self._accepted(self._admission.admit_anyway(len(inputs), demand, lane, deadline_s))
 
-    def lane_of(self, inputs: Seq[ModelInput]) -> Lane:
-        """The lane of a request with these inputs that does not name one."""
-        return self._admission.lane_of(len(inputs), sum(self.estimated_lengths(inputs)))
-
     def estimated_lengths(self, inputs: Seq[ModelInput]) -> list[int]:
         """Tokens of each input; of texts a guess."""
         most = self.manifest.max_seq_len

@@ -245,6 +245,30 @@ def test_beyond_max_queue_tokens_requests_are_refused_with_a_time_to_come_back(a
     run_async(test)
 
 
+def test_callers_in_the_process_are_never_refused_but_while_the_service_drains(artifact: Artifact) -> None:
+    async def test() -> None:
+        engine = GatedEngine(LIMITS)
+        async with running_service(artifact, engine, max_queue_tokens=9) as service:
+            given = [["a", "b"], ["c", "d"], [f"cat {index}" for index in range(9)]]
+            tickets = [service.accept(inputs) for inputs in given]
+            assert [ticket.lane for ticket in tickets] == ["interactive", "interactive", "bulk"]
+            calls = [
+                asyncio.ensure_future(service.infer(inputs, ticket=ticket, outputs={"embedding"}))
+                for inputs, ticket in zip(given, tickets, strict=True)
+            ]
+            await entered(engine)
+            service.begin_drain()
+            with pytest.raises(ShuttingDownError):
+                service.accept(["a"])
+            engine.open()
+            assert [len(answer.rows) for answer in await asyncio.gather(*calls)] == [2, 2, 9]
+            for ticket in tickets:
+                ticket.close()
+            await service.wait_drained()
+
+    run_async(test)
+
+
 def test_a_request_larger_than_the_whole_queue_is_refused_for_good(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS), max_queue_tokens=9) as service:

@@ -90,6 +90,22 @@ def test_as_many_steps_run_at_once_as_the_engine_with_the_most_streams_has(
         turn.end(0.0)
 
 
+def test_an_engine_that_leaves_takes_its_turns_along_and_is_forgotten(line: Line) -> None:
+    wide, narrow = line.user(num_streams=3), line.user()
+    for index in range(3):
+        line.ask(str(index), narrow)
+    turns = [line.next()[1] for _ in range(3)]
+    wide.leave()
+    wide.leave()
+    assert line.gate._users == [narrow]
+    line.ask("later", narrow)
+    for turn in turns[:2]:
+        turn.end(0.0)
+        assert line.granted.empty()  # as many run as there may be
+    turns[2].end(0.0)
+    line.next()[1].end(0.0)
+
+
 def test_a_turn_that_is_ended_twice_is_given_back_once(line: Line) -> None:
     user = line.user()
     line.ask("first", user)

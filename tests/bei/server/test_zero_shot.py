@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bei.server import pipelines, zero_shot
+from bei.tasks import HYPOTHESIS
 from tests.artifacts import token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, expected_output, post, softmax
@@ -21,7 +22,7 @@ LABELS = ["a", "cat", "world"]
 
 @pytest.fixture
 def nli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
-    monkeypatch.setattr(zero_shot, "_HYPOTHESIS", "the {}")  # the tiny model would cut the label off the other
+    monkeypatch.setattr(zero_shot, "HYPOTHESIS", "the {}")  # the tiny model would cut the label off the other
     app = app_of(tmp_path / "nli", *NLI)
     yield app
     app.close()
@@ -29,7 +30,7 @@ def nli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
 
 def test_a_label_is_asked_as_in_transformers_pipeline() -> None:
     default = pipelines.ZeroShotParameters(candidate_labels=[]).hypothesis_template
-    assert zero_shot._HYPOTHESIS == default == "This example is {}."
+    assert HYPOTHESIS == default == "This example is {}."
 
 
 def expected_scores(text: str) -> Any:

@@ -1,0 +1,317 @@
+"""The jobs of ``bei.Model``: the tasks that HTTP asks for, with the options of its requests.
+
+Every function checks the options, and that the model has the task; nothing is computed before the job is run. They
+raise InvalidRequestError and TaskNotSupportedError. Those for texts with prompts warn (UserWarning) where nobody said
+which prompt a model with prompts is to use; they are called by methods of the Model, whose caller the warning names.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import TypeAlias
+
+from bei import prompts, tasks
+from bei.admission import Ticket
+from bei.core import Encoding, Float32Array
+from bei.entities import Entity
+from bei.errors import BeiError, EmptyInputError, InvalidRequestError
+from bei.model.flow import WINDOW
+from bei.model.inputs import TextOrIds, text, text_or_ids, text_or_pair
+from bei.model.job import Answered, Entries, Job, Labelled, Ranking, Rows, Vectors
+from bei.model.options import (
+    EmbedOptions,
+    EntityOptions,
+    PromptOptions,
+    ReadOptions,
+    RerankOptions,
+    ScoreOptions,
+    SparseOptions,
+    TokenizeOptions,
+    ZeroShotOptions,
+    checked,
+)
+from bei.model.results import Predictions, Rank, SparseVector, Token
+from bei.offload import off_loop
+from bei.service import InferenceService, ModelInput
+from bei.tokenization import EncodingOptions, Input, TextEncoder
+from bei.truncation import encoding_options
+from bei.vector_forms import DenseDType, check_form, numbers_of
+
+Given: TypeAlias = Mapping[str, object]
+Wrong: TypeAlias = Mapping[int, BeiError] | None
+
+_FLOAT_BYTES = 4
+_NO_ERRORS: Mapping[int, BeiError] = {}
+
+# From a warning to the caller of a Model's method: ``_prompt``, the function for the job, the method.
+_TO_THE_CALLER = 4
+
+
+def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors, Vectors]:
+    """Vectors [n, width] of texts or token ids, zeros where an input has an error."""
+    options = checked(EmbedOptions, given)
+    tasks.require(service, "embed")
+    manifest = service.manifest
+    dimensions, normalize = options.get("dimensions"), options.get("normalize")
+    tasks.check_dimensions(manifest, dimensions)
+    asked = options.get("output_dtype") or "float"
+    dtype: DenseDType = "float" if asked == "float32" else asked
+    width = manifest.dimension("embedding") or 0
+    width = min(width, dimensions or width)
+    check_form(dtype, manifest, width, normalize, param="output_dtype", dimensions_param="dimensions")
+    prompt, read = _prompt(service, options), _reading(options)
+
+    async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[Vectors]:
+        answer = await tasks.embed_inputs(
+            service,
+            inputs,
+            ticket=ticket,
+            prompt=prompt,
+            dimensions=dimensions,
+            normalize=normalize,
+            options=read,
+            wrong=wrong,
+        )
+        numbers = numbers_of(dtype, answer.vectors, answer.int8_largest)
+        return Answered(numbers, answer.num_tokens, answer.truncated, answer.errors)
+
+    return Job(
+        name="embed",
+        check=text_or_ids,
+        run=run,
+        collector=Rows,
+        model_inputs=_as_they_are,
+        lane=options.get("lane"),
+        timeout_s=options.get("timeout_s"),
+        stand_in="",
+    )
+
+
+def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, list[SparseVector], list[SparseVector]]:
+    """A sparse vector of each text or list of token ids, without entries where an input has an error."""
+    options = checked(SparseOptions, given)
+    tasks.require(service, "embed_sparse")
+    top_k, prompt, read = options.get("top_k"), _prompt(service, options), _reading(options)
+
+    async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[list[SparseVector]]:
+        answer = await tasks.embed_sparse(
+            service, inputs, ticket=ticket, prompt=prompt, top_k=top_k, options=read, wrong=wrong
+        )
+        vectors = [SparseVector(indices, weights) for indices, weights in answer.vectors]
+        return Answered(vectors, answer.num_tokens, answer.truncated, answer.errors)
+
+    return Job(
+        name="embed_sparse",
+        check=text_or_ids,
+        run=run,
+        collector=Entries[SparseVector],
+        model_inputs=_as_they_are,
+        lane=options.get("lane"),
+        timeout_s=options.get("timeout_s"),
+        stand_in="",
+    )
+
+
+def token_embedding(service: InferenceService, given: Given) -> Job[str, list[Float32Array], list[Float32Array]]:
+    """Vectors [tokens, width] of each text, [0, 0] where it has an error."""
+    options = checked(PromptOptions, given)
+    tasks.require(service, "embed_tokens")
+    prompt, read = _prompt(service, options), _reading(options)
+    role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
+
+    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> Answered[list[Float32Array]]:
+        answer = await tasks.embed_tokens(
+            service, inputs, ticket=ticket, prompt=prompt, role=role, options=read, wrong=wrong
+        )
+        return Answered(answer.vectors, answer.num_tokens, answer.truncated, answer.errors)
+
+    return Job(
+        name="embed_all",
+        check=text,
+        run=run,
+        collector=Entries[Float32Array],
+        model_inputs=_as_they_are,
+        lane=options.get("lane"),
+        timeout_s=options.get("timeout_s"),
+        stand_in="",
+        bytes_per_token=_FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0),
+    )
+
+
+def classification(service: InferenceService, given: Given) -> Job[Input, Predictions, Predictions]:
+    """Scores of the model's labels for texts or pairs."""
+    options = checked(ScoreOptions, given)
+    tasks.require(service, "classify")
+    raw, read = options.get("raw_scores", False), _reading(options)
+    labels = service.manifest.classification.labels if service.manifest.classification else []
+
+    async def run(inputs: Seq[Input], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
+        return _predicted(await tasks.classify(service, inputs, ticket=ticket, raw=raw, options=read))
+
+    return Job(
+        name="classify",
+        check=text_or_pair,
+        run=run,
+        collector=partial(Labelled, labels),
+        model_inputs=_as_they_are,
+        lane=options.get("lane"),
+        timeout_s=options.get("timeout_s"),
+    )
+
+
+def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) -> Job[str, Predictions, Predictions]:
+    """Scores of ``labels`` for texts, by a model of natural language inference."""
+    options = checked(ZeroShotOptions, given)
+    tasks.nli_labels(service)
+    names = [text(label, index, "labels") for index, label in enumerate(labels)]
+    if not names:
+        raise EmptyInputError("labels is empty: give at least one.", "labels")
+    template = options.get("hypothesis_template", tasks.HYPOTHESIS)
+    if "{}" not in template:
+        raise InvalidRequestError("hypothesis_template has no {} for the label.", "hypothesis_template")
+    hypotheses = [template.replace("{}", label, 1) for label in names]
+    multi_label, read = options.get("multi_label", False), _reading(options)
+
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
+        scores = await tasks.zero_shot(
+            service, inputs, hypotheses, ticket=ticket, multi_label=multi_label, options=read
+        )
+        return Answered(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
+
+    def pairs(inputs: Seq[str]) -> Seq[ModelInput]:
+        return [(one, hypothesis) for one in inputs for hypothesis in hypotheses]
+
+    return Job(
+        name="zero_shot",
+        check=text,
+        run=run,
+        collector=partial(Labelled, names),
+        model_inputs=pairs,
+        lane=options.get("lane"),
+        timeout_s=options.get("timeout_s"),
+        window_inputs=max(1, WINDOW // len(names)),
+    )
+
+
+def reranking(service: InferenceService, query: str, given: Given) -> Job[str, Float32Array, list[Rank]]:
+    """Ranks of documents, best first."""
+    options = checked(RerankOptions, given)
+    tasks.require(service, "rerank")
+    asked = text(query, 0, "query")
+    raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
+
+    async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Float32Array]:
+        scores = await tasks.rerank(
+            service, asked, documents, ticket=ticket, raw=raw, instruction=instruction, options=read
+        )
+        return Answered(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
+
+    def pairs(documents: Seq[str]) -> Seq[ModelInput]:
+        return [(asked, document) for document in documents]
+
+    return Job(
+        name="rerank",
+        check=partial(text, param="documents"),
+        run=run,
+        collector=partial(Ranking, options.get("top_n")),
+        model_inputs=pairs,
+        lane=options.get("lane"),
+        timeout_s=options.get("timeout_s"),
+        param="documents",
+    )
+
+
+def token_classification(service: InferenceService, given: Given) -> Job[str, list[list[Entity]], list[list[Entity]]]:
+    """Labelled tokens or entities of each text."""
+    options = checked(EntityOptions, given)
+    tasks.require(service, "classify_tokens")
+    raw, read = options.get("raw_scores", False), _reading(options)
+    aggregation = options.get("aggregation_strategy", "none")
+
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[list[list[Entity]]]:
+        answer = await tasks.classify_tokens(
+            service, inputs, ticket=ticket, aggregation=aggregation, raw=raw, options=read
+        )
+        entities = await off_loop(lambda: [answer.entities_of(index) for index in range(len(inputs))])
+        return Answered(entities, answer.num_tokens, answer.truncated, _NO_ERRORS)
+
+    return Job(
+        name="predict_tokens",
+        check=text,
+        run=run,
+        collector=Entries[list[Entity]],
+        model_inputs=_as_they_are,
+        lane=options.get("lane"),
+        timeout_s=options.get("timeout_s"),
+        bytes_per_token=_FLOAT_BYTES * (service.manifest.dimension("token_logits") or 0),
+    )
+
+
+def tokenization(service: InferenceService, given: Given) -> Job[str, list[list[Token]], list[list[Token]]]:
+    """The tokens of each text, as the model would read them, but never cut."""
+    options = checked(TokenizeOptions, given)
+    asked = options.get("prompt_name"), options.get("input_type")
+    with_special = options.get("add_special_tokens", True)
+    read = EncodingOptions(add_special_tokens=with_special, whole=True, with_spans=True)
+    prompt = ""
+    if asked != (None, None):
+        prompt = prompts.prompt_of(service.manifest, *asked)
+        read = prompts.in_role(read, prompts.role_of(service.manifest, *asked))
+
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[list[list[Token]]]:
+        texts = prompts.prompted(prompt, inputs)
+        encodings = await service.encode(texts, ticket=ticket, options=read)
+        tokens = await off_loop(
+            lambda: [_tokens(one, encoding, service.encoder) for one, encoding in zip(texts, encodings, strict=True)]
+        )
+        return Answered(tokens, sum(encoding.num_tokens for encoding in encodings), [], _NO_ERRORS)
+
+    return Job(
+        name="tokenize",
+        check=text,
+        run=run,
+        collector=Entries[list[Token]],
+        model_inputs=_as_they_are,
+        lane=options.get("lane"),
+        timeout_s=options.get("timeout_s"),
+    )
+
+
+def _tokens(content: str, encoding: Encoding, encoder: TextEncoder) -> list[Token]:
+    spans = encoding.spans
+    assert spans is not None  # they were asked for
+    rows = zip(encoding.input_ids.tolist(), spans.special.tolist(), spans.offsets.tolist(), strict=True)
+    return [
+        Token(token_id, encoder.token(token_id), True, None, None)
+        if special
+        else Token(token_id, content[start:stop], False, start, stop)
+        for token_id, special, (start, stop) in rows
+    ]
+
+
+def _predicted(scores: tasks.Scores) -> Answered[Predictions]:
+    return Answered(Predictions(scores.labels, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
+
+
+def _as_they_are(inputs: Seq[ModelInput]) -> Seq[ModelInput]:
+    return inputs
+
+
+def _reading(options: ReadOptions) -> EncodingOptions:
+    return encoding_options(
+        options.get("truncate"),
+        options.get("truncation_direction"),
+        options.get("truncate_prompt_tokens"),
+        add_special_tokens=options.get("add_special_tokens", True),
+    )
+
+
+def _prompt(service: InferenceService, options: PromptOptions) -> str:
+    name, kind, prompt = options.get("prompt_name"), options.get("input_type"), options.get("prompt")
+    warning = prompts.unsaid_prompt(service.manifest, name, kind, prompt)
+    if warning is not None:
+        warnings.warn(f"{warning}.", UserWarning, stacklevel=_TO_THE_CALLER)
+    return prompts.asked_prompt(service.manifest, name, kind, prompt)

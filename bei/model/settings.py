@@ -1,0 +1,39 @@
+"""Which settings of ``bei serve`` a Model has: those of engine, tokenizers, queue and cache; none of the network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TypedDict
+
+from bei.config import ServeConfig, load, nearest
+from bei.errors import ConfigError
+
+
+class ModelSettings(TypedDict, total=False):
+    """As the fields of ``bei.config.ServeConfig`` (docs/reference.md, "Settings of bei serve")."""
+
+    engine_threads: int
+    engine_streams: int | None
+    tune: str
+    tokenizer_threads: int
+    interactive_inputs: int
+    interactive_tokens: int
+    bulk_share: float
+    step_cap_ms: float
+    hang_timeout: float
+    cache_megabytes: int
+    auto_truncate: bool
+    cache_dir: str | os.PathLike[str]
+    precision: str
+
+
+def configured(settings: Mapping[str, object]) -> ServeConfig:
+    """``settings`` over ``BEI_*`` variables over defaults. Raises ConfigError, also for a setting that a Model has
+    not."""
+    names = sorted(ModelSettings.__optional_keys__)
+    for name in settings:
+        if name not in names:
+            raise ConfigError(f"A Model has no setting {name!r}.{nearest(name, names)}")
+    given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+    return load(ServeConfig, given)

@@ -1,0 +1,50 @@
+"""Models over fake engines, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bei import Model
+from bei.artifact import Artifact
+from bei.engine.fake import FakeEngine
+from tests.artifacts import LIMITS, save_artifact
+from tests.engines import GatedEngine
+
+OpenModel = Callable[..., Model]
+
+
+@pytest.fixture(scope="session")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return save_artifact(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def open_model(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenModel]:
+    """``open_model(engine)``: the tiny artifact over ``engine``; ``path`` is another's, the rest are settings. The
+    canary of the start passes a gate."""
+    with ExitStack() as stack:
+
+        def opened(engine: FakeEngine, path: Path | None = None, **settings: Any) -> Model:
+            monkeypatch.setattr("bei.loading.load_engine", lambda *_: engine)
+            if isinstance(engine, GatedEngine):
+                engine.let_one_through()
+            settings = {"tune": "off", "tokenizer_threads": 1, **settings}
+            model = Model(path or artifact.path, **settings)
+            stack.callback(model.close)
+            if isinstance(engine, GatedEngine):
+                engine.wait_entered()
+                stack.callback(engine.open, engine.info.num_streams)  # before it is closed
+            return model
+
+        yield opened
+
+
+@pytest.fixture
+def model(open_model: OpenModel) -> Model:
+    """Over a fake engine that answers at once."""
+    return open_model(FakeEngine(LIMITS))
