@@ -2,11 +2,11 @@
 
     python -m benchmarks.in_process [--texts 100000] [--length passages|short] [--repetitions 5]
 
-In each repetition the same texts are run three times: by the engine alone, tokenized beforehand and cut into the batches
-that the server's policy would cut from all of them at once (as in ``closed_loop``); by one call of ``Model.embed``; by
-``Model.embed_iter``, which reads them from a file. Each Model is in a new process, so that it meets every word anew, and
-warm in the shapes of its steps. RSS of that process is sampled every half second. The warm-up before the first
-repetition takes 2,048 texts.
+In each repetition the same texts are run three times: by the engine alone, tokenized beforehand and cut into the
+batches that the server's policy would cut from all of them at once (as in ``closed_loop``); by one call of
+``Model.embed``; by ``Model.embed_iter``, which reads them from a file. Each Model is in a new process, so that it meets
+every word anew, and warm in the shapes of its steps. RSS of that process is sampled every half second. The warm-up
+before the first repetition takes 2,048 texts.
 """
 
 from __future__ import annotations

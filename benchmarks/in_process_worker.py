@@ -2,8 +2,8 @@
 
     python -m benchmarks.in_process_worker ARTIFACT TEXTS list|stream
 
-TEXTS holds a JSON string a line. ``list``: one call of ``embed`` for all of them. ``stream``: ``embed_iter``, which reads
-the file as it needs it, and whose vectors are dropped. Prints an object: when the call began and ended, on
+TEXTS holds a JSON string a line. ``list``: one call of ``embed`` for all of them. ``stream``: ``embed_iter``, which
+reads the file as it needs it, and whose vectors are dropped. Prints an object: when the call began and ended, on
 time.monotonic's clock, the number of vectors, and the bytes of the result.
 """
 
