@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Mapping, Sized
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Generic, TypeVar
@@ -58,7 +58,7 @@ class ModelCall(Generic[InputT, PartT, ResultT]):
         if not self._num_done:
             raise EmptyInputError(f"{self.job.param} is empty: give at least one.", self.job.param)
 
-    def answers(self) -> Iterator[tuple[Window[InputT], Answered[PartT]]]:
+    def answers(self) -> Generator[tuple[Window[InputT], Answered[PartT]], None, None]:
         """Each window with its answer, in order. Blocks. Raises what the job raises."""
         assert isinstance(self._inputs, Iterable)  # others are for event loops
         with closing(self._flow().answers(self._cutter().windows(self._inputs))) as found:
@@ -66,7 +66,7 @@ class ModelCall(Generic[InputT, PartT, ResultT]):
                 self._note(window, answered)
                 yield window, answered
 
-    async def async_answers(self) -> AsyncIterator[tuple[Window[InputT], Answered[PartT]]]:
+    async def async_answers(self) -> AsyncGenerator[tuple[Window[InputT], Answered[PartT]], None]:
         """As ``answers``, on the caller's event loop."""
         async with aclosing(self._flow().async_answers(self._cutter().async_windows(_async(self._inputs)))) as found:
             async for window, answered in found:

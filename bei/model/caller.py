@@ -82,7 +82,7 @@ class Caller:
         progress: Progress,
     ) -> Iterator[Chunk[InputT, PartT]]:
         """``inputs`` in chunks of ``size``, with their results, each as soon as it is there. Blocks."""
-        return self._chunks(self._stream(job, inputs, size, report), progress)
+        return self._chunks(self._stream(job, _iterable(inputs), size, report), progress)
 
     def async_chunks(
         self,
@@ -93,7 +93,8 @@ class Caller:
         progress: Progress,
     ) -> AsyncIterator[Chunk[InputT, PartT]]:
         """As ``chunks``, on the caller's event loop."""
-        return self._async_chunks(self._stream(job, inputs, size, report), progress)
+        given = inputs if isinstance(inputs, AsyncIterable) else _iterable(inputs)
+        return self._async_chunks(self._stream(job, given, size, report), progress)
 
     def _chunks(self, call: ModelCall[InputT, PartT, ResultT], progress: Progress) -> Iterator[Chunk[InputT, PartT]]:
         with reporting(progress, call.count, call.job.name) as advance, closing(call.answers()) as found:
@@ -126,13 +127,13 @@ class Caller:
     ) -> ModelCall[InputT, PartT, ResultT]:
         if not isinstance(size, int) or size < 1:
             raise InvalidRequestError(f"chunk_size must be at least 1, not {size!r}.", "chunk_size")
-        return ModelCall(self.host, job, _iterable(inputs), report, "bulk", size)
+        return ModelCall(self.host, job, inputs, report, "bulk", size)
 
 
-def _iterable(inputs: object) -> Iterable[object] | AsyncIterable[object]:
+def _iterable(inputs: object) -> Iterable[object]:
     if isinstance(inputs, str):
         return [inputs]
-    if not isinstance(inputs, (Iterable, AsyncIterable)):
+    if not isinstance(inputs, Iterable):
         kind = type(inputs).__name__
-        raise MalformedRequestError(f"inputs is of type {kind}, and must be a text or several: a list, an iterator.")
+        raise MalformedRequestError(f"inputs is of type {kind}, and must be a text, or texts in a list or an iterator.")
     return inputs

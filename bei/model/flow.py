@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -77,7 +77,7 @@ class Cutter(Generic[InputT]):
     def windows(self, inputs: Iterable[object]) -> Iterator[Window[InputT]]:
         """Those of ``inputs``. Raises InvalidRequestError, and what ``inputs`` raises."""
         for value in inputs:
-            if self._is_full_with(value):
+            if self._add(value):
                 yield self._cut()
         if self._inputs:
             yield self._cut()
@@ -85,12 +85,13 @@ class Cutter(Generic[InputT]):
     async def async_windows(self, inputs: AsyncIterable[object]) -> AsyncIterator[Window[InputT]]:
         """As ``windows``."""
         async for value in inputs:
-            if self._is_full_with(value):
+            if self._add(value):
                 yield self._cut()
         if self._inputs:
             yield self._cut()
 
-    def _is_full_with(self, value: object) -> bool:
+    def _add(self, value: object) -> bool:
+        """Whether the window is full with it."""
         place = len(self._inputs)
         try:
             checked = self._check(value, self._start + place)
@@ -119,7 +120,7 @@ class Flow(Generic[InputT, AnswerT]):
         self._under_way: deque[tuple[Window[InputT], Future[AnswerT]]] = deque()
         self._num_inputs = self._num_tokens = 0
 
-    def answers(self, windows: Iterator[Window[InputT]]) -> Iterator[tuple[Window[InputT], AnswerT]]:
+    def answers(self, windows: Iterator[Window[InputT]]) -> Generator[tuple[Window[InputT], AnswerT], None, None]:
         """Each of ``windows`` with its answer, in order. Blocks until there is one; the next window is read when there
         is room for it. The first error ends the call; what is still under way then, or when nobody wants more, is
         cancelled."""
@@ -137,7 +138,7 @@ class Flow(Generic[InputT, AnswerT]):
 
     async def async_answers(
         self, windows: AsyncIterator[Window[InputT]]
-    ) -> AsyncIterator[tuple[Window[InputT], AnswerT]]:
+    ) -> AsyncGenerator[tuple[Window[InputT], AnswerT], None]:
         """As ``answers``, on the caller's event loop."""
         try:
             async for window in windows:

@@ -69,7 +69,8 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Chunk(Generic[InputT, ResultT]):
-    """Some inputs of a stream, one after the other, with their results. ``start``: how many came before them."""
+    """Some inputs of a stream, one after the other, with their results. ``start``: how many came before them. With a
+    report an input that has an error is an empty text here."""
 
     start: int
     inputs: list[InputT]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,9 +127,19 @@ def test_what_the_source_raises_ends_the_call_and_gives_back_what_was_under_way(
     wait_until(lambda: model._caller.service.num_open == 0, "what was under way is given back")
 
 
+async def aiter_of() -> AsyncIterator[str]:
+    yield "cat"
+
+
 @pytest.mark.parametrize("given", [[], iter([])], ids=["a list", "an iterator"])
 def test_no_input_at_all_is_an_error(model: Model, given: Any) -> None:
     with pytest.raises(EmptyInputError, match="inputs is empty"):
+        model.embed(given)
+
+
+@pytest.mark.parametrize("given", [None, 5, aiter_of()], ids=["None", "a number", "an asynchronous iterator"])
+def test_what_cannot_be_iterated_is_refused(model: Model, given: Any) -> None:
+    with pytest.raises(MalformedRequestError, match="must be a text, or texts in a list or an iterator"):
         model.embed(given)
 
 
