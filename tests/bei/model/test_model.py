@@ -22,6 +22,7 @@ from bei.errors import (
     EngineError,
     InputTooLongError,
     InvalidRequestError,
+    MalformedRequestError,
 )
 from bei.model import Chunk, Predictions, Rank, SparseVector, flow
 from tests.artifacts import LIMITS, expected_vectors, save_artifact, token_ids
