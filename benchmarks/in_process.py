@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def main() -> None:
         engine = load_engine(artifact.engine_dir, artifact.manifest)
         engine.warmup()
         rounds = Rounds(artifact, engine, Path(scratch), options.texts, options.length)
-        sides = {ENGINE: rounds.engine_alone, **{name: partial(rounds.model, name) for name in _FORMS}}
+        sides: dict[str, Callable[[], float]] = {ENGINE: rounds.engine_alone}
+        sides |= {name: partial(rounds.model, name) for name in _FORMS}
         texts_per_s = alternate(sides, options.repetitions, rounds.prepare)
     name = f"in-process-{options.length}"
     write(
@@ -109,7 +111,7 @@ class Rounds:
         """Texts a second of a Model in a new process."""
         command = [sys.executable, "-m", "benchmarks.in_process_worker", self._artifact.path, self._file, _FORMS[name]]
         env = environment(ROOT, self._home, {})
-        process = subprocess.Popen(map(str, command), stdout=subprocess.PIPE, cwd=ROOT, env=env)
+        process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, cwd=ROOT, env=env)
         with sampling(process.pid) as samples:
             output, _ = process.communicate()
         if process.returncode:

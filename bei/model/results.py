@@ -22,7 +22,8 @@ class SparseVector(NamedTuple):
     values: Float32Array
 
 
-class Rank(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rank:
     """A document by its place in the list that was ranked, and its score: a probability, or the logit."""
 
     index: int

@@ -95,7 +95,7 @@ def floats(values: object) -> Float32Array:
 )
 def test_embed(both: Both, options: dict[str, Any]) -> None:
     options = {"prompt": "", **options} if not {"prompt_name", "input_type"} & options.keys() else options
-    inputs = [*TEXTS, [2, 9, 3]]
+    inputs: list[str | list[int]] = [*TEXTS, [2, 9, 3]]
     found = both["embedder"].embed(inputs, **options)
     body = {"model": "embedder", "input": inputs, **options}
     expected = [one["embedding"] for one in answer(both.app, "/v1/embeddings", **body)["data"]]
