@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -13,7 +14,9 @@ from bei import Model
 from bei.artifact import Classification, OutputInfo
 from bei.canary import canary_row
 from bei.core import Float32Array
+from bei.entities import Entity
 from bei.errors import BeiError, TaskNotSupportedError
+from bei.model import Predictions
 from tests.artifacts import CANARY_TEXT, save_artifact, token_ids
 from tests.bei.server.app import App
 from tests.bei.server.kinds import KINDS, KindEngine, answer, fake_output, post, save_kind
@@ -243,3 +246,48 @@ def test_a_task_that_a_model_has_not_is_refused_in_the_same_words(
     assert isinstance(caught.value, TaskNotSupportedError) == (ask is not None)
     response = post(both.app, path, model=kind, **body)
     assert (response.status_code, response.json()["error"]["message"]) == (400, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "arguments", "is_stream"),
+    [
+        ("embedder", "embed", (TEXTS,), True),
+        ("splade", "embed_sparse", (TEXTS,), True),
+        ("colbert", "embed_all", (TEXTS,), True),
+        ("classifier", "classify", (TEXTS,), True),
+        ("ner", "predict_tokens", (TEXTS,), True),
+        ("reranker", "rerank", ("cat", TEXTS), False),
+        ("nli", "zero_shot", (TEXTS, ["a", "cat"]), False),
+        ("ner", "tokenize", (TEXTS,), False),
+    ],
+)
+def test_every_form_of_a_method_gives_the_same(
+    both: Both, kind: str, name: str, arguments: tuple[Any, ...], is_stream: bool
+) -> None:
+    model = both[kind]
+    options = {"prompt": ""} if name.startswith("embed") else {}
+    expected = plain(getattr(model, name)(*arguments, **options))
+
+    async def asynchronous() -> Any:
+        return await getattr(model, f"a{name}")(*arguments, **options)
+
+    async def chunks_of_two() -> list[Any]:
+        return [chunk async for chunk in getattr(model, f"a{name}_iter")(*arguments, chunk_size=2, **options)]
+
+    assert plain(asyncio.run(asynchronous())) == expected
+    if is_stream:
+        for chunks in (
+            list(getattr(model, f"{name}_iter")(iter(arguments[0]), chunk_size=2, **options)),
+            asyncio.run(chunks_of_two()),
+        ):
+            assert [chunk.inputs for chunk in chunks] == [TEXTS[:2], TEXTS[2:4], TEXTS[4:]]
+            assert [one for chunk in chunks for one in plain(chunk.results)] == expected
+
+
+def plain(result: object) -> Any:
+    """``result`` as lists that can be compared: of Predictions, the labels of each input."""
+    if isinstance(result, np.ndarray):
+        return result.tolist()
+    if isinstance(result, (list, tuple, Predictions)):
+        return [plain(one) for one in result]
+    return plain([*vars(result).values()]) if isinstance(result, Entity) else result
