@@ -40,7 +40,7 @@ _LENGTHS = {"passages": PASSAGES, "short": SHORT}
 _WARM_TEXTS = 2048
 # Of a call's time: until then it fills what it may have under way, and learns most words.
 _WARM_SHARE = 0.1
-_KEPT_SAMPLES = 120
+_KEPT_SAMPLES = 40
 
 
 def main() -> None:
