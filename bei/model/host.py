@@ -14,9 +14,11 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bei.artifact import Artifact
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.errors import ForkedProcessError, ShuttingDownError
@@ -44,8 +46,10 @@ _process: int | None = None  # the one that made the first
 class Host:
     """Runs coroutines of a service. Raises ForkedProcessError wherever it is asked in a fork of its process."""
 
-    def __init__(self, path: Path, config: ServeConfig) -> None:
-        """Load the artifact at ``path`` and wait until it answers as it did at build time.
+    def __init__(self, source: Path | Artifact, config: ServeConfig, held: ExitStack) -> None:
+        """Load the artifact ``source`` and wait until it answers as it did at build time.
+
+        ``held``, which keeps it where it is, is closed when the engine has been.
 
         Raises what ``load_service`` raises.
         """
@@ -55,7 +59,7 @@ class Host:
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
         self._service: Future[InferenceService] = Future()
-        self._thread = threading.Thread(target=self._run, args=(path, config), name="bei-model", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(source, config, held), name="bei-model", daemon=True)
         self._thread.start()
         _hosts.add(self)
         try:
@@ -100,16 +104,17 @@ class Host:
         except ShuttingDownError:
             raise ShuttingDownError(_CLOSED) from None
 
-    def _run(self, path: Path, config: ServeConfig) -> None:
+    def _run(self, source: Path | Artifact, config: ServeConfig, held: ExitStack) -> None:
         try:
-            self._loop.run_until_complete(self._serve(path, config))
+            with held:
+                self._loop.run_until_complete(self._serve(source, config))
         finally:
             self._loop.close()
 
-    async def _serve(self, path: Path, config: ServeConfig) -> None:
+    async def _serve(self, source: Path | Artifact, config: ServeConfig) -> None:
         service = None
         try:
-            service = load_service(path, config, Metrics(), _device)
+            service = load_service(source, config, Metrics(), _device)
             await service.check_ready()
         except BaseException as error:  # a border: it is raised in the thread that waits
             self._service.set_exception(error)

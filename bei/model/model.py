@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from bei.artifact import Certificate, Manifest
-from bei.artifact_lookup import artifact_for, default_artifact
+from bei.artifact_lookup import artifact_for, cache_of, default_artifact
 from bei.core import Float32Array
 from bei.entities import Entity
 from bei.model import jobs
@@ -75,8 +77,12 @@ class Model:
         Raises ConfigError, ArtifactError, CheckpointError and what else a start of ``bei serve`` ends with.
         """
         config = configured(settings)
-        path = default_artifact(config) if model is None else artifact_for(os.fspath(model), config)
-        self._caller = Caller(Host(path, config), config.interactive_inputs)
+        with ExitStack() as stack:
+            found = default_artifact(config, stack) if model is None else artifact_for(os.fspath(model), config, stack)
+            if not isinstance(found, Path):
+                cache_of(config).keep_bound(config.cache_max_bytes)  # now, as this one is in use
+            host = Host(found, config, stack.pop_all())
+        self._caller = Caller(host, config.interactive_inputs)
 
     @property
     def name(self) -> str:

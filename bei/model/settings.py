@@ -25,6 +25,8 @@ class ModelSettings(TypedDict, total=False):
     cache_megabytes: int
     auto_truncate: bool
     cache_dir: str | os.PathLike[str]
+    cache_max_size: str
+    require_signature: tuple[str, ...] | None
     precision: str
 
 
