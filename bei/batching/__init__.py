@@ -1,7 +1,7 @@
-"""Batching: what waits (``queue``), what runs together (``policy``), and the threads that do it (``manager``)."""
+"""Batching: what waits (``queue``), what runs together (``policy``, ``scheduler``), and the threads (``manager``)."""
 
 from bei.batching.manager import BatchManager
 from bei.batching.policy import QueueKey, next_batch
-from bei.batching.steps import SchedulingRules
+from bei.batching.scheduler import SchedulingRules
 
 __all__ = ["BatchManager", "QueueKey", "SchedulingRules", "next_batch"]

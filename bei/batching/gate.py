@@ -18,6 +18,21 @@ _MOST_AHEAD_S = 1.0
 _EXPECTED_S = 2.0
 
 
+class InteractiveExpectation:
+    """Whether interactive work came a moment ago, so that more may be on its way. Told the time."""
+
+    def __init__(self) -> None:
+        self._last_s = float("-inf")
+
+    def note(self, now_s: float) -> None:
+        """Interactive work has come."""
+        self._last_s = now_s
+
+    def holds(self, now_s: float) -> bool:
+        """Whether more is expected."""
+        return now_s - self._last_s < _EXPECTED_S
+
+
 class DeviceGate:
     """Lets as many steps run at once as the engine with the most streams has. Safe in threads."""
 
@@ -27,7 +42,7 @@ class DeviceGate:
         self._users: list[GateUser] = []
         self._free = 0
         self._num_slots = 0
-        self._last_interactive_s = float("-inf")
+        self._interactive = InteractiveExpectation()
 
     def join(self, num_streams: int, has_interactive: Callable[[], bool]) -> GateUser:
         """Add an engine. ``has_interactive`` is called in any thread, and says whether interactive work waits."""
@@ -50,12 +65,12 @@ class DeviceGate:
 
     def note_interactive(self) -> None:
         """Interactive work has come, to any of the engines."""
-        self._last_interactive_s = time.monotonic()
+        self._interactive.note(time.monotonic())
 
     @property
     def expects_interactive(self) -> bool:
-        """Whether interactive work came a moment ago, so that more may be on its way."""
-        return time.monotonic() - self._last_interactive_s < _EXPECTED_S
+        """Whether interactive work came a moment ago, to any of the engines, so that more may be on its way."""
+        return self._interactive.holds(time.monotonic())
 
     def num_busy(self, user: GateUser) -> int:
         """How many engines share the device now, ``user`` counted in: those that wait for a turn."""

@@ -23,10 +23,10 @@ from math import inf
 from bei.batching.cache import RowCache
 from bei.batching.execution import run_isolating
 from bei.batching.gate import DeviceGate, Turn
-from bei.batching.policy import leading_lane, next_batch, step_bounds
-from bei.batching.queue import Entry, Identity, LaneQueues, Waiter
-from bei.batching.shares import ServedShares, capped_step_s, overtaking
-from bei.batching.steps import Done, SchedulingRules, Step, Worker
+from bei.batching.queue import Entry, Identity, Waiter
+from bei.batching.scheduler import Scheduler, SchedulingRules
+from bei.batching.shares import overtaking
+from bei.batching.steps import Done, Step, Worker
 from bei.core import Engine, Row
 from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, ShuttingDownError
@@ -40,8 +40,6 @@ _OVERDUE_FACTOR = 20.0
 _WATCH_EVERY_S = 0.25
 # After so many engines that hung without a step in between that ended, no other is tried.
 _MOST_RESTARTS = 3
-# How often the length of a capped step is computed from the costs.
-_RECAP_EVERY_S = 1.0
 
 
 class BatchManager:
@@ -73,12 +71,11 @@ class BatchManager:
         self._reload = reload
         self._lock = threading.Lock()
         self._wakes = threading.Condition(self._lock)
-        self._queues = LaneQueues()
+        self._scheduler = Scheduler(self._limits, costs, self._rules)
+        self._queues = self._scheduler.queues
         self._running: dict[Identity, Entry] = {}  # until their answers are delivered
         self._entries_of: dict[int, set[Entry]] = {}  # by request
         self._cache = RowCache(self._rules.cache_bytes) if self._rules.cache_bytes else None
-        self._served = ServedShares()
-        self._auto_cap_s, self._recap_s = 0.0, -inf
         self._last_step_s = -inf
         self._num_hangs = 0
         self._is_stalled = False
@@ -149,7 +146,7 @@ class BatchManager:
                 is_stalled=self._is_stalled,
                 is_busy=bool(steps) or bool(len(self._queues)),
                 last_step_s=self._last_step_s,
-                step_cap_s=self._cap_s(now_s),
+                step_cap_s=self._scheduler.cap_s(now_s),
                 overtaking=overtaking(self._costs, self._limits),
                 device=self._engine.info.device,
                 num_streams=self._engine.info.num_streams,
@@ -206,36 +203,13 @@ class BatchManager:
     def _cut(self, turn: Turn) -> Step | None:
         """The next step; None if nothing waits."""
         now_s = time.monotonic()
-        self._answer_expired(self._queues.expired(now_s), now_s)
-        if not len(self._queues):
+        cut = self._scheduler.cut(now_s, interactive_expected=self._gate.gate.expects_interactive)
+        self._answer_expired(cut.expired, now_s)
+        if not cut.entries:
             return None
-        lanes = self._queues.views()
-        waiting = {lane: bool(view.queued) for lane, view in lanes.items()}
-        lead = leading_lane(waiting, self._served.recent_s(now_s), self._rules.bulk_share)
-        expected = self._gate.gate.expects_interactive
-        bounds = step_bounds(
-            lanes,
-            lead,
-            self._costs,
-            self._cap_s(now_s),
-            waited_s=self._queues.waited_s(lead, now_s),
-            interactive_expected=expected,
-        )
-        members = self._queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
-        entries = [entry for entry in members if not entry.is_expired(now_s)]  # the urgent one at least
-        self._answer_expired([entry for entry in members if entry.is_expired(now_s)], now_s)
-        for entry in entries:
+        for entry in cut.entries:
             self._running[entry.identity] = entry
-        tokens, longest = sum(entry.num_tokens for entry in entries), max(entry.num_tokens for entry in entries)
-        return Step(entries, self._costs.seconds(tokens, len(entries), longest), turn)
-
-    def _cap_s(self, now_s: float) -> float:
-        """The longest step of bulk work beside interactive work."""
-        if self._rules.step_cap_s:
-            return self._rules.step_cap_s
-        if now_s >= self._recap_s:  # costs are corrected while the engine runs
-            self._auto_cap_s, self._recap_s = capped_step_s(self._costs, self._limits), now_s + _RECAP_EVERY_S
-        return self._auto_cap_s
+        return Step(cut.entries, cut.predicted_s, turn)
 
     def _answer_expired(self, expired: list[Entry], now_s: float) -> None:
         if expired:
@@ -303,7 +277,7 @@ class BatchManager:
             worker.step = None
             self._num_hangs = 0
             self._last_step_s = ended_s
-            self._served.add(ended_s, seconds, step.entries)
+            self._scheduler.served.add(ended_s, seconds, step.entries)
         self._finished.put(Done(step.entries, answers, (step, seconds)))
 
     # The delivery thread.

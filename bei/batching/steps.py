@@ -1,32 +1,16 @@
-"""What the batch manager's threads work on: rules, steps, the workers that run them, and what they have done."""
+"""What the batch manager's threads work on: steps, the workers that run them, and what they have done."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from bei.batching.gate import Turn
 from bei.batching.queue import Entry
 from bei.core import Engine, Row
 from bei.errors import BeiError
-
-
-@dataclass(frozen=True)
-class SchedulingRules:
-    """``step_cap_s``: the longest step of bulk work while interactive work waits or is expected; 0: from the costs.
-
-    ``bulk_share``: the share of the engine's time that bulk work gets however much interactive work there is.
-    ``hang_timeout_s``: the least time after which a step is taken to hang; 0: never. ``cache_bytes``: how much memory
-    the cache of answers may use; 0: no cache.
-    """
-
-    step_cap_s: float = 0.0
-    bulk_share: float = 0.2
-    hang_timeout_s: float = 30.0
-    cache_bytes: int = 0
 
 
 class Step:

@@ -71,7 +71,7 @@ def test_bulk_work_gets_its_share_under_an_endless_stream_of_interactive_work(
 ) -> None:
     engine = GatedEngine(LIMITS)
     front = make_front(engine, bulk_share=share, step_cap_s=1e-9)  # nothing rides along
-    front.manager._served = EqualSteps()
+    front.manager._scheduler.served = EqualSteps()
     front.submit([1], lane="interactive")
     engine.wait_entered()
     bulk = front.submit(*([1000 + i] * 16 for i in range(60)))

@@ -1,0 +1,85 @@
+"""What a batch manager decides, without its threads: what waits for an engine, and which of it runs next.
+
+Told the time, so that the same code runs on a real clock (``manager``) and on a simulated one (``bei.simulation``). Not
+safe in threads: managers lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from bei.batching.policy import StepCosts, leading_lane, next_batch, step_bounds
+from bei.batching.queue import Entry, LaneQueues
+from bei.batching.shares import ServedShares, capped_step_s
+from bei.core import Limits
+
+# How often the length of a capped step is computed from the costs.
+_RECAP_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class SchedulingRules:
+    """``step_cap_s``: the longest step of bulk work while interactive work waits or is expected; 0: from the costs.
+
+    ``bulk_share``: the share of the engine's time that bulk work gets however much interactive work there is.
+    ``hang_timeout_s``: the least time after which a step is taken to hang; 0: never. ``cache_bytes``: how much memory
+    the cache of answers may use; 0: no cache.
+    """
+
+    step_cap_s: float = 0.0
+    bulk_share: float = 0.2
+    hang_timeout_s: float = 30.0
+    cache_bytes: int = 0
+
+
+class Cut(NamedTuple):
+    """What left the queue: ``entries``, the next step, predicted to take ``predicted_s`` (none where nothing waits),
+    and ``expired``, whose deadlines have all passed."""
+
+    entries: list[Entry]
+    predicted_s: float
+    expired: list[Entry]
+
+
+class Scheduler:
+    """The queues of one engine, and the policy over them."""
+
+    def __init__(self, limits: Limits, costs: StepCosts, rules: SchedulingRules) -> None:
+        self.queues = LaneQueues()
+        self.served = ServedShares()
+        self._limits = limits
+        self._costs = costs
+        self._rules = rules
+        self._auto_cap_s, self._recap_s = 0.0, -inf
+
+    def cut(self, now_s: float, *, interactive_expected: bool) -> Cut:
+        """Take the next step out of the queues, and what has expired."""
+        expired = self.queues.expired(now_s)
+        if not len(self.queues):
+            return Cut([], 0.0, expired)
+        lanes = self.queues.views()
+        waiting = {lane: bool(view.queued) for lane, view in lanes.items()}
+        lead = leading_lane(waiting, self.served.recent_s(now_s), self._rules.bulk_share)
+        bounds = step_bounds(
+            lanes,
+            lead,
+            self._costs,
+            self.cap_s(now_s),
+            waited_s=self.queues.waited_s(lead, now_s),
+            interactive_expected=interactive_expected,
+        )
+        members = self.queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
+        expired += [entry for entry in members if entry.is_expired(now_s)]
+        entries = [entry for entry in members if not entry.is_expired(now_s)]  # the urgent one at least
+        tokens, longest = sum(entry.num_tokens for entry in entries), max(entry.num_tokens for entry in entries)
+        return Cut(entries, self._costs.seconds(tokens, len(entries), longest), expired)
+
+    def cap_s(self, now_s: float) -> float:
+        """The longest step of bulk work beside interactive work."""
+        if self._rules.step_cap_s:
+            return self._rules.step_cap_s
+        if now_s >= self._recap_s:  # costs are corrected while the engine runs
+            self._auto_cap_s, self._recap_s = capped_step_s(self._costs, self._limits), now_s + _RECAP_EVERY_S
+        return self._auto_cap_s
