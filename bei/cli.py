@@ -1,5 +1,5 @@
-"""``bei build | sign | serve | tune | verify | inspect | cache | doctor``. Most flags are made from the configuration
-classes."""
+"""``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor``. Most flags are made from the
+configuration classes."""
 
 from __future__ import annotations
 
@@ -127,6 +127,12 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
     if command == "doctor":
         _add_doctor_arguments(doctor)
+    simulate = commands.add_parser("simulate", help="compare schedulers on a trace of requests and simulated devices")
+    simulate.set_defaults(run=_simulate)
+    if command == "simulate":
+        from bei.simulation.command import add_arguments
+
+        add_arguments(simulate)
     return parser
 
 
@@ -306,6 +312,12 @@ def _doctor(options: dict[str, Any]) -> None:
         print(as_text(report))  # noqa: T201
     if options["target"] and "yes" not in report.targets[0].verdicts:
         sys.exit(1)
+
+
+def _simulate(options: dict[str, Any]) -> None:
+    from bei.simulation.command import run
+
+    print(run(options))  # noqa: T201
 
 
 def _builder_for_doctor() -> Any:

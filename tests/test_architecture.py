@@ -22,7 +22,9 @@ ENGINE_LIBRARIES = {
     "tensorrt_llm": "bei/engine/trtllm.py",
 }
 # Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).
-LAYERS = ["cli", "server", "model", "tasks", "fates", "loading", "service", "batching", "engine", "core"]
+LAYERS = [
+    *("cli", "server", "model", "tasks", "fates", "loading", "service", "simulation", "batching", "engine", "core")
+]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {
     "admission": {"bei.core", "bei.errors", "bei.port", "bei.timing"},
@@ -147,6 +149,13 @@ def test_http_stays_in_the_server(path: Path) -> None:
     if not path.is_relative_to(ROOT / "bei" / "server"):
         tops = {module.split(".")[0] for module in imports_of(path, everywhere=True)}
         assert not tops & {"fastapi", "starlette", "uvicorn", "uvloop", "httptools"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bei" / "simulation").glob("*.py")), ids=name_of)
+def test_the_simulation_knows_neither_engines_nor_services(path: Path) -> None:
+    known = {"batching", "core", None}
+    for module in imports_of(path, everywhere=True):
+        assert module.startswith("bei.simulation") or layer_of(module) in known, module
 
 
 @pytest.mark.parametrize("path", BUILDER, ids=name_of)

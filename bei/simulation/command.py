@@ -1,0 +1,188 @@
+"""``bei simulate``: its flags, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bei.batching.scheduler import SchedulingRules
+from bei.errors import ConfigError
+from bei.simulation.devices import TABLES, Fleet, read_table
+from bei.simulation.front import Front
+from bei.simulation.policies import POLICIES
+from bei.simulation.report import Comparison, table
+from bei.simulation.simulator import simulate
+from bei.simulation.trace import Trace, read_trace, write_trace
+from bei.simulation.workloads import WORKLOADS, Mix
+
+_DEFAULT_COSTS = "l4-bge-large"
+_REQUESTS_A_STREAM = 4  # of a backfill, on their way at a time
+_WARM_PART = 0.1
+
+# Flags that say what a synthetic trace is made of.
+_MIX_FLAGS = ("load", "interactive_share", "bulk_texts", "seed")
+# Flags that only bei's policy knows.
+_RULE_FLAGS = ("step_cap_ms", "bulk_share")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags. What is not given is None, so that what would not be honoured can be refused."""
+    seconds, count, share = _number(0), _count, _number(0, 1)
+
+    def add(flag: str, kind: Callable[[str], Any], metavar: str, text: str, default: Any = None) -> None:
+        parser.add_argument(flag, type=kind, metavar=metavar, default=default, help=text)
+
+    add(
+        "--costs",
+        str,
+        "TABLE",
+        f"what steps cost: {', '.join(TABLES)} (assumed, of no measured GPU), or a file that bei tune has written "
+        f"(default: {_DEFAULT_COSTS})",
+        _DEFAULT_COSTS,
+    )
+    add("--devices", count, "N", "alike devices in front of one queue (default: 8)", 8)
+    add("--trace", str, "TRACE", f"{', '.join(WORKLOADS)}, or a file of requests (default: backfill)", "backfill")
+    add("--policies", _policies, "NAMES", f"with commas (default: {','.join(POLICIES)})", tuple(POLICIES))
+    add(
+        "--seconds", _number(0, above=True), "X", "length of the trace (default: 20; of a file, up to its last arrival)"
+    )
+    add("--warm-seconds", seconds, "X", "at the start, not measured (default: a tenth of a synthetic trace)")
+    add("--load", _number(0, above=True), "X", "engine time of all that comes, of what there is (default: 0.8)")
+    add("--interactive-share", share, "X", "part of it that is single queries; in a backfill, of all there is (0.1)")
+    add("--bulk-texts", count, "N", "texts of a bulk request (default: 256)")
+    add("--concurrency", count, "N", f"requests of a backfill on their way (default: {_REQUESTS_A_STREAM} a stream)")
+    add("--seed", _whole, "N", "of a synthetic trace (default: 0)")
+    add("--step-cap-ms", _number(0, above=True), "X", "as of bei serve (default: what the costs ask for)")
+    add("--bulk-share", _number(0, 1, below=True), "X", "as of bei serve (default: 0.2)")
+    add("--front-request-ms", seconds, "X", "what a server does for a request beside the engine (default: 0)", 0.0)
+    add("--front-text-us", seconds, "X", "... and for each of its texts (default: 0)", 0.0)
+    add("--front-cores", _whole, "N", "cores of a CPU engine that do this too; 0: the engine has its own device", 0)
+    add("--json", Path, "FILE", "write figures there")
+    add("--write-trace", Path, "FILE", "write the trace there, a JSON object a request, to be given to --trace")
+
+
+def run(options: Mapping[str, Any]) -> str:
+    """Simulate, write the files that were asked for, and return a table. Raises ConfigError, OSError."""
+    fleet = Fleet(read_table(options["costs"]), options["devices"])
+    trace, described = _trace(options, fleet)
+    if options["write_trace"]:
+        write_trace(options["write_trace"], trace)
+    comparison = _compared(options, fleet, trace, described)
+    if options["json"]:
+        options["json"].write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+    return table(comparison)
+
+
+def _compared(options: Mapping[str, Any], fleet: Fleet, trace: Trace, described: Mapping[str, Any]) -> Comparison:
+    rules = _rules(options)
+    front = Front(options["front_request_ms"] / 1e3, options["front_text_us"] / 1e6, options["front_cores"])
+    results = {}
+    for name in options["policies"]:
+        policy = POLICIES[name](fleet.table.model(), rules)
+        try:
+            results[name] = simulate(trace, fleet, policy, front=front, warm_s=described["warm_seconds"])
+        except ValueError as error:
+            raise ConfigError(
+                f"Nothing is measured ({error}): give fewer --warm-seconds, or a longer trace."
+            ) from error
+    return Comparison(
+        fleet.table.name, fleet.table.source, fleet.table.is_assumed, fleet.num_devices, described, results
+    )
+
+
+def _rules(options: Mapping[str, Any]) -> SchedulingRules:
+    given = {name: options[name] for name in _RULE_FLAGS if options[name] is not None}
+    if given and "bei" not in options["policies"]:
+        raise ConfigError(f"{_flags(given)}: only the policy bei knows that, and --policies does not name it.")
+    found = {"bulk_share": given["bulk_share"]} if "bulk_share" in given else {}
+    return SchedulingRules(step_cap_s=given.get("step_cap_ms", 0.0) / 1e3, **found)
+
+
+def _trace(options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, Any]]:
+    """The trace, and what it is."""
+    name = options["trace"]
+    trace, described = _synthetic(name, options, fleet) if name in WORKLOADS else _stored(name, options)
+    if options["concurrency"] is not None and not trace.backfill:
+        raise ConfigError("--concurrency is of a backfill, and the trace has none.")
+    described |= {"requests": len(trace.arrivals) + len(trace.backfill), "texts": trace.num_texts}
+    return trace, described
+
+
+def _synthetic(name: str, options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, Any]]:
+    if name == "backfill" and options["load"] is not None:
+        raise ConfigError(
+            "--load: a backfill takes all that the devices have; --interactive-share says what queries do."
+        )
+    given = {key: options[key] for key in (*_MIX_FLAGS, "seconds", "concurrency") if options[key] is not None}
+    if name == "backfill":
+        given.setdefault("concurrency", _REQUESTS_A_STREAM * fleet.num_streams)
+    mix = Mix(**given)
+    warm_s = _WARM_PART * mix.seconds if options["warm_seconds"] is None else options["warm_seconds"]
+    kept = {key: value for key, value in vars(mix).items() if name == "backfill" or key != "concurrency"}
+    if name == "backfill":
+        del kept["load"]
+    try:
+        return WORKLOADS[name](fleet, mix), {"name": name, **kept, "warm_seconds": warm_s}
+    except ValueError as error:
+        raise ConfigError(f"No such trace ({error}): give more --seconds, or more --load.") from error
+
+
+def _stored(name: str, options: Mapping[str, Any]) -> tuple[Trace, dict[str, Any]]:
+    given = {key: options[key] for key in _MIX_FLAGS if options[key] is not None}
+    if given:
+        raise ConfigError(f"{_flags(given)}: that is of synthetic traces, {', '.join(WORKLOADS)}; a file has its own.")
+    concurrency = options["concurrency"] or _REQUESTS_A_STREAM
+    try:
+        trace = read_trace(Path(name), concurrency=concurrency, seconds=options["seconds"])
+    except (FileNotFoundError, IsADirectoryError):
+        raise ConfigError(f"{name} is no trace: give one of {', '.join(WORKLOADS)}, or a file of requests.") from None
+    described = {"name": name, "seconds": options["seconds"], "warm_seconds": options["warm_seconds"] or 0.0}
+    return trace, described | ({"concurrency": concurrency} if trace.backfill else {})
+
+
+def _flags(names: Mapping[str, Any]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise argparse.ArgumentTypeError(f"no policy {unknown[0]!r}: choose from {', '.join(POLICIES)}, with commas")
+    return names
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 1,000,000, not {text!r}")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 on, not {text!r}")
+    return int(text)
+
+
+def _number(
+    least: float, most: float = math.inf, *, above: bool = False, below: bool = False
+) -> Callable[[str], float]:
+    """A finite number from ``least`` (``above``: without it) to ``most`` (``below``: without it)."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        is_within = least <= value <= most and not (above and value == least) and not (below and value == most)
+        if not is_within or math.isinf(value):
+            bounds = f"{'above' if above else 'at least'} {least:g}"
+            bounds += "" if math.isinf(most) else f" and {'below' if below else 'at most'} {most:g}"
+            raise argparse.ArgumentTypeError(f"must be a number {bounds}, not {text!r}")
+        return value
+
+    return parse

@@ -1,0 +1,99 @@
+"""Simulated devices: what a step takes on them, from a table that says where its figures come from.
+
+The tables of GPUs in ``tables/`` are assumptions, derived from published figures: no GPU has been measured. A table of
+an engine that was measured is a file of the cost cache, which ``bei tune`` and the first ``bei serve`` write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bei.core import Limits
+from bei.costs import CostModel
+from bei.errors import ConfigError
+from bei.files import UnfitError, read_bounded
+
+_FOLDER = Path(__file__).parent / "tables"
+TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What a step takes on one stream of a device, all streams being busy, and ``source``: where that comes from.
+
+    ``costs`` is the plain data of a ``CostModel``. ``is_assumed``: nobody has measured it.
+    """
+
+    name: str
+    source: str
+    is_assumed: bool
+    num_streams: int
+    costs: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.num_streams < 1:
+            raise ValueError(f"a device has streams, not {self.num_streams}")
+
+    def model(self) -> CostModel:
+        """A model of its own: what it observes changes no other's. Raises KeyError, TypeError or ValueError."""
+        return CostModel.from_json({"is_measured": True, "speed": 1.0, **self.costs})
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """``num_devices`` alike devices in front of one queue. ``slowdown``: how many times as long as in the table steps
+    take; the scheduler does not know it, and observes."""
+
+    table: CostTable
+    num_devices: int = 1
+    slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 1 or not 0 < self.slowdown < float("inf"):
+            raise ValueError(f"no fleet: {self.num_devices} devices, slowdown {self.slowdown}")
+
+    @property
+    def num_streams(self) -> int:
+        """How many steps run at a time."""
+        return self.num_devices * self.table.num_streams
+
+    @property
+    def limits(self) -> Limits:
+        """Of a step."""
+        return self.table.model().limits
+
+
+def read_table(name: str) -> CostTable:
+    """The table called ``name`` (``TABLES``), or the one in the file of that path.
+
+    A file holds a table as in ``tables/``, a cost model of the cost cache, or a cost model's plain data. Raises
+    ConfigError.
+    """
+    path = _FOLDER / f"{name}.json" if name in TABLES else Path(name)
+    try:
+        table = _table_of(path, json.loads(read_bounded(path)))
+        table.model()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{name} is no table of costs: give one of {', '.join(TABLES)}, or a file that bei tune has written."
+        ) from None
+    except (OSError, UnfitError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} holds no table of costs ({type(error).__name__}: {error}): give a file that bei tune has written."
+        ) from error
+    return table
+
+
+def _table_of(path: Path, content: dict[str, Any]) -> CostTable:
+    if "key" in content:  # of the cost cache
+        key = content["key"]
+        source = f"measured on {key['device']}, {key['threads']} threads, {key['library']}: {path.name}"
+        return CostTable(path.stem, source, not content["data"]["is_measured"], int(key["streams"]), content["data"])
+    if "coefficients" in content:
+        return CostTable(path.stem, str(path), not content["is_measured"], 1, content)
+    source = f"{content['device']}, {content['model']}. {content['source']}"
+    return CostTable(path.stem, source, True, int(content["num_streams"]), content["costs"])

@@ -1,0 +1,144 @@
+"""Schedulers to compare: bei's own code, and the peers' by their descriptions. Told the time.
+
+Of a peer there is its batching rule and nothing else: the engine, the front and their times are the same for all. What
+would slow the peers down further is left out: TEI cuts one batch ahead of the one that runs, Infinity's threads sleep
+5 ms between looks at their queues.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from bei.batching.gate import InteractiveExpectation
+from bei.batching.queue import Entry
+from bei.batching.scheduler import Scheduler, SchedulingRules
+from bei.core import Limits
+from bei.costs import CostModel
+
+# TEI's --max-batch-tokens, and Infinity's --batch-size and how many batches it sorts together; their defaults.
+TEI_MAX_BATCH_TOKENS = 16_384
+INFINITY_BATCH_SIZE = 32
+_INFINITY_SORTED_BATCHES = 8
+
+
+class Policy(Protocol):
+    """A queue, and what runs next of it."""
+
+    def add(self, entries: Seq[Entry], now_s: float) -> None:
+        """Texts have come, in the order in which they stand in their request."""
+
+    def cut(self, now_s: float) -> list[Entry]:
+        """Take the next step out, within the engine's limits; nothing only if nothing waits."""
+
+    def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
+        """A step has ended now."""
+
+
+class BeiPolicy:
+    """``bei.batching``: lanes, lengths alike, steps by predicted cost. ``costs`` is corrected by the steps that run."""
+
+    def __init__(self, costs: CostModel, rules: SchedulingRules) -> None:
+        self._costs = costs
+        self._scheduler = Scheduler(costs.limits, costs, rules)
+        self._interactive = InteractiveExpectation()
+
+    def add(self, entries: Seq[Entry], now_s: float) -> None:
+        """As ``BatchManager.submit``."""
+        if any(entry.lane == "interactive" for entry in entries):
+            self._interactive.note(now_s)
+        self._scheduler.queues.add(entries)
+
+    def cut(self, now_s: float) -> list[Entry]:
+        """The next step; nothing expires, as nothing in a trace has a deadline."""
+        return self._scheduler.cut(now_s, interactive_expected=self._interactive.holds(now_s)).entries
+
+    def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
+        """Count the lanes' shares, and correct the costs."""
+        self._scheduler.served.add(now_s, seconds, entries)
+        lengths = [entry.num_tokens for entry in entries]
+        self._costs.observe(sum(lengths), len(lengths), max(lengths), seconds)
+
+
+class FifoTokenBudget:
+    """Text Embeddings Inference: texts in the order in which they came, up to a budget of tokens.
+
+    Real tokens, as its engines without padding count. A text that does not fit any more ends the batch.
+    """
+
+    def __init__(self, limits: Limits, max_batch_tokens: int = TEI_MAX_BATCH_TOKENS) -> None:
+        self._budget = min(max_batch_tokens, limits.max_num_tokens)
+        self._max_size = limits.max_batch_size
+        self._waiting: deque[Entry] = deque()
+
+    def add(self, entries: Seq[Entry], now_s: float) -> None:
+        """Behind all others."""
+        self._waiting.extend(entries)
+
+    def cut(self, now_s: float) -> list[Entry]:
+        """The oldest, at least one."""
+        return _taken(self._waiting, self._budget, self._max_size)
+
+    def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
+        """Nothing is learned."""
+
+
+class FixedBatches:
+    """Infinity: batches of 32 texts. Where more than one waits, those of up to eight are sorted by length together.
+
+    It knows no limit of tokens; a batch that the engine does not hold is cut where its limit is.
+    """
+
+    def __init__(self, limits: Limits, batch_size: int = INFINITY_BATCH_SIZE) -> None:
+        self._limits = limits
+        self._batch_size = min(batch_size, limits.max_batch_size)
+        self._waiting: deque[Entry] = deque()
+        self._batches: deque[deque[Entry]] = deque()
+
+    def add(self, entries: Seq[Entry], now_s: float) -> None:
+        """Behind all others."""
+        self._waiting.extend(entries)
+
+    def cut(self, now_s: float) -> list[Entry]:
+        """The next of the batches that were sorted together, or of those that wait now."""
+        if not self._batches:
+            self._sort()
+        if not self._batches:
+            return []
+        step = _taken(self._batches[0], self._limits.max_num_tokens, self._batch_size)
+        if not self._batches[0]:
+            self._batches.popleft()
+        return step
+
+    def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
+        """Nothing is learned."""
+
+    def _sort(self) -> None:
+        num_batches = min(_INFINITY_SORTED_BATCHES, max(1, len(self._waiting) // self._batch_size))
+        taken = [self._waiting.popleft() for _ in range(min(num_batches * self._batch_size, len(self._waiting)))]
+        if num_batches > 1:
+            taken.sort(key=lambda entry: entry.num_tokens)
+        for start in range(0, len(taken), self._batch_size):
+            self._batches.append(deque(taken[start : start + self._batch_size]))
+
+
+def _taken(waiting: deque[Entry], max_tokens: int, max_size: int) -> list[Entry]:
+    """From the front of ``waiting`` as many as fit, at least one if there is any."""
+    step: list[Entry] = []
+    num_tokens = 0
+    while waiting and len(step) < max_size:
+        num_tokens += waiting[0].num_tokens
+        if step and num_tokens > max_tokens:
+            break
+        step.append(waiting.popleft())
+    return step
+
+
+# By the names that commands know them by. The costs are for a policy that uses them, and are its own.
+POLICIES: dict[str, Callable[[CostModel, SchedulingRules], Policy]] = {
+    "bei": BeiPolicy,
+    "fifo": lambda costs, rules: FifoTokenBudget(costs.limits),
+    "fixed": lambda costs, rules: FixedBatches(costs.limits),
+}

@@ -1,0 +1,61 @@
+"""One trace under several policies, and the table that ``bei simulate`` prints of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bei.simulation.result import Result
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``trace``: what it is, in words and numbers. ``source`` and ``is_assumed`` are the cost table's."""
+
+    costs: str
+    source: str
+    is_assumed: bool
+    devices: int
+    trace: Mapping[str, Any]
+    policies: Mapping[str, Result]
+
+
+def table(comparison: Comparison) -> str:
+    """For a terminal. Latencies are of requests, from their arrival to their last text's answer."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = Table(box=box.SIMPLE, pad_edge=False)
+    rows.add_column("policy")
+    for title in (
+        *("interactive P50, ms", "P99, ms", "bulk P50, ms", "P99, ms", "bulk tokens/s", "tokens/s"),
+        *("tokens a step", "slots filled", "devices busy"),
+    ):
+        rows.add_column(title, justify="right")
+    for name, result in comparison.policies.items():
+        interactive, bulk, steps = result.lanes["interactive"], result.lanes["bulk"], result.steps
+        latencies = (interactive.p50_ms, interactive.p99_ms, bulk.p50_ms, bulk.p99_ms)
+        rates = (bulk.tokens_per_s, result.tokens_per_s, steps.mean_tokens)
+        rows.add_row(
+            name,
+            *("-" if value is None else f"{value:,.1f}" for value in latencies),
+            *(f"{value:,.0f}" for value in rates),
+            *(f"{share:.1%}" for share in (steps.fill, steps.device_use)),
+        )
+    stream = io.StringIO()
+    console = Console(file=stream, width=120, highlight=False, markup=False)
+    kind = "assumed, not measured" if comparison.is_assumed else "measured"
+    console.print(f"costs: {comparison.costs} ({kind}). {comparison.source}", soft_wrap=True)
+    described = ", ".join(f"{name} {_shown(value)}" for name, value in comparison.trace.items() if name != "name")
+    console.print(f"trace: {comparison.trace['name']} on {comparison.devices} devices: {described}", soft_wrap=True)
+    console.print(rows)
+    if cut := max(result.cut_texts for result in comparison.policies.values()):
+        console.print(f"{cut:,} texts are longer than the engine takes, and were cut")
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"

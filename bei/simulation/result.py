@@ -1,0 +1,135 @@
+"""What became of a trace: latencies and rates by lane, how full steps were, how busy devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from bei.port import LANES, Lane
+
+
+class Answered(NamedTuple):
+    """A request from its arrival to its last text's answer."""
+
+    lane: Lane
+    arrived_s: float
+    done_s: float
+    num_texts: int
+    num_tokens: int
+
+
+class Step(NamedTuple):
+    """A step on a stream: its times, and the texts and tokens of each lane. ``longest``: tokens of its longest text."""
+
+    stream: int
+    started_s: float
+    ended_s: float
+    texts: Mapping[Lane, int]
+    tokens: Mapping[Lane, int]
+    longest: int
+
+    @property
+    def num_texts(self) -> int:
+        """Of both lanes."""
+        return sum(self.texts.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Of both lanes."""
+        return sum(self.tokens.values())
+
+
+@dataclass(frozen=True)
+class LaneFigures:
+    """Latencies are of requests that came within the window, None where none did; rates of what steps that ended in it
+    computed."""
+
+    requests: int
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
+    texts_per_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """Of steps that ended within the window. ``fill``: tokens by slots, a slot being a text times the step's longest.
+    ``device_use``: the part of the window in which a stream ran a step, mean over all streams."""
+
+    steps: int
+    mean_texts: float
+    mean_tokens: float
+    fill: float
+    p99_ms: float | None
+    device_use: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures of a window, which ends before what was still on its way did. ``cut_texts``: texts of the whole trace
+    that were longer than the engine takes."""
+
+    window_s: tuple[float, float]
+    lanes: Mapping[Lane, LaneFigures]
+    steps: StepFigures
+    cut_texts: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of both lanes."""
+        return sum(figures.tokens_per_s for figures in self.lanes.values())
+
+
+def figures(
+    answered: Seq[Answered], steps: Seq[Step], num_streams: int, window_s: tuple[float, float], cut_texts: int
+) -> Result:
+    """The result of a run. Raises ValueError where the window is empty."""
+    from_s, to_s = window_s
+    if not from_s < to_s:
+        raise ValueError(f"nothing lies between {from_s} and {to_s} s")
+    ended = [step for step in steps if from_s <= step.ended_s <= to_s]
+    lanes = {lane: _lane(lane, answered, ended, from_s, to_s) for lane in LANES}
+    return Result(window_s, lanes, _steps(ended, steps, num_streams, from_s, to_s), cut_texts)
+
+
+def _lane(lane: Lane, answered: Seq[Answered], ended: Seq[Step], from_s: float, to_s: float) -> LaneFigures:
+    latencies = [
+        request.done_s - request.arrived_s
+        for request in answered
+        if request.lane == lane and from_s <= request.arrived_s <= to_s
+    ]
+    seconds = to_s - from_s
+    return LaneFigures(
+        len(latencies),
+        *(_percentile_ms(latencies, percent) for percent in (50, 90, 99, 100)),
+        texts_per_s=sum(step.texts[lane] for step in ended) / seconds,
+        tokens_per_s=sum(step.tokens[lane] for step in ended) / seconds,
+    )
+
+
+def _steps(ended: Seq[Step], steps: Seq[Step], num_streams: int, from_s: float, to_s: float) -> StepFigures:
+    count = max(1, len(ended))
+    tokens = sum(step.num_tokens for step in ended)
+    slots = sum(step.num_texts * step.longest for step in ended)
+    busy_s = sum(max(0.0, min(step.ended_s, to_s) - max(step.started_s, from_s)) for step in steps)
+    return StepFigures(
+        steps=len(ended),
+        mean_texts=sum(step.num_texts for step in ended) / count,
+        mean_tokens=tokens / count,
+        fill=tokens / max(1, slots),
+        p99_ms=_percentile_ms([step.ended_s - step.started_s for step in ended], 99),
+        device_use=busy_s / (num_streams * (to_s - from_s)),
+    )
+
+
+def _percentile_ms(seconds: Seq[float], percent: int) -> float | None:
+    """A sample itself, the nearest rank above; None of nothing."""
+    if not seconds:
+        return None
+    return round(1e3 * float(np.percentile(seconds, percent, method="inverted_cdf")), 3)

@@ -1,0 +1,163 @@
+"""One run: a trace through a front, a policy's queue and the streams of a fleet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Seq
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+
+import numpy as np
+
+from bei.batching.queue import Entry, Waiter
+from bei.core import Encoding
+from bei.port import LANES, Lane
+from bei.simulation.clock import Clock
+from bei.simulation.devices import Fleet
+from bei.simulation.front import Front
+from bei.simulation.policies import Policy
+from bei.simulation.result import Answered, Result, Step, figures
+from bei.simulation.trace import Request, Trace
+
+_NO_FRONT = Front()
+
+
+def simulate(trace: Trace, fleet: Fleet, policy: Policy, *, front: Front = _NO_FRONT, warm_s: float = 0.0) -> Result:
+    """Run all of ``trace``; figures from ``warm_s`` on.
+
+    Nothing is refused: where more comes than the fleet can do, the queue grows, and latencies with it. Raises
+    ValueError where the trace ends before ``warm_s``.
+    """
+    run = Run(trace, fleet, policy, front)
+    run.play()
+    end_s = trace.seconds or (trace.arrivals[-1].at_s if trace.arrivals else None) or run.clock.now_s
+    return figures(run.answered, run.steps, fleet.num_streams, (warm_s, end_s), run.num_cut)
+
+
+class _OnItsWay:
+    """A request with texts that are not answered yet."""
+
+    __slots__ = ("arrived_s", "num_left", "request")
+
+    def __init__(self, request: Request, arrived_s: float) -> None:
+        self.request = request
+        self.arrived_s = arrived_s
+        self.num_left = len(request.tokens)
+
+
+class Run:
+    """The state of a run, and what has happened. An idle stream takes what there is at once, as in the server."""
+
+    def __init__(self, trace: Trace, fleet: Fleet, policy: Policy, front: Front) -> None:
+        self.clock = Clock()
+        self.answered: list[Answered] = []
+        self.steps: list[Step] = []
+        self.num_cut = 0
+        self._policy = policy
+        self._front = front
+        self._costs = fleet.table.model()
+        self._slowdown = fleet.slowdown
+        self._max_seq_len = self._costs.limits.max_seq_len
+        self._arrivals = iter(trace.arrivals)
+        self._backfill = deque(trace.backfill)
+        self._concurrency = trace.concurrency
+        self._backfill_ends_s = inf if trace.seconds is None else trace.seconds
+        self._idle = list(range(fleet.num_streams))  # a heap
+        self._owed_s = 0.0  # what steps will take longer, for the front's work on the engine's cores
+        self._requests: dict[int, _OnItsWay] = {}
+        self._num_requests = self._num_texts = 0
+
+    def play(self) -> None:
+        """Until everything is answered."""
+        self._await_arrival()
+        for _ in range(min(self._concurrency, len(self._backfill))):
+            self._next_of_backfill()
+        self.clock.run()
+
+    # Requests come.
+
+    def _await_arrival(self) -> None:
+        request = next(self._arrivals, None)
+        if request is not None:
+            assert request.at_s is not None
+            self.clock.at(request.at_s, partial(self._arrive, request))
+
+    def _arrive(self, request: Request) -> None:
+        self._await_arrival()
+        self._accept(request)
+
+    def _next_of_backfill(self) -> None:
+        if self._backfill and self.clock.now_s < self._backfill_ends_s:
+            self._accept(self._backfill.popleft())
+
+    def _accept(self, request: Request) -> None:
+        now_s = self.clock.now_s
+        number = self._num_requests
+        self._num_requests += 1
+        self._requests[number] = _OnItsWay(request, now_s)
+        self._owed_s += self._front.engine_s(len(request.tokens))
+        for after_s, texts in self._front.chunks(len(request.tokens)):
+            self.clock.at(now_s + after_s, partial(self._enqueue, number, request, texts))
+
+    def _enqueue(self, number: int, request: Request, texts: slice) -> None:
+        now_s = self.clock.now_s
+        entries = [self._entry(number, place, request, now_s) for place in range(texts.start, texts.stop)]
+        self._policy.add(entries, now_s)
+        while self._idle and self._start(self._idle[0]):
+            heappop(self._idle)
+
+    def _entry(self, number: int, place: int, request: Request, now_s: float) -> Entry:
+        """A text that no other is equal to. Texts too long are cut, as the server does."""
+        length = min(request.tokens[place], self._max_seq_len)
+        self.num_cut += length < request.tokens[place]
+        self._num_texts += 1
+        ids = np.full(length, self._num_texts, np.int32)
+        return Entry(Encoding(ids), Waiter(number, place, inf, frozenset()), request.lane, now_s, 0.0)
+
+    # Steps run.
+
+    def _start(self, stream: int) -> bool:
+        """Begin the next step on ``stream``; False if nothing waits."""
+        entries = self._policy.cut(self.clock.now_s)
+        if not entries:
+            return False
+        lengths = [entry.num_tokens for entry in entries]
+        seconds = self._slowdown * self._costs.seconds(sum(lengths), len(lengths), max(lengths)) + self._owed_s
+        self._owed_s = 0.0
+        started_s = self.clock.now_s
+        self.clock.at(started_s + seconds, partial(self._end, stream, entries, started_s))
+        return True
+
+    def _end(self, stream: int, entries: list[Entry], started_s: float) -> None:
+        """As in the server, the stream cuts its next step before answers are delivered."""
+        now_s = self.clock.now_s
+        self.steps.append(_step_of(stream, entries, started_s, now_s))
+        self._policy.ran(entries, now_s - started_s, now_s)
+        if not self._start(stream):
+            heappush(self._idle, stream)
+        for entry in entries:
+            self._deliver(entry.waiters[0].request_id)
+
+    def _deliver(self, number: int) -> None:
+        on_its_way = self._requests[number]
+        on_its_way.num_left -= 1
+        if on_its_way.num_left:
+            return
+        del self._requests[number]
+        request = on_its_way.request
+        num_tokens = sum(min(length, self._max_seq_len) for length in request.tokens)
+        self.answered.append(
+            Answered(request.lane, on_its_way.arrived_s, self.clock.now_s, len(request.tokens), num_tokens)
+        )
+        if request.at_s is None:
+            self._next_of_backfill()
+
+
+def _step_of(stream: int, entries: Seq[Entry], started_s: float, ended_s: float) -> Step:
+    texts: dict[Lane, int] = dict.fromkeys(LANES, 0)
+    tokens: dict[Lane, int] = dict.fromkeys(LANES, 0)
+    for entry in entries:
+        texts[entry.lane] += 1
+        tokens[entry.lane] += entry.num_tokens
+    return Step(stream, started_s, ended_s, texts, tokens, max(entry.num_tokens for entry in entries))

@@ -1,0 +1,90 @@
+"""A trace: which requests come when, in which lane, with how many texts of how many tokens. Kept as JSON lines.
+
+{"lane": "interactive", "tokens": [12], "at_s": 0.52}      comes 0.52 s after the start, whatever the server does
+{"lane": "bulk", "tokens": [80, 31, 204]}                  a backfill's: comes when one before it has been answered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from bei.errors import ConfigError
+from bei.port import Lane
+
+_MOST_LINE_BYTES = 8_000_000
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``tokens``: of each text, special tokens included. ``at_s``: seconds from the start; None: of the backfill."""
+
+    lane: Lane
+    tokens: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1_000_000)], ...], msgspec.Meta(min_length=1)]
+    at_s: Annotated[float, msgspec.Meta(ge=0, le=1e7)] | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """``arrivals`` come at their times (ascending), an open loop. ``backfill`` is a closed loop: ``concurrency`` of its
+    requests are on their way at a time, in order, and none begins once ``seconds`` have passed.
+
+    ``seconds``: the end of what is measured; None: the last arrival, or the last answer where nothing arrives.
+    """
+
+    arrivals: Seq[Request] = ()
+    backfill: Seq[Request] = ()
+    concurrency: int = 1
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        times = [request.at_s for request in self.arrivals]
+        if None in times or times != sorted(time for time in times if time is not None):
+            raise ValueError("arrivals must have ascending times")
+        if any(request.at_s is not None for request in self.backfill):
+            raise ValueError("requests of a backfill have no times")
+        if self.concurrency < 1 or not (self.arrivals or self.backfill):
+            raise ValueError("a trace needs requests, and a concurrency of at least 1")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"a trace of {self.seconds} s")
+
+    @property
+    def num_texts(self) -> int:
+        """Of all requests."""
+        return sum(len(request.tokens) for request in (*self.arrivals, *self.backfill))
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """One request a line, the backfill's last. ``concurrency`` and ``seconds`` are not kept."""
+    encode = msgspec.json.Encoder().encode_lines
+    path.write_bytes(encode([*trace.arrivals, *trace.backfill]))
+
+
+def read_trace(path: Path, *, concurrency: int = 1, seconds: float | None = None) -> Trace:
+    """The inverse of ``write_trace``; lines may be in any order. Raises ConfigError, OSError."""
+    decoder = msgspec.json.Decoder(Request)
+    arrivals: list[tuple[float, Request]] = []
+    backfill: list[Request] = []
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_MOST_LINE_BYTES + 1):
+            number += 1
+            if len(line) > _MOST_LINE_BYTES:
+                raise ConfigError(f"{path}, line {number}: longer than {_MOST_LINE_BYTES} bytes.")
+            if not line.strip():
+                continue
+            try:
+                request = decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{path}, line {number} is no request of a trace: {error}.") from error
+            if request.at_s is None:
+                backfill.append(request)
+            else:
+                arrivals.append((request.at_s, request))
+    if not arrivals and not backfill:
+        raise ConfigError(f"{path} holds no requests: a trace has a JSON object a line.")
+    arrivals.sort(key=lambda pair: pair[0])
+    return Trace([request for _, request in arrivals], backfill, concurrency, seconds)

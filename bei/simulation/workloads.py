@@ -1,0 +1,172 @@
+"""Synthetic traces: seeded arrivals, lengths and lanes. The same numbers give the same trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.port import Lane
+from bei.simulation.devices import Fleet
+from bei.simulation.trace import Request, Trace
+
+_Array = npt.NDArray[np.float64]
+
+# A burst: for this part of every period the rate is so many times the mean, and lower in the rest.
+_BURST_PERIOD_S = 5.0
+_BURST_PART = 0.1
+_BURST_FACTOR = 5.0
+
+# A day: the rate swings by so much of its mean, once in the whole trace.
+_DAY_SWING = 0.8
+
+# More requests of a backfill than a fleet at its best gets through.
+_BACKFILL_SPARE = 1.25
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a text: log-normal of this ``mean``, ``spread`` its sigma, within ``least`` and ``most``."""
+
+    mean: float
+    spread: float
+    least: int
+    most: int
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        """Lengths of ``count`` texts."""
+        drawn = rng.lognormal(math.log(self.mean) - self.spread**2 / 2, self.spread, count)
+        return [int(length) for length in np.clip(np.rint(drawn), self.least, self.most)]
+
+
+# As those of the benchmarks (benchmarks/prose.py): a query or a sentence, and a retrieval corpus with its long tail.
+QUERIES = Lengths(29, 0.35, 5, 90)
+PASSAGES = Lengths(78, 0.85, 4, 448)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What a trace is made of.
+
+    ``load``: the engine time of all arrivals, as a share of what the fleet has. ``interactive_share``: the part of it
+    that is single queries; the rest is bulk requests of ``bulk_texts`` passages. In a backfill, queries take
+    ``interactive_share`` of the fleet's time, bulk requests come in a closed loop of ``concurrency``, and ``load`` says
+    nothing.
+    """
+
+    seconds: float = 20.0
+    load: float = 0.8
+    interactive_share: float = 0.1
+    bulk_texts: int = 256
+    concurrency: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.load > 0 and 0 <= self.interactive_share <= 1):
+            raise ValueError(f"no mix of work: {self}")
+        if self.bulk_texts < 1 or self.concurrency < 1 or self.seed < 0:
+            raise ValueError(f"no mix of work: {self}")
+
+
+def poisson(fleet: Fleet, mix: Mix) -> Trace:
+    """Both kinds come independently of each other and of what came before."""
+    return _open_loop(fleet, mix, _steady, _steady)
+
+
+def bursts(fleet: Fleet, mix: Mix) -> Trace:
+    """Half of the bulk requests come within half a second of every five; queries as in ``poisson``."""
+    return _open_loop(fleet, mix, _steady, _bursty)
+
+
+def diurnal(fleet: Fleet, mix: Mix) -> Trace:
+    """Queries swing between a fifth and nine fifths of their mean, once in the trace; bulk as in ``poisson``."""
+    return _open_loop(fleet, mix, lambda times: 1 - _DAY_SWING * np.cos(2 * np.pi * times / mix.seconds), _steady)
+
+
+def backfill(fleet: Fleet, mix: Mix) -> Trace:
+    """Bulk requests in a closed loop, as fast as the fleet answers them, beside queries as in ``poisson``."""
+    rng_queries, rng_bulk = _generators(mix)
+    rate = mix.interactive_share * fleet.num_streams / _seconds_of(fleet, QUERIES)
+    queries = _singles(rng_queries, _arrivals(rng_queries, rate, mix.seconds, _steady))
+    most = _BACKFILL_SPARE * mix.seconds * fleet.num_streams / (mix.bulk_texts * _seconds_of(fleet, PASSAGES))
+    count = mix.concurrency + math.ceil(most)
+    requests = _requests(rng_bulk, "bulk", mix.bulk_texts, [None] * count)
+    return Trace(queries, requests, mix.concurrency, mix.seconds)
+
+
+WORKLOADS: dict[str, Callable[[Fleet, Mix], Trace]] = {
+    "poisson": poisson,
+    "bursts": bursts,
+    "diurnal": diurnal,
+    "backfill": backfill,
+}
+
+
+def _open_loop(
+    fleet: Fleet, mix: Mix, shape_of_queries: Callable[[_Array], _Array], shape_of_bulk: Callable[[_Array], _Array]
+) -> Trace:
+    rng_queries, rng_bulk = _generators(mix)
+    interactive_s = mix.load * mix.interactive_share * fleet.num_streams  # engine seconds a second
+    bulk_s = mix.load * (1 - mix.interactive_share) * fleet.num_streams
+    queries_a_second = interactive_s / _seconds_of(fleet, QUERIES)
+    requests_a_second = bulk_s / (mix.bulk_texts * _seconds_of(fleet, PASSAGES))
+    queries = _singles(rng_queries, _arrivals(rng_queries, queries_a_second, mix.seconds, shape_of_queries))
+    times = _arrivals(rng_bulk, requests_a_second, mix.seconds, shape_of_bulk)
+    bulk = _requests(rng_bulk, "bulk", mix.bulk_texts, times)
+    if not queries and not bulk:
+        raise ValueError(f"nothing comes within {mix.seconds} s")
+    return Trace(sorted([*queries, *bulk], key=lambda request: request.at_s or 0.0), seconds=mix.seconds)
+
+
+def _generators(mix: Mix) -> list[np.random.Generator]:
+    """One a lane, so that more work in one of them leaves the other as it is."""
+    return [np.random.default_rng([mix.seed, index]) for index in range(2)]
+
+
+def _steady(times: _Array) -> _Array:
+    return np.ones_like(times)
+
+
+def _bursty(times: _Array) -> _Array:
+    low = (1 - _BURST_PART * _BURST_FACTOR) / (1 - _BURST_PART)
+    return np.where(times % _BURST_PERIOD_S < _BURST_PART * _BURST_PERIOD_S, _BURST_FACTOR, low)
+
+
+def _arrivals(rng: np.random.Generator, rate: float, seconds: float, shape: Callable[[_Array], _Array]) -> list[float]:
+    """Times of a Poisson process of ``rate`` times ``shape``, whose mean is 1.
+
+    By thinning: Lewis and Shedler, Simulation of nonhomogeneous Poisson processes by thinning (1979).
+    """
+    highest = max(_BURST_FACTOR, 1 + _DAY_SWING) if shape is not _steady else 1.0
+    times = np.sort(rng.uniform(0.0, seconds, rng.poisson(highest * rate * seconds)))
+    kept = rng.uniform(0.0, highest, len(times)) < shape(times)
+    return [float(time) for time in times[kept]]
+
+
+def _singles(rng: np.random.Generator, times: list[float]) -> list[Request]:
+    return _requests(rng, "interactive", 1, times, QUERIES)
+
+
+def _requests(
+    rng: np.random.Generator,
+    lane: Lane,
+    num_texts: int,
+    times: list[float] | list[None],
+    lengths: Lengths = PASSAGES,
+) -> list[Request]:
+    drawn = lengths.draw(rng, num_texts * len(times))
+    return [
+        Request(lane, tuple(drawn[index * num_texts : (index + 1) * num_texts]), time)
+        for index, time in enumerate(times)
+    ]
+
+
+def _seconds_of(fleet: Fleet, lengths: Lengths) -> float:
+    """Mean engine time of a text in an efficient step."""
+    drawn = lengths.draw(np.random.default_rng(0), 2000)
+    costs = fleet.table.model()
+    most = costs.limits.max_seq_len
+    return sum(costs.sequence_seconds(min(length, most)) for length in drawn) / len(drawn)
