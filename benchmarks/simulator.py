@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from bei.batching.scheduler import SchedulingRules
-from bei.simulation.devices import TABLES, Fleet, read_table
+from bei.simulation.devices import TABLES, CostTable, Fleet, read_table
 from bei.simulation.policies import POLICIES
 from bei.simulation.result import Result
 from bei.simulation.simulator import simulate
@@ -54,7 +54,7 @@ def main() -> None:
         rows += compared(fleet, "backfill", Mix(seconds=seconds, concurrency=4 * fleet.num_streams, seed=options.seed))
     about = {"costs": table.name, "source": table.source, "assumed": table.is_assumed, "seed": options.seed}
     write("simulator", {**about, "at_equal_bulk_throughput": ratios(rows), "runs": rows})
-    plot(rows, table.name, options.devices)
+    plot(rows, table, options.devices)
 
 
 def compared(fleet: Fleet, name: str, mix: Mix) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def plot(rows: Sequence[dict[str, Any]], costs: str, devices: Sequence[int]) -> None:
+def plot(rows: Sequence[dict[str, Any]], costs: CostTable, devices: Sequence[int]) -> None:
     """Write ``results/simulator.png``: a panel for each number of devices."""
     figure, axes = panels(1, len(devices), (4.2 * len(devices), 3.8))
     for each, count in zip(axes[0], devices, strict=True):
@@ -119,12 +119,9 @@ def plot(rows: Sequence[dict[str, Any]], costs: str, devices: Sequence[int]) -> 
         each.set_xlim(left=0)
     axes[0][0].set_ylabel("interactive P99, ms")
     axes[0][0].legend(loc="upper left")
-    figure.suptitle(
-        f"Simulated, costs assumed ({costs}). Lines: Poisson arrivals at rising load; stars: a backfill in a closed loop.",
-        fontsize=9,
-        x=0.01,
-        ha="left",
-    )
+    kind = "assumed" if costs.is_assumed else "measured"
+    note = f"Simulated; costs {kind}: {costs.name}. Lines: Poisson arrivals at rising load. Stars: a backfill, closed loop."
+    figure.suptitle(note, fontsize=9, x=0.01, ha="left")
     save(figure, "simulator")
 
 

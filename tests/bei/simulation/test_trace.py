@@ -26,11 +26,11 @@ requests = st.builds(
 
 @given(st.lists(requests, min_size=1, max_size=10), st.booleans())
 def test_a_trace_is_read_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, few: list[Request], b: bool
+    tmp_path_factory: pytest.TempPathFactory, few: list[Request], has_backfill: bool
 ) -> None:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     arrivals = sorted(few, key=lambda request: request.at_s or 0.0)
-    trace = Trace(arrivals, [Request("bulk", (7, 8))] if b else [])
+    trace = Trace(arrivals, [Request("bulk", (7, 8))] if has_backfill else [])
     write_trace(path, trace)
     found = read_trace(path)
     assert (list(found.arrivals), list(found.backfill)) == (arrivals, list(trace.backfill))
@@ -83,9 +83,7 @@ def test_work_comes_at_the_load_that_was_asked_for(name: str) -> None:
     trace = WORKLOADS[name](FLEET, mix)
     costs = FLEET.table.model()
     work_s = {
-        lane: sum(
-            costs.sequence_seconds(n) for request in trace.arrivals if request.lane == lane for n in request.tokens
-        )
+        lane: sum(costs.sequence_seconds(n) for each in trace.arrivals if each.lane == lane for n in each.tokens)
         for lane in ("interactive", "bulk")
     }
     assert work_s["interactive"] == pytest.approx(0.12 * 2 * 150, rel=0.1)
