@@ -120,7 +120,7 @@ def plot(rows: Sequence[dict[str, Any]], costs: CostTable, devices: Sequence[int
     axes[0][0].set_ylabel("interactive P99, ms")
     axes[0][0].legend(loc="upper left")
     kind = "assumed" if costs.is_assumed else "measured"
-    note = f"Simulated; costs {kind}: {costs.name}. Lines: Poisson arrivals at rising load. Stars: a backfill, closed loop."
+    note = f"Simulated; costs {kind}: {costs.name}. Lines: Poisson arrivals, rising load. Stars: a closed loop."
     figure.suptitle(note, fontsize=9, x=0.01, ha="left")
     save(figure, "simulator")
 
