@@ -46,7 +46,7 @@ def table(comparison: Comparison) -> str:
             *(f"{share:.1%}" for share in (steps.fill, steps.device_use)),
         )
     stream = io.StringIO()
-    console = Console(file=stream, width=120, highlight=False, markup=False)
+    console = Console(file=stream, width=132, highlight=False, markup=False)
     kind = "assumed, not measured" if comparison.is_assumed else "measured"
     console.print(f"costs: {comparison.costs} ({kind}). {comparison.source}", soft_wrap=True)
     described = ", ".join(f"{name} {_shown(value)}" for name, value in comparison.trace.items() if name != "name")

@@ -42,11 +42,15 @@ class Step(NamedTuple):
         """Of both lanes."""
         return sum(self.tokens.values())
 
+    def within_s(self, from_s: float, to_s: float) -> float:
+        """How long it ran between two times."""
+        return max(0.0, min(self.ended_s, to_s) - max(self.started_s, from_s))
+
 
 @dataclass(frozen=True)
 class LaneFigures:
-    """Latencies are of requests that came within the window, None where none did; rates of what steps that ended in it
-    computed."""
+    """Latencies are of requests that came within the window, None where none did. Rates are of all steps that ran in
+    it; of one that began before or ended after it, the part of its time within counts."""
 
     requests: int
     p50_ms: float | None
@@ -94,22 +98,22 @@ def figures(
     if not from_s < to_s:
         raise ValueError(f"nothing lies between {from_s} and {to_s} s")
     ended = [step for step in steps if from_s <= step.ended_s <= to_s]
-    lanes = {lane: _lane(lane, answered, ended, from_s, to_s) for lane in LANES}
+    lanes = {lane: _lane(lane, answered, steps, from_s, to_s) for lane in LANES}
     return Result(window_s, lanes, _steps(ended, steps, num_streams, from_s, to_s), cut_texts)
 
 
-def _lane(lane: Lane, answered: Seq[Answered], ended: Seq[Step], from_s: float, to_s: float) -> LaneFigures:
+def _lane(lane: Lane, answered: Seq[Answered], steps: Seq[Step], from_s: float, to_s: float) -> LaneFigures:
     latencies = [
         request.done_s - request.arrived_s
         for request in answered
         if request.lane == lane and from_s <= request.arrived_s <= to_s
     ]
-    seconds = to_s - from_s
+    parts = [step.within_s(from_s, to_s) / (step.ended_s - step.started_s) / (to_s - from_s) for step in steps]
     return LaneFigures(
         len(latencies),
         *(_percentile_ms(latencies, percent) for percent in (50, 90, 99, 100)),
-        texts_per_s=sum(step.texts[lane] for step in ended) / seconds,
-        tokens_per_s=sum(step.tokens[lane] for step in ended) / seconds,
+        texts_per_s=sum(part * step.texts[lane] for part, step in zip(parts, steps, strict=True)),
+        tokens_per_s=sum(part * step.tokens[lane] for part, step in zip(parts, steps, strict=True)),
     )
 
 
@@ -117,7 +121,7 @@ def _steps(ended: Seq[Step], steps: Seq[Step], num_streams: int, from_s: float, 
     count = max(1, len(ended))
     tokens = sum(step.num_tokens for step in ended)
     slots = sum(step.num_texts * step.longest for step in ended)
-    busy_s = sum(max(0.0, min(step.ended_s, to_s) - max(step.started_s, from_s)) for step in steps)
+    busy_s = sum(step.within_s(from_s, to_s) for step in steps)
     return StepFigures(
         steps=len(ended),
         mean_texts=sum(step.num_texts for step in ended) / count,

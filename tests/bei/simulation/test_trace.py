@@ -91,11 +91,11 @@ def test_work_comes_at_the_load_that_was_asked_for(name: str) -> None:
 
 
 def test_bursts_and_days_have_their_shapes() -> None:
-    mix = Mix(seconds=100, bulk_texts=1, interactive_share=0.5)
+    mix = Mix(seconds=20, bulk_texts=1, interactive_share=0.5)
     bulk = np.array([r.at_s for r in WORKLOADS["bursts"](FLEET, mix).arrivals if r.lane == "bulk"])
     assert np.mean(bulk % 5 < 0.5) == pytest.approx(0.5, abs=0.05)
     queries = np.array([r.at_s for r in WORKLOADS["diurnal"](FLEET, mix).arrivals if r.lane == "interactive"])
-    assert np.mean((queries > 25) & (queries < 75)) == pytest.approx(0.5 + 0.8 / np.pi, abs=0.05)
+    assert np.mean((queries > 5) & (queries < 15)) == pytest.approx(0.5 + 0.8 / np.pi, abs=0.05)
 
 
 def test_a_backfill_is_more_than_the_fleet_can_do_in_its_time() -> None:
