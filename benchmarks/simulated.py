@@ -40,7 +40,7 @@ from benchmarks.summaries import latency_ms
 
 _MAX_SEQ_LEN = 256
 _WARM_PART = 0.1
-_BULK_TEXTS = 64
+_BULK_TEXTS = 32
 _INTERACTIVE_SHARE = 0.15
 _CONCURRENCY = 4  # of a backfill
 # Of the closed loops before a repetition: requests, and texts of each.
@@ -187,12 +187,17 @@ def _answered(lane: Lane, request: Request, due_s: float, done_s: float) -> Answ
 
 
 def _figures(answered: Sequence[Answered], seconds: float) -> dict[str, dict[str, float]]:
-    """By lane: latencies of requests that came after the warm-up, and the rate of those that ended after it in time."""
+    """By lane: latencies of requests that came after the warm-up, and the rate of those that ended after it in time.
+
+    Ends the program where there are none.
+    """
     warm_s = _WARM_PART * seconds
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for lane in LANES:
         mine = [each for each in answered if each.lane == lane]
         latencies = latency_ms([each.done_s - each.arrived_s for each in mine if each.arrived_s >= warm_s])
+        if not latencies["count"]:
+            raise SystemExit(f"no {lane} request came after the warm-up of {warm_s:g} s: give more --seconds")
         tokens = sum(each.num_tokens for each in mine if warm_s <= each.done_s <= seconds)
         found[lane] = {**latencies, "tokens_per_s": round(tokens / (seconds - warm_s), 1)}
     return found

@@ -110,8 +110,11 @@ def _lane(lane: Lane, answered: Seq[Answered], steps: Seq[Step], from_s: float, 
     ]
     parts = [step.within_s(from_s, to_s) / (step.ended_s - step.started_s) / (to_s - from_s) for step in steps]
     return LaneFigures(
-        len(latencies),
-        *(_percentile_ms(latencies, percent) for percent in (50, 90, 99, 100)),
+        requests=len(latencies),
+        p50_ms=_percentile_ms(latencies, 50),
+        p90_ms=_percentile_ms(latencies, 90),
+        p99_ms=_percentile_ms(latencies, 99),
+        max_ms=_percentile_ms(latencies, 100),
         texts_per_s=sum(part * step.texts[lane] for part, step in zip(parts, steps, strict=True)),
         tokens_per_s=sum(part * step.tokens[lane] for part, step in zip(parts, steps, strict=True)),
     )
