@@ -26,7 +26,7 @@ from benchmarks.plots import BLUE, GREY, ORANGE, panels, save
 
 _LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 # Seconds of a trace by devices: more devices do more in a second.
-_SECONDS = {1: 60.0, 8: 20.0, 64: 8.0}
+_SECONDS = {1: 40.0, 8: 12.0, 64: 3.0}
 _WARM_PART = 0.2
 _LABELS = {
     "bei": ("bei", BLUE),
