@@ -118,7 +118,7 @@ def plot(rows: Sequence[dict[str, Any]], costs: CostTable, devices: Sequence[int
         each.set_ylim(bottom=1)
         each.set_xlim(left=0)
     axes[0][0].set_ylabel("interactive P99, ms")
-    axes[0][0].legend(loc="upper left")
+    axes[0][0].legend(loc="lower left")
     kind = "assumed" if costs.is_assumed else "measured"
     note = f"Simulated; costs {kind}: {costs.name}. Lines: Poisson arrivals, rising load. Stars: a closed loop."
     figure.suptitle(note, fontsize=9, x=0.01, ha="left")
