@@ -49,6 +49,7 @@ def graph_inputs(
 
     - ``input_ids``, ``token_type_ids``, ``position_ids`` [T']: per token; positions count from 0 in each sequence.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
+    - ``sequence_ids`` [T']: per token, the number of its sequence.
     - ``key_lens`` [B']: how many tokens of each sequence, the first, are looked at; all where the batch does not say.
     - ``key_mask`` float32 [B', S']: 1 where a slot holds such a token. ``token_key_lens`` [T']: per token, how many.
     - ``slot_ids`` [S']: 0, 1, 2, ...
@@ -57,10 +58,12 @@ def graph_inputs(
       sequence's end repeat its last token; whoever reads the padded view masks them by ``seq_lens``.
     - ``slot_mask`` float32 [B', S']: 1 where a slot holds a token of its sequence, else 0. ``pool_mask``: the same, but
       0 where the token is left out of means.
+    - ``token_pool_mask`` float32 [T']: per token, 0 where it is left out of means, else 1.
     - ``unpad_index`` [T']: for each packed token, its slot in the padded view flattened to [B' * S'].
     - ``first_index``, ``last_index`` [B']: the packed position of each sequence's first and last token.
     - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then how many
-      tokens there are. For them filler sequences own a filler token each, and T' has room for those.
+      tokens there are. For them filler sequences own a filler token each, and T' has room for those; ``sequence_ids``
+      says so too.
 
     Filler tokens are id 0 at position 0 and are read by nobody; filler sequences have one token, packed token 0,
     because an engine need not define the attention over an empty sequence. Rows from B on are to be dropped.
@@ -110,6 +113,15 @@ def graph_inputs(
         fillers = num_tokens + np.arange(1, num_rows - batch_size + 1, dtype=np.int32)
         tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, fillers], dtype=np.int32)
         tensors["cu_key_lens"] = tensors["cu_query_lens"].copy()  # an engine may bind it to memory of its own
+    if "sequence_ids" in names:
+        tensors["sequence_ids"] = row
+        if is_cumulative:
+            row[num_tokens : num_tokens + num_rows - batch_size] = np.arange(batch_size, num_rows, dtype=np.int32)
+    if "token_pool_mask" in names:
+        tensors["token_pool_mask"] = np.ones(sizes.tokens, np.float32)
+        if batch.unpooled_lens is not None:
+            left_out = position_ids[:num_tokens] < np.repeat(batch.unpooled_lens, seq_lens)
+            tensors["token_pool_mask"][:num_tokens][left_out] = 0.0
     if "token_seq_lens" in names:
         tensors["token_seq_lens"] = _per_token(seq_lens, seq_lens, len(input_ids))
     if not _KEYS.isdisjoint(names):

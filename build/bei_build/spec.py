@@ -323,6 +323,14 @@ class LatentAttentionSpec:
 HeadLayer: TypeAlias = DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpec | LatentAttentionSpec
 
 
+def needs_fp32(layer: HeadLayer) -> bool:
+    """Whether 16 bits are too narrow for ``layer`` on tokens and for the layers behind it.
+
+    A length overflows FP16 and its floor vanishes in it; SPLADE sums logarithms of numbers near 1.
+    """
+    return layer in (NormalizeSpec(), ActivationSpec("log1p_relu"))
+
+
 @dataclass(frozen=True)
 class HeadSpec:
     """From token states to one output: ``token_layers`` on every token, ``pooling``, ``layers`` on what it gives.

@@ -21,9 +21,9 @@ from bei_build.spec import (
     HeadSpec,
     LatentAttentionSpec,
     ModelSpec,
-    NormalizeSpec,
     NormLayerSpec,
     Pooling,
+    needs_fp32,
 )
 
 
@@ -42,7 +42,7 @@ class HeadEmitter:
         graph, name = self._graph, head.output
         value, in_fp32 = self._hidden, False
         for index, layer in enumerate(head.token_layers):
-            if not in_fp32 and _needs_fp32(layer):
+            if not in_fp32 and needs_fp32(layer):
                 value, in_fp32 = graph.cast(value, DType.FP32, f"{name}.token_layers.{index}.fp32"), True
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
         if head.pooling:
@@ -87,11 +87,6 @@ class HeadEmitter:
         norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
         floor = graph.constant(1e-12, np.float32)  # torch.nn.functional.normalize's eps
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)
-
-
-def _needs_fp32(layer: HeadLayer) -> bool:
-    """A length overflows FP16 and its floor vanishes in it; SPLADE sums logarithms of numbers near 1."""
-    return layer in (NormalizeSpec(), ActivationSpec("log1p_relu"))
 
 
 class _PoolingEmitter:

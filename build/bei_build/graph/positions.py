@@ -5,14 +5,14 @@ Everything that depends on positions alone is emitted once per graph and shared 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from bei_build.graph.writer import DType, GraphWriter
-from bei_build.spec import AttentionSpec, DisentangledSpec, RelativeBiasSpec, RopeSpec
+from bei_build.position_tables import alibi_slopes, disentangled_rows, rotation_angles, turns_long_texts
+from bei_build.spec import AttentionSpec, DisentangledSpec, RopeSpec
 
 
 class Rotations:
@@ -44,10 +44,8 @@ class Rotations:
     def _emit_tables(self, spec: RopeSpec) -> tuple[str, str]:
         """Cosines and sines of every token, [T, 1, rotary_dim / 2], in the compute type."""
         graph, name = self._graph, f"rope.{len(self._tables)}"
-        rows = self._position_ids
-        angles = _angles(spec.inv_freq, self._max_seq_len)
-        if spec.long_inv_freq is not None and spec.long_from < self._max_seq_len:  # a second table below the first
-            angles = np.concatenate([angles, _angles(spec.long_inv_freq, self._max_seq_len)])
+        rows, angles = self._position_ids, rotation_angles(spec, self._max_seq_len)
+        if turns_long_texts(spec, self._max_seq_len):
             lengths = graph.input("token_seq_lens", DType.INT32, ["T"])
             is_long = graph.op("Greater", [lengths, graph.constant(spec.long_from, np.int32)], f"{name}.is_long")
             below = graph.op("Add", [rows, graph.constant(self._max_seq_len, np.int32)], f"{name}.below")
@@ -104,9 +102,8 @@ class ScoreBiases:
         return graph.op("Unsqueeze", [near, graph.constant([1])], name)
 
     def _emit_rows(self, spec: DisentangledSpec, by_key: bool) -> str:
-        reach = self._max_seq_len - 1
-        rows = _disentangled_bucket(np.arange(-reach, reach + 1), spec) + spec.span
-        table = self._graph.constant(np.clip(rows, 0, 2 * spec.span - 1), np.int32)
+        rows = disentangled_rows(spec, self._max_seq_len)
+        table = self._graph.constant(rows, np.int32)
         name = "relative.by_key" if by_key else "relative.by_query"
         return self._by_distance(table, len(rows), self.distances(negated=not by_key), name)
 
@@ -213,57 +210,6 @@ def halved(rows: npt.NDArray[np.float32], spec: AttentionSpec) -> npt.NDArray[np
     by_head = rows.reshape(-1, spec.head_dim, *rows.shape[1:])
     ordered: npt.NDArray[np.float32] = by_head[:, order].reshape(rows.shape)
     return ordered
-
-
-def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
-    """Slopes of the heads, [num_heads]: 2^(-8 i / n) for n a power of two; else those of the next lower power, then
-    every other one of the next higher (the paper's code, ofirpress/attention_with_linear_biases)."""
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    slopes += [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (num_heads - power), 2)]
-    return np.array(slopes, np.float32)
-
-
-def relative_bias_table(
-    weight: npt.NDArray[np.float32], spec: RelativeBiasSpec, max_seq_len: int
-) -> npt.NDArray[np.float32]:
-    """One row a distance (key less query), [2 * reach + 1, heads], from -reach to reach.
-
-    Beyond ``max_distance`` all distances of a side have one bucket: farther rows are left out.
-
-    Half of the buckets are for keys before the query, half for keys behind it; of each half, the first half is one
-    bucket a distance, the rest logarithmic up to ``max_distance`` (T5's, as transformers' MPNet has it).
-    """
-    reach = min(max_seq_len - 1, spec.max_distance)
-    distances = np.arange(-reach, reach + 1)
-    half = spec.num_buckets // 2
-    exact = half // 2
-    away = np.abs(distances)
-    with np.errstate(divide="ignore"):
-        # float32, as transformers computes it: the edges of the buckets depend on its rounding
-        log = np.log(away.astype(np.float32) / np.float32(exact)) / np.float32(math.log(spec.max_distance / exact))
-    far = exact + (log * np.float32(half - exact)).astype(np.float64).clip(-exact, half).astype(np.int64)
-    bucket = np.where(away < exact, away, np.minimum(far, half - 1)) + np.where(distances > 0, half, 0)
-    table: npt.NDArray[np.float32] = weight[bucket]
-    return table
-
-
-def _angles(inv_freq: tuple[float, ...], num_positions: int) -> npt.NDArray[np.float32]:
-    """Position times frequency, in float32 as every implementation has it."""
-    positions = np.arange(num_positions, dtype=np.float32)
-    angles: npt.NDArray[np.float32] = np.outer(positions, np.array(inv_freq, np.float32))
-    return angles
-
-
-def _disentangled_bucket(distances: npt.NDArray[np.int64], spec: DisentangledSpec) -> npt.NDArray[np.int64]:
-    """Query less key as a signed bucket (transformers: make_log_bucket_position)."""
-    if not spec.buckets:
-        return distances
-    middle = spec.span // 2
-    away = np.where((distances < middle) & (distances > -middle), middle - 1, np.abs(distances)).astype(np.float32)
-    scale = np.log(np.float32((spec.max_distance - 1) / middle))
-    log = np.ceil(np.log(away / np.float32(middle)) / scale * np.float32(middle - 1)) + middle
-    return np.where(away <= middle, distances, log * np.sign(distances)).astype(np.int64)
 
 
 def _key(spec: AttentionSpec) -> tuple[object, ...]:

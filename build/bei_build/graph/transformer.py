@@ -16,8 +16,9 @@ from bei_build.graph.activation import emit_activation
 from bei_build.graph.attention import AttentionCore, AttentionEmitter, PositionTables
 from bei_build.graph.experts import ExpertsEmitter
 from bei_build.graph.heads import HeadEmitter
-from bei_build.graph.positions import Rotations, halved, relative_bias_table
+from bei_build.graph.positions import Rotations, halved
 from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter, Observed
+from bei_build.position_tables import relative_bias_table
 from bei_build.spec import (
     AttentionSpec,
     ConvolutionSpec,

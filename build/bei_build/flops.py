@@ -1,0 +1,66 @@
+"""How many floating-point operations a model needs for texts of given lengths, counted from its spec.
+
+Two a multiplication and addition; those of matrix products only: of linear layers, attention scores and contexts,
+convolutions and heads. Norms, activations and softmax are left out, as is usual. Real tokens only, and of a masked
+attention the pairs that see each other: what an engine computes beside that is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bei_build.spec import AttentionSpec, DenseSpec, HeadSpec, LatentAttentionSpec, LayerSpec, MLPSpec, ModelSpec
+
+
+def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
+    """For one text of each of ``lengths`` tokens, all outputs computed."""
+    lengths = list(lengths)
+    num_tokens = sum(lengths)
+    layers = (*spec.layers, *(spec.decoder.layers if spec.decoder else ()))
+    total = num_tokens * sum(_linear_per_token(layer, spec.hidden_size) for layer in layers)
+    for attention in spec.attentions:
+        total += sum(_pairs(attention, length) for length in lengths) * 4 * attention.width
+        if attention.disentangled:
+            terms = attention.disentangled.content_to_position + attention.disentangled.position_to_content
+            total += num_tokens * terms * 2 * attention.width * 2 * attention.disentangled.span
+    if spec.embeddings.width:
+        total += num_tokens * 2 * spec.embeddings.width * spec.hidden_size
+    if spec.convolution:
+        total += num_tokens * 2 * spec.convolution.kernel_size * spec.hidden_size**2
+    return total + sum(_of_head(head, num_tokens, len(lengths)) for head in spec.heads)
+
+
+def _linear_per_token(layer: LayerSpec, hidden: int) -> int:
+    attentions = [layer.attention, *([layer.cross_attention] if layer.cross_attention else [])]
+    projections = sum(2 * (one.width + one.kv_width) for one in attentions)
+    return 2 * hidden * projections + _mlp_per_token(layer.mlp, hidden)
+
+
+def _mlp_per_token(mlp: MLPSpec, hidden: int) -> int:
+    product = 2 * hidden * mlp.intermediate_size
+    if mlp.experts:
+        return 2 * hidden * mlp.experts.count + mlp.experts.top_k * 2 * product
+    return product * (3 if mlp.gated else 2)
+
+
+def _pairs(spec: AttentionSpec, length: int) -> int:
+    """How many pairs of a query and a key see each other in a text of ``length`` tokens."""
+    reach = length - 1 if spec.window is None else min(spec.window, length - 1)
+    one_side = reach * length - reach * (reach + 1) // 2  # keys before their query
+    return length + one_side * (1 if spec.causal else 2)
+
+
+def _of_head(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
+    rows = num_sequences if head.pooling else num_tokens
+    on_tokens = sum(_of_layer(layer) for layer in head.token_layers)
+    return num_tokens * on_tokens + rows * sum(_of_layer(layer) for layer in head.layers)
+
+
+def _of_layer(layer: object) -> int:
+    """One row through a layer of a head."""
+    if isinstance(layer, DenseSpec):
+        return 2 * layer.in_features * layer.out_features
+    if isinstance(layer, LatentAttentionSpec):
+        inner = layer.num_heads * layer.head_dim
+        return 4 * inner * (layer.width + layer.num_latents) + 6 * layer.width * layer.intermediate_size
+    return 0

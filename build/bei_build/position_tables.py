@@ -1,0 +1,88 @@
+"""Tables over positions and distances, in numpy: what both graphs, ONNX's and PyTorch's, read. Knows neither."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from bei_build.spec import DisentangledSpec, RelativeBiasSpec, RopeSpec
+
+
+def rotation_angles(spec: RopeSpec, max_seq_len: int) -> npt.NDArray[np.float32]:
+    """The angle of each position and frequency, [max_seq_len, rotary_dim / 2]; where ``turns_long_texts``, those of
+    long texts below them, [2 * max_seq_len, rotary_dim / 2]."""
+    angles = _angles(spec.inv_freq, max_seq_len)
+    if spec.long_inv_freq is None or not turns_long_texts(spec, max_seq_len):
+        return angles
+    return np.concatenate([angles, _angles(spec.long_inv_freq, max_seq_len)])
+
+
+def turns_long_texts(spec: RopeSpec, max_seq_len: int) -> bool:
+    """Whether some sequence is long enough to turn by ``long_inv_freq``."""
+    return spec.long_inv_freq is not None and spec.long_from < max_seq_len
+
+
+def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
+    """Slopes of the heads, [num_heads]: 2^(-8 i / n) for n a power of two; else those of the next lower power, then
+    every other one of the next higher (the paper's code, ofirpress/attention_with_linear_biases)."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (num_heads - power), 2)]
+    return np.array(slopes, np.float32)
+
+
+def relative_bias_table(
+    weight: npt.NDArray[np.float32], spec: RelativeBiasSpec, max_seq_len: int
+) -> npt.NDArray[np.float32]:
+    """One row a distance (key less query), [2 * reach + 1, heads], from -reach to reach.
+
+    Beyond ``max_distance`` all distances of a side have one bucket: farther rows are left out.
+    """
+    table: npt.NDArray[np.float32] = weight[relative_buckets(spec, max_seq_len)]
+    return table
+
+
+def relative_buckets(spec: RelativeBiasSpec, max_seq_len: int) -> npt.NDArray[np.int64]:
+    """The bucket of each distance (key less query) from -reach to reach, [2 * reach + 1].
+
+    Half of the buckets are for keys before the query, half for keys behind it; of each half, the first half is one
+    bucket a distance, the rest logarithmic up to ``max_distance`` (T5's, as transformers' MPNet has it).
+    """
+    reach = min(max_seq_len - 1, spec.max_distance)
+    distances = np.arange(-reach, reach + 1)
+    half = spec.num_buckets // 2
+    exact = half // 2
+    away = np.abs(distances)
+    with np.errstate(divide="ignore"):
+        # float32, as transformers computes it: the edges of the buckets depend on its rounding
+        log = np.log(away.astype(np.float32) / np.float32(exact)) / np.float32(math.log(spec.max_distance / exact))
+    far = exact + (log * np.float32(half - exact)).astype(np.float64).clip(-exact, half).astype(np.int64)
+    bucket: npt.NDArray[np.int64] = np.where(away < exact, away, np.minimum(far, half - 1))
+    return bucket + np.where(distances > 0, half, 0)
+
+
+def disentangled_rows(spec: DisentangledSpec, max_seq_len: int) -> npt.NDArray[np.int64]:
+    """The row of DeBERTa's table for each distance (query less key) from 1 - max_seq_len to max_seq_len - 1."""
+    reach = max_seq_len - 1
+    rows = _disentangled_bucket(np.arange(-reach, reach + 1), spec) + spec.span
+    return np.clip(rows, 0, 2 * spec.span - 1)
+
+
+def _angles(inv_freq: tuple[float, ...], num_positions: int) -> npt.NDArray[np.float32]:
+    """Position times frequency, in float32 as every implementation has it."""
+    positions = np.arange(num_positions, dtype=np.float32)
+    angles: npt.NDArray[np.float32] = np.outer(positions, np.array(inv_freq, np.float32))
+    return angles
+
+
+def _disentangled_bucket(distances: npt.NDArray[np.int64], spec: DisentangledSpec) -> npt.NDArray[np.int64]:
+    """Query less key as a signed bucket (transformers: make_log_bucket_position)."""
+    if not spec.buckets:
+        return distances
+    middle = spec.span // 2
+    away = np.where((distances < middle) & (distances > -middle), middle - 1, np.abs(distances)).astype(np.float32)
+    scale = np.log(np.float32((spec.max_distance - 1) / middle))
+    log = np.ceil(np.log(away / np.float32(middle)) / scale * np.float32(middle - 1)) + middle
+    return np.where(away <= middle, distances, log * np.sign(distances)).astype(np.int64)

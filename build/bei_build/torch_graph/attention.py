@@ -1,0 +1,139 @@
+"""Attention of one layer: projections, norms and rotation of queries and keys, and the kernel of its choice."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bei_build.position_tables import alibi_slopes
+from bei_build.spec import AttentionSpec
+from bei_build.torch_graph import kernels
+from bei_build.torch_graph.kernels import Kernel
+from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.positions import RelativeBias, RelativePositions, Rotation, ScoreTerms
+from bei_build.torch_graph.step import Step
+from bei_build.torch_graph.storage import Linear, Storage, project
+
+
+class PositionModules:
+    """Modules about positions that layers share; the model owns those with weights."""
+
+    def __init__(self, max_seq_len: int) -> None:
+        self.max_seq_len = max_seq_len
+        self.rotations: dict[object, Rotation] = {}
+        self.relative_bias: RelativeBias | None = None
+        self.relative_positions: RelativePositions | None = None
+        self.relative_positions_norm: Norm | None = None
+
+
+class Attention(nn.Module):
+    """``spec`` over token states of ``hidden_size``, computed by ``kernel``.
+
+    ``cross``: queries and keys have different inputs. ``partial_keys`` as in ``ModelSpec``.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        hidden_size: int,
+        kernel: Kernel,
+        positions: PositionModules,
+        storage: Storage,
+        *,
+        partial_keys: bool,
+        cross: bool = False,
+    ) -> None:
+        super().__init__()
+        self._spec = spec
+        self._kernel: Kernel = kernel
+        self._partial_keys = partial_keys
+        self._shared = positions
+        self.reads = kernels.reads(kernel, partial_keys=partial_keys)
+        self.query = Linear(hidden_size, spec.width, spec.bias, storage)
+        self.key = Linear(hidden_size, spec.kv_width, spec.bias and spec.key_bias, storage)
+        self.value = Linear(hidden_size, spec.kv_width, spec.bias, storage)
+        self.output = Linear(spec.width, hidden_size, spec.output_bias, storage)
+        if spec.qk_norm:
+            widths = (spec.width, spec.kv_width) if spec.qk_norm_joint else (spec.head_dim, spec.head_dim)
+            self.query_norm, self.key_norm = (Norm(spec.qk_norm, width, storage) for width in widths)
+        if spec.rope:
+            if spec.rope not in positions.rotations:
+                positions.rotations[spec.rope] = Rotation(spec.rope, positions.max_seq_len, storage.device)
+            self.rotation = positions.rotations[spec.rope]
+        if spec.alibi:
+            slopes = torch.from_numpy(alibi_slopes(spec.num_heads)).to(storage.device)
+            self.register_buffer("slopes", slopes, persistent=False)
+        self._add_disentangled(hidden_size, storage)
+        joined = (("key", "value"),) if cross else (("query", "key", "value"),)
+        self.joinable = () if spec.disentangled else joined  # DeBERTa's table goes through them one by one
+
+    def _add_disentangled(self, hidden_size: int, storage: Storage) -> None:
+        spec, positions = self._spec, self._spec.disentangled
+        if positions is None or positions.share_keys:
+            return
+        if positions.content_to_position:
+            self.position_key = Linear(hidden_size, spec.width, positions.key_bias, storage)
+        if positions.position_to_content:
+            self.position_query = Linear(hidden_size, spec.width, True, storage)
+
+    def forward(self, hidden: Tensor, step: Step, encoded: Tensor | None = None) -> Tensor:
+        """Tokens ``hidden`` [T, hidden] look at each other, or at the states ``encoded`` [T, hidden]."""
+        spec = self._spec
+        if encoded is None:
+            query, key, value = project(self, hidden, ("query", "key", "value"))
+        else:
+            query = self.query(hidden)
+            key, value = project(self, encoded, ("key", "value"))
+        if spec.clip is not None:
+            query, key, value = (part.clamp(-spec.clip, spec.clip) for part in (query, key, value))
+        query = self._placed(query, spec.num_heads, "query", step)
+        key = self._placed(key, spec.num_kv_heads, "key", step)
+        value = value.unflatten(-1, (spec.num_kv_heads, spec.head_dim))
+        return self.output(self._context(query, key, value, step).flatten(-2))  # type: ignore[no-any-return]
+
+    def _placed(self, value: Tensor, num_heads: int, role: str, step: Step) -> Tensor:
+        """Queries or keys [T, width] as [T, heads, head_dim], normalized and rotated."""
+        spec = self._spec
+        if spec.qk_norm and spec.qk_norm_joint:
+            value = self.get_submodule(f"{role}_norm")(value)
+        heads = value.unflatten(-1, (num_heads, spec.head_dim))
+        if spec.qk_norm and not spec.qk_norm_joint:
+            heads = self.get_submodule(f"{role}_norm")(heads)
+        return self.rotation(heads, step) if spec.rope else heads  # type: ignore[no-any-return]
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, step: Step) -> Tensor:
+        spec, partial_keys = self._spec, self._partial_keys
+        if self._kernel == "flash":
+            return kernels.flash(query, key, value, spec, step, partial_keys=partial_keys)
+        terms = self._terms(query, key, step)
+        if self._kernel == "plain":
+            return kernels.plain(query, key, value, spec, terms, step, partial_keys=partial_keys)
+        from bei_build.torch_graph.ragged import ragged  # Triton is not everywhere
+
+        return ragged(query, key, value, spec, terms, step, partial_keys=partial_keys)
+
+    def _terms(self, query: Tensor, key: Tensor, step: Step) -> ScoreTerms:
+        spec, shared = self._spec, self._shared
+        bias = None
+        if spec.relative_bias:
+            assert shared.relative_bias is not None
+            bias = step.once("relative bias", shared.relative_bias.by_distance)
+        slopes = self.get_buffer("slopes") if spec.alibi else None
+        if not spec.disentangled:
+            return ScoreTerms(bias, slopes)
+        assert shared.relative_positions is not None
+        table = shared.relative_positions
+        rows = step.once("relative positions", lambda: table.normalized(shared.relative_positions_norm))
+        prefix = "" if spec.disentangled.share_keys else "position_"
+        return ScoreTerms(
+            bias,
+            slopes,
+            by_query=self._products(query, rows, f"{prefix}key") if spec.disentangled.content_to_position else None,
+            by_key=self._products(key, rows, f"{prefix}query") if spec.disentangled.position_to_content else None,
+            rows=table.get_buffer("rows"),
+        )
+
+    def _products(self, heads: Tensor, rows: Tensor, layer: str) -> Tensor:
+        """``heads`` [T, heads, head_dim] with each of ``rows`` through ``layer``, [T, heads, rows]."""
+        projected = self.get_submodule(layer)(rows).unflatten(-1, (self._spec.num_heads, self._spec.head_dim))
+        return torch.einsum("thd,rhd->thr", heads, projected)

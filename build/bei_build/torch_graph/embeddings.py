@@ -1,0 +1,119 @@
+"""Embeddings in front of the layers, the convolution behind the first, and ids that a decoder reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bei_build.spec import ConvolutionSpec, EmbeddingsSpec, MaskDropoutSpec
+from bei_build.torch_graph.activation import activated
+from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.step import Step
+from bei_build.torch_graph.storage import Linear, Storage, Table
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and type rows, then a norm and a projection.
+
+    ``with_words``: the table of words is this module's own; a decoder's is the encoder's, handed in.
+    """
+
+    def __init__(self, spec: EmbeddingsSpec, hidden_size: int, storage: Storage, *, with_words: bool = True) -> None:
+        super().__init__()
+        self._spec = spec
+        width = spec.width or hidden_size
+        if with_words:
+            self.word = Table(spec.vocab_size, width, storage)
+        if spec.max_positions:
+            self.position = Table(spec.max_positions, width, storage)
+        if spec.type_vocab_size:
+            self.type = Table(spec.type_vocab_size, width, storage)
+        if spec.task_vocab_size:
+            self.task = Table(spec.task_vocab_size, width, storage)
+        self.norm = Norm(spec.norm, width, storage) if spec.norm else None
+        self.projection = Linear(width, hidden_size, True, storage) if spec.width else None
+        self.reads = tuple(
+            name
+            for name, is_read in {
+                "position_ids": bool(spec.max_positions),
+                "token_type_ids": spec.type_vocab_size > 1,
+                "cu_query_lens": spec.mask_dropout is not None,
+                "sequence_ids": spec.mask_dropout is not None,
+            }.items()
+            if is_read
+        )
+
+    def forward(self, input_ids: Tensor, words: Table, step: Step) -> Tensor:
+        """States of the tokens ``input_ids`` [T], [T, hidden]."""
+        spec = self._spec
+        total = words(input_ids)
+        if spec.scale != 1.0:
+            total = total * spec.scale
+        if spec.mask_dropout:
+            total = total * _factors(input_ids, spec.mask_dropout, step).unsqueeze(1).to(total.dtype)
+        if spec.max_positions:
+            total = total + self.position(step["position_ids"])
+        if spec.type_vocab_size == 1:
+            total = total + self.type.weight
+        elif spec.type_vocab_size:
+            total = total + self.type(step["token_type_ids"])
+        if spec.task_vocab_size:
+            total = total + self.task.weight[:1]
+        if self.norm:
+            total = self.norm(total)
+        return self.projection(total) if self.projection else total  # type: ignore[no-any-return]
+
+
+def _factors(input_ids: Tensor, spec: MaskDropoutSpec, step: Step) -> Tensor:
+    """What each token's row is multiplied by, float32 [T]."""
+    others = (input_ids != spec.token_id).float()
+    ratio = step.of_sequences(torch.ones_like(others), "sum") / step.of_sequences(others, "sum")
+    return others * (ratio * (1.0 - spec.share)).index_select(0, step["sequence_ids"])
+
+
+class MovedIds(nn.Module):
+    """The ids that a decoder reads: of each token that of the one before it, of the first ``start_id`` or, where it
+    is None, the sequence's last."""
+
+    def __init__(self, start_id: int | None) -> None:
+        super().__init__()
+        self._start_id = start_id
+        self.reads = ("position_ids", *(("last_index", "sequence_ids") if start_id is None else ()))
+
+    def forward(self, input_ids: Tensor, step: Step) -> Tensor:
+        """INT32 [T]."""
+        before = functional.pad(input_ids[:-1], (1, 0))
+        if self._start_id is None:
+            start = input_ids.index_select(0, step["last_index"]).index_select(0, step["sequence_ids"])
+        else:
+            start = torch.full_like(before, self._start_id)
+        return torch.where(step["position_ids"] == 0, start, before)
+
+
+class Convolution(nn.Module):
+    """``norm(h + act(c))``, c a product with the neighbours of each token in its sequence."""
+
+    reads = ("position_ids", "token_seq_lens")
+
+    def __init__(self, spec: ConvolutionSpec, hidden_size: int, storage: Storage) -> None:
+        super().__init__()
+        self._spec = spec
+        self.weight = storage.empty(hidden_size, hidden_size, spec.kernel_size)
+        self.bias = storage.empty(hidden_size)
+        self.norm = Norm(spec.norm, hidden_size, storage)
+
+    def forward(self, hidden: Tensor, embedded: Tensor, step: Step) -> Tensor:
+        """The states ``hidden`` [T, hidden] behind the first layer, given those in front of it."""
+        reach = self._spec.kernel_size // 2
+        beside = torch.cat([_neighbours(embedded, offset, step) for offset in range(-reach, reach + 1)], dim=1)
+        product = functional.linear(beside, self.weight.transpose(1, 2).flatten(1), self.bias)
+        return self.norm(hidden + activated(product, self._spec.activation))  # type: ignore[no-any-return]
+
+
+def _neighbours(rows: Tensor, offset: int, step: Step) -> Tensor:
+    """Of each token the row of the one ``offset`` behind it, zeros where its sequence has none."""
+    position = step["position_ids"] + offset
+    is_there = (position >= 0) & (position < step["token_seq_lens"])
+    index = (step.token_index + offset).clamp(0, rows.shape[0] - 1)
+    return rows.index_select(0, index) * is_there.unsqueeze(1)

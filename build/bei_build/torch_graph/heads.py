@@ -1,0 +1,159 @@
+"""From token states to outputs: layers on every token, pooling, layers on what it gives.
+
+As in the ONNX graph, layers on tokens compute in the model's type, everything from the pooling on, or from a layer that
+16 bits are too narrow for, in FP32. Pooling reads packed tokens: no padding, whatever the lengths are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bei_build.spec import (
+    ActivationSpec,
+    DenseSpec,
+    HeadLayer,
+    HeadSpec,
+    LatentAttentionSpec,
+    ModelSpec,
+    NormLayerSpec,
+    Pooling,
+    needs_fp32,
+)
+from bei_build.torch_graph.activation import activated
+from bei_build.torch_graph.latents import LatentAttention
+from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.step import Step
+from bei_build.torch_graph.storage import Linear, Storage
+
+_READS: dict[Pooling, tuple[str, ...]] = {
+    "cls": ("first_index",),
+    "last": ("last_index",),
+    "last_marked": ("cu_query_lens", "last_index"),
+    "first_marked": ("cu_query_lens", "sequence_ids"),
+    "largest_id": ("cu_query_lens", "sequence_ids"),
+    "max": ("cu_query_lens",),
+    "weighted_mean": ("cu_query_lens", "position_ids"),
+}
+_MARKS = {"last_marked", "first_marked", "largest_id"}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """``module`` belongs to the model; None where the layer has no weights."""
+
+    spec: HeadLayer
+    module: nn.Module | None
+    in_fp32: bool
+
+    def __call__(self, value: Tensor) -> Tensor:
+        if self.in_fp32:
+            value = value.float()
+        if self.module is not None:
+            value = self.module(value)
+            return activated(value, self.spec.activation) if isinstance(self.spec, DenseSpec) else value
+        if isinstance(self.spec, ActivationSpec):
+            return activated(value, self.spec.activation)
+        return functional.normalize(value, dim=-1)
+
+
+class Head:
+    """One output of ``model``, to which it adds its modules under the names of the spec."""
+
+    def __init__(self, head: HeadSpec, spec: ModelSpec, model: nn.Module, storage: Storage) -> None:
+        self.spec = head
+        self._model_spec = spec
+        self._token_layers: list[_Layer] = []
+        in_fp32 = False
+        for layer in head.token_layers:
+            in_fp32 = in_fp32 or needs_fp32(layer)
+            module = _added(layer, model, storage.fp32 if in_fp32 else storage)
+            self._token_layers.append(_Layer(layer, module, in_fp32))
+        self._layers = [_Layer(layer, _added(layer, model, storage.fp32), True) for layer in head.layers]
+
+    @property
+    def reads(self) -> set[str]:
+        """The tensors of a step that the pooling reads."""
+        names = {name for mode in self.spec.pooling for name in _READS.get(mode, ("cu_query_lens",))}
+        is_mean = any(mode not in (*_MARKS, "cls", "last", "max") for mode in self.spec.pooling)
+        return names | {"token_pool_mask"} if is_mean and not self._model_spec.pools_prompt else names
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """Float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]."""
+        value = hidden
+        for layer in self._token_layers:
+            value = layer(value)
+        if self.spec.pooling:
+            value = torch.cat([pooled(mode, value, self._model_spec, step) for mode in self.spec.pooling], dim=1)
+        value = value.float()
+        for layer in self._layers:
+            value = layer(value)
+        return value
+
+
+def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | None:
+    """The module of ``layer``, added to ``model``; heads that name the same layer share it."""
+    module: nn.Module
+    if isinstance(layer, DenseSpec):
+        module = Linear(layer.in_features, layer.out_features, layer.bias, storage)
+    elif isinstance(layer, NormLayerSpec):
+        module = Norm(layer.norm, layer.width, storage)
+    elif isinstance(layer, LatentAttentionSpec):
+        module = LatentAttention(layer, storage)
+    else:
+        return None
+    *containers, name = layer.name.split(".")
+    parent = model
+    for container in containers:
+        if container not in parent._modules:
+            parent.add_module(container, nn.Module())
+        parent = parent.get_submodule(container)
+    if name not in parent._modules:
+        parent.add_module(name, module)
+    return parent.get_submodule(name)
+
+
+def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step) -> Tensor:
+    """One mode over ``hidden`` [T, width]; float32 [B, width]."""
+    if mode in ("cls", "last"):
+        return hidden.index_select(0, step["first_index" if mode == "cls" else "last_index"]).float()
+    if mode in _MARKS:
+        return hidden.index_select(0, _marked(mode, spec.marked_id, step)).float()
+    if mode == "max":
+        return step.of_sequences(hidden.float(), "max")
+    weights = _weights(mode, spec, step)
+    total = step.of_sequences(hidden.float() * weights.unsqueeze(1), "sum")
+    if mode == "sum":
+        return total
+    count = step.of_sequences(weights, "sum").unsqueeze(1)
+    if spec.unpooled_id is not None:  # there may be no token left
+        count = count.clamp(min=1.0)
+    return total / (count.sqrt() if mode == "mean_sqrt_len" else count)
+
+
+def _weights(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor:
+    """What each token counts, float32 [T]: 1 or, in "weighted_mean", its rank among those that count; 0 where it is
+    left out."""
+    ids = step["input_ids"]
+    weights = step["token_pool_mask"] if not spec.pools_prompt else torch.ones_like(ids, dtype=torch.float32)
+    if spec.unpooled_id is not None:
+        weights = weights * (ids != spec.unpooled_id)
+    if mode != "weighted_mean":
+        return weights
+    so_far = weights.double().cumsum(0)
+    before = (so_far - weights).index_select(0, step.token_index - step["position_ids"])
+    return ((so_far - before) * weights).float()
+
+
+def _marked(mode: Pooling, marked_id: int | None, step: Step) -> Tensor:
+    """The packed position of each sequence's marked token, INT64 [B]; of its last (first) token if there is none."""
+    ids, index = step["input_ids"], step.token_index
+    if mode == "last_marked":
+        latest = step.index_of_sequences(torch.where(ids == marked_id, index, -1), "max")
+        return torch.where(latest >= 0, latest, step["last_index"].long())
+    values = (ids == marked_id).long() if mode == "first_marked" else ids.long()
+    largest = step.index_of_sequences(values, "max").index_select(0, step["sequence_ids"])
+    return step.index_of_sequences(torch.where(values == largest, index, ids.shape[0]), "min")

@@ -1,0 +1,174 @@
+"""Which attention kernel a layer gets, and the two that PyTorch's own operators make.
+
+``flash``: FlashAttention on packed tokens, CUDA only. ``ragged``: our Triton kernel on packed tokens, for what
+FlashAttention has no place for. ``plain``: the twin of both, padded and written out in FP32; it runs anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bei_build.spec import AttentionSpec
+from bei_build.torch_graph.positions import ScoreTerms
+from bei_build.torch_graph.step import Step
+
+Kernel: TypeAlias = Literal["flash", "ragged", "plain"]
+
+_HEAD_DIM_STEP = 8
+_WIDEST_HEAD = 256
+_PACKED_TYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel, and why not a faster one; empty where there is none."""
+
+    kernel: Kernel
+    reasons: tuple[str, ...] = ()
+
+
+def choose(spec: AttentionSpec, device: torch.device, dtype: torch.dtype, *, partial_keys: bool) -> Choice:
+    """The fastest kernel that computes ``spec`` as it is described."""
+    if device.type != "cuda":
+        return Choice("plain", (f"packed kernels need CUDA, and the device is {device.type}",))
+    if dtype not in _PACKED_TYPES:
+        return Choice("plain", (f"packed kernels take bfloat16 and float16, and the model computes in {dtype}",))
+    reasons = tuple(_against_flash(spec, partial_keys))
+    if not reasons:
+        return Choice("flash")
+    if spec.head_dim > _WIDEST_HEAD:
+        return Choice("plain", (*reasons, f"the Triton kernel takes heads of up to {_WIDEST_HEAD}"))
+    if importlib.util.find_spec("triton") is None:
+        return Choice("plain", (*reasons, "Triton is not installed"))
+    return Choice("ragged", reasons)
+
+
+def _against_flash(spec: AttentionSpec, partial_keys: bool) -> list[str]:
+    """What PyTorch's FlashAttention has no place for in ``spec``."""
+    found = {
+        f"heads of {spec.head_dim}, no multiple of {_HEAD_DIM_STEP}": spec.head_dim % _HEAD_DIM_STEP != 0,
+        f"heads of {spec.head_dim}, wider than {_WIDEST_HEAD}": spec.head_dim > _WIDEST_HEAD,
+        "soft cap": spec.softcap is not None,
+        "ALiBi": spec.alibi,
+        "relative bias": spec.relative_bias is not None,
+        "disentangled scores": spec.disentangled is not None,
+        # With fewer keys than queries it counts both from their ends.
+        "causal or windowed, with tokens that are no keys": partial_keys and (spec.causal or spec.window is not None),
+    }
+    return [reason for reason, is_so in found.items() if is_so]
+
+
+def reads(kernel: Kernel, *, partial_keys: bool) -> tuple[str, ...]:
+    """The tensors of a step that ``kernel`` reads."""
+    if kernel == "plain":
+        return ("pad_index", "unpad_index", "slot_ids", "key_mask" if partial_keys else "slot_mask")
+    return ("cu_query_lens", "slot_ids", *(("key_lens",) if partial_keys else ()))
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, step: Step, *, partial_keys: bool) -> Tensor:
+    """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; as ``query``.
+
+    The operator behind ``torch.nn.attention.varlen.varlen_attn``: that function's arguments changed from 2.10 to
+    2.13, the operator's did not. Rows of tokens behind the last sequence are left as the memory was.
+    """
+    starts, longest = step["cu_query_lens"], step["slot_ids"].shape[0]
+    reach = -1 if spec.window is None else spec.window
+    output, *_ = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        starts,
+        starts,
+        longest,
+        longest,
+        0.0,  # dropout
+        spec.causal,
+        False,  # no mask of what was dropped
+        scale=spec.scale,
+        window_size_left=reach,
+        window_size_right=0 if spec.causal else reach,
+        seqused_k=step["key_lens"] if partial_keys else None,
+    )
+    return output  # type: ignore[no-any-return]
+
+
+def plain(
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, terms: ScoreTerms, step: Step, *, partial_keys: bool
+) -> Tensor:
+    """The same with any mask and any terms, in FP32, on padded tokens: its memory grows with the longest's square.
+
+    A query that sees no key gets zeros.
+    """
+    repeat = spec.num_heads // spec.num_kv_heads
+    queries, keys, values = (_padded(heads, step) for heads in (query, key, value))
+    keys, values = (heads.repeat_interleave(repeat, dim=1) for heads in (keys, values))
+    scores = (queries @ keys.transpose(2, 3) + _disentangled(terms, step)) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    scores = scores + _by_distance(terms, step)
+    hidden = ~_visible(spec, step, partial_keys=partial_keys)
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
+    by_slot = (weights @ values).transpose(1, 2).flatten(0, 1)
+    return by_slot.index_select(0, step["unpad_index"]).to(query.dtype)
+
+
+def _padded(heads: Tensor, step: Step) -> Tensor:
+    """``heads`` [T, heads, any] as float32 [B, heads, S, any]."""
+    index = step["pad_index"]
+    rows = heads.index_select(0, index.flatten()).unflatten(0, (index.shape[0], index.shape[1]))
+    return rows.transpose(1, 2).float()
+
+
+def _distances(step: Step) -> Tensor:
+    """Key less query of each pair of slots, INT64 [S, S]."""
+    slots = step["slot_ids"].long()
+    return step.once("distances", lambda: slots[None, :] - slots[:, None])
+
+
+def _visible(spec: AttentionSpec, step: Step, *, partial_keys: bool) -> Tensor:
+    """Whether the query (row) sees the key (column), BOOL [B, 1, 1 or S, S]."""
+
+    def made() -> Tensor:
+        visible = (step["key_mask" if partial_keys else "slot_mask"] > 0)[:, None, None, :]
+        if spec.causal:
+            visible = visible & (_distances(step) <= 0)
+        return visible if spec.window is None else visible & (_distances(step).abs() <= spec.window)
+
+    return step.once(("visible", spec.causal, spec.window), made)
+
+
+def _by_distance(terms: ScoreTerms, step: Step) -> Tensor | float:
+    """What the distance alone adds to the scores, [heads, S, S]."""
+    total: Tensor | float = 0.0
+    if terms.relative_bias is not None:
+        reach = terms.relative_bias.shape[0] // 2
+        rows = (_distances(step) + reach).clamp(0, 2 * reach)
+        total = total + terms.relative_bias[rows].permute(2, 0, 1)
+    if terms.slopes is not None:
+        total = total - terms.slopes[:, None, None] * _distances(step).abs()
+    return total
+
+
+def _disentangled(terms: ScoreTerms, step: Step) -> Tensor | float:
+    """DeBERTa's terms in front of the scale, [B, heads, S, S]."""
+    total: Tensor | float = 0.0
+    if terms.rows is None:
+        return total
+    reach = terms.rows.shape[0] // 2
+    # By query less key, [query, key]; its transpose is by [key, query].
+    rows = terms.rows[(reach - _distances(step)).clamp(0, 2 * reach)].long()
+    if terms.by_query is not None:
+        total = total + _picked(_padded(terms.by_query, step), rows)
+    if terms.by_key is not None:
+        total = total + _picked(_padded(terms.by_key, step), rows.T).transpose(2, 3)
+    return total
+
+
+def _picked(products: Tensor, rows: Tensor) -> Tensor:
+    """Of ``products`` [B, heads, S, table] of each slot those at ``rows`` [S, S]."""
+    return products.gather(3, rows.expand(*products.shape[:2], -1, -1))

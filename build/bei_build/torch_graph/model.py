@@ -1,0 +1,158 @@
+"""ModelSpec to a module over packed tokens: embeddings, layers, heads; and the same run on a packed batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from bei.core import Float32Array, PackedBatch
+from bei.errors import CompileError, WeightsError
+from bei.packing import Sizes, graph_inputs
+from bei_build.spec import AttentionSpec, DecoderSpec, LayerSpec, ModelSpec
+from bei_build.torch_graph.attention import PositionModules
+from bei_build.torch_graph.embeddings import Convolution, Embeddings, MovedIds
+from bei_build.torch_graph.heads import Head
+from bei_build.torch_graph.kernels import Choice, Kernel, choose
+from bei_build.torch_graph.layer import Layer
+from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.positions import RelativeBias, RelativePositions
+from bei_build.torch_graph.step import Step
+from bei_build.torch_graph.storage import Storage, Table
+
+
+class PackedModel(nn.Module):
+    """``spec`` for sequences of up to ``max_seq_len`` tokens, without values; ``load`` reads them.
+
+    The state dict has the names of ``spec.weights()`` (until ``storage.join_linear_layers``). ``kernel`` takes the
+    place of what ``kernels.choose`` says of each layer. Do not change types with ``nn.Module.to``: some parts are FP32
+    whatever the model's type is. Raises CompileError for a spec that it does not compute.
+    """
+
+    def __init__(self, spec: ModelSpec, max_seq_len: int, storage: Storage, kernel: Kernel | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.max_seq_len = max_seq_len
+        self.choices: dict[AttentionSpec, Choice] = {
+            attention: choose(attention, storage.device, storage.dtype, partial_keys=spec.partial_keys)
+            if kernel is None
+            else Choice(kernel, ("asked for",))
+            for attention in spec.attentions
+        }
+        self._storage = storage
+        self._positions = PositionModules(max_seq_len)
+        self._add_position_weights()
+        self.embeddings = Embeddings(spec.embeddings, spec.hidden_size, storage)
+        self._order = [str(index) for index in spec.weights_of or range(len(spec.layers))]
+        self.layers = self._layers_of(dict(zip(self._order, spec.layers, strict=True)))
+        if any(self.layers[name].spec != layer for name, layer in zip(self._order, spec.layers, strict=True)):
+            raise CompileError(f"{spec.architecture}: layers that share their weights must be alike for PyTorch.")
+        self.convolution = Convolution(spec.convolution, spec.hidden_size, storage) if spec.convolution else None
+        self.final_norm = Norm(spec.final_norm, spec.hidden_size, storage) if spec.final_norm else None
+        self.decoder = self._decoder_of(spec.decoder) if spec.decoder else None
+        self._heads = [Head(head, spec, self, storage) for head in spec.heads]
+        self.input_names = self._input_names()
+        self.eval()
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Every head's output, float32 [B', width] or, without pooling, [T', width], from the tensors ``input_names``
+        of ``bei.packing.graph_inputs``. An embedding is not normalized at the end."""
+        step = Step(inputs)
+        ids = step["input_ids"]
+        embedded = hidden = self.embeddings(ids, self.embeddings.word, step)
+        for index, name in enumerate(self._order):
+            hidden = self.layers[name](hidden, step)
+            if index == 0 and self.convolution:
+                hidden = self.convolution(hidden, embedded, step)
+        if self.final_norm:
+            hidden = self.final_norm(hidden)
+        if self.decoder:
+            hidden = self.decoder(ids, self.embeddings.word, hidden, step)
+        return {head.spec.output: head(hidden, step) for head in self._heads}
+
+    def load(self, read: Callable[[str], npt.NDArray[np.float32]]) -> PackedModel:
+        """Fill every weight with what ``read`` gives for its name; one is in memory at a time. Raises WeightsError."""
+        for name, tensor in self.state_dict().items():
+            array = np.require(read(name), np.float32, "CW")
+            if array.shape != tuple(tensor.shape):
+                raise WeightsError(f"Weight {name} has shape {list(array.shape)}, not {list(tensor.shape)}.")
+            tensor.copy_(torch.from_numpy(array))
+        return self
+
+    def _layers_of(self, specs: Mapping[str, LayerSpec]) -> nn.ModuleDict:
+        shared = self.spec, self.choices, self._positions, self._storage
+        return nn.ModuleDict({name: Layer(layer, *shared) for name, layer in specs.items()})
+
+    def _decoder_of(self, spec: DecoderSpec) -> Decoder:
+        layers = self._layers_of({str(index): layer for index, layer in enumerate(spec.layers)})
+        return Decoder(spec, self.spec.hidden_size, layers, self._storage)
+
+    def _add_position_weights(self) -> None:
+        """The tables that the attention of all layers shares; which they are, the first layer says."""
+        if not self.spec.layers:
+            return
+        attention, hidden, positions = self.spec.layers[0].attention, self.spec.hidden_size, self._positions
+        if attention.relative_bias:
+            arguments = attention.relative_bias, attention.num_heads, self.max_seq_len, self._storage
+            self.relative_bias = positions.relative_bias = RelativeBias(*arguments)
+        if spec := attention.disentangled:
+            table = RelativePositions(spec, hidden, self.max_seq_len, self._storage)
+            self.relative_positions = positions.relative_positions = table
+            if spec.norm:
+                self.relative_positions_norm = Norm(spec.norm, hidden, self._storage)
+                positions.relative_positions_norm = self.relative_positions_norm
+
+    def _input_names(self) -> tuple[str, ...]:
+        names = {"input_ids"}.union(*(head.reads for head in self._heads))
+        for module in self.modules():
+            names.update(getattr(module, "reads", ()))
+        return tuple(sorted(names))
+
+
+class Decoder(nn.Module):
+    """Layers that read the text moved by one token, and the encoder's states."""
+
+    def __init__(self, spec: DecoderSpec, hidden_size: int, layers: nn.ModuleDict, storage: Storage) -> None:
+        super().__init__()
+        self._moved = MovedIds(spec.start_id)
+        self.embeddings = Embeddings(spec.embeddings, hidden_size, storage, with_words=False)
+        self.layers = layers
+        self.final_norm = Norm(spec.final_norm, hidden_size, storage) if spec.final_norm else None
+
+    def forward(self, input_ids: Tensor, words: Table, encoded: Tensor, step: Step) -> Tensor:
+        """Token states [T, hidden]."""
+        hidden = self.embeddings(self._moved(input_ids, step), words, step)
+        for layer in self.layers.values():
+            hidden = layer(hidden, step, encoded)
+        return self.final_norm(hidden) if self.final_norm else hidden  # type: ignore[no-any-return]
+
+
+def packed_model(
+    spec: ModelSpec,
+    read: Callable[[str], npt.NDArray[np.float32]],
+    max_seq_len: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    kernel: Kernel | None = None,
+) -> PackedModel:
+    """The model of ``spec`` with the weights that ``read`` gives by their names in ``spec.weights()``."""
+    return PackedModel(spec, max_seq_len, Storage(torch.device(device), dtype), kernel).load(read)
+
+
+def tensors_of(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Tensor]:
+    """What ``model`` reads of ``batch``, on its device, filled up as ``bei.packing.graph_inputs`` says."""
+    arrays = graph_inputs(batch, model.input_names, sizes)
+    device = model.embeddings.word.weight.device
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+def run(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Float32Array]:
+    """The outputs of ``batch``, a row a sequence or, without pooling, a token."""
+    with torch.inference_mode():
+        outputs = model(tensors_of(model, batch, sizes))
+    counts = {head.output: batch.batch_size if head.pooling else batch.num_tokens for head in model.spec.heads}
+    return {name: rows[: counts[name]].cpu().numpy() for name, rows in outputs.items()}

@@ -1,0 +1,96 @@
+"""What positions add to attention: rotations of queries and keys, biases of the scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bei_build.position_tables import disentangled_rows, relative_buckets, rotation_angles, turns_long_texts
+from bei_build.spec import DisentangledSpec, RelativeBiasSpec, RopeSpec
+from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.step import Step
+from bei_build.torch_graph.storage import Storage, Table
+
+
+class Rotation(nn.Module):
+    """Rotary positions up to ``max_seq_len``, one module for all layers with an equal ``spec``. Angles, their cosines
+    and sines, and the rotation itself are FP32."""
+
+    def __init__(self, spec: RopeSpec, max_seq_len: int, device: torch.device) -> None:
+        super().__init__()
+        self._spec = spec
+        self._max_seq_len = max_seq_len
+        self._has_long = turns_long_texts(spec, max_seq_len)
+        self.reads = ("position_ids", "token_seq_lens") if self._has_long else ("position_ids",)
+        angles = rotation_angles(spec, max_seq_len)
+        for name, function in (("cos", np.cos), ("sin", np.sin)):
+            table = torch.from_numpy((function(angles) * spec.factor).astype(np.float32))
+            self.register_buffer(name, table.to(device), persistent=False)
+
+    def forward(self, heads: Tensor, step: Step) -> Tensor:
+        """``heads`` [T, heads, head_dim] turned: (a, b) -> (a cos - b sin, b cos + a sin)."""
+        cos, sin = step.once(("rotation", id(self)), lambda: self._of_tokens(step))
+        turning, rest = heads.split([self._spec.rotary_dim, heads.shape[-1] - self._spec.rotary_dim], dim=-1)
+        turning = turning.float()
+        if self._spec.interleaved:
+            first, second = turning[..., 0::2], turning[..., 1::2]
+        else:
+            first, second = turning.chunk(2, dim=-1)
+        parts = [first * cos - second * sin, second * cos + first * sin]
+        turned = torch.stack(parts, -1).flatten(-2) if self._spec.interleaved else torch.cat(parts, -1)
+        turned = turned.to(heads.dtype)
+        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+    def _of_tokens(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of every token, [T, 1, rotary_dim / 2]."""
+        rows = step["position_ids"]
+        if self._has_long:
+            rows = torch.where(step["token_seq_lens"] > self._spec.long_from, rows + self._max_seq_len, rows)
+        cos, sin = (self.get_buffer(name).index_select(0, rows).unsqueeze(1) for name in ("cos", "sin"))
+        return cos, sin
+
+
+class RelativeBias(Table):
+    """T5's biases, one table for all layers."""
+
+    def __init__(self, spec: RelativeBiasSpec, num_heads: int, max_seq_len: int, storage: Storage) -> None:
+        super().__init__(spec.num_buckets, num_heads, storage)
+        buckets = torch.from_numpy(relative_buckets(spec, max_seq_len))
+        self.register_buffer("buckets", buckets.to(storage.device), persistent=False)
+
+    def by_distance(self) -> Tensor:
+        """A row a distance (key less query), float32 [2 * reach + 1, heads]."""
+        return self(self.get_buffer("buckets")).float()  # type: ignore[no-any-return]
+
+
+class RelativePositions(Table):
+    """DeBERTa's table of distances, which all layers share and project themselves."""
+
+    def __init__(self, spec: DisentangledSpec, hidden_size: int, max_seq_len: int, storage: Storage) -> None:
+        super().__init__(2 * spec.span, hidden_size, storage)
+        rows = torch.from_numpy(disentangled_rows(spec, max_seq_len).astype(np.int32))
+        self.register_buffer("rows", rows.to(storage.device), persistent=False)
+
+    def normalized(self, norm: Norm | None) -> Tensor:
+        """[2 * span, hidden]."""
+        return norm(self.weight) if norm else self.weight  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class ScoreTerms:
+    """What positions add to the scores of one layer; attention kernels read it, whichever they are.
+
+    ``relative_bias`` float32 [2 * reach + 1, heads]: added, by key less query; what is farther has the ends. ``slopes``
+    float32 [heads]: times the distance, subtracted (ALiBi). DeBERTa's are added in front of the scale: ``by_query`` and
+    ``by_key`` [T, heads, table] are products of queries and of keys with the projected table, and ``rows`` int32
+    [2 * max_seq_len - 1] says which of them, by query less key.
+    """
+
+    relative_bias: Tensor | None = None
+    slopes: Tensor | None = None
+    by_query: Tensor | None = None
+    by_key: Tensor | None = None
+    rows: Tensor | None = None

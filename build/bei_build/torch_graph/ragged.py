@@ -1,0 +1,191 @@
+"""Attention on packed tokens as a Triton kernel: windows, soft caps, biases by distance, DeBERTa's scores, ALiBi.
+
+One program computes a block of a sequence's queries of one head, by an online softmax (arXiv:2205.14135) over the keys
+that they can see: blocks beyond a window, or behind a causal query, are not read. Scores and sums are FP32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bei_build.spec import AttentionSpec
+from bei_build.torch_graph.positions import ScoreTerms
+from bei_build.torch_graph.step import Step
+
+_NARROWEST = 16  # tl.dot takes no less
+
+
+@triton.jit
+def _kernel(  # type: ignore[no-untyped-def]
+    query,
+    key,
+    value,
+    output,
+    starts,  # [B + 1]
+    key_lens,  # [B]
+    slopes,  # [heads]
+    bias,  # [2 * bias_reach + 1, heads]
+    by_query,  # [T, heads, table]
+    by_key,  # [T, heads, table]
+    rows,  # [2 * rows_reach + 1]
+    query_stride,
+    key_stride,
+    value_stride,
+    output_stride,
+    scale,
+    softcap,
+    bias_reach,
+    rows_reach,
+    table,
+    num_heads,
+    GROUP: tl.constexpr,  # query heads that share a key head
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
+    WINDOW: tl.constexpr,  # -1: none
+    CAUSAL: tl.constexpr,
+    HAS_KEY_LENS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_BY_QUERY: tl.constexpr,
+    HAS_BY_KEY: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    sequence, head = tl.program_id(1), tl.program_id(2)
+    first = tl.load(starts + sequence)
+    length = tl.load(starts + sequence + 1) - first
+    begin = tl.program_id(0) * BLOCK_QUERIES
+    if begin >= length:
+        return
+    num_keys = length
+    if HAS_KEY_LENS:
+        num_keys = tl.load(key_lens + sequence)
+
+    first = first.to(tl.int64)
+    at_query = begin + tl.arange(0, BLOCK_QUERIES)
+    component = tl.arange(0, WIDTH)
+    is_query = at_query < length
+    is_component = component < HEAD_DIM
+    query_token = first + at_query
+    query_at = query_token[:, None] * query_stride + head * HEAD_DIM + component[None, :]
+    queries = tl.load(query + query_at, mask=is_query[:, None] & is_component[None, :], other=0.0)
+
+    most = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_QUERIES], tl.float32)
+    context = tl.zeros([BLOCK_QUERIES, WIDTH], tl.float32)
+    low = 0
+    high = num_keys
+    if WINDOW >= 0:
+        low = tl.maximum(begin - WINDOW, 0) // BLOCK_KEYS * BLOCK_KEYS
+        high = tl.minimum(high, begin + BLOCK_QUERIES + WINDOW)
+    if CAUSAL:
+        high = tl.minimum(high, begin + BLOCK_QUERIES)
+    for start in range(low, high, BLOCK_KEYS):
+        at_key = start + tl.arange(0, BLOCK_KEYS)
+        is_key = at_key < num_keys
+        key_token = first + at_key
+        key_at = key_token[None, :] * key_stride + (head // GROUP) * HEAD_DIM + component[:, None]
+        keys = tl.load(key + key_at, mask=is_key[None, :] & is_component[:, None], other=0.0)
+        scores = tl.dot(queries, keys, input_precision="ieee")
+        away = at_key[None, :] - at_query[:, None]
+        visible = is_query[:, None] & is_key[None, :]
+        if HAS_BY_QUERY or HAS_BY_KEY:
+            row = tl.load(rows + tl.minimum(tl.maximum(rows_reach - away, 0), 2 * rows_reach))
+            if HAS_BY_QUERY:
+                query_row = (query_token[:, None] * num_heads + head) * table + row
+                scores += tl.load(by_query + query_row, mask=visible, other=0.0).to(tl.float32)
+            if HAS_BY_KEY:
+                key_row = (key_token[None, :] * num_heads + head) * table + row
+                scores += tl.load(by_key + key_row, mask=visible, other=0.0).to(tl.float32)
+        scores = scores * scale
+        if HAS_SOFTCAP:
+            # tanh(x) as 2 sigmoid(2 x) - 1: Triton's own is the GPU library's.
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        if HAS_BIAS:
+            bias_row = tl.minimum(tl.maximum(away + bias_reach, 0), 2 * bias_reach)
+            scores += tl.load(bias + bias_row * num_heads + head)
+        if HAS_SLOPES:
+            scores -= tl.load(slopes + head) * tl.abs(away).to(tl.float32)
+        if WINDOW >= 0:
+            visible = visible & (tl.abs(away) <= WINDOW)
+        if CAUSAL:
+            visible = visible & (away <= 0)
+        scores = tl.where(visible, scores, float("-inf"))
+
+        new_most = tl.maximum(most, tl.max(scores, 1))
+        # A query that has seen no key yet has no largest score: nothing is taken from -inf.
+        base = tl.where(new_most == float("-inf"), 0.0, new_most)
+        weights = tl.exp(scores - base[:, None])
+        shrink = tl.exp(most - base)
+        total = total * shrink + tl.sum(weights, 1)
+        value_at = key_token[:, None] * value_stride + (head // GROUP) * HEAD_DIM + component[None, :]
+        values = tl.load(value + value_at, mask=is_key[:, None] & is_component[None, :], other=0.0)
+        product = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        context = context * shrink[:, None] + product
+        most = new_most
+
+    context = context / tl.where(total == 0.0, 1.0, total)[:, None]
+    output_at = query_token[:, None] * output_stride + head * HEAD_DIM + component[None, :]
+    tl.store(output + output_at, context.to(output.dtype.element_ty), mask=is_query[:, None] & is_component[None, :])
+
+
+def ragged(
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, terms: ScoreTerms, step: Step, *, partial_keys: bool
+) -> Tensor:
+    """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; as ``query``.
+
+    A query that sees no key gets zeros. Rows of tokens behind the last sequence are left as the memory was.
+    """
+    starts, longest = step["cu_query_lens"], step["slot_ids"].shape[0]
+    output = torch.empty((query.shape[0], spec.num_heads, spec.head_dim), device=query.device, dtype=query.dtype)
+    width = max(_NARROWEST, triton.next_power_of_2(spec.head_dim))
+    block_queries, block_keys = (64, 64) if width <= 128 else (64, 32)
+    grid = (triton.cdiv(longest, block_queries), starts.shape[0] - 1, spec.num_heads)
+    pointers = [
+        tensor if tensor is None else tensor.contiguous()
+        for tensor in (terms.slopes, terms.relative_bias, terms.by_query, terms.by_key, terms.rows)
+    ]
+    slopes, bias, by_query, by_key, rows = pointers
+    flags: dict[str, Any] = {
+        "HAS_KEY_LENS": partial_keys,
+        "HAS_SOFTCAP": spec.softcap is not None,
+        "HAS_SLOPES": slopes is not None,
+        "HAS_BIAS": bias is not None,
+        "HAS_BY_QUERY": by_query is not None,
+        "HAS_BY_KEY": by_key is not None,
+    }
+    products = by_query if by_query is not None else by_key
+    _kernel[grid](
+        *(_rows_of_heads(heads) for heads in (query, key, value)),
+        output,
+        starts,
+        *(output if tensor is None else tensor for tensor in (step["key_lens"] if partial_keys else None, *pointers)),
+        *(heads.stride(0) for heads in (query, key, value, output)),
+        spec.scale,
+        spec.softcap or 0.0,
+        0 if bias is None else bias.shape[0] // 2,
+        0 if rows is None else rows.shape[0] // 2,
+        0 if products is None else products.shape[2],
+        spec.num_heads,
+        GROUP=spec.num_heads // spec.num_kv_heads,
+        HEAD_DIM=spec.head_dim,
+        WIDTH=width,
+        WINDOW=-1 if spec.window is None else spec.window,
+        CAUSAL=spec.causal,
+        BLOCK_QUERIES=block_queries,
+        BLOCK_KEYS=block_keys,
+        **flags,
+    )
+    return output
+
+
+def _rows_of_heads(heads: Tensor) -> Tensor:
+    """``heads`` [T, heads, head_dim], of which the kernel takes any distance between tokens, and no other gaps."""
+    assert heads.stride()[1:] == (heads.shape[2], 1), "heads of a token must lie side by side"
+    return heads

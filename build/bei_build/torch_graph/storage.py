@@ -1,0 +1,90 @@
+"""Parameters that are filled later, and several linear layers of one input as one product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where parameters lie, and the type in which the model computes."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def fp32(self) -> Storage:
+        """The same place, for what computes in FP32 whatever the model's type."""
+        return replace(self, dtype=torch.float32)
+
+    def empty(self, *shape: int) -> nn.Parameter:
+        """A parameter without values."""
+        return nn.Parameter(torch.empty(shape, device=self.device, dtype=self.dtype), requires_grad=False)
+
+
+class Linear(nn.Linear):
+    """``value @ weight.T + bias`` without values."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, storage: Storage) -> None:
+        super().__init__(in_features, out_features, bias, device=storage.device, dtype=storage.dtype)
+        self.requires_grad_(False)
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is: random numbers for billions of parameters take longer than reading theirs."""
+
+
+class Table(nn.Module):
+    """Rows of ``weight`` [rows, width] by their indices."""
+
+    def __init__(self, num_rows: int, width: int, storage: Storage) -> None:
+        super().__init__()
+        self.weight = storage.empty(num_rows, width)
+
+    def forward(self, index: Tensor) -> Tensor:
+        """[..., width] for ``index`` [...]."""
+        return nn.functional.embedding(index, self.weight)
+
+
+class JoinedLinear(Linear):
+    """Linear layers of one input as one product; a part without a bias has zeros in the joined one."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        weight = parts[0].weight
+        sizes = [part.out_features for part in parts]
+        has_bias = any(part.bias is not None for part in parts)
+        super().__init__(parts[0].in_features, sum(sizes), has_bias, Storage(weight.device, weight.dtype))
+        self.sizes = sizes
+        with torch.no_grad():
+            torch.cat([part.weight for part in parts], out=self.weight)
+            if has_bias:
+                missing = [weight.new_zeros(size) for size in sizes]
+                torch.cat(
+                    [zeros if part.bias is None else part.bias for part, zeros in zip(parts, missing, strict=True)],
+                    out=self.bias,
+                )
+
+
+def project(module: nn.Module, value: Tensor, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """``value`` through the linear layers ``names`` of ``module``, in one product where they were joined."""
+    joined = module._modules.get("_".join(names))
+    if isinstance(joined, JoinedLinear):
+        return joined(value).split(joined.sizes, dim=-1)  # type: ignore[no-any-return]
+    return tuple(module.get_submodule(name)(value) for name in names)
+
+
+def join_linear_layers(model: nn.Module) -> None:
+    """Replace linear layers of one input by one layer each, wherever a module of ``model`` has ``joinable`` ones.
+
+    Faster; afterwards the state dict has other names than the spec. One group is in memory twice at a time.
+    """
+    for module in list(model.modules()):
+        for names in getattr(module, "joinable", ()):
+            parts = [module.get_submodule(name) for name in names]
+            assert all(isinstance(part, Linear) for part in parts)
+            module.add_module("_".join(names), JoinedLinear(parts))  # type: ignore[arg-type]
+            for name in names:
+                delattr(module, name)
