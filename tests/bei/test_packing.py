@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -233,3 +235,17 @@ def test_room_for_filler_tokens_is_made_for_packed_attention_alone() -> None:
     )
     assert with_room >= 520 + bucket(65, min_step=1) - 65
     assert without <= with_room
+
+
+@law
+@given(lengths=batches_of_lengths, data=st.data())
+def test_every_token_knows_its_sequence_and_whether_it_counts(lengths: list[int], data: st.DataObject) -> None:
+    left_out = np.array([data.draw(st.integers(0, length)) for length in lengths], np.int32)
+    batch = replace(batch_of(lengths), unpooled_lens=left_out)
+    tensors = graph_inputs(batch, ["sequence_ids", "token_pool_mask", "cu_query_lens", "pool_mask", "unpad_index"])
+    sequence, starts = int32(tensors, "sequence_ids"), int32(tensors, "cu_query_lens")
+    num_owned = starts[-1]  # with a token of each filler sequence
+    np.testing.assert_array_equal(sequence[:num_owned], np.repeat(np.arange(len(starts) - 1), np.diff(starts)))
+    by_slot = tensors["pool_mask"].reshape(-1)[int32(tensors, "unpad_index")[: batch.num_tokens]]
+    np.testing.assert_array_equal(tensors["token_pool_mask"][: batch.num_tokens], by_slot)
+    assert tensors["token_pool_mask"][batch.num_tokens :].all()
