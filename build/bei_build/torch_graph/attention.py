@@ -58,10 +58,12 @@ class Attention(nn.Module):
             self.query_norm, self.key_norm = (Norm(spec.qk_norm, width, storage) for width in widths)
         if spec.rope:
             if spec.rope not in positions.rotations:
-                positions.rotations[spec.rope] = Rotation(spec.rope, positions.max_seq_len, storage.device)
+                number = len(positions.rotations)
+                positions.rotations[spec.rope] = Rotation(spec.rope, positions.max_seq_len, storage.device, number)
             self.rotation = positions.rotations[spec.rope]
         if spec.alibi:
             slopes = torch.from_numpy(alibi_slopes(spec.num_heads)).to(storage.device)
+            self.slopes: Tensor
             self.register_buffer("slopes", slopes, persistent=False)
         self._add_disentangled(hidden_size, storage)
         joined = (("key", "value"),) if cross else (("query", "key", "value"),)
@@ -95,10 +97,10 @@ class Attention(nn.Module):
         """Queries or keys [T, width] as [T, heads, head_dim], normalized and rotated."""
         spec = self._spec
         if spec.qk_norm and spec.qk_norm_joint:
-            value = self.get_submodule(f"{role}_norm")(value)
+            value = getattr(self, f"{role}_norm")(value)
         heads = value.unflatten(-1, (num_heads, spec.head_dim))
         if spec.qk_norm and not spec.qk_norm_joint:
-            heads = self.get_submodule(f"{role}_norm")(heads)
+            heads = getattr(self, f"{role}_norm")(heads)
         return self.rotation(heads, step) if spec.rope else heads  # type: ignore[no-any-return]
 
     def _context(self, query: Tensor, key: Tensor, value: Tensor, step: Step) -> Tensor:
@@ -118,7 +120,7 @@ class Attention(nn.Module):
         if spec.relative_bias:
             assert shared.relative_bias is not None
             bias = step.once("relative bias", shared.relative_bias.by_distance)
-        slopes = self.get_buffer("slopes") if spec.alibi else None
+        slopes = self.slopes if spec.alibi else None
         if not spec.disentangled:
             return ScoreTerms(bias, slopes)
         assert shared.relative_positions is not None
@@ -130,10 +132,10 @@ class Attention(nn.Module):
             slopes,
             by_query=self._products(query, rows, f"{prefix}key") if spec.disentangled.content_to_position else None,
             by_key=self._products(key, rows, f"{prefix}query") if spec.disentangled.position_to_content else None,
-            rows=table.get_buffer("rows"),
+            rows=table.rows,
         )
 
     def _products(self, heads: Tensor, rows: Tensor, layer: str) -> Tensor:
         """``heads`` [T, heads, head_dim] with each of ``rows`` through ``layer``, [T, heads, rows]."""
-        projected = self.get_submodule(layer)(rows).unflatten(-1, (self._spec.num_heads, self._spec.head_dim))
+        projected = getattr(self, layer)(rows).unflatten(-1, (self._spec.num_heads, self._spec.head_dim))
         return torch.einsum("thd,rhd->thr", heads, projected)

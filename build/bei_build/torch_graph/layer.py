@@ -79,10 +79,10 @@ class Layer(nn.Module):
         return hidden
 
     def _run(self, part: str, value: Tensor, step: Step, encoded: Tensor | None) -> Tensor:
-        module = self.get_submodule(part)
+        module = getattr(self, part)
         if part == "mlp":
             return module(value)  # type: ignore[no-any-return]
         return module(value, step, encoded if part == "cross_attention" else None)  # type: ignore[no-any-return]
 
     def _norm(self, name: str, value: Tensor) -> Tensor:
-        return self.get_submodule(name)(value)  # type: ignore[no-any-return]
+        return getattr(self, name)(value)  # type: ignore[no-any-return]

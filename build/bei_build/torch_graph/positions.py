@@ -16,12 +16,13 @@ from bei_build.torch_graph.storage import Storage, Table
 
 
 class Rotation(nn.Module):
-    """Rotary positions up to ``max_seq_len``, one module for all layers with an equal ``spec``. Angles, their cosines
-    and sines, and the rotation itself are FP32."""
+    """Rotary positions up to ``max_seq_len``, one module for all layers with an equal ``spec``, of which it is the
+    model's ``number``. Angles, their cosines and sines, and the rotation itself are FP32."""
 
-    def __init__(self, spec: RopeSpec, max_seq_len: int, device: torch.device) -> None:
+    def __init__(self, spec: RopeSpec, max_seq_len: int, device: torch.device, number: int) -> None:
         super().__init__()
         self._spec = spec
+        self._key = f"rotation {number}"
         self._max_seq_len = max_seq_len
         self._has_long = turns_long_texts(spec, max_seq_len)
         self.reads = ("position_ids", "token_seq_lens") if self._has_long else ("position_ids",)
@@ -32,7 +33,7 @@ class Rotation(nn.Module):
 
     def forward(self, heads: Tensor, step: Step) -> Tensor:
         """``heads`` [T, heads, head_dim] turned: (a, b) -> (a cos - b sin, b cos + a sin)."""
-        cos, sin = step.once(("rotation", id(self)), lambda: self._of_tokens(step))
+        cos, sin = step.once(self._key, lambda: self._of_tokens(step))
         turning, rest = heads.split([self._spec.rotary_dim, heads.shape[-1] - self._spec.rotary_dim], dim=-1)
         turning = turning.float()
         if self._spec.interleaved:
@@ -49,7 +50,7 @@ class Rotation(nn.Module):
         rows = step["position_ids"]
         if self._has_long:
             rows = torch.where(step["token_seq_lens"] > self._spec.long_from, rows + self._max_seq_len, rows)
-        cos, sin = (self.get_buffer(name).index_select(0, rows).unsqueeze(1) for name in ("cos", "sin"))
+        cos, sin = (getattr(self, name).index_select(0, rows).unsqueeze(1) for name in ("cos", "sin"))
         return cos, sin
 
 
@@ -59,11 +60,12 @@ class RelativeBias(Table):
     def __init__(self, spec: RelativeBiasSpec, num_heads: int, max_seq_len: int, storage: Storage) -> None:
         super().__init__(spec.num_buckets, num_heads, storage)
         buckets = torch.from_numpy(relative_buckets(spec, max_seq_len))
+        self.buckets: Tensor
         self.register_buffer("buckets", buckets.to(storage.device), persistent=False)
 
     def by_distance(self) -> Tensor:
         """A row a distance (key less query), float32 [2 * reach + 1, heads]."""
-        return self(self.get_buffer("buckets")).float()  # type: ignore[no-any-return]
+        return self(self.buckets).float()  # type: ignore[no-any-return]
 
 
 class RelativePositions(Table):
@@ -72,6 +74,7 @@ class RelativePositions(Table):
     def __init__(self, spec: DisentangledSpec, hidden_size: int, max_seq_len: int, storage: Storage) -> None:
         super().__init__(2 * spec.span, hidden_size, storage)
         rows = torch.from_numpy(disentangled_rows(spec, max_seq_len).astype(np.int32))
+        self.rows: Tensor
         self.register_buffer("rows", rows.to(storage.device), persistent=False)
 
     def normalized(self, norm: Norm | None) -> Tensor:

@@ -70,10 +70,10 @@ class JoinedLinear(Linear):
 
 def project(module: nn.Module, value: Tensor, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     """``value`` through the linear layers ``names`` of ``module``, in one product where they were joined."""
-    joined = module._modules.get("_".join(names))
+    joined = getattr(module, "_".join(names), None)
     if isinstance(joined, JoinedLinear):
         return joined(value).split(joined.sizes, dim=-1)  # type: ignore[no-any-return]
-    return tuple(module.get_submodule(name)(value) for name in names)
+    return tuple(getattr(module, name)(value) for name in names)
 
 
 def join_linear_layers(model: nn.Module) -> None:
