@@ -1,0 +1,112 @@
+"""The peers: transformers' classes of the same shapes, padded, eager and compiled; sentence-transformers around one."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_record import Skipped
+from benchmarks.gpu_shapes import Shape
+
+_BATCH = 32  # sentence-transformers' default
+
+
+def require(*packages: str) -> None:
+    """Raise Skipped naming the first of ``packages`` that is not installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise Skipped(f"the package {package} is not installed")
+
+
+class Transformers:
+    """A random model of transformers' class for ``shape``, BF16, asked for its token states."""
+
+    def __init__(self, shape: Shape, device: torch.device, attention: str, *, is_compiled: bool) -> None:
+        require("transformers", *(("flash_attn",) if attention == "flash_attention_2" else ()))
+        if is_compiled and device.type != "cuda":
+            raise Skipped("compiling for CPUs takes minutes")
+        import transformers
+
+        config_name, model_name = shape.hf
+        config = getattr(transformers, config_name)(**_settings(shape))
+        with torch.device(device):
+            model: Any = getattr(transformers, model_name)._from_config(
+                config, attn_implementation=attention, dtype=torch.bfloat16
+            )
+        self._device = device
+        self._model = model.to(device).eval()
+        if is_compiled:
+            self._model = torch.compile(self._model)
+
+    def batches(self, lengths: list[int], vocab: int) -> list[dict[str, Tensor]]:
+        """Sequences of ``lengths`` sorted, padded in batches of 32."""
+        rng, ordered = np.random.default_rng(1), sorted(lengths)
+        batches = []
+        for start in range(0, len(ordered), _BATCH):
+            members = np.array(ordered[start : start + _BATCH])
+            shape = len(members), int(members.max())
+            ids = torch.from_numpy(rng.integers(3, vocab, shape))
+            mask = torch.from_numpy((np.arange(shape[1]) < members[:, None]).astype(np.int64))
+            batches.append({"input_ids": ids.to(self._device), "attention_mask": mask.to(self._device)})
+        return batches
+
+    def run(self, batches: list[dict[str, Tensor]]) -> None:
+        """All of them."""
+        for batch in batches:
+            self._model(**batch)
+
+
+def _settings(shape: Shape) -> dict[str, Any]:
+    sizes = shape.sizes
+    kv = {"num_key_value_heads": sizes.kv_heads} if sizes.kv_heads else {}
+    return {
+        "vocab_size": sizes.vocab,
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "intermediate_size": sizes.inner,
+        "max_position_embeddings": shape.max_seq_len + 2,  # RoBERTa never uses the first two
+        **kv,
+    }
+
+
+class SentenceTransformers:
+    """sentence-transformers around such a model: texts of one-token words, its own batching and copies."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        require("sentence_transformers", "transformers", "tokenizers")
+        import sentence_transformers
+        import transformers
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        words = {f"w{index}": index for index in range(shape.sizes.vocab - 2)}
+        special = {"[PAD]": len(words), "[UNK]": len(words) + 1}
+        tokenizer = Tokenizer(models.WordLevel({**words, **special}, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+        fast: Any = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=shape.max_seq_len
+        )
+        config_name, model_name = shape.hf
+        config = getattr(transformers, config_name)(**_settings(shape))
+        with tempfile.TemporaryDirectory() as folder:
+            getattr(transformers, model_name)(config).save_pretrained(folder)
+            fast.save_pretrained(folder)
+            self._model: Any = sentence_transformers.SentenceTransformer(
+                str(Path(folder)), device=str(device), model_kwargs={"dtype": torch.bfloat16}
+            )
+        self._num_words = len(words)
+
+    def texts(self, lengths: list[int]) -> list[str]:
+        """A text for each of ``lengths``, of so many tokens."""
+        rng = np.random.default_rng(1)
+        return [" ".join(f"w{word}" for word in rng.integers(0, self._num_words, length)) for length in lengths]
+
+    def run(self, texts: list[str]) -> None:
+        """All of them, to vectors on the host."""
+        self._model.encode(texts, batch_size=_BATCH, show_progress_bar=False)

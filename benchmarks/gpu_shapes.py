@@ -1,0 +1,181 @@
+"""Models of real shapes with random weights, straight from a ModelSpec, and the batches that they are asked."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from bei.core import Encoding, PackedBatch
+from bei_build.spec import (
+    AttentionSpec,
+    DenseSpec,
+    EmbeddingsSpec,
+    HeadSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormalizeSpec,
+    NormSpec,
+    Pooling,
+    RopeSpec,
+)
+from bei_build.torch_graph.kernels import Kernel
+from bei_build.torch_graph.model import PackedModel
+from bei_build.torch_graph.storage import Storage, join_linear_layers
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a transformer; ``kv_heads`` None: as many as ``heads``."""
+
+    layers: int
+    hidden: int
+    heads: int
+    inner: int
+    vocab: int
+    kv_heads: int | None = None
+
+    def shrunk(self) -> Sizes:
+        """The same structure, small enough for a CPU in a test."""
+        kv_heads = None if self.kv_heads is None else 2
+        return Sizes(layers=2, hidden=64, heads=4, inner=96, vocab=300, kv_heads=kv_heads)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``hf`` names the transformers classes of config and model with these sizes."""
+
+    name: str
+    sizes: Sizes
+    spec_of: Callable[[Sizes], ModelSpec]
+    max_seq_len: int
+    hf: tuple[str, str]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return self.spec_of(self.sizes)
+
+    def shrunk(self) -> Shape:
+        """For a dry run."""
+        return replace(self, sizes=self.sizes.shrunk(), max_seq_len=64)
+
+
+def _attention(sizes: Sizes, *, bias: bool, causal: bool = False, rope: RopeSpec | None = None) -> AttentionSpec:
+    head_dim = sizes.hidden // sizes.heads
+    return AttentionSpec(
+        num_heads=sizes.heads,
+        head_dim=head_dim,
+        num_kv_heads=sizes.kv_heads or sizes.heads,
+        scale=head_dim**-0.5,
+        bias=bias,
+        output_bias=bias,
+        causal=causal,
+        rope=rope,
+    )
+
+
+def _encoder(sizes: Sizes, positions: int, types: int, heads: tuple[HeadSpec, ...]) -> ModelSpec:
+    """BERT's structure."""
+    norm = NormSpec(1e-12)
+    layer = LayerSpec(_attention(sizes, bias=True), MLPSpec(sizes.inner, "gelu"), norm)
+    embeddings = EmbeddingsSpec(sizes.vocab, max_positions=positions, type_vocab_size=types, norm=norm)
+    return ModelSpec("bert", "BertModel", sizes.hidden, embeddings, (layer,) * sizes.layers, heads=heads)
+
+
+def _bert(pooling: Pooling) -> Callable[[Sizes], ModelSpec]:
+    return lambda sizes: _encoder(sizes, 512, 2, (HeadSpec("embedding", (pooling,)),))
+
+
+def _bge_m3(sizes: Sizes) -> ModelSpec:
+    """XLM-RoBERTa with the three outputs of bge-m3."""
+    width = sizes.hidden
+    heads = (
+        HeadSpec("embedding", ("cls",)),
+        HeadSpec("token_weights", token_layers=(DenseSpec("sparse_linear", width, 1, activation="relu"),)),
+        HeadSpec("token_embedding", token_layers=(DenseSpec("colbert_linear", width, width), NormalizeSpec())),
+    )
+    return _encoder(sizes, 8192, 1, heads)
+
+
+def _mistral(sizes: Sizes) -> ModelSpec:
+    """e5-mistral's structure; its window of 4,096 tokens is longer than the texts here."""
+    head_dim = sizes.hidden // sizes.heads
+    rope = RopeSpec(tuple((10_000.0 ** -(np.arange(0, head_dim, 2) / head_dim)).tolist()))
+    norm = NormSpec(1e-5, kind="rms", bias=False)
+    mlp = MLPSpec(sizes.inner, "silu", gated=True, bias=False, down_bias=False)
+    layer = LayerSpec(_attention(sizes, bias=False, causal=True, rope=rope), mlp, norm, "pre")
+    heads = (HeadSpec("embedding", ("last",)),)
+    layers = (layer,) * sizes.layers
+    return ModelSpec("mistral", "MistralModel", sizes.hidden, EmbeddingsSpec(sizes.vocab), layers, norm, heads)
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("minilm", Sizes(6, 384, 12, 1536, 30_522), _bert("mean"), 512, ("BertConfig", "BertModel")),
+        Shape("bert-base", Sizes(12, 768, 12, 3072, 30_522), _bert("cls"), 512, ("BertConfig", "BertModel")),
+        Shape("bert-large", Sizes(24, 1024, 16, 4096, 30_522), _bert("cls"), 512, ("BertConfig", "BertModel")),
+        Shape(
+            *("bge-m3", Sizes(24, 1024, 16, 4096, 250_002), _bge_m3, 8192),
+            ("XLMRobertaConfig", "XLMRobertaModel"),
+        ),
+        Shape(
+            *("mistral-7b", Sizes(32, 4096, 32, 14_336, 32_000, kv_heads=8), _mistral, 4096),
+            ("MistralConfig", "MistralModel"),
+        ),
+    )
+}
+
+
+def random_model(
+    shape: Shape, device: torch.device, dtype: torch.dtype, *, kernel: Kernel | None = None, joined: bool = True
+) -> PackedModel:
+    """``shape`` with random weights, the same numbers in every type: they are BF16's."""
+    model = PackedModel(shape.spec, shape.max_seq_len, Storage(device, dtype), kernel)
+    for name, tensor in model.state_dict().items():
+        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        values = torch.randn(tensor.shape, generator=generator, device=device)
+        if tensor.ndim > 1:
+            values *= tensor.shape[-1] ** -0.5
+        else:  # of norms about 1, biases small
+            values = 0.02 * values + (1.0 if name.endswith("norm.weight") else 0.0)
+        tensor.copy_(values.bfloat16())
+    if joined:
+        join_linear_layers(model)
+    return model
+
+
+def fixed(num_tokens: int, length: int) -> list[int]:
+    """Sequences of ``length`` tokens, ``num_tokens`` together."""
+    return [length] * max(1, num_tokens // length)
+
+
+def uniform(num_tokens: int, least: int, most: int) -> list[int]:
+    """Lengths spread evenly between ``least`` and ``most``, about ``num_tokens`` together."""
+    rng = np.random.default_rng(0)
+    return _up_to(num_tokens, lambda: int(rng.integers(least, most + 1)))
+
+
+def lognormal(num_tokens: int, mean: float, most: int) -> list[int]:
+    """Lengths as of passages and pages: log-normal with ``mean``, cut at ``most``, about ``num_tokens`` together."""
+    rng, sigma = np.random.default_rng(0), 0.85
+    location = np.log(mean) - sigma**2 / 2
+    return _up_to(num_tokens, lambda: int(np.clip(np.rint(rng.lognormal(location, sigma)), 4, most)))
+
+
+def _up_to(num_tokens: int, length: Callable[[], int]) -> list[int]:
+    lengths: list[int] = []
+    while sum(lengths) < num_tokens:
+        lengths.append(length())
+    return lengths
+
+
+def batch_of(lengths: list[int], vocab: int) -> PackedBatch:
+    """Random ids."""
+    rng = np.random.default_rng(1)
+    return PackedBatch.from_encodings([Encoding(rng.integers(0, vocab, n).astype(np.int32)) for n in lengths])

@@ -1,0 +1,108 @@
+"""The GPU benchmark without a GPU: all of it on tiny models, and what it does with a run that ends or fails early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu import Bench, Measurement, measurements, run, table
+from benchmarks.gpu_record import Record, Skipped, agreement
+from benchmarks.gpu_shapes import SHAPES, fixed, lognormal, uniform
+
+MACHINE = {"device": "a test"}
+# What a CPU cannot show; nothing else may be left out.
+NOT_ON_CPUS = ("FP8 product", "ceiling: copy", "graph", "package", "TensorRT-RTX", "compiled", "flash_attention_2")
+PEERS = ("sentence-transformers",)
+
+
+def test_a_dry_run_makes_every_measurement_that_needs_no_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "gpu.json"
+    gpu.main(["--dry-run", "--out", str(out)])
+    found = json.loads(out.read_bytes())["measurements"]
+    assert found.keys() == {each.name for each in measurements(Bench(torch.device("cpu"), None, is_dry=True))}
+    assert {name: each["error"] for name, each in found.items() if "error" in each} == {}
+    for name in (name for name, each in found.items() if "skipped" in each):
+        assert any(part in name for part in (*NOT_ON_CPUS, *PEERS)), (name, found[name])
+    ours = [each for each in found.values() if "cosine to FP32" in each]
+    assert len(ours) > 5
+    assert all(cosine >= 0.999 for each in ours for cosine in each["cosine to FP32"].values())
+    printed = capsys.readouterr().out
+    assert "| bert-large, 512 tokens: eager |" in printed
+
+
+class Counted:
+    """A measurement that counts its calls, and fails as long as it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls = 0
+        self.error = error
+
+    def __call__(self) -> dict[str, float]:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return {"ms": 1.0, "tflops": 2.0}
+
+
+def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = {
+        "good": Counted(),
+        "bad": Counted(RuntimeError("out of memory")),
+        "missing": Counted(Skipped("no package")),
+    }
+    late = Counted()
+    planned = [*(Measurement(name, 1, work) for name, work in works.items()), Measurement("late", 1000, late)]
+    monkeypatch.setattr(gpu, "measurements", lambda bench: planned)
+    bench, path = Bench(torch.device("cpu"), None, is_dry=True), tmp_path / "gpu.json"
+    run(bench, Record(path, MACHINE), minutes=1, only="")
+    works["bad"].error = None
+    record = Record(path, MACHINE)
+    assert record.measurements["bad"]["error"] == "RuntimeError: out of memory"
+    assert record.measurements["missing"]["skipped"] == "no package"
+    assert not record.is_finished("late")
+    run(bench, record, minutes=100, only="")
+    assert [works[name].calls for name in ("good", "bad", "missing")] == [1, 2, 2]
+    assert late.calls == 1
+    assert table(Record(path, MACHINE)).count("\n") == 1 + 3  # a line for each that is finished
+
+
+def test_figures_of_another_machine_are_not_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    Record(path, MACHINE).keep("one", {"ms": 1.0})
+    with pytest.raises(SystemExit, match="another GPU"):
+        Record(path, {"device": "another GPU"})
+
+
+def test_numbers_that_are_not_finite_or_another_models_are_told() -> None:
+    expected = {"embedding": torch.eye(3)}
+    assert agreement({"embedding": torch.eye(3).bfloat16()}, expected) == {"embedding": 1.0}
+    assert agreement({"embedding": torch.eye(3).roll(1, 0)}, expected) == {"embedding": 0.0}
+    with pytest.raises(ValueError, match="NaN"):
+        agreement({"embedding": torch.full((3, 3), torch.nan)}, expected)
+
+
+def test_without_a_gpu_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="--dry-run"):
+        gpu.main([])
+
+
+def test_shapes_have_the_sizes_of_the_models_they_are_called_after() -> None:
+    """Millions of parameters as published, without poolers; bge-m3 with its heads."""
+    published = {"minilm": 22.6, "bert-base": 108.9, "bert-large": 334.1, "bge-m3": 568.9, "mistral-7b": 7110.7}
+    for name, millions in published.items():
+        assert SHAPES[name].spec.num_parameters / 1e6 == pytest.approx(millions, rel=0.002), name
+
+
+def test_lengths_are_what_they_are_called() -> None:
+    assert fixed(2048, 512) == [512] * 4
+    spread = uniform(32_768, 16, 512)
+    assert (min(spread) >= 16, max(spread) <= 512) == (True, True)
+    pages = lognormal(400_000, 250, 2048)
+    assert sum(pages) / len(pages) == pytest.approx(250, rel=0.1)
