@@ -182,7 +182,7 @@ class Bench:
             with torch.inference_mode():
                 return CapturedEngine(compiled(model, self.device, dynamic=False), inputs, self.device), {}
         assert kind == "package"
-        engine, facts = packaged(model, inputs, self.device, folder)
+        engine, facts = packaged(model, self.device, folder)
         return engine, dict(facts)
 
     def _parity_batch(self, shape: Shape) -> PackedBatch:

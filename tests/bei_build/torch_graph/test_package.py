@@ -1,0 +1,60 @@
+"""The module as an exported graph and as a compiled package: any sizes, the same numbers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bei.core import PackedBatch
+from bei_build.spec import ModelSpec
+from bei_build.torch_graph.model import PackedModel, run, tensors_of
+from bei_build.torch_graph.package import exported, write_package
+from bei_build.torch_graph.storage import join_linear_layers
+from tests.bei_build.targets.tiny import tiny_spec
+from tests.bei_build.torch_graph.test_parity_graph import LENGTHS, SPECS, encodings_of, model_of
+
+SPECS_BY_TIER = [
+    "soft cap and grouped queries",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SPECS if name != "soft cap and grouped queries"),
+]
+
+
+def assert_same(compiled: Any, model: PackedModel, spec: ModelSpec) -> None:
+    """On batches of other sizes than the example's, filler rows left out."""
+    for encodings in (encodings_of(spec), encodings_of(spec)[:2]):
+        batch = PackedBatch.from_encodings(encodings)
+        expected = run(model, batch)
+        with torch.inference_mode():
+            actual = compiled(tensors_of(model, batch))
+        assert actual.keys() == expected.keys()
+        for name, rows in expected.items():
+            np.testing.assert_allclose(actual[name][: len(rows)].numpy(), rows, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", SPECS_BY_TIER)
+def test_the_exported_graph_computes_the_same_for_other_sizes(name: str) -> None:
+    model = model_of(SPECS[name])
+    assert len(LENGTHS) > 2
+    assert_same(exported(model).module(), model, SPECS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_compiled_package_computes_the_same(dtype: torch.dtype, tmp_path: Path) -> None:
+    spec = tiny_spec(causal=True, window=20)
+    model = model_of(spec, dtype)
+    join_linear_layers(model)
+    path = tmp_path / "model.pt2"
+    write_package(model, path)
+    package = torch._inductor.aoti_load_package(str(path))
+    batch = PackedBatch.from_encodings(encodings_of(spec))
+    expected = run(model, batch)["embedding"]
+    actual = package(tensors_of(model, batch))["embedding"][: len(expected)].numpy()
+    cosines = (actual * expected).sum(1) / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
+    assert cosines.min() >= (0.999 if dtype is torch.bfloat16 else 0.999999)
