@@ -33,7 +33,7 @@ from bei_build.torch_graph.model import PackedModel, tensors_of
 from benchmarks import gpu_ceilings, gpu_kernels
 from benchmarks.gpu_engines import CapturedEngine, Engine, Inputs, Served, compiled, packaged
 from benchmarks.gpu_peers import SentenceTransformers, Transformers
-from benchmarks.gpu_record import Found, Record, Skipped, agreement, latency, machine_of, throughput
+from benchmarks.gpu_record import Found, Record, Skipped, agreement, latency, machine_of, rounded, throughput
 from benchmarks.gpu_rtx import plan_on_this_gpu
 from benchmarks.gpu_shapes import SHAPES, Shape, batch_of, fixed, lognormal, random_model, uniform
 
@@ -163,9 +163,9 @@ class Bench:
     def _drop(self) -> None:
         """Free what is not needed any more, also of measurements that failed."""
         self._held = None
-        torch.compiler.reset()
-        gc.collect()
         if self.device.type == "cuda":
+            torch.compiler.reset()  # compiled functions hold their modules
+            gc.collect()
             torch.cuda.empty_cache()
 
     def _engine(self, kind: str, model: PackedModel, inputs: Inputs, folder: Path) -> tuple[Engine, Found]:
@@ -209,7 +209,7 @@ class Bench:
 
 def _rates(timed: Found, num_flops: int, num_tokens: int) -> Found:
     seconds = timed["ms"] / 1000
-    rates = {"tokens_per_s": round(num_tokens / seconds), "tflops": round(num_flops / seconds / 1e12, 2)}
+    rates = {"tokens_per_s": round(num_tokens / seconds), "tflops": rounded(num_flops / seconds / 1e12)}
     return {**timed, "tokens": num_tokens, **rates}
 
 
@@ -332,6 +332,8 @@ def main(arguments: list[str] | None = None) -> None:
     if not options.dry_run and not torch.cuda.is_available():
         raise SystemExit("This measures an NVIDIA GPU, and torch sees none. --dry-run tries the script on the CPU.")
     device = torch.device("cpu" if options.dry_run else "cuda")
+    if options.dry_run:
+        torch.set_num_threads(1)  # tiny matrices are slower on several
     with tempfile.TemporaryDirectory() as scratch:
         kept = Path(scratch) / "gpu.json" if options.dry_run else RESULTS
         record = Record(options.out or kept, machine_of(device))

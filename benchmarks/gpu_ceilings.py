@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.gpu_record import Found, Skipped, throughput
+from benchmarks.gpu_record import Found, Skipped, rounded, throughput
 
 FP8 = torch.float8_e4m3fn
 _LARGEST_FP8 = 448.0
@@ -37,7 +37,7 @@ def product(device: torch.device, rows: int, inner: int, columns: int, *, fp8: b
     found = throughput(multiply, device, budget_s=budget_s)
     return {
         **found,
-        "tflops": round(2 * rows * inner * columns / found["ms"] / 1e9, 1),
+        "tflops": rounded(2 * rows * inner * columns / found["ms"] / 1e9),
         "relative_error": round(float(error), 5),
     }
 
@@ -47,7 +47,7 @@ def memory(device: torch.device, num_bytes: int, *, budget_s: float) -> Found:
     source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     found = throughput(lambda: target.copy_(source), device, budget_s=budget_s)
-    return {**found, "gb_per_s": round(2 * num_bytes / found["ms"] / 1e6, 1)}
+    return {**found, "gb_per_s": rounded(2 * num_bytes / found["ms"] / 1e6)}
 
 
 def copies(device: torch.device, num_bytes: int, *, to_device: bool, budget_s: float) -> Found:
@@ -58,4 +58,4 @@ def copies(device: torch.device, num_bytes: int, *, to_device: bool, budget_s: f
     held = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     target, source = (held, host) if to_device else (host, held)
     found = throughput(lambda: target.copy_(source, non_blocking=True), device, budget_s=budget_s)
-    return {**found, "gb_per_s": round(num_bytes / found["ms"] / 1e6, 1)}
+    return {**found, "gb_per_s": rounded(num_bytes / found["ms"] / 1e6)}

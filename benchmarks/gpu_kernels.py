@@ -16,7 +16,7 @@ from bei_build.torch_graph import kernels
 from bei_build.torch_graph.positions import ScoreTerms
 from bei_build.torch_graph.step import Step
 from benchmarks.gpu_peers import require
-from benchmarks.gpu_record import Found, Skipped, throughput
+from benchmarks.gpu_record import Found, Skipped, rounded, throughput
 from benchmarks.gpu_shapes import batch_of, uniform
 
 _PARITY_LENGTHS = [70, 1, 33, 128, 5, 512]
@@ -69,7 +69,7 @@ def measured(case: Case, device: torch.device, *, budget_s: float) -> Found:
     step, parts, terms = _inputs(case, lengths, device)
     timed = throughput(_computed(case, parts, terms, step), device, budget_s=budget_s)
     operations = sum(visible_pairs(case.spec, length) for length in lengths) * 4 * case.spec.width
-    rate = round(operations / timed["ms"] / 1e9, 1)
+    rate = rounded(operations / timed["ms"] / 1e9)
     return {**timed, "tflops": rate, "relative_error": round(float(error), 5), "tokens": sum(lengths)}
 
 

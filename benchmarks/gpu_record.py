@@ -136,12 +136,21 @@ def _summary(values_ms: list[float]) -> Found:
 
 
 def agreement(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """The lowest cosine between rows of each output. Raises ValueError for numbers that are not finite."""
+    """The lowest cosine between rows of each output; of one number a row, that of all of them together.
+
+    Raises ValueError for numbers that are not finite.
+    """
     found = {}
     for name, rows in expected.items():
-        ours = actual[name][: len(rows)].double().cpu()
-        if not torch.isfinite(ours).all():
+        if not torch.isfinite(actual[name]).all():
             raise ValueError(f"output {name} has NaN or infinite numbers")
-        cosines = torch.nn.functional.cosine_similarity(ours, rows.double().cpu(), dim=1)
-        found[name] = round(float(cosines.min()), 6)
+        ours, theirs = (side.double().cpu() for side in (actual[name], rows))
+        if rows.shape[1] == 1:
+            ours, theirs = ours.T, theirs.T
+        found[name] = round(float(torch.nn.functional.cosine_similarity(ours, theirs, dim=1).min()), 6)
     return found
+
+
+def rounded(value: float) -> float:
+    """Four digits of a figure."""
+    return float(f"{value:.4g}")

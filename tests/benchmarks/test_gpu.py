@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ NOT_ON_CPUS = (
     "flash_attention_2",
 )
 PEERS = ("sentence-transformers",)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A dry run computes on one."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def test_a_dry_run_makes_every_measurement_that_needs_no_gpu(

@@ -28,7 +28,7 @@ class Embeddings(nn.Module):
         if spec.max_positions:
             self.position = Table(spec.max_positions, width, storage)
         if spec.type_vocab_size:
-            self.type = Table(spec.type_vocab_size, width, storage)
+            self.types = Table(spec.type_vocab_size, width, storage)
         if spec.task_vocab_size:
             self.task = Table(spec.task_vocab_size, width, storage)
         self.norm = Norm(spec.norm, width, storage) if spec.norm else None
@@ -55,9 +55,9 @@ class Embeddings(nn.Module):
         if spec.max_positions:
             total = total + self.position(step["position_ids"])
         if spec.type_vocab_size == 1:
-            total = total + self.type.weight
+            total = total + self.types.weight
         elif spec.type_vocab_size:
-            total = total + self.type(step["token_type_ids"])
+            total = total + self.types(step["token_type_ids"])
         if spec.task_vocab_size:
             total = total + self.task.weight[:1]
         if self.norm:

@@ -27,9 +27,8 @@ from bei_build.torch_graph.storage import Storage, Table
 class PackedModel(nn.Module):
     """``spec`` for sequences of up to ``max_seq_len`` tokens, without values; ``load`` reads them.
 
-    The state dict has the names of ``spec.weights()`` (until ``storage.join_linear_layers``). ``kernel`` takes the
-    place of what ``kernels.choose`` says of each layer. Do not change types with ``nn.Module.to``: some parts are FP32
-    whatever the model's type is. Raises CompileError for a spec that it does not compute.
+    ``kernel`` takes the place of what ``kernels.choose`` says of each layer. Do not change types with ``nn.Module.to``:
+    some parts are FP32 whatever the model's type is. Raises CompileError for a spec that it does not compute.
     """
 
     def __init__(self, spec: ModelSpec, max_seq_len: int, storage: Storage, kernel: Kernel | None = None) -> None:
@@ -73,9 +72,16 @@ class PackedModel(nn.Module):
             hidden = self.decoder(ids, self.embeddings.word, hidden, step)
         return {head.spec.output: head(hidden, step) for head in self._heads}
 
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight by its name in ``spec.weights()``: to read or fill, until ``storage.join_linear_layers``.
+
+        The state dict's names, but for token types: a module cannot have a submodule called ``type``.
+        """
+        return {name.replace("embeddings.types.", "embeddings.type."): it for name, it in self.state_dict().items()}
+
     def load(self, read: Callable[[str], npt.NDArray[np.float32]]) -> PackedModel:
         """Fill every weight with what ``read`` gives for its name; one is in memory at a time. Raises WeightsError."""
-        for name, tensor in self.state_dict().items():
+        for name, tensor in self.weights().items():
             array = np.require(read(name), np.float32, "CW")
             if array.shape != tuple(tensor.shape):
                 raise WeightsError(f"Weight {name} has shape {list(array.shape)}, not {list(tensor.shape)}.")

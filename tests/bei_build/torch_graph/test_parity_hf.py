@@ -103,9 +103,9 @@ def test_a_module_without_a_feature_is_another_model(
     assert difference(actual, pooled(saved.case, saved.rows, None)) > 5 * TOLERANCE
 
 
-def test_the_state_dict_of_every_case_has_the_names_and_shapes_of_the_spec() -> None:
+def test_the_weights_of_every_case_have_the_names_and_shapes_of_the_spec() -> None:
     for case in CASES:
         spec = spec_of(case)
         model = PackedModel(spec, MAX_TOKENS, Storage(torch.device("cpu"), torch.float32))
-        found = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        found = {name: tuple(tensor.shape) for name, tensor in model.weights().items()}
         assert found == dict(spec.weights()), case.name
