@@ -82,8 +82,8 @@ def _inputs(case: Case, lengths: list[int], device: torch.device) -> tuple[Step,
     generator = torch.Generator(device).manual_seed(0)
     num_tokens, heads = len(arrays["input_ids"]), (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     joined = torch.randn(num_tokens, sum(heads) * spec.head_dim, generator=generator, device=device).bfloat16()
-    split = joined.split([count * spec.head_dim for count in heads], dim=-1)
-    parts = tuple(part.unflatten(-1, (count, spec.head_dim)) for part, count in zip(split, heads, strict=True))
+    split = torch.split(joined, [count * spec.head_dim for count in heads], dim=-1)
+    parts = tuple(torch.unflatten(part, -1, (count, spec.head_dim)) for part, count in zip(split, heads, strict=True))
     return step, parts, _terms(spec, num_tokens, generator)
 
 

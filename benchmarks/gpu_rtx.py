@@ -59,7 +59,7 @@ def _built(trt: Any, model: PackedModel, folder: Path) -> bytes:
     from bei_build.graph.transformer import write_graph
     from bei_build.graph.writer import DType, GraphTypes
 
-    weights = model.weights()
+    weights = model.weights_by_name()
     types, core = GraphTypes(DType.BF16, DType.BF16), AttentionCore.TRT_ATTENTION
     path = write_graph(
         model.spec, lambda name: weights[name].float().cpu().numpy(), folder, types, core, model.max_seq_len

@@ -137,7 +137,7 @@ def random_model(
 ) -> PackedModel:
     """``shape`` with random weights, the same numbers in every type: they are BF16's."""
     model = PackedModel(shape.spec, shape.max_seq_len, Storage(device, dtype), kernel)
-    for name, tensor in model.weights().items():
+    for name, tensor in model.weights_by_name().items():
         generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
         values = torch.randn(tensor.shape, generator=generator, device=device)
         if tensor.ndim > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
@@ -49,7 +50,7 @@ def test_a_batch_without_filler_costs_what_pytorch_counts(spec: ModelSpec) -> No
 
 
 def test_masked_pairs_are_not_counted() -> None:
-    def pairs(**attention: object) -> int:
+    def pairs(**attention: Any) -> int:
         spec = tiny_spec(**attention)
         free = flops(tiny_spec(window=0), [10])
         return (flops(spec, [10]) - free) // (len(spec.layers) * 4 * spec.layers[0].attention.width) + 10

@@ -90,7 +90,7 @@ class Attention(nn.Module):
             query, key, value = (part.clamp(-spec.clip, spec.clip) for part in (query, key, value))
         query = self._placed(query, spec.num_heads, "query", step)
         key = self._placed(key, spec.num_kv_heads, "key", step)
-        value = value.unflatten(-1, (spec.num_kv_heads, spec.head_dim))
+        value = torch.unflatten(value, -1, (spec.num_kv_heads, spec.head_dim))
         return self.output(self._context(query, key, value, step).flatten(-2))  # type: ignore[no-any-return]
 
     def _placed(self, value: Tensor, num_heads: int, role: str, step: Step) -> Tensor:
@@ -98,7 +98,7 @@ class Attention(nn.Module):
         spec = self._spec
         if spec.qk_norm and spec.qk_norm_joint:
             value = getattr(self, f"{role}_norm")(value)
-        heads = value.unflatten(-1, (num_heads, spec.head_dim))
+        heads = torch.unflatten(value, -1, (num_heads, spec.head_dim))
         if spec.qk_norm and not spec.qk_norm_joint:
             heads = getattr(self, f"{role}_norm")(heads)
         return self.rotation(heads, step) if spec.rope else heads  # type: ignore[no-any-return]

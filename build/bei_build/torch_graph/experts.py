@@ -63,7 +63,8 @@ class Experts(nn.Module):
     def _matrices(self) -> tuple[Tensor, Tensor]:
         """Up as [count, intermediate_size, hidden_size], and down, stored as [in, out], in the same shape."""
         parts = (self.experts.up.weight, self.experts.down.weight)
-        up, down = (part.unflatten(0, (self._experts.count, self._spec.intermediate_size)) for part in parts)
+        shape = self._experts.count, self._spec.intermediate_size
+        up, down = (torch.unflatten(part, 0, shape) for part in parts)
         return up, down
 
     def _of_all(self, value: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ class Experts(nn.Module):
         rows = value[order // self._experts.top_k]
         inner = activated(torch._grouped_mm(rows, up.transpose(1, 2), offs=ends), self._spec.activation)
         outputs = torch._grouped_mm(inner, down, offs=ends)
-        by_token = torch.empty_like(outputs).index_copy(0, order, outputs).unflatten(0, chosen.shape)
+        by_token = torch.unflatten(torch.empty_like(outputs).index_copy(0, order, outputs), 0, chosen.shape)
         return (by_token * shares.unsqueeze(-1)).sum(1).to(value.dtype)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bei.errors import CompileError
 from bei_build.spec import (
     ActivationSpec,
     DenseSpec,
@@ -95,7 +96,7 @@ class Head:
 
 
 def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | None:
-    """The module of ``layer``, added to ``model``; heads that name the same layer share it."""
+    """The module of ``layer``, added to ``model``; heads that name the same layer share it. Raises CompileError."""
     module: nn.Module
     if isinstance(layer, DenseSpec):
         module = Linear(layer.in_features, layer.out_features, layer.bias, storage)
@@ -112,6 +113,8 @@ def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | 
             parent.add_module(container, nn.Module())
         parent = parent.get_submodule(container)
     if name not in parent._modules:
+        if hasattr(parent, name):
+            raise CompileError(f"The layer {layer.name} of a head has a name that PyTorch's modules use themselves.")
         parent.add_module(name, module)
     return parent.get_submodule(name)
 
@@ -151,9 +154,11 @@ def _weights(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor:
 def _marked(mode: Pooling, marked_id: int | None, step: Step) -> Tensor:
     """The packed position of each sequence's marked token, INT64 [B]; of its last (first) token if there is none."""
     ids, index = step["input_ids"], step.token_index
+    assert marked_id is not None or mode == "largest_id"
+    marked = torch.eq(ids, marked_id or 0)
     if mode == "last_marked":
-        latest = step.index_of_sequences(torch.where(ids == marked_id, index, -1), "max")
+        latest = step.index_of_sequences(torch.where(marked, index, -1), "max")
         return torch.where(latest >= 0, latest, step["last_index"].long())
-    values = (ids == marked_id).long() if mode == "first_marked" else ids.long()
+    values = marked.long() if mode == "first_marked" else ids.long()
     largest = step.index_of_sequences(values, "max").index_select(0, step["sequence_ids"])
     return step.index_of_sequences(torch.where(values == largest, index, ids.shape[0]), "min")

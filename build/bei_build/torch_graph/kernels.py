@@ -120,7 +120,7 @@ def plain(
 def _padded(heads: Tensor, step: Step) -> Tensor:
     """``heads`` [T, heads, any] as float32 [B, heads, S, any]."""
     index = step["pad_index"]
-    rows = heads.index_select(0, index.flatten()).unflatten(0, (index.shape[0], index.shape[1]))
+    rows = torch.unflatten(heads.index_select(0, index.flatten()), 0, (index.shape[0], index.shape[1]))
     return rows.transpose(1, 2).float()
 
 

@@ -72,7 +72,7 @@ class PackedModel(nn.Module):
             hidden = self.decoder(ids, self.embeddings.word, hidden, step)
         return {head.spec.output: head(hidden, step) for head in self._heads}
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights_by_name(self) -> dict[str, Tensor]:
         """Every weight by its name in ``spec.weights()``: to read or fill, until ``storage.join_linear_layers``.
 
         The state dict's names, but for token types: a module cannot have a submodule called ``type``.
@@ -81,8 +81,8 @@ class PackedModel(nn.Module):
 
     def load(self, read: Callable[[str], npt.NDArray[np.float32]]) -> PackedModel:
         """Fill every weight with what ``read`` gives for its name; one is in memory at a time. Raises WeightsError."""
-        for name, tensor in self.weights().items():
-            array = np.require(read(name), np.float32, "CW")
+        for name, tensor in self.weights_by_name().items():
+            array = np.require(read(name), np.float32, ["C", "W"])
             if array.shape != tuple(tensor.shape):
                 raise WeightsError(f"Weight {name} has shape {list(array.shape)}, not {list(tensor.shape)}.")
             tensor.copy_(torch.from_numpy(array))

@@ -34,7 +34,7 @@ class Rotation(nn.Module):
     def forward(self, heads: Tensor, step: Step) -> Tensor:
         """``heads`` [T, heads, head_dim] turned: (a, b) -> (a cos - b sin, b cos + a sin)."""
         cos, sin = step.once(self._key, lambda: self._of_tokens(step))
-        turning, rest = heads.split([self._spec.rotary_dim, heads.shape[-1] - self._spec.rotary_dim], dim=-1)
+        turning, rest = torch.split(heads, [self._spec.rotary_dim, heads.shape[-1] - self._spec.rotary_dim], dim=-1)
         turning = turning.float()
         if self._spec.interleaved:
             first, second = turning[..., 0::2], turning[..., 1::2]
@@ -79,7 +79,7 @@ class RelativePositions(Table):
 
     def normalized(self, norm: Norm | None) -> Tensor:
         """[2 * span, hidden]."""
-        return norm(self.weight) if norm else self.weight  # type: ignore[no-any-return]
+        return norm(self.weight) if norm else self.weight
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from bei_build.torch_graph.step import Step
 _NARROWEST = 16  # tl.dot takes no less
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
     query,
     key,

@@ -69,15 +69,17 @@ def difference(case: dict[str, Any]) -> float:
     if is_partial:
         encodings = [replace(one, num_keys=max(1, one.num_tokens // 3)) for one in encodings]
     batch = PackedBatch.from_encodings(encodings)
-    names = {name for kernel in ("plain", "ragged") for name in reads(kernel, partial_keys=is_partial)}  # type: ignore[arg-type]
+    names = {name for kernel in ("plain", "ragged") for name in reads(kernel, partial_keys=is_partial)}
     arrays = graph_inputs(batch, sorted({*names, "input_ids"}))
     step = Step({name: torch.from_numpy(array) for name, array in arrays.items()})
     num_tokens = len(arrays["input_ids"])
     heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     # Parts of one product, as joined layers give them: tokens are farther apart than their heads.
     joined = torch.randn(num_tokens, sum(heads) * spec.head_dim, generator=generator)
-    parts = joined.split([count * spec.head_dim for count in heads], dim=-1)
-    query, key, value = (part.unflatten(-1, (count, spec.head_dim)) for part, count in zip(parts, heads, strict=True))
+    parts = torch.split(joined, [count * spec.head_dim for count in heads], dim=-1)
+    query, key, value = (
+        torch.unflatten(part, -1, (count, spec.head_dim)) for part, count in zip(parts, heads, strict=True)
+    )
     terms = terms_of(spec, case, num_tokens, generator)
     arguments = query, key, value, spec, terms, step
     found, expected = (kernel(*arguments, partial_keys=is_partial) for kernel in (ragged, plain))

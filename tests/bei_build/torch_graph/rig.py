@@ -21,7 +21,7 @@ def rows_by_output(
     spec: ModelSpec, outputs: dict[str, Float32Array], batch: PackedBatch
 ) -> dict[str, list[Float32Array]]:
     """Each output cut into the part of each sequence."""
-    per_token = {head.output: not head.pooling for head in spec.heads}
+    per_token: dict[str, bool] = {head.output: not head.pooling for head in spec.heads}
     return {name: rows_of_sequences(rows, batch, per_token=per_token[name]) for name, rows in outputs.items()}
 
 
@@ -43,5 +43,5 @@ def of_the_graph(
     batch = PackedBatch.from_encodings(encodings)
     found = model(graph_inputs(batch, [tensor.any_name for tensor in model.inputs]))
     counts = {head.output: batch.batch_size if head.pooling else batch.num_tokens for head in spec.heads}
-    outputs = {name: np.array(found[name][:count]) for name, count in counts.items()}
+    outputs: dict[str, Float32Array] = {name: np.array(found[name][:count]) for name, count in counts.items()}
     return rows_by_output(spec, outputs, batch)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from bei.core import Encoding, Float32Array, PackedBatch
+from bei.errors import CompileError, WeightsError
 from bei.packing import Sizes
-from bei_build.spec import POOLINGS, HeadSpec, ModelSpec, NormSpec
+from bei_build.spec import POOLINGS, DenseSpec, HeadSpec, ModelSpec, NormSpec
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.model import PackedModel, packed_model, run
 from bei_build.torch_graph.storage import join_linear_layers
@@ -98,7 +100,7 @@ def test_filler_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("attention", [{}, {"key_bias": False}, {"bias": False}, {"num_kv_heads": 1}], ids=str)
-def test_joined_linear_layers_compute_the_same(gated: bool, attention: dict[str, bool]) -> None:
+def test_joined_linear_layers_compute_the_same(gated: bool, attention: dict[str, Any]) -> None:
     spec = tiny_spec(**attention)
     layers = tuple(replace(layer, mlp=replace(layer.mlp, gated=gated)) for layer in spec.layers)
     model, encodings = model_of(replace(spec, layers=layers)), random_encodings(LENGTHS, VOCABULARY)
@@ -134,3 +136,26 @@ def test_a_norm_with_an_offset_keeps_the_digits_of_its_weight_in_bf16() -> None:
         return of_the_module(model, random_encodings([20], VOCABULARY))["token_embedding"][0]
 
     assert np.mean(rows(0.003) != rows(0.0)) > 0.3  # rounded once, at the end: not every value moves
+
+
+def test_what_the_module_does_not_compute_is_refused_by_name() -> None:
+    spec = tiny_spec()
+    first, second = spec.layers
+    other = replace(spec, layers=(first, replace(second, residual_scale=0.5)), weights_of=(0, 0))
+    with pytest.raises(CompileError, match="layers that share their weights"):
+        model_of(other)
+    cross = replace(first, placement="output", cross_attention=first.attention)
+    with pytest.raises(CompileError, match="cross-attention with norms behind it"):
+        model_of(replace(spec, layers=(cross, second)))
+    head = HeadSpec("logits", ("cls",), layers=(DenseSpec("forward", spec.hidden_size, 2),))
+    with pytest.raises(CompileError, match="layer forward of a head"):
+        model_of(replace(spec, heads=(head,)))
+
+
+def test_a_weight_of_another_shape_is_refused() -> None:
+    spec = tiny_spec()
+    weights = random_weights(spec)
+    with pytest.raises(WeightsError, match=r"embeddings.norm.bias has shape \[1\], not \[64\]"):
+        packed_model(
+            spec, lambda name: weights(name)[:1] if name == "embeddings.norm.bias" else weights(name), MAX_SEQ_LEN
+        )

@@ -107,5 +107,5 @@ def test_the_weights_of_every_case_have_the_names_and_shapes_of_the_spec() -> No
     for case in CASES:
         spec = spec_of(case)
         model = PackedModel(spec, MAX_TOKENS, Storage(torch.device("cpu"), torch.float32))
-        found = {name: tuple(tensor.shape) for name, tensor in model.weights().items()}
+        found = {name: tuple(tensor.shape) for name, tensor in model.weights_by_name().items()}
         assert found == dict(spec.weights()), case.name
