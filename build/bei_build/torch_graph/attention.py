@@ -101,7 +101,7 @@ class Attention(nn.Module):
         heads = torch.unflatten(value, -1, (num_heads, spec.head_dim))
         if spec.qk_norm and not spec.qk_norm_joint:
             heads = getattr(self, f"{role}_norm")(heads)
-        return self.rotation(heads, step) if spec.rope else heads  # type: ignore[no-any-return]
+        return self.rotation(heads, step) if spec.rope else heads
 
     def _context(self, query: Tensor, key: Tensor, value: Tensor, step: Step) -> Tensor:
         spec, partial_keys = self._spec, self._partial_keys

@@ -1,4 +1,7 @@
-"""The Triton kernel in Triton's interpreter: how far it is from the plain one, as JSON by case. TRITON_INTERPRET=1."""
+"""The Triton kernel in Triton's interpreter: how far it is from the plain one, as JSON by case.
+
+TRITON_INTERPRET=1 python -m tests.bei_build.torch_graph.interpreted [CASE ...]
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,7 @@ def difference(case: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    json.dump({name: difference(case) for name, case in CASES.items()}, sys.stdout)
+    json.dump({name: difference(CASES[name]) for name in sys.argv[1:] or CASES}, sys.stdout)
 
 
 if __name__ == "__main__":
