@@ -44,7 +44,8 @@ def test_the_exported_graph_computes_the_same_for_other_sizes(name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of PyTorch's own code
+# PyTorch's compiler uses what PyTorch itself has deprecated.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning", "ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_compiled_package_computes_the_same(dtype: torch.dtype, tmp_path: Path) -> None:
