@@ -1,5 +1,5 @@
-"""``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor``. Most flags are made from the
-configuration classes."""
+"""``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor | bench``. Flags of builds and servers
+are made from the configuration classes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The tokenizer pool's threads are the parallelism. Not set by TextEncoder: another process may want it otherwise.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        options = vars(_parser(command).parse_args(arguments))
+        options = vars(_parser(command, arguments).parse_args(arguments))
         run = options.pop("run")
         run(options)
     except (BeiError, OSError) as error:  # OSError: an unwritable folder, a full disk
@@ -82,8 +82,9 @@ def _one_line(message: str) -> str:
     return printable(text)
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
-    """The parser; only the flags of ``command`` are filled in, since the builder's need the builder installed."""
+def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser; only the flags of ``command`` are filled in, since the builder's need the builder installed.
+    ``arguments``: all of the command line."""
     parser = argparse.ArgumentParser(prog="bei", description="Embedding inference server, compiled ahead of time.")
     parser.add_argument("--version", action="version", version=f"bei {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
@@ -133,7 +134,30 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         from bei.simulation.command import add_arguments
 
         add_arguments(simulate)
+    bench = commands.add_parser("bench", help="put load on servers and measure them; compare two such results")
+    if command == "bench":
+        _add_bench_arguments(bench, arguments)
     return parser
+
+
+def _add_bench_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    if importlib.util.find_spec("hdrh") is None:
+        raise MissingDependencyError("hdrhistogram", "bench", "bei bench")
+    from bei.bench.compare import compare
+    from bei.bench.options import COMPARE, add_arguments, add_compare_arguments
+    from bei.bench.run import bench
+
+    if [*arguments][arguments.index("bench") + 1 :][:1] == [COMPARE]:
+        add_compare_arguments(parser)
+        parser.set_defaults(run=lambda options: _exit(compare(options)))
+    else:
+        add_arguments(parser)
+        parser.set_defaults(run=lambda options: _exit(bench(options, arguments)))
+
+
+def _exit(code: int) -> None:
+    if code:
+        sys.exit(code)
 
 
 def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── LibraryVersionError         a compiler's library is of a version that bei does not know
     ├── DeviceNotFoundError         this machine has no such device
     ├── ForkedProcessError          a fork has not copied the threads of what is asked
+    ├── BenchError                  a server cannot be measured
+    │   └── ComparisonError         two results of bei bench do not measure the same
     ├── BuildError
     │   ├── CheckpointError         the checkpoint cannot be found or read
     │   │   ├── CheckpointNotFoundError
@@ -95,6 +97,18 @@ class ForkedProcessError(BeiError):
     """An in-process model is used in a fork of the process that made it."""
 
     code = "forked_process"
+
+
+class BenchError(BeiError):
+    """A server cannot be measured: it is not there, refuses the first request, or answers something else."""
+
+    code = "bench_failed"
+
+
+class ComparisonError(BenchError):
+    """Two results cannot be compared; the message names what differs."""
+
+    code = "bench_incomparable"
 
 
 class BuildError(BeiError):

@@ -128,8 +128,9 @@ def drive(
     """
     specs = [{**vars(stream), "bodies": list(stream.bodies), "headers": dict(stream.headers)} for stream in streams]
     task = {"port": port, "seconds": seconds, "lead": lead, "patience_s": patience_s, "streams": specs}
-    client = [sys.executable, str(Path(__file__).parent / "load_client.py")]
-    done = subprocess.run(client, input=json.dumps(task), stdout=subprocess.PIPE, text=True, check=True)
+    client = [sys.executable, "-m", "benchmarks.load_client"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(client, input=json.dumps(task), stdout=subprocess.PIPE, text=True, check=True, cwd=root)
     answer = json.loads(done.stdout)
     outcomes = {name: _outcome(columns) for name, columns in answer["streams"].items()}
     return Load(outcomes, answer["started_s"], answer["elapsed_s"], answer["cpu_s"])

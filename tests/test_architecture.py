@@ -148,7 +148,26 @@ def test_leaves_know_the_nouns_at_most(name: str, known: set[str]) -> None:
 def test_http_stays_in_the_server(path: Path) -> None:
     if not path.is_relative_to(ROOT / "bei" / "server"):
         tops = {module.split(".")[0] for module in imports_of(path, everywhere=True)}
-        assert not tops & {"fastapi", "starlette", "uvicorn", "uvloop", "httptools"}
+        is_client = path == ROOT / "bei" / "bench" / "http1.py"
+        assert not tops & (
+            {"fastapi", "starlette", "uvicorn", "uvloop", "httptools"} - ({"httptools"} if is_client else set())
+        )
+
+
+BENCH = ("bei.bench", "bei.cores", "bei.errors", "bei.files", "bei.pages", "bei.__version__")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bei" / "bench").rglob("*.py")), ids=name_of)
+def test_the_load_generator_knows_nothing_of_the_server(path: Path) -> None:
+    for module in imports_of(path, everywhere=True):
+        if module.split(".")[0] == "bei":
+            assert any(module == known or module.startswith(f"{known}.") for known in BENCH), module
+
+
+def test_commands_that_do_not_make_load_do_not_load_the_load_generator() -> None:
+    code = "import sys, bei.cli; bei.cli._parser('serve'); print([m for m in sys.modules if m.startswith('bei.bench')])"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "bei" / "simulation").glob("*.py")), ids=name_of)

@@ -1,33 +1,22 @@
-"""The charts of a certificate's page: inline SVG, drawn here. Colours come from the page's style sheet.
-
-Equal certificates give equal text. Every chart has a title and a description that says the same in words.
-"""
+"""The charts of a certificate's page. Equal certificates give equal text."""
 
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Iterator
 
 from bei.certificate import Agreement, Histogram, QuantizationRecord, Thresholds
+from bei.pages.html import safe
+from bei.pages.svg import chart
 
 # Of many layers those with the largest errors are drawn.
 MOST_LAYERS = 60
 
-_WIDTH = 720
 _LEFT, _RIGHT = 8.0, 712.0
 _TOP, _BASE = 48.0, 176.0
 _ROW = 17
 _LABELS = 300.0  # where the layers' bars begin
-
-
-def safe(text: str) -> str:
-    """``text`` for HTML and SVG: markup is escaped, and characters that control terminals or directions of writing are
-    replaced, so that no text reaches out of its place."""
-    shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\ufffd", text)
-    return escape(shown, quote=True)
 
 
 def histogram_chart(row: Agreement, thresholds: Thresholds | None, name: str) -> str:
@@ -53,7 +42,7 @@ def histogram_chart(row: Agreement, thresholds: Thresholds | None, name: str) ->
         parts.append(f'<text class="tick" x="{x:.1f}" y="{_BASE + 17}">{_cosine(edge)}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" y1="{_BASE}" x2="{_RIGHT}" y2="{_BASE}"/>')
     title = f"Cosines of {row.output}: how many lie in each range"
-    return _chart(name, title, "; ".join(_in_words(histogram)), 204, parts)
+    return chart(name, title, "; ".join(_in_words(histogram)), 204, parts)
 
 
 def _threshold_lines(histogram: Histogram, thresholds: Thresholds) -> list[str]:
@@ -113,13 +102,4 @@ def layers_chart(record: QuantizationRecord, name: str) -> str:
         )
     words = (f"{layer.layer} {layer.error:.4f}{', left high' if layer.is_high else ''}" for layer in layers)
     title = "Relative error of each quantized layer's product, the largest first"
-    return _chart(name, title, "; ".join(words), 8 + len(layers) * _ROW, parts)
-
-
-def _chart(name: str, title: str, description: str, height: int, parts: Sequence[str]) -> str:
-    content = "\n".join(parts)
-    return (
-        f'<svg role="img" aria-labelledby="{name}-title {name}-words" viewBox="0 0 {_WIDTH} {height}">\n'
-        f'<title id="{name}-title">{safe(title)}</title>\n<desc id="{name}-words">{safe(description)}.</desc>\n'
-        f"{content}\n</svg>"
-    )
+    return chart(name, title, "; ".join(words), 8 + len(layers) * _ROW, parts)

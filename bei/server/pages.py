@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
-from bei.certification.page import CONTENT_STYLE
+from bei.pages.html import CONTENT_STYLE
 from bei.config import ServeConfig
 
 _FOLDER: Final = Path(__file__).parent / "ui"

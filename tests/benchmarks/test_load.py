@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.load import BROKEN, UNANSWERED, Load, Outcome, Stream, drive, evenly, poisson
-from benchmarks.load_client import Answer
 from benchmarks.retry_after import Rounds, _add
 
 Respond = Callable[[BaseHTTPRequestHandler, bytes], None]
@@ -163,22 +159,6 @@ def test_what_is_not_answered_in_time_is_written_down_too(listen: Listen) -> Non
     assert outcome.num_started == 2
     assert outcome.status.tolist() == [UNANSWERED, UNANSWERED]
     assert sorted(outcome.sent_s >= 0) == [False, True]  # the second waited for the only connection
-
-
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n1\r\n!\r\n0\r\nx: y\r\n\r\n"
-COUNTED = b"HTTP/1.1 429 Too Many\r\nretry-after: 3\r\ncontent-length: 6\r\n\r\nhello!"
-INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n" + COUNTED
-
-
-@given(raw=st.sampled_from((CHUNKED, COUNTED, INTERIM)), cuts=st.lists(st.integers(1, 90), max_size=12))
-def test_answers_are_whole_exactly_at_their_last_byte_in_whatever_pieces_they_come(raw: bytes, cuts: list[int]) -> None:
-    edges = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
-    answer = Answer()
-    whole = [answer.feed(raw[start:end]) for start, end in itertools.pairwise(edges)]
-    assert whole == [False] * (len(whole) - 1) + [True]
-    assert answer.status == (200 if raw == CHUNKED else 429)
-    assert b"hello" in answer.kept
-    assert raw == CHUNKED or answer.header(b"retry-after") == b"3"
 
 
 def test_arrivals_are_of_the_rate_asked_for_and_the_same_for_the_same_seed() -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from bei.artifact import Artifact
-from bei.certification.page import CONTENT_STYLE
+from bei.pages.html import CONTENT_STYLE
 from bei.config import DIALECTS, ServeConfig
 from bei.engine.fake import FakeEngine
 from bei.server import pages

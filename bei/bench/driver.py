@@ -1,0 +1,421 @@
+"""Sends the requests of several streams at once and hears their answers: one thread, no locks.
+
+A stream is a closed loop (so many requests under way) or an open one (requests are due at given times). An open loop's
+request that finds no free connection waits here, and its latency counts from when it was due: a server that stalls
+cannot slow the questions down.
+
+Times are seconds since the start. The driver knows neither what is asked nor what becomes of the figures.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+from bei.bench.http1 import Answer, NotHttpError
+from bei.bench.wire import Channel, Wire
+
+# What became of a request that has no HTTP status.
+BROKEN, UNANSWERED, TIMED_OUT, UNREACHABLE, NOT_HTTP = 0, -1, -2, -3, -4
+
+_AFTER_BREAK_S = 0.01
+_LONGEST_WAIT_S = 1.0
+_TRY_AGAIN = frozenset((429, 503))
+
+
+class Request:
+    """One request, with all its tries. ``due_s``: when the first one was due, ``try_due_s``: when this one was.
+
+    ``taken_s``: when the driver came to it; ``sent_s``: when it was given to a connection, -1 where it never was.
+    """
+
+    __slots__ = (
+        *("attempt", "content", "due_s", "index", "is_done", "link", "num_inputs", "reconnected", "sent_s", "stream"),
+        *("taken_s", "try_due_s"),
+    )
+
+    def __init__(self, stream: _Traffic, index: int, content: bytes, num_inputs: int, due_s: float) -> None:
+        self.stream = stream
+        self.index = index
+        self.content = content
+        self.num_inputs = num_inputs
+        self.due_s = self.try_due_s = self.taken_s = due_s
+        self.sent_s = -1.0
+        self.attempt = 0
+        self.reconnected = False
+        self.is_done = False
+        self.link: _Link | None = None
+
+
+class Sink(Protocol):
+    """Who writes down what happens."""
+
+    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
+        """A try has ended: ``fate`` is its status, or one of the above; ``again_s``: it is made anew after so long."""
+
+
+@dataclass
+class Stream:
+    """One kind of traffic. ``concurrency`` makes it a closed loop, ``arrivals`` (seconds, ascending) an open one.
+
+    ``content()``: the next request and how many inputs it has; None: no more (of a closed loop). ``retry``, on 429 and
+    503: never; obey (wait as Retry-After says); poll (every ``poll_s``). ``timeout_s`` counts from when a request was
+    due.
+    """
+
+    name: str
+    content: Callable[[], tuple[bytes, int] | None]
+    sink: Sink
+    concurrency: int | None = None
+    arrivals: Iterator[float] | None = None
+    max_connections: int = 1000
+    retry: Literal["never", "obey", "poll"] = "never"
+    poll_s: float = 0.05
+    timeout_s: float = math.inf
+    keeps_body: bool = False
+
+
+class _Traffic:
+    """A stream under way."""
+
+    def __init__(self, stream: Stream) -> None:
+        if (stream.concurrency is None) == (stream.arrivals is None):
+            raise ValueError("a stream has either a concurrency or arrivals")
+        self.stream = stream
+        self.is_open_loop = stream.arrivals is not None
+        self.most_links = stream.max_connections if stream.concurrency is None else stream.concurrency
+        self.backlog: deque[Request] = deque()
+        self.deadlines: deque[Request] = deque()  # by when they were due
+        self.unanswered: dict[Request, None] = {}
+        self.idle: list[_Link] = []
+        self.num_links = 0
+        self.num_total: int | None = None  # None: more may come
+        self.num_started = 0
+        self.num_finished = 0
+        self.num_reconnects = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request there is has ended."""
+        return self.num_finished == self.num_total
+
+    def next_request(self, due_s: float) -> Request | None:
+        """The next one, or None."""
+        if self.num_started == self.num_total:
+            return None
+        made = self.stream.content()
+        if made is None:
+            self.num_total = self.num_started
+            return None
+        request = Request(self, self.num_started, *made, due_s)
+        self.num_started += 1
+        self.unanswered[request] = None
+        if self.stream.timeout_s < math.inf:
+            self.deadlines.append(request)
+        return request
+
+
+class _Link:
+    """A connection, with at most one request on its way."""
+
+    def __init__(self, driver: Driver, traffic: _Traffic) -> None:
+        self.driver = driver
+        self.traffic = traffic
+        self.request: Request | None = None
+        self.answer = Answer(keeps_body=traffic.stream.keeps_body)
+        self.num_used = 0
+        self.channel: Channel
+
+    def received(self, data: bytes) -> None:
+        self.driver.received(self, data)
+
+    def ended(self, reason: str) -> None:
+        self.driver.ended(self, reason)
+
+
+class Driver:
+    """Runs streams to their end.
+
+    No request starts once ``seconds`` have passed or the stream called ``lead`` is over (whichever is given); what is
+    on its way is waited for, ``patience_s`` at most. ``abandons_waiting``: what is due then and was not sent, or waits
+    to be tried again, is given up; otherwise it is sent all the same.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        streams: Sequence[Stream],
+        *,
+        seconds: float | None = None,
+        lead: str | None = None,
+        patience_s: float = math.inf,
+        abandons_waiting: bool = False,
+    ) -> None:
+        self._wire = wire
+        self._seconds = seconds
+        self._patience_s = patience_s
+        self._abandons_waiting = abandons_waiting
+        self._traffics = {stream.name: _Traffic(stream) for stream in streams}
+        self._lead = self._traffics.get(lead or "")
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_timers = 0
+        self._stopped_s: float | None = None
+        self._is_aborted = False
+        self._started_s = 0.0
+
+    def run(self, started_s: float | None = None) -> None:
+        """Drive all streams. ``started_s``, on the wire's clock: when time 0 is; None: now."""
+        self._started_s = self._wire.now() if started_s is None else started_s
+        for traffic in self._traffics.values():
+            if traffic.is_open_loop:
+                self._await_arrival(traffic)
+            else:
+                self.at(0.0, partial(self._open_loops, traffic))
+        while self._goes_on():
+            self._fire_timers()
+            self._wire.wait(self._timeout())
+        self._give_up()
+
+    def abort(self) -> None:
+        """End at once; what is on its way is unanswered."""
+        self._is_aborted = True
+
+    def at(self, when_s: float, action: Callable[[], None]) -> None:
+        """Call ``action()`` then."""
+        self._num_timers += 1
+        heapq.heappush(self._timers, (when_s, self._num_timers, action))
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return self._wire.now() - self._started_s
+
+    def counts(self, name: str) -> tuple[int, int, int]:
+        """Of a stream: requests started, ended, and sent anew because an idle connection had been closed."""
+        traffic = self._traffics[name]
+        return traffic.num_started, traffic.num_finished, traffic.num_reconnects
+
+    # The loop.
+
+    def _goes_on(self) -> bool:
+        if self._is_aborted:
+            return False
+        now = self.now()
+        traffics = self._traffics.values()
+        if self._stopped_s is None:
+            is_due = self._seconds is not None and now >= self._seconds
+            if is_due or (self._lead is not None and self._lead.is_over):
+                self._stop(now)
+            else:
+                return any(not traffic.is_over for traffic in traffics)
+        assert self._stopped_s is not None
+        return any(not traffic.is_over for traffic in traffics) and now < self._stopped_s + self._patience_s
+
+    def _stop(self, now: float) -> None:
+        """Start nothing new: of closed loops no request, of open ones none that would be due later."""
+        self._stopped_s = now
+        for traffic in self._traffics.values():
+            if self._abandons_waiting or not traffic.is_open_loop:
+                traffic.num_total = traffic.num_started
+        if self._abandons_waiting:
+            self._timers.clear()
+            for traffic in self._traffics.values():
+                traffic.backlog.clear()
+                for request in [one for one in traffic.unanswered if one.link is None]:
+                    self._finish(request, UNANSWERED, None)
+
+    def _give_up(self) -> None:
+        self._is_aborted = True
+        for traffic in self._traffics.values():
+            for request in list(traffic.unanswered):
+                self._finish(request, UNANSWERED, None)
+        self._wire.close()
+
+    def _timeout(self) -> float:
+        now = self.now()
+        soonest = now + _LONGEST_WAIT_S
+        if self._timers:
+            soonest = min(soonest, self._timers[0][0])
+        if self._seconds is not None and self._stopped_s is None:
+            soonest = min(soonest, self._seconds)
+        for traffic in self._traffics.values():
+            if traffic.deadlines:
+                soonest = min(soonest, traffic.deadlines[0].due_s + traffic.stream.timeout_s)
+        return max(0.0, soonest - now)
+
+    def _fire_timers(self) -> None:
+        while self._timers and self._timers[0][0] <= self.now():
+            heapq.heappop(self._timers)[2]()
+        for traffic in self._traffics.values():
+            deadlines, timeout_s = traffic.deadlines, traffic.stream.timeout_s
+            while deadlines and (deadlines[0].is_done or deadlines[0].due_s + timeout_s <= self.now()):
+                self._time_out(deadlines.popleft())
+
+    # Starting requests.
+
+    def _await_arrival(self, traffic: _Traffic) -> None:
+        assert traffic.stream.arrivals is not None
+        due_s = next(traffic.stream.arrivals, None)
+        if due_s is None:
+            traffic.num_total = traffic.num_started
+        else:
+            self.at(due_s, partial(self._arrive, traffic, due_s))
+
+    def _arrive(self, traffic: _Traffic, due_s: float) -> None:
+        self._await_arrival(traffic)
+        if (request := traffic.next_request(due_s)) is not None:
+            request.taken_s = self.now()
+            self._start(request)
+
+    def _open_loops(self, traffic: _Traffic) -> None:
+        for _ in range(traffic.most_links):
+            self._follow(traffic)
+
+    def _follow(self, traffic: _Traffic) -> None:
+        """A closed loop's next request."""
+        if self._stopped_s is None and (request := traffic.next_request(self.now())) is not None:
+            self._start(request)
+
+    def _start(self, request: Request) -> None:
+        """Send over an idle connection or a new one, or wait for one."""
+        traffic = request.stream
+        if traffic.idle:
+            link = traffic.idle.pop()
+        elif traffic.num_links < traffic.most_links:
+            link = _Link(self, traffic)
+            try:
+                link.channel = self._wire.connect(link)
+            except OSError:
+                request.sent_s = self.now()
+                self._finish(request, UNREACHABLE, None)
+                return
+            traffic.num_links += 1
+        else:
+            traffic.backlog.append(request)
+            return
+        link.request = request
+        link.num_used += 1
+        link.answer.begin()
+        request.link = link
+        request.sent_s = self.now()
+        link.channel.send(request.content)
+
+    # What connections tell.
+
+    def received(self, link: _Link, data: bytes) -> None:
+        """A piece of an answer came."""
+        request, answer = link.request, link.answer
+        if request is None:
+            self._drop(link)  # nothing was asked
+            return
+        try:
+            is_whole = answer.feed(data)
+        except NotHttpError:
+            self._drop(link)
+            self._finish(request, NOT_HTTP, None)
+            return
+        if is_whole:
+            self._answered(link, request)
+
+    def ended(self, link: _Link, reason: str) -> None:
+        """A connection was closed, or could not be made."""
+        request, answer, traffic = link.request, link.answer, link.traffic
+        self._drop(link)
+        if request is None:
+            return
+        if answer.status and answer.ends_with_connection:
+            self._finish(request, answer.status, answer)
+        elif not answer.has_begun and link.num_used > 1 and not request.reconnected:
+            request.reconnected = True  # the server closed an idle connection just as it was taken: ask again
+            traffic.num_reconnects += 1
+            self._start(request)
+        else:
+            self._finish(request, UNREACHABLE if reason else BROKEN, None)
+
+    def _answered(self, link: _Link, request: Request) -> None:
+        answer = link.answer
+        link.request = None
+        if answer.keeps_connection:
+            link.traffic.idle.append(link)
+        else:
+            self._drop(link)
+        self._finish(request, answer.status, answer)
+
+    def _drop(self, link: _Link) -> None:
+        if link in link.traffic.idle:
+            link.traffic.idle.remove(link)
+        if link.request is not None:
+            link.request.link = None
+            link.request = None
+        link.channel.close()
+        link.traffic.num_links -= 1
+
+    def _time_out(self, request: Request) -> None:
+        if not request.is_done:
+            if request.link is not None:
+                self._drop(request.link)
+            self._finish(request, TIMED_OUT, None)
+
+    # What follows.
+
+    def _finish(self, request: Request, fate: int, answer: Answer | None) -> None:
+        """Write down what happened, then do what follows from it."""
+        now, traffic = self.now(), request.stream
+        request.link = None
+        again_s = self._again_s(traffic.stream, fate, answer)
+        traffic.stream.sink.ended(request, now, fate, answer, again_s)
+        if again_s is None:
+            request.is_done = True
+            del traffic.unanswered[request]
+            traffic.num_finished += 1
+        else:
+            request.try_due_s, request.sent_s = now + again_s, -1.0
+            request.attempt += 1
+            request.reconnected = False
+            self.at(request.try_due_s, partial(self._try_again, request))
+            if not traffic.is_open_loop:
+                return  # a closed loop's client waits with its request
+        if fate == UNREACHABLE or (fate <= 0 and not traffic.is_open_loop):  # not at once, and not in each other's call
+            self.at(now + _AFTER_BREAK_S, partial(self._start_next, traffic))
+        else:
+            self._start_next(traffic)
+
+    def _start_next(self, traffic: _Traffic) -> None:
+        """A connection is free, or may be made."""
+        while traffic.backlog and traffic.backlog[0].is_done:  # timed out
+            traffic.backlog.popleft()
+        if self._is_aborted:
+            return
+        if traffic.backlog:
+            self._start(traffic.backlog.popleft())
+        elif not traffic.is_open_loop:
+            self._follow(traffic)
+
+    def _try_again(self, request: Request) -> None:
+        if not request.is_done:
+            self._start(request)
+
+    def _again_s(self, stream: Stream, fate: int, answer: Answer | None) -> float | None:
+        """Seconds after which the stream's policy tries again, or None."""
+        may = self._stopped_s is None or not self._abandons_waiting
+        if fate not in _TRY_AGAIN or stream.retry == "never" or self._is_aborted or not may:
+            return None
+        return stream.poll_s if stream.retry == "poll" else retry_after_s(answer)
+
+
+def retry_after_s(answer: Answer | None) -> float | None:
+    """What an answer says of when to come back: ``retry-after-ms``, else ``retry-after`` in seconds; None: nothing."""
+    if answer is None:
+        return None
+    for name, unit in ((b"retry-after-ms", 1e-3), (b"retry-after", 1.0)):
+        try:
+            value = float(answer.header(name) or b"nan")
+        except ValueError:
+            continue  # a date
+        if 0 <= value < math.inf:
+            return value * unit
+    return None

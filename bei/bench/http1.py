@@ -1,0 +1,96 @@
+"""Requests and answers of HTTP/1.1, as a client that counts more than it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import httptools
+
+_KEPT = 400  # bytes of a body that is only counted
+_NO_BODY = frozenset((204, 304))
+
+
+def head_of(method: str, path: str, host: str, headers: Mapping[str, str]) -> bytes:
+    """The lines in front of a request's length and body."""
+    lines = [f"{method} {path} HTTP/1.1", f"host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+def request_of(head: bytes, body: bytes) -> bytes:
+    """A whole request; without a body where there is none."""
+    if not body:
+        return head + b"\r\n\r\n"
+    return b"%b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+
+
+class NotHttpError(Exception):
+    """What came is no answer of HTTP/1.1."""
+
+
+class Answer:
+    """The answers of one connection, one after the other: ``begin``, then ``feed`` until it says that one is whole.
+
+    ``keeps_body`` False: bodies are counted, and only their first bytes kept.
+    """
+
+    def __init__(self, *, keeps_body: bool) -> None:
+        self._keeps_body = keeps_body
+        self._parser = httptools.HttpResponseParser(self)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last answer."""
+        self.status = 0
+        self.has_begun = False  # a byte of it has come
+        self.ends_with_connection = False  # the body goes on until the server closes
+        self.keeps_connection = False
+        self.num_body_bytes = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._is_whole = False
+
+    def feed(self, data: bytes) -> bool:
+        """Take the next piece; whether the answer is whole. Raises NotHttpError."""
+        self.has_begun = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise NotHttpError(str(error)) from error
+        return self._is_whole
+
+    @property
+    def body(self) -> bytes:
+        """What was kept of it."""
+        return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header, whose name is given in lower case; None where there is none."""
+        return next((value for key, value in self._headers if key.lower() == name), None)
+
+    # The parser's callbacks. An interim answer (1xx) has all but a body.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """All of them."""
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._headers = []
+            return
+        self.status = status
+        has_end = status in _NO_BODY or self.header(b"content-length") or self.header(b"transfer-encoding")
+        self.ends_with_connection = not has_end
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        self.num_body_bytes += len(data)
+        if self._keeps_body or self.num_body_bytes - len(data) < _KEPT:
+            self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """The end of it."""
+        if self.status:
+            self._is_whole = True
+            self.keeps_connection = self._parser.should_keep_alive()

@@ -1,0 +1,146 @@
+"""Loads: which requests come when. A closed loop keeps so many under way; an open loop sends so many a second, whatever
+becomes of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from bei.bench.texts import NUM_SERIAL_WORDS, Lengths, lengths_of
+from bei.errors import ConfigError
+
+Arrivals = Literal["poisson", "constant"]
+
+
+class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One load. ``concurrency``: a closed loop; ``rate`` (requests a second): an open one; neither: at the rates of a
+    sweep. ``inputs`` of a request and ``words`` of a text are distributions (``bei.bench.texts.Lengths``)."""
+
+    name: str
+    rate: float | None = None
+    concurrency: int | None = None
+    arrivals: Arrivals = "poisson"
+    inputs: str = "1"
+    words: str = "20"
+    query_words: str = "8"
+    lane: str | None = None
+    max_connections: int = 1000
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", self.name):
+            raise ConfigError(f"A load's name must be at most 32 letters, digits and ._-, not {self.name!r}.")
+        if self.rate is not None and self.concurrency is not None:
+            raise ConfigError(f"Load {self.name}: a rate makes an open loop, a concurrency a closed one: give one.")
+        if self.rate is not None and not 0 < self.rate <= 1e6:
+            raise ConfigError(f"Load {self.name}: the rate must be above 0 and at most a million, not {self.rate:g}.")
+        for name in ("concurrency", "max_connections"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 100_000:
+                raise ConfigError(f"Load {self.name}: {name} must be from 1 to 100,000, not {value}.")
+        if self.arrivals not in get_args(Arrivals):
+            raise ConfigError(f"Load {self.name}: arrivals must be poisson or constant, not {self.arrivals!r}.")
+        if self.lane not in (None, "interactive", "bulk"):
+            raise ConfigError(f"Load {self.name}: the lane must be interactive or bulk, not {self.lane!r}.")
+        for name in ("inputs", "words", "query_words"):
+            lengths_of(getattr(self, name), f"Load {self.name}: {name}")
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether its rate is that of a sweep's point."""
+        return self.rate is None and self.concurrency is None
+
+    @property
+    def shape(self) -> str:
+        """In words, for people."""
+        if self.concurrency is not None:
+            kind = f"closed loop, {self.concurrency} at once"
+        elif self.rate is not None:
+            kind = f"open loop, {self.rate:g} requests/s, {self.arrivals}"
+        else:
+            kind = f"open loop, {self.arrivals}"
+        lane = f", lane {self.lane}" if self.lane else ""
+        return f"{kind}; {self.inputs} inputs of {self.words} words{lane}"
+
+    def lengths(self, name: Literal["inputs", "words", "query_words"]) -> Lengths:
+        """One of its distributions."""
+        return lengths_of(getattr(self, name), name)
+
+
+def check_words(load: LoadPlan) -> None:
+    """Raise ConfigError where generated texts would be too short to differ from each other."""
+    for name in ("words", "query_words"):
+        lengths = lengths_of(getattr(load, name), name)
+        if lengths.kind != "lognormal" and lengths.least < NUM_SERIAL_WORDS:
+            raise ConfigError(
+                f"Load {load.name}: generated texts have at least {NUM_SERIAL_WORDS} words, which number them; "
+                f"{name} must not be less (or give --texts FILE)."
+            )
+
+
+_KINDS = {"rate": float, "concurrency": int, "max_connections": int}
+
+
+def load_of(text: str, defaults: Mapping[str, Any]) -> LoadPlan:
+    """``bulk:concurrency=4,inputs=32``: a name and settings, over ``defaults``. Raises ConfigError."""
+    name, _, rest = text.partition(":")
+    known = [field for field in LoadPlan.__struct_fields__ if field != "name"]
+    values: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = part.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key not in known:
+            names = ", ".join(field.replace("_", "-") for field in known)
+            raise ConfigError(f"--load {text!r}: {part!r} must be KEY=VALUE with one of the keys {names}.")
+        if key in values:
+            raise ConfigError(f"--load {text!r}: {key} is there twice.")
+        values[key] = _number(value.strip(), _KINDS[key], f"--load {text!r}: {key}") if key in _KINDS else value.strip()
+    if "rate" in values or "concurrency" in values:  # its own kind of loop, not that of the flags
+        defaults = {key: value for key, value in defaults.items() if key not in ("rate", "concurrency")}
+    return LoadPlan(name=name.strip(), **{**defaults, **values})
+
+
+def _number(text: str, kind: type[float] | type[int], what: str) -> float | int:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{what} must be a number, not {text!r}.") from None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of several workers does of a load."""
+
+    worker: int
+    num_workers: int
+
+    def of(self, count: int) -> int:
+        """Of a number of connections; all workers' shares together are ``count``."""
+        return count // self.num_workers + (self.worker < count % self.num_workers)
+
+    def arrivals(self, load: LoadPlan, end_s: float, seed: int) -> Iterator[float]:
+        """When its requests are due, in seconds from the start, below ``end_s``. All workers' together are the load's:
+        Poisson processes add up to one, and constant arrivals take turns."""
+        assert load.rate is not None
+        if load.arrivals == "constant":
+            return _evenly(load.rate, end_s, self.worker, self.num_workers)
+        rng = random.Random(f"{seed} {load.name} {self.worker} {self.num_workers}")
+        return _poisson(load.rate / self.num_workers, end_s, rng)
+
+
+def _evenly(rate: float, end_s: float, first: int, step: int) -> Iterator[float]:
+    number = first
+    while number / rate < end_s:
+        yield number / rate
+        number += step
+
+
+def _poisson(rate: float, end_s: float, rng: random.Random) -> Iterator[float]:
+    now = rng.expovariate(rate)
+    while now < end_s:
+        yield now
+        now += rng.expovariate(rate)

@@ -1,0 +1,152 @@
+"""The first request to a server: whether it answers what will be asked of it, and what it says of itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from bei.bench.dialects import DIALECTS, Dialect
+from bei.bench.loads import LoadPlan
+from bei.bench.options import Plan
+from bei.bench.result import ServerFacts
+from bei.bench.scraping import get
+from bei.bench.target import Target, merged_headers
+from bei.bench.texts import GeneratedTexts
+from bei.errors import BenchError
+
+_SHOWN = 300  # characters of an answer
+_OTHER_TEXTS = 1 << 30  # where the numbers of these texts begin: a run never comes so far
+_MODELS = ("/v1/models", "/models")
+
+
+class Probe:
+    """One server."""
+
+    def __init__(self, plan: Plan, target: Target, model: str | None) -> None:
+        self._plan = plan
+        self._target = target
+        self._tls = plan.tls.context() if target.is_https else None
+        self._dialect: Dialect = DIALECTS[plan.setup.dialect]
+        self._model = model
+        self.path = target.path(plan.path or self._dialect.path)
+
+    def examine(self) -> ServerFacts:
+        """Ask for each load once. Raises BenchError with what to do."""
+        model = self._model or (self._only_model() if self._dialect.needs_model else None)
+        header = ""
+        texts = GeneratedTexts(0, _OTHER_TEXTS, 1)
+        for load in self._plan.setup.loads:
+            header = self._ask(load, texts, model) or header
+        info = self._info()
+        return ServerFacts(
+            name=self._target.name,
+            url=self._target.url,
+            model=model,
+            software=_software(info, header),
+            is_local=self._target.host in ("localhost", "::1") or self._target.host.startswith("127."),
+            info=info if is_bei(info) else None,
+        )
+
+    def _ask(self, load: LoadPlan, texts: GeneratedTexts, model: str | None) -> str:
+        """One request of ``load``; the header ``server`` of the answer."""
+        count = load.lengths("inputs").draw(random.Random(0))
+        query = texts.take(load.lengths("query_words")) if self._dialect.has_query else ""
+        body = self._dialect.body([texts.take(load.lengths("words")) for _ in range(count)], query, model)
+        status, answer, server = self._post(body, merged_headers(self._plan.headers, load.lane))
+        if status != 200:
+            raise BenchError(f"{self._where} answered {status}: {_shown(answer)}{_REMEDIES.get(status, '')}")
+        if problem := self._dialect.check(answer, count):
+            raise BenchError(
+                f"{self._where} answered 200, but not what the dialect {self._dialect.name} asks for: {problem}."
+            )
+        return server
+
+    @property
+    def _where(self) -> str:
+        scheme, host = self._target.url.split("://")[0], self._target.authority
+        return f"{scheme}://{host}{self.path}"
+
+    def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
+        target, timeout_s = self._target, self._plan.setup.timeout_s
+        connection = (
+            http.client.HTTPSConnection(target.host, target.port, timeout=timeout_s, context=self._tls)
+            if target.is_https
+            else http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
+        )
+        try:
+            connection.request("POST", self.path, body, {**headers, "content-type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.getheader("server", "")
+        except ssl.SSLError as error:
+            raise BenchError(
+                f"TLS with {self._target.url} failed: {error}. --tls-ca FILE names an authority to trust, --insecure "
+                "trusts whoever answers."
+            ) from error
+        except TimeoutError as error:
+            raise BenchError(f"{self._where} gave no answer within {timeout_s:g} s (--timeout).") from error
+        except http.client.HTTPException as error:
+            raise BenchError(f"{self._where} does not answer as an HTTP server: {error!r}.") from error
+        except OSError as error:
+            raise BenchError(f"Nothing answers at {self._target.url}: {error}.") from error
+        finally:
+            connection.close()
+
+    def _info(self) -> dict[str, Any] | None:
+        return self._json_of("/info")
+
+    def _only_model(self) -> str:
+        for route in _MODELS:
+            content = self._json_of(route)
+            rows = content.get("data") if content else None
+            if isinstance(rows, list):
+                names = [str(row.get("id")) for row in rows if isinstance(row, dict)]
+                if len(names) == 1:
+                    return names[0]
+                raise BenchError(
+                    f"{self._target.url} serves {len(names)} models: --model names one of {', '.join(names)}."
+                )
+        raise BenchError(f"{self._target.url} does not say which models it serves: name one with --model.")
+
+    def _json_of(self, route: str) -> dict[str, Any] | None:
+        """What GET ``route`` answers, if it is a JSON object."""
+        try:
+            status, body = get(self._target, self._tls, self._target.path(route), self._plan.headers)
+            content = json.loads(body) if status == 200 else None
+        except ssl.SSLError as error:
+            raise BenchError(f"TLS with {self._target.url} failed: {error}. See --tls-ca and --insecure.") from error
+        except ConnectionError as error:
+            raise BenchError(f"Nothing answers at {self._target.url}: {error}.") from error
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
+
+
+_REMEDIES = {
+    401: ". --api-key-env VARIABLE or --api-key-file FILE gives an API key.",
+    403: ". The API key, if one was given, is not for this.",
+    404: ". Is it the right --dialect, --path and --model?",
+    429: ". It is under load already.",
+    503: ". It is not ready, or under load already.",
+}
+
+
+def is_bei(info: Mapping[str, Any] | None) -> bool:
+    """Whether a server that says this of itself is bei."""
+    return info is not None and isinstance(info.get("certificate"), dict) and "target" in info
+
+
+def _software(info: Mapping[str, Any] | None, header: str) -> str | None:
+    if is_bei(info):
+        assert info is not None
+        return f"bei {info.get('version')}"
+    if info is not None and "max_client_batch_size" in info:
+        return f"text-embeddings-inference {info.get('version')}"
+    return header or None
+
+
+def _shown(answer: bytes) -> str:
+    return " ".join(answer[:_SHOWN].decode(errors="replace").split()) or "nothing"

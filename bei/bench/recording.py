@@ -1,0 +1,258 @@
+"""What became of requests, in numbers that add up: histograms of latencies, counts by kind of failure.
+
+Latencies are kept in HdrHistograms of three digits from a microsecond to an hour, one an interval and load, so that
+memory does not grow with the number of requests, and those of several processes add up to what one would have measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from hdrh.histogram import HdrHistogram
+
+from bei.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Request
+from bei.bench.http1 import Answer
+
+# 2 ** 32 microseconds are over an hour; what is longer counts as so long.
+_MOST_US = (1 << 32) - 1
+_DIGITS = 3
+
+_ERRORS_KEPT = 5
+_ERROR_CHARS = 300
+
+# What failed and has no status. Unanswered: the run was ended before.
+KINDS = {
+    BROKEN: "connection broke",
+    UNANSWERED: "unanswered",
+    TIMED_OUT: "timeout",
+    UNREACHABLE: "cannot connect",
+    NOT_HTTP: "not HTTP",
+}
+WRONG_BODY = "wrong body"
+
+
+class PackedHistogram(msgspec.Struct, frozen=True):
+    """A histogram that can be sent and stored: HdrHistogram's compressed form V2 in base64, in microseconds, and what
+    it does not know exactly."""
+
+    encoded: str = ""
+    count: int = 0
+    sum_us: int = 0
+    min_us: int = 0
+    max_us: int = 0
+
+
+class Histogram:
+    """Latencies. Exact but for percentiles, which are up to 0.1 % too high."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum_us = 0
+        self._min_us = _MOST_US
+        self._max_us = 0
+        self._buckets: HdrHistogram | None = None  # 180 kB: made when there is something to count
+
+    def record(self, seconds: float) -> None:
+        """Count one latency."""
+        value = min(_MOST_US, max(1, round(seconds * 1e6)))
+        if self._buckets is None:
+            self._buckets = HdrHistogram(1, _MOST_US, _DIGITS)
+        self._buckets.record_value(value)
+        self.count += 1
+        self._sum_us += value
+        if value < self._min_us:
+            self._min_us = value
+        if value > self._max_us:
+            self._max_us = value
+
+    def add(self, packed: PackedHistogram) -> None:
+        """Count all of another one."""
+        if not packed.count:
+            return
+        other = HdrHistogram.decode(packed.encoded)
+        if self._buckets is None:
+            self._buckets = other
+        else:
+            self._buckets.add(other)
+        self.count += packed.count
+        self._sum_us += packed.sum_us
+        self._min_us = min(self._min_us, packed.min_us)
+        self._max_us = max(self._max_us, packed.max_us)
+
+    def packed(self) -> PackedHistogram:
+        """To send it."""
+        if self._buckets is None:
+            return PackedHistogram()
+        encoded = self._buckets.encode().decode()
+        return PackedHistogram(encoded, self.count, self._sum_us, self._min_us, self._max_us)
+
+    @property
+    def mean_ms(self) -> float | None:
+        """None where there is nothing."""
+        return self._sum_us / self.count / 1e3 if self.count else None
+
+    @property
+    def min_ms(self) -> float | None:
+        """None where there is nothing."""
+        return self._min_us / 1e3 if self.count else None
+
+    @property
+    def max_ms(self) -> float | None:
+        """None where there is nothing."""
+        return self._max_us / 1e3 if self.count else None
+
+    def percentiles_ms(self, percentiles: Sequence[float]) -> list[float | None]:
+        """One each; None for one that so few latencies cannot have: beyond P99 there must be one in a hundred."""
+        if self._buckets is None:
+            return [None] * len(percentiles)
+        found: dict[float, int] = self._buckets.get_percentile_to_value_dict(list(percentiles))
+        return [
+            None if 50 < each < 100 and self.count * (100 - each) < 100 - 1e-6 else min(found[each], self._max_us) / 1e3
+            for each in percentiles
+        ]
+
+
+class Interval(msgspec.Struct):
+    """What one load's requests did in an interval of the window, in one process or in all.
+
+    ``answers`` and ``inputs``: of the good answers that came in it, whenever they were asked for: they make throughput.
+    Everything else is of requests that were due in the window: ``latency`` from due to answer, ``lateness`` from due
+    until the generator came to it, ``failures`` by kind, ``retries``, the tries that were refused and made anew.
+    """
+
+    index: int
+    answers: int = 0
+    inputs: int = 0
+    bytes_received: int = 0
+    retries: int = 0
+    failures: dict[str, int] = {}
+    latency: PackedHistogram = PackedHistogram()
+    lateness: PackedHistogram = PackedHistogram()
+
+
+class LoadRecorder:
+    """Writes down one load in one process. The window begins at ``begin_s`` (behind the warm-up) and lasts until
+    ``end_s``; requests that are due in it are recorded however late their answer comes.
+
+    ``check(body, num_inputs)``: what is wrong with a 200, or None.
+    """
+
+    def __init__(
+        self, begin_s: float, end_s: float, interval_s: float, check: Callable[[bytes, int], str | None]
+    ) -> None:
+        self._begin_s = begin_s
+        self._end_s = end_s
+        self._interval_s = interval_s
+        self._check = check
+        self._closed: list[Interval] = []
+        self._current = Interval(index=0)
+        self._failures: Counter[str] = Counter()
+        self._latency = Histogram()
+        self._lateness = Histogram()
+        self.errors: list[str] = []
+
+    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
+        """A try has ended (``bei.bench.driver.Sink``)."""
+        since_s = done_s - self._begin_s
+        is_recorded = self._begin_s <= request.due_s < self._end_s
+        if since_s < 0:
+            return  # warm-up
+        self._move_to(int(since_s / self._interval_s))
+        if again_s is not None:
+            self._current.retries += is_recorded
+            return
+        problem = self._problem(request, fate, answer)
+        if problem is None:
+            assert answer is not None
+            self._current.answers += 1
+            self._current.inputs += request.num_inputs
+            self._current.bytes_received += answer.num_body_bytes
+        if is_recorded:
+            if problem is None:
+                self._latency.record(done_s - request.due_s)
+            else:
+                self._failures[problem] += 1
+            self._lateness.record(max(0.0, request.taken_s - request.due_s))
+
+    def _problem(self, request: Request, fate: int, answer: Answer | None) -> str | None:
+        """The kind of failure; None: the answer is good."""
+        if answer is None:
+            return KINDS[fate]
+        if fate == 200:
+            wrong = self._check(answer.body, request.num_inputs)
+            if wrong is None:
+                return None
+            self._keep(f"{WRONG_BODY}: {wrong}")
+            return WRONG_BODY
+        self._keep(f"{fate} {answer.body.decode(errors='replace')}")
+        return str(fate)
+
+    def _keep(self, error: str) -> None:
+        if len(self.errors) < _ERRORS_KEPT and error[:_ERROR_CHARS] not in self.errors:
+            self.errors.append(error[:_ERROR_CHARS])
+
+    def _move_to(self, index: int) -> None:
+        if index > self._current.index:
+            self._close()
+            self._current = Interval(index=index)
+
+    def _close(self) -> None:
+        interval = self._current
+        interval.failures = dict(self._failures)
+        interval.latency, interval.lateness = self._latency.packed(), self._lateness.packed()
+        if interval.answers or interval.retries or interval.lateness.count:
+            self._closed.append(interval)
+        self._failures, self._latency, self._lateness = Counter(), Histogram(), Histogram()
+
+    def take(self, now_s: float, *, is_last: bool = False) -> list[Interval]:
+        """The intervals that are over at ``now_s`` and were not taken before; all where ``is_last``."""
+        since_s = now_s - self._begin_s
+        if since_s >= 0:
+            self._move_to(int(since_s / self._interval_s))
+        if is_last:
+            self._close()
+        taken, self._closed = self._closed, []
+        return taken
+
+
+class Merged:
+    """Intervals of the same index of several processes, as they come in; and the sum of all."""
+
+    def __init__(self) -> None:
+        self.answers = self.inputs = self.bytes_received = self.retries = 0
+        self.failures: Counter[str] = Counter()
+        self.latency = Histogram()
+        self.lateness = Histogram()
+
+    def add(self, interval: Interval) -> None:
+        """One more."""
+        self.answers += interval.answers
+        self.inputs += interval.inputs
+        self.bytes_received += interval.bytes_received
+        self.retries += interval.retries
+        self.failures.update(interval.failures)
+        self.latency.add(interval.latency)
+        self.lateness.add(interval.lateness)
+
+
+def merged(intervals: Iterable[Interval]) -> Merged:
+    """The sum of intervals."""
+    total = Merged()
+    for interval in intervals:
+        total.add(interval)
+    return total
+
+
+def curve(packed: PackedHistogram, num_points: int = 60) -> list[tuple[float, float]]:
+    """Points (percentile, ms) of the percentile curve, ever closer to 100 as far as the latencies carry it."""
+    histogram = Histogram()
+    histogram.add(packed)
+    if not histogram.count:
+        return []
+    most = math.log10(max(2.0, float(histogram.count)))
+    percentiles = [100 - 100 / 10 ** (most * step / num_points) for step in range(num_points + 1)]
+    values = histogram.percentiles_ms(percentiles)
+    return [(each, value) for each, value in zip(percentiles, values, strict=True) if value is not None]

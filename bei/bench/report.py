@@ -1,0 +1,233 @@
+"""A result as a page that needs nothing but itself: light, dark and on paper. No script; equal input, equal bytes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from bei.bench import plots
+from bei.bench.caveats import MOST_CPU_SHARE, named
+from bei.bench.result import IntervalResult, Result, ServerFacts, ServerSample
+from bei.bench.terminal import ms, row_of
+from bei.pages import lines
+from bei.pages.html import Cell, document, facts_table, safe, table
+
+_STYLE = f"""{lines.STYLE}
+details {{ margin: .75rem 0; }} summary {{ cursor: pointer; color: var(--quiet); }}
+.verdict ul {{ margin: .25rem 0 0; padding-left: 1.2rem; font-size: 1rem; }}
+"""
+
+
+def report_page(result: Result) -> str:
+    """The page."""
+    names = " and ".join(server.name if len(result.servers) > 1 else server.url for server in result.servers)
+    parts = [
+        f"<h1>Load on <bdi>{safe(names)}</bdi></h1>",
+        f'<p class="quiet">{safe(result.started)}, bei bench {safe(result.bei)}</p>',
+        *_verdict(result),
+        *_results(result),
+        *(_sweep(result) if result.setup.rates else _curves(result)),
+        *_points(result),
+        *_generator(result),
+        *_setup(result),
+        *_legend(result),
+        *_all_figures(result),
+    ]
+    return document(f"Load on {names}", parts, _STYLE)
+
+
+def _verdict(result: Result) -> Iterator[str]:
+    if not result.warnings:
+        yield (
+            '<p class="verdict pass"><strong>No warnings</strong> Every request was answered as the dialect asks, '
+            "requests were sent in time, and the generator was not the bottleneck.</p>"
+        )
+        return
+    kind = "fail" if result.interrupted or result.num_failed else "open"
+    count = "One warning" if len(result.warnings) == 1 else f"{len(result.warnings)} warnings"
+    items = "".join(f"<li>{safe(warning)}</li>" for warning in result.warnings)
+    yield f'<div class="verdict {kind}"><strong>{count}</strong><ul>{items}</ul></div>'
+
+
+def _results(result: Result) -> Iterator[str]:
+    yield "<h2>Results</h2>"
+    header = [
+        "Server",
+        "Load",
+        "Asked/s",
+        "Answers/s",
+        "Inputs/s",
+        "P50",
+        "P90",
+        "P99",
+        "P99.9",
+        "Max",
+        "Failed",
+        "CPU",
+    ]
+    rows = [
+        [(cell, column > 1) for column, cell in enumerate(row_of(result, point, load))]
+        for point in result.points
+        for load in point.loads
+    ]
+    caption = (
+        "Latencies in milliseconds, of good answers, from when a request was due (of a closed loop: sent). CPU: the "
+        "busiest generator's share of a core"
+    )
+    yield table(caption, header, rows)
+    errors = dict.fromkeys(error for point in result.points for load in point.loads for error in load.errors)
+    if errors:
+        yield "<h3>What failed answers said</h3>"
+        yield "<ul>" + "".join(f"<li><bdi>{safe(error)}</bdi></li>" for error in errors) + "</ul>"
+
+
+def _sweep(result: Result) -> Iterator[str]:
+    yield "<h2>Against the rate</h2>"
+    yield from plots.sweep_charts(result)
+
+
+def _curves(result: Result) -> Iterator[str]:
+    yield "<h2>Percentiles</h2>"
+    yield plots.percentile_chart(result, result.points, "percentiles")
+
+
+def _points(result: Result) -> Iterator[str]:
+    yield "<h2>Over time</h2>"
+    for number, point in enumerate(result.points):
+        if len(result.points) > 1:
+            yield f"<h3>{safe(named(result, point))}</h3>"
+        yield plots.latency_chart(point, f"latency-{number}")
+        yield plots.throughput_chart(result, point, f"throughput-{number}")
+        if result.setup.rates:
+            yield plots.percentile_chart(result, [point], f"percentiles-{number}")
+        if point.samples:
+            yield "<h4>What the server says</h4>"
+            yield from plots.server_charts(point, point.samples, f"server-{number}")
+
+
+def _generator(result: Result) -> Iterator[str]:
+    yield "<h2>The generator</h2>"
+    yield (
+        f'<p class="quiet">A process that makes load and uses more than {MOST_CPU_SHARE:.0%} of a core, or sends late, '
+        "is part of what it measures.</p>"
+    )
+    rows: list[list[Cell]] = [
+        [
+            (f"{named(result, point)}: {load.name}", False),
+            (", ".join(f"{share:.1%}" for share in point.cpu_shares), True),
+            (f"{point.coordinator_share:.1%}", True),
+            *((ms(value), True) for value in (load.lateness_p50, load.lateness_p99, load.lateness_max)),
+            (str(load.reconnects), True),
+        ]
+        for point in result.points
+        for load in point.loads
+    ]
+    header = ["Point", "Workers", "Coordinator", "Late P50", "Late P99", "Late max", "Reconnects"]
+    yield table("Shares of a core; lateness in milliseconds from due until the generator came to it", header, rows)
+
+
+def _setup(result: Result) -> Iterator[str]:
+    setup, machine = result.setup, result.machine
+    yield "<h2>What was measured</h2>"
+    rows = [("Command", shlex.join(result.command)), ("Dialect", setup.dialect)]
+    rows += [(f"Load {load.name}", load.shape) for load in setup.loads]
+    if setup.rates:
+        rows.append(("Rates", ", ".join(f"{rate:g}" for rate in setup.rates) + " requests/s"))
+    rows.append(("Texts", _texts(result)))
+    rows.append(("Time", f"{setup.duration_s:g} s a point behind {setup.warmup_s:g} s of warm-up"))
+    rows.append(("Time for an answer", f"{setup.timeout_s:g} s, from when it was due"))
+    if setup.obeys_retry_after:
+        rows.append(("429 and 503", "sent again when Retry-After said"))
+    if setup.header_names:
+        rows.append(("Headers", ", ".join(setup.header_names)))
+    rows += [(f"Server {server.name}", _server(server)) for server in result.servers]
+    rows.append(("Load made on", f"{machine.cpu}, {machine.cores} cores, {machine.system}, Python {machine.python}"))
+    yield facts_table(rows)
+    if any(server.is_local for server in result.servers):
+        yield '<p class="quiet">The server shared its machine with the generator, which took its time from it.</p>'
+
+
+def _texts(result: Result) -> str:
+    texts = result.setup.texts
+    if texts.file is not None:
+        source = f"{texts.num_lines} lines of {texts.file} (SHA-256 {texts.sha256})"
+    else:
+        source = f"random English words, seed {texts.seed}"
+    if texts.repeated is not None:
+        return f"{source}; {texts.repeated} texts again and again"
+    return f"{source}; no two alike"
+
+
+def _server(server: ServerFacts) -> str:
+    model = f", model {server.model}" if server.model else ""
+    return f"{server.url}{model}{', ' + server.software if server.software else ''}"
+
+
+def _legend(result: Result) -> Iterator[str]:
+    yield "<h2>How to read it</h2>"
+    yield (
+        '<p class="quiet">An open loop sends at its rate whatever becomes of the requests, as users who know '
+        "nothing of each other do, and a latency counts from when the request was due: a server that stalls for a "
+        "second delays all that were due in it, and the percentiles show them. A closed loop sends the next "
+        "request when an answer has come: it shows how much a server does at a concurrency, but when the server "
+        "stalls nobody asks, and one long answer is all that is seen of it. Answers a second are of those that "
+        "came within the window; latencies are of requests that were due in it, however late their answers. A "
+        "percentile that so few answers cannot give is a dash.</p>"
+    )
+    if any(point.samples for point in result.points):
+        yield (
+            '<p class="quiet">Steps, lanes and waits are means over an interval, from the server\'s /metrics. A step is '
+            "one run of the engine.</p>"
+        )
+
+
+# All that the JSON has, as it has it.
+
+
+def _all_figures(result: Result) -> Iterator[str]:
+    yield "<h2>All figures</h2>"
+    content = msgspec.to_builtins(result)
+    about = {key: value for key, value in content.items() if key != "points"}
+    yield _details("Setup, machine and servers", facts_table(_flat(about)))
+    for number, point in enumerate(result.points):
+        shown = content["points"][number]
+        totals = {key: value for key, value in shown.items() if key not in ("loads", "samples")}
+        parts = [facts_table(_flat(totals))]
+        for load, of_load in zip(point.loads, shown["loads"], strict=True):
+            of_load["histogram"].pop("encoded")
+            rest = {key: value for key, value in of_load.items() if key != "intervals"}
+            parts += [f"<h4>{safe(load.name)}</h4>", facts_table(_flat(rest))]
+            parts.append(_rows(f"Intervals of {load.name}", IntervalResult, of_load["intervals"]))
+        if shown["samples"]:
+            parts.append(_rows("The server's metrics", ServerSample, shown["samples"]))
+        yield _details(f"{named(result, point)}: totals and intervals", "\n".join(parts))
+
+
+def _details(title: str, content: str) -> str:
+    return f"<details><summary>{safe(title)}</summary>\n{content}\n</details>"
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{name}.")
+        elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+            for number, one in enumerate(value):
+                yield from _flat(one if isinstance(one, dict) else {"": one}, f"{name}[{number}].")
+        else:
+            yield name, _exact(value)
+
+
+def _rows(caption: str, kind: type[msgspec.Struct], rows: Sequence[Mapping[str, Any]]) -> str:
+    header = kind.__struct_fields__
+    return table(caption, header, [[(_exact(row[name]), True) for name in header] for row in rows])
+
+
+def _exact(value: Any) -> str:
+    """As JSON has it; texts as they are."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,213 @@
+"""A run: each server at each rate, one after the other, and the result of it all."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bei import __version__
+from bei.bench.caveats import warnings_of
+from bei.bench.fleet import Fleet, LoadRecord, PointRecord
+from bei.bench.live import Live
+from bei.bench.machine import machine_facts
+from bei.bench.messages import Task
+from bei.bench.options import Plan, plan_from
+from bei.bench.probing import Probe
+from bei.bench.recording import Histogram, Merged
+from bei.bench.report import report_page
+from bei.bench.result import (
+    PERCENTILES,
+    SCHEMA,
+    IntervalResult,
+    Latency,
+    LoadResult,
+    PointResult,
+    Result,
+    ServerFacts,
+    write_result,
+)
+from bei.bench.scraping import Scraper
+from bei.bench.target import shown_command
+from bei.bench.terminal import summary
+
+
+def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:
+    """``bei bench``: measure, show, write. The exit code: 0; 1 where requests failed and that was asked for; 130 where
+    the run was ended early. Raises ConfigError, BenchError."""
+    plan = plan_from(options)
+    started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    probes = [Probe(plan, target, model) for target, model in zip(plan.targets, plan.models, strict=True)]
+    servers = [probe.examine() for probe in probes]
+    points, is_interrupted = _measure(plan, servers, [probe.path for probe in probes])
+    result = Result(
+        schema=SCHEMA,
+        bei=__version__,
+        started=started,
+        command=["bei", *shown_command(arguments)],
+        interrupted=is_interrupted,
+        warnings=[],
+        setup=plan.setup,
+        machine=machine_facts(),
+        servers=servers,
+        points=points,
+    )
+    result = msgspec.structs.replace(result, warnings=warnings_of(result))
+    print(summary(result))  # noqa: T201
+    for path in _written(result, plan.out):
+        print(f"written: {path}")  # noqa: T201
+    if is_interrupted:
+        return 130
+    return 1 if plan.fails_on_errors and result.num_failed else 0
+
+
+def _written(result: Result, out: Path | None) -> list[Path]:
+    if out is None:
+        return []
+    as_json, as_html = Path(f"{out}.json"), Path(f"{out}.html")
+    write_result(result, as_json)
+    as_html.write_text(report_page(result), encoding="utf-8")
+    return [as_json, as_html]
+
+
+def _measure(plan: Plan, servers: Sequence[ServerFacts], paths: Sequence[str]) -> tuple[list[PointResult], bool]:
+    """All points; servers take turns at each rate, so that what changes on the machine meets them alike."""
+    rates: list[float | None] = [*plan.setup.rates] if plan.setup.rates else [None]
+    num_points = len(rates) * len(servers)
+    points: list[PointResult] = []
+    with Fleet(plan.setup.workers) as fleet, Live(plan.setup, num_points) as live:
+        for rate in rates:
+            for number, facts in enumerate(servers):
+                tasks = tasks_of(plan, number, facts, paths[number], rate)
+                live.begin(facts.name, rate, len(points) + 1)
+                scraper = _scraper(plan, number, facts)
+                cpu_s = time.process_time()
+                if scraper is not None:
+                    scraper.begin()
+                record = fleet.measure(tasks, live.show)
+                samples = scraper.end(record.started_s + plan.setup.warmup_s) if scraper is not None else None
+                cpu_s = time.process_time() - cpu_s
+                point = point_of(plan, facts, rate, record)
+                share = round(cpu_s / max(record.elapsed_s, 1e-3), 3)
+                points.append(msgspec.structs.replace(point, coordinator_share=share, samples=samples))
+                live.end(points[-1])
+                if record.is_interrupted:
+                    return points, True
+    return points, False
+
+
+def tasks_of(plan: Plan, number: int, facts: ServerFacts, path: str, rate: float | None) -> list[Task]:
+    """A point's task for each worker."""
+    setup = plan.setup
+    loads = [msgspec.structs.replace(load, rate=rate) if load.is_swept else load for load in setup.loads]
+    return [
+        Task(
+            worker=worker,
+            num_workers=setup.workers,
+            target=plan.targets[number],
+            tls=plan.tls,
+            headers=plan.headers,
+            dialect=setup.dialect,
+            path=path,
+            model=facts.model,
+            loads=loads,
+            texts=setup.texts,
+            warmup_s=setup.warmup_s,
+            duration_s=setup.duration_s,
+            interval_s=setup.interval_s,
+            timeout_s=setup.timeout_s,
+            obeys_retry_after=setup.obeys_retry_after,
+            seed=plan.seed,
+        )
+        for worker in range(setup.workers)
+    ]
+
+
+def _scraper(plan: Plan, number: int, facts: ServerFacts) -> Scraper | None:
+    target = plan.targets[number]
+    if not plan.scrapes or facts.info is None:
+        return None
+    tls = plan.tls.context() if target.is_https else None
+    return Scraper(target, tls, plan.headers, max(1.0, plan.setup.interval_s))
+
+
+def point_of(plan: Plan, facts: ServerFacts, rate: float | None, record: PointRecord) -> PointResult:
+    """The figures of what the workers have reported."""
+    setup = plan.setup
+    measured_s = setup.duration_s
+    if record.is_interrupted:
+        measured_s = min(measured_s, max(record.elapsed_s - setup.warmup_s, 0.0))
+    shares = [
+        round(record.cpu_s[worker] / record.window_s[worker], 3)
+        for worker in sorted(record.window_s)
+        if record.window_s[worker] > 0
+    ]
+    loads = [_load_of(load.name, record.loads[load.name], measured_s, setup.interval_s) for load in setup.loads]
+    return PointResult(
+        server=facts.name,
+        rate=rate,
+        measured_s=round(measured_s, 3),
+        loads=loads,
+        cpu_shares=shares,
+        coordinator_share=0.0,
+        samples=None,
+    )
+
+
+def _load_of(name: str, record: LoadRecord, measured_s: float, interval_s: float) -> LoadResult:
+    total = record.total
+    # What came in later intervals were the last answers, of which the window knows nothing.
+    within = [merged for index, merged in record.intervals.items() if index * interval_s < measured_s - 1e-9]
+    seconds = max(measured_s, 1e-9)
+    lateness = total.lateness.percentiles_ms([50, 99])
+    return LoadResult(
+        name=name,
+        num_due=total.latency.count + sum(total.failures.values()),
+        requests_per_s=round(sum(one.answers for one in within) / seconds, 3),
+        inputs_per_s=round(sum(one.inputs for one in within) / seconds, 3),
+        megabytes_per_s=round(sum(one.bytes_received for one in within) / seconds / 1e6, 3),
+        failures=dict(sorted(total.failures.items())),
+        retries=total.retries,
+        reconnects=record.num_reconnects,
+        latency=_latency(total.latency),
+        lateness_p50=_rounded(lateness[0]),
+        lateness_p99=_rounded(lateness[1]),
+        lateness_max=_rounded(total.lateness.max_ms),
+        errors=record.errors,
+        intervals=[_interval(index * interval_s, merged) for index, merged in sorted(record.intervals.items())],
+        histogram=total.latency.packed(),
+    )
+
+
+def _latency(histogram: Histogram) -> Latency:
+    values = histogram.percentiles_ms(list(PERCENTILES.values()))
+    figures = dict(zip(PERCENTILES, map(_rounded, values), strict=True))
+    return Latency(
+        count=histogram.count,
+        mean=_rounded(histogram.mean_ms),
+        min=_rounded(histogram.min_ms),
+        max=_rounded(histogram.max_ms),
+        **figures,
+    )
+
+
+def _interval(at_s: float, merged: Merged) -> IntervalResult:
+    p50, p90, p99 = map(_rounded, merged.latency.percentiles_ms([50, 90, 99]))
+    return IntervalResult(
+        at_s=round(at_s, 3),
+        answers=merged.answers,
+        inputs=merged.inputs,
+        failures=sum(merged.failures.values()),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        max=_rounded(merged.latency.max_ms),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,119 @@
+"""What a bei server's ``/metrics`` say while it is measured: steps, their size, who waits in which lane."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+
+from bei.bench.result import ServerSample
+from bei.bench.target import Target
+
+_TIMEOUT_S = 5.0
+_LANES = ("interactive", "bulk")
+_LINE = re.compile(r"^(bei_\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+_READ = re.compile(
+    r"bei_(?:batch_tokens|batch_sequences|engine_seconds|queue_seconds)_(?:sum|count)|bei_attention_slots_total"
+    r"|bei_queue_sequences|bei_tokens_total"
+)
+
+# Values by metric and lane (empty where it has none), summed over models.
+Values = Mapping[tuple[str, str], float]
+
+
+def values_of(text: str) -> Values:
+    """Those of the exposition ``text`` that are read here."""
+    values: dict[tuple[str, str], float] = defaultdict(float)
+    for name, labels, value in _LINE.findall(text):
+        if _READ.fullmatch(name):
+            lane = re.search(r'lane="(\w+)"', labels)
+            values[name, lane[1] if lane else ""] += float(value)
+    return values
+
+
+def get(target: Target, tls: ssl.SSLContext | None, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    """GET ``path`` behind the target's host: status and body. Raises OSError, HTTPException."""
+    connection = (
+        http.client.HTTPSConnection(target.host, target.port, timeout=_TIMEOUT_S, context=tls)
+        if target.is_https
+        else http.client.HTTPConnection(target.host, target.port, timeout=_TIMEOUT_S)
+    )
+    try:
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+class Scraper:
+    """Asks ``/metrics`` every ``interval_s`` in a thread of its own, from ``begin`` to ``end``."""
+
+    def __init__(
+        self, target: Target, tls: ssl.SSLContext | None, headers: Mapping[str, str], interval_s: float
+    ) -> None:
+        self._target = target
+        self._tls = tls
+        self._headers = headers
+        self._interval_s = interval_s
+        self._scrapes: list[tuple[float, Values]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="bei-bench-scraper")
+
+    def begin(self) -> None:
+        """Start asking."""
+        self._thread.start()
+
+    def end(self, window_from_s: float) -> list[ServerSample]:
+        """Stop; the samples, whose times count from ``window_from_s`` on CLOCK_MONOTONIC."""
+        self._over.set()
+        self._thread.join()
+        return samples_of([(at_s - window_from_s, values) for at_s, values in self._scrapes])
+
+    def _run(self) -> None:
+        path = self._target.path("/metrics")
+        next_s = time.monotonic()
+        while not self._over.wait(max(0.0, next_s - time.monotonic())):
+            next_s = max(next_s + self._interval_s, time.monotonic())
+            try:
+                status, body = get(self._target, self._tls, path, self._headers)
+            except (OSError, http.client.HTTPException):
+                continue  # a gap: the server has other things to do
+            if status == 200:
+                self._scrapes.append((time.monotonic(), values_of(body.decode(errors="replace"))))
+
+
+def samples_of(scrapes: list[tuple[float, Values]]) -> list[ServerSample]:
+    """What happened between each scrape and the next; those that end before time 0 are left out."""
+    return [
+        _sample(at_s, until_s - at_s, before, after)
+        for (at_s, before), (until_s, after) in pairwise(scrapes)
+        if until_s > 0 and until_s > at_s
+    ]
+
+
+def _sample(at_s: float, lasts_s: float, before: Values, after: Values) -> ServerSample:
+    def grown(name: str, lane: str = "") -> float:
+        return after.get((name, lane), 0.0) - before.get((name, lane), 0.0)
+
+    def mean(name: str, lane: str = "", digits: int = 1, unit: float = 1.0) -> float | None:
+        count = grown(f"{name}_count", lane)
+        return round(grown(f"{name}_sum", lane) / count * unit, digits) if count > 0 else None
+
+    tokens = grown("bei_tokens_total")
+    return ServerSample(
+        at_s=round(at_s, 3),
+        steps_per_s=round(grown("bei_batch_tokens_count") / lasts_s, 2),
+        tokens_per_step=mean("bei_batch_tokens"),
+        sequences_per_step=mean("bei_batch_sequences", digits=2),
+        tokens_per_s=round(tokens / lasts_s, 1),
+        engine_share=round(grown("bei_engine_seconds_sum") / lasts_s, 3),
+        slots_per_token=round(grown("bei_attention_slots_total") / tokens, 3) if tokens > 0 else None,
+        waiting={lane: after.get(("bei_queue_sequences", lane), 0.0) for lane in _LANES},
+        queue_ms={lane: mean("bei_queue_seconds", lane, 3, 1e3) for lane in _LANES},
+    )

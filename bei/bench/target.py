@@ -1,0 +1,140 @@
+"""Where a server is, and how it is reached: its URL, TLS, headers. An API key is never part of what is stored."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bei.errors import ConfigError
+from bei.files import UnfitError, read_bounded
+
+_KEY_HEADERS = frozenset(("authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"))
+_OWN_HEADERS = frozenset(("host", "content-length", "content-type", "transfer-encoding", "connection", "expect"))
+
+
+class TlsPlan(msgspec.Struct, frozen=True):
+    """Files for HTTPS; ``insecure``: whoever answers is believed."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    insecure: bool = False
+
+    def context(self) -> ssl.SSLContext:
+        """Raises ConfigError where a file cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"TLS cannot be set up with these files: {error}.") from error
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A server. ``prefix``: the path of its URL, without a slash at the end."""
+
+    name: str
+    is_https: bool
+    host: str
+    port: int
+    prefix: str = ""
+
+    @property
+    def url(self) -> str:
+        """As it is shown and stored."""
+        return f"{'https' if self.is_https else 'http'}://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        """For the header ``host``."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        is_usual = self.port == (443 if self.is_https else 80)
+        return host if is_usual else f"{host}:{self.port}"
+
+    def path(self, route: str) -> str:
+        """The path of ``route``: behind the prefix, but for what the prefix's end and the route's begin share
+        (``/v1`` and ``/v1/embeddings``; the whole route)."""
+        prefix, parts = self.prefix.split("/")[1:], route.split("/")[1:]
+        shared = max(n for n in range(min(len(prefix), len(parts)) + 1) if not n or prefix[-n:] == parts[:n])
+        return "/" + "/".join([*prefix, *parts[shared:]])
+
+
+def target_of(text: str, number: int = 1) -> Target:
+    """``http://host:port/prefix``, or ``NAME=URL``. Raises ConfigError."""
+    name, url = re.fullmatch(r"(?:([A-Za-z0-9][\w.-]{0,31})=)?(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is no URL: {error}.") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"A server must be given as http://HOST:PORT or https://HOST:PORT, not {url!r}.")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError("Put no password into the URL: --api-key-env or --api-key-file.")
+    if parts.query or parts.fragment:
+        raise ConfigError(f"The URL must end with its path, without '?' and '#': {parts.scheme}://{parts.netloc}...")
+    if re.search(r"[^\x21-\x7e]", url):
+        raise ConfigError("The URL has characters that must be escaped (%20).")
+    is_https = parts.scheme == "https"
+    prefix = parts.path.rstrip("/")
+    return Target(name or f"server {number}", is_https, parts.hostname, port or (443 if is_https else 80), prefix)
+
+
+def key_of(variable: str | None, file: Path | None) -> str | None:
+    """The API key that an environment variable or a file holds. Raises ConfigError, which has nothing of it."""
+    if variable is not None and file is not None:
+        raise ConfigError("--api-key-env and --api-key-file: give one.")
+    if variable is not None:
+        key, where = os.environ.get(variable, "").strip(), f"The environment variable {variable}"
+    elif file is not None:
+        try:
+            key, where = read_bounded(file, 100_000).decode().strip(), str(file)
+        except (OSError, UnicodeDecodeError, UnfitError) as error:
+            raise ConfigError(f"The API key cannot be read from {file}: {error}.") from error
+    else:
+        return None
+    if not re.fullmatch(r"[\x21-\x7e]+", key):
+        raise ConfigError(f"{where} holds no API key: one line of printable ASCII without spaces.")
+    return key
+
+
+def headers_of(given: Sequence[str], key: str | None) -> dict[str, str]:
+    """Headers of every request. Raises ConfigError."""
+    headers: dict[str, str] = {"authorization": f"Bearer {key}"} if key is not None else {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        name, value = name.strip().lower(), value.strip()
+        if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name) or re.search(r"[^\x20-\x7e]", value):
+            raise ConfigError("--header must be 'NAME: VALUE' in ASCII.")
+        if name in _KEY_HEADERS:
+            raise ConfigError(f"--header {name}: keys are given with --api-key-env or --api-key-file.")
+        if name in _OWN_HEADERS or name in headers:
+            raise ConfigError(f"--header {name} cannot be set, or is there twice.")
+        headers[name] = value
+    return headers
+
+
+def shown_command(arguments: Sequence[str]) -> list[str]:
+    """The command without the values of headers, which may be secrets."""
+    shown: list[str] = []
+    for place, argument in enumerate(arguments):
+        if (place and arguments[place - 1] == "--header") or argument.startswith("--header="):
+            shown.append(argument.partition(":")[0] + ": ...")
+        else:
+            shown.append(argument)
+    return shown
+
+
+def merged_headers(headers: Mapping[str, str], lane: str | None) -> dict[str, str]:
+    """Those of one load."""
+    return {**headers, **({"x-bei-lane": lane} if lane else {})}

@@ -1,0 +1,205 @@
+"""The texts of requests: random English words, or the lines of a file. By default no two are alike, so that neither a
+cache nor the sharing of equal inputs flatters a server."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from bei.errors import ConfigError
+from bei.files import UnfitError, read_bounded
+
+# Words in front of a generated text, which number it.
+NUM_SERIAL_WORDS = 3
+
+_POOL = 1 << 16  # drawn once; texts are pieces of it, since drawing each word anew costs 50 times as much
+_MOST_FILE_BYTES = 1_000_000_000
+_MOST_LENGTH = 100_000
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution of whole numbers from 1 on: ``fixed`` (a), ``uniform`` (a to b) or ``lognormal`` (mean a, sigma of
+    the logarithm b, at most c)."""
+
+    kind: str
+    a: float
+    b: float = 0.0
+    c: float = _MOST_LENGTH
+
+    def draw(self, rng: random.Random) -> int:
+        """One length."""
+        if self.kind == "fixed":
+            return int(self.a)
+        if self.kind == "uniform":
+            return rng.randint(int(self.a), int(self.b))
+        length = rng.lognormvariate(math.log(self.a) - self.b**2 / 2, self.b)
+        return max(1, min(int(self.c), round(length)))
+
+    @property
+    def least(self) -> int:
+        """The shortest that may come."""
+        return 1 if self.kind == "lognormal" else int(self.a)
+
+
+def lengths_of(text: str, setting: str) -> Lengths:
+    """Of ``20``, ``fixed:20``, ``uniform:5:60`` or ``lognormal:58:0.85[:330]``. Raises ConfigError."""
+    kind, *parts = text.split(":")
+    if not parts:
+        kind, parts = "fixed", [text]
+    sizes = {"fixed": (1,), "uniform": (2,), "lognormal": (2, 3)}
+    try:
+        values = [float(part) for part in parts]
+    except ValueError:
+        values = []
+    whole = values if kind != "lognormal" else values[2:]
+    is_right = (
+        len(values) in sizes.get(kind, ())
+        and all(1 <= value <= _MOST_LENGTH and value == int(value) for value in whole)
+        and (kind != "uniform" or values[0] <= values[1])
+        and (kind != "lognormal" or (1 <= values[0] <= _MOST_LENGTH and 0 < values[1] <= 3))
+    )
+    if not is_right:
+        raise ConfigError(
+            f"{setting} must be a whole number, uniform:LEAST:MOST or lognormal:MEAN:SIGMA[:MOST], not {text!r}."
+        )
+    return Lengths(kind, *values)
+
+
+class TextsPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where texts come from. ``file`` None: random words. ``repeated``: so many again and again; None: all differ."""
+
+    seed: int = 0
+    file: str | None = None
+    sha256: str | None = None
+    num_lines: int | None = None
+    repeated: int | None = None
+
+
+class Texts(Protocol):
+    """A supply of texts without end."""
+
+    def take(self, lengths: Lengths) -> str:
+        """The next text. ``lengths`` in words; a file's lines are as long as they are."""
+
+
+def plan_of(file: Path | None, seed: int, repeated: int | None) -> TextsPlan:
+    """Look at ``file``, where there is one. Raises ConfigError."""
+    if file is None:
+        return TextsPlan(seed=seed, repeated=repeated)
+    lines = lines_of(file)
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return TextsPlan(seed=seed, file=str(file), sha256=digest, num_lines=len(lines), repeated=repeated)
+
+
+def lines_of(file: Path) -> list[str]:
+    """The distinct lines of ``file`` that are not blank, in their order. Raises ConfigError."""
+    try:
+        content = read_bounded(file, _MOST_FILE_BYTES).decode()
+    except (OSError, UnicodeDecodeError, UnfitError) as error:
+        raise ConfigError(f"The texts cannot be read from {file}: {error}.") from error
+    lines = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
+    if not lines:
+        raise ConfigError(f"{file} has no texts: it must have one a line.")
+    return lines
+
+
+def texts_of(plan: TextsPlan, worker: int, num_workers: int) -> Texts:
+    """What worker number ``worker`` sends: others send none of it, unless texts are repeated. Raises ConfigError."""
+    source: Texts
+    if plan.file is not None:
+        source = FileTexts(lines_of(Path(plan.file)), worker, num_workers)
+    else:
+        source = GeneratedTexts(plan.seed, worker, num_workers)
+    if plan.repeated is None:
+        return source
+    one_supply = FileTexts(source.lines, 0, 1) if isinstance(source, FileTexts) else GeneratedTexts(plan.seed, 0, 1)
+    return RepeatedTexts(one_supply, plan.repeated)
+
+
+class Numbered:
+    """Numbers in words of a list, each number once: numbers that follow each other have nothing in common."""
+
+    def __init__(self, words: Sequence[str], num_words: int) -> None:
+        self._words = words
+        self._num_words = num_words
+        self.size = len(words) ** num_words
+        # The golden ratio spreads them; a stride without a common divisor makes it a permutation.
+        self._stride = int(self.size * 0.6180339887) | 1
+        while math.gcd(self._stride, self.size) != 1:
+            self._stride += 2
+
+    def __getitem__(self, number: int) -> list[str]:
+        """The words of ``number``; begins again behind ``size``."""
+        rest = number * self._stride % self.size
+        words = []
+        for _ in range(self._num_words):
+            rest, place = divmod(rest, len(self._words))
+            words.append(self._words[place])
+        return words
+
+
+class GeneratedTexts:
+    """English words at random, as frequent as in prose. The first three of a text number it."""
+
+    def __init__(self, seed: int, worker: int, num_workers: int) -> None:
+        words, counts = zip(*_frequencies(), strict=True)
+        self._rng = random.Random(f"{seed} {worker}")
+        self._pool = self._rng.choices(words, counts, k=_POOL)
+        self._numbered = Numbered(words, NUM_SERIAL_WORDS)
+        self._numbers = itertools.count(worker, num_workers)
+
+    def take(self, lengths: Lengths) -> str:
+        """At least as many words as number it."""
+        rest = lengths.draw(self._rng) - NUM_SERIAL_WORDS
+        words = self._numbered[next(self._numbers)]
+        while rest > 0:
+            start = self._rng.randrange(_POOL)
+            piece = self._pool[start : start + rest]
+            words += piece
+            rest -= len(piece)
+        return " ".join(words)
+
+
+class FileTexts:
+    """Lines in their order. When all have been sent, they come again with a word in front that numbers the lap."""
+
+    def __init__(self, lines: Sequence[str], worker: int, num_workers: int) -> None:
+        self.lines = lines
+        self._laps = Numbered([word for word, _ in _frequencies()], 1)
+        self._numbers = itertools.count(worker, num_workers)
+
+    def take(self, lengths: Lengths) -> str:
+        """The next line."""
+        lap, place = divmod(next(self._numbers), len(self.lines))
+        return self.lines[place] if lap == 0 else f"{self._laps[lap][0]} {self.lines[place]}"
+
+
+class RepeatedTexts:
+    """The first ``count`` texts of ``source``, again and again."""
+
+    def __init__(self, source: Texts, count: int) -> None:
+        self._source = source
+        self._count = count
+        self._rounds: dict[Lengths, Iterator[str]] = {}
+
+    def take(self, lengths: Lengths) -> str:
+        """The next one of these lengths."""
+        if lengths not in self._rounds:
+            self._rounds[lengths] = itertools.cycle([self._source.take(lengths) for _ in range(self._count)])
+        return next(self._rounds[lengths])
+
+
+def _frequencies() -> list[tuple[str, int]]:
+    lines = files("bei.bench").joinpath("words.txt").read_text("utf-8").splitlines()
+    pairs = [line.split(" ") for line in lines if not line.startswith("#")]
+    return [(word, int(count)) for word, count in pairs]

@@ -1,0 +1,196 @@
+"""A process that makes load: ``python -m bei.bench.worker``, started by ``bei.bench.fleet``.
+
+Reads tasks from stdin and reports on stdout, until stdin ends. Whatever comes on stdin during a point ends it early.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from bei.bench.dialects import DIALECTS
+from bei.bench.driver import Driver, Stream
+from bei.bench.http1 import head_of, request_of
+from bei.bench.loads import LoadPlan, Share
+from bei.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
+from bei.bench.recording import LoadRecorder
+from bei.bench.target import merged_headers
+from bei.bench.texts import Texts, texts_of
+from bei.bench.wire import Address, SocketWire, allow_files
+from bei.errors import BeiError
+
+STOP = b"stop"
+
+_STDIN = 0
+
+
+class Worker:
+    """Does tasks, one after the other. Each server gets the same texts, and none of them twice."""
+
+    def __init__(self) -> None:
+        self._input = b""
+        self._texts: dict[str, Texts] = {}
+
+    def run(self) -> None:
+        """Until stdin ends."""
+        while (line := self._read_line()) is not None:
+            if line == STOP:
+                continue  # it came when the point was over
+            task = msgspec.json.decode(line, type=Task)
+            try:
+                point = _Point(task, self._supply(task))
+            except (BeiError, OSError) as error:
+                self._say(Failed(str(error)))
+                continue
+            self._say(Ready())
+            if (line := self._read_line()) is None:
+                return
+            point.run(msgspec.json.decode(line, type=Go).started_s, self._say)
+
+    def _supply(self, task: Task) -> Texts:
+        if task.target.name not in self._texts:
+            self._texts[task.target.name] = texts_of(task.texts, task.worker, task.num_workers)
+        return self._texts[task.target.name]
+
+    def _read_line(self) -> bytes | None:
+        while b"\n" not in self._input:
+            data = os.read(_STDIN, 1 << 16)
+            if not data:
+                return None
+            self._input += data
+        line, _, self._input = self._input.partition(b"\n")
+        return line
+
+    @staticmethod
+    def _say(message: FromWorker) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+class _Point:
+    """One point: the streams of a task, and what they have recorded."""
+
+    def __init__(self, task: Task, texts: Texts) -> None:
+        self._task = task
+        self._begin_s = task.warmup_s
+        self._end_s = task.warmup_s + task.duration_s
+        self._recorders: dict[str, LoadRecorder] = {}
+        self._wire = SocketWire(
+            Address(task.target.host, task.target.port, task.tls.context() if task.target.is_https else None)
+        )
+        share = Share(task.worker, task.num_workers)
+        streams = [stream for load in task.loads if (stream := self._stream(load, share, texts)) is not None]
+        self._driver = Driver(self._wire, streams, seconds=self._end_s)
+        self._cpu_from_s = 0.0
+        self._cpu_s = 0.0
+        self._window_from_s: float | None = None
+        self._window_s = 0.0
+
+    def _stream(self, load: LoadPlan, share: Share, texts: Texts) -> Stream | None:
+        """A load's stream; None where it has so few connections that none is this worker's."""
+        task, dialect = self._task, DIALECTS[self._task.dialect]
+        recorder = LoadRecorder(self._begin_s, self._end_s, task.interval_s, dialect.check)
+        head = head_of("POST", task.path, task.target.authority, merged_headers(task.headers, load.lane))
+        stream = Stream(
+            name=load.name,
+            content=_requests(load, head, texts, task, random.Random(f"{task.seed} {load.name} {task.worker}")),
+            sink=recorder,
+            retry="obey" if task.obeys_retry_after else "never",
+            timeout_s=task.timeout_s,
+            keeps_body=True,
+        )
+        if load.concurrency is not None:
+            stream.concurrency = share.of(load.concurrency)
+            if not stream.concurrency:
+                return None
+        else:
+            stream.arrivals = share.arrivals(load, self._end_s, task.seed)
+            stream.max_connections = max(1, share.of(load.max_connections))
+        self._recorders[load.name] = recorder
+        return stream
+
+    def run(self, started_s: float, say: Callable[[FromWorker], None]) -> None:
+        """From the common start to the last answer."""
+        gc.freeze()  # what is there stays, and is not looked at again
+        driver = self._driver
+        driver.at(self._begin_s, self._begin)
+        driver.at(self._end_s, self._end)
+        driver.at(self._begin_s + self._task.interval_s, partial(self._tick, 1, say))
+        self._wire.watch(_STDIN, select.EPOLLIN, self._ended_early)
+        driver.run(started_s)
+        self._end()
+        done_s = driver.now()
+        say(
+            Done(
+                loads=self._reports(done_s, is_last=True),
+                errors={name: recorder.errors for name, recorder in self._recorders.items() if recorder.errors},
+                reconnects={name: driver.counts(name)[2] for name in self._recorders},
+                cpu_s=self._cpu_s,
+                window_s=self._window_s,
+            )
+        )
+
+    def _ended_early(self, events: int) -> None:
+        self._wire.unwatch(_STDIN)
+        os.read(_STDIN, 1 << 16)
+        self._driver.abort()
+
+    def _begin(self) -> None:
+        self._cpu_from_s, self._window_from_s = time.process_time(), self._driver.now()
+
+    def _end(self) -> None:
+        if self._window_from_s is not None and not self._window_s:
+            self._cpu_s = time.process_time() - self._cpu_from_s
+            self._window_s = self._driver.now() - self._window_from_s
+
+    def _tick(self, number: int, say: Callable[[FromWorker], None]) -> None:
+        now = self._driver.now()
+        cpu_s = self._cpu_s or time.process_time() - self._cpu_from_s
+        say(Tick(self._reports(now), cpu_s))
+        self._driver.at(self._begin_s + (number + 1) * self._task.interval_s, partial(self._tick, number + 1, say))
+
+    def _reports(self, now_s: float, *, is_last: bool = False) -> list[LoadReport]:
+        reports = []
+        for name, recorder in self._recorders.items():
+            num_started, num_finished, _ = self._driver.counts(name)
+            reports.append(LoadReport(name, num_started - num_finished, recorder.take(now_s, is_last=is_last)))
+        return reports
+
+
+def _requests(
+    load: LoadPlan, head: bytes, texts: Texts, task: Task, rng: random.Random
+) -> Callable[[], tuple[bytes, int]]:
+    """The requests of a load, made one by one: a text takes a few microseconds, and their number is not known."""
+    dialect = DIALECTS[task.dialect]
+    inputs, words, query_words = load.lengths("inputs"), load.lengths("words"), load.lengths("query_words")
+
+    def content() -> tuple[bytes, int]:
+        count = inputs.draw(rng)
+        query = texts.take(query_words) if dialect.has_query else ""
+        body = dialect.body([texts.take(words) for _ in range(count)], query, task.model)
+        return request_of(head, body), count
+
+    return content
+
+
+def main() -> None:
+    """Work until stdin ends. Ctrl-C is the coordinator's, which ends the point."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    allow_files()
+    try:
+        Worker().run()
+    except BrokenPipeError:  # the coordinator is gone
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
