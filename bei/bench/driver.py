@@ -385,13 +385,14 @@ class Driver:
             self._start_next(traffic)
 
     def _start_next(self, traffic: _Traffic) -> None:
-        """A connection is free, or may be made."""
+        """Something has ended: a connection may be free."""
         while traffic.backlog and traffic.backlog[0].is_done:  # timed out
             traffic.backlog.popleft()
         if self._is_aborted:
             return
         if traffic.backlog:
-            self._start(traffic.backlog.popleft())
+            if traffic.idle or traffic.num_links < traffic.most_links:
+                self._start(traffic.backlog.popleft())
         elif not traffic.is_open_loop:
             self._follow(traffic)
 

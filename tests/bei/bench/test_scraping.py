@@ -1,0 +1,39 @@
+"""A bei server's metrics, between one scrape and the next; names are those that bei has."""
+
+from __future__ import annotations
+
+import pytest
+
+from bei.bench.scraping import samples_of, values_of
+from bei.metrics import Metrics, ModelMetrics
+
+
+def test_samples_are_what_happened_between_scrapes() -> None:
+    metrics = Metrics()
+    model, other = ModelMetrics(metrics, "m"), ModelMetrics(metrics, "n")
+    first = values_of(metrics.render().decode())
+    model.batch(
+        num_tokens=100, longest=40, engine_s=0.25, predicted_s=0.2, waits=[("interactive", 0.010), ("bulk", 0.030)]
+    )
+    model.batch(num_tokens=300, longest=50, engine_s=0.35, predicted_s=0.2, waits=[("bulk", 0.050)] * 6)
+    other.batch(num_tokens=200, longest=200, engine_s=0.4, predicted_s=0.2, waits=[("bulk", 0.130)])
+    metrics.queue_sequences.labels("m", "bulk").set(7)
+    second = values_of(metrics.render().decode())
+    (sample,) = samples_of([(-1.0, first), (1.0, second)])
+    assert sample.at_s == -1.0
+    assert sample.steps_per_s == 1.5
+    assert sample.tokens_per_step == 200
+    assert sample.sequences_per_step == 3
+    assert sample.tokens_per_s == 300
+    assert sample.engine_share == 0.5
+    assert sample.slots_per_token == pytest.approx((80 + 300 + 200) / 600, abs=1e-3)
+    assert sample.waiting == {"interactive": 0, "bulk": 7}
+    assert sample.queue_ms == {"interactive": 10, "bulk": pytest.approx((0.03 + 0.05 * 6 + 0.13) / 8 * 1e3)}
+
+
+def test_an_interval_without_steps_has_no_means_and_what_was_before_the_window_is_left_out() -> None:
+    nothing = values_of('bei_tokens_total 5\nother_total 3\nbei_requests_total{route="x"} 4\n')
+    assert dict(nothing) == {("bei_tokens_total", ""): 5}
+    samples = samples_of([(-3.0, nothing), (-1.0, nothing), (1.0, nothing)])
+    assert len(samples) == 1
+    assert (samples[0].tokens_per_step, samples[0].slots_per_token, samples[0].engine_share) == (None, None, 0)
