@@ -1,10 +1,11 @@
-"""``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor | bench``. Flags of builds and servers
-are made from the configuration classes."""
+"""``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor | bench``. Flags of builds and
+servers are made from the configuration classes."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import io
 import json
 import logging

@@ -1,5 +1,6 @@
 """docs/reference.md names every setting, metric and error code; the README's links lead somewhere."""
 
+import argparse
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from bei import errors
+from bei.bench.dialects import DIALECTS
+from bei.bench.options import add_arguments
 from bei.config import ServeConfig
 from bei.metrics import Metrics
 from bei_build.config import BuildConfig
@@ -46,6 +49,15 @@ def test_every_error_code_is_documented() -> None:
     codes = {cls.code for cls in error_classes() if cls.__module__ == "bei.errors"}
     documented = set(re.findall(r"`([a-z_]+)`", section("Error codes")))
     assert codes <= documented
+
+
+def test_every_flag_of_bench_is_documented() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
+    documented = set(re.findall(r"--[a-z-]+", (ROOT / "docs" / "bench.md").read_text()))
+    assert flags - {"--help"} <= documented
+    assert set(DIALECTS) <= set(re.findall(r"`([a-z-]+)`", (ROOT / "docs" / "bench.md").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,11 @@ def _of_load(result: Result, point: PointResult, load: LoadResult) -> Iterator[s
     _, rate = plan_of_load(result, point, load)
     if rate is None or not load.latency.count:
         return
-    if load.requests_per_s < _LEAST_ANSWERED_SHARE * rate and not result.interrupted and load.num_due >= 100:
+    asked_per_s = (load.num_due - load.num_failed) / point.measured_s
+    if load.requests_per_s < _LEAST_ANSWERED_SHARE * asked_per_s and not result.interrupted:
         yield (
-            f"{load.requests_per_s:g} of {rate:g} requests/s were answered in time: the server cannot keep up, and "
-            "latencies are as high as the run is long."
+            f"{load.requests_per_s:.4g} of {asked_per_s:.4g} requests/s were answered within the window: the server "
+            "cannot keep up, and latencies are as high as the run is long (or the warm-up is shorter than an answer takes)."
         )
     late, median = load.lateness_p99, load.latency.p50
     if late is not None and median is not None and late > max(_LEAST_LATENESS_MS, _MOST_LATENESS_SHARE * median):

@@ -25,9 +25,10 @@ class Live:
         self._num_points = num_points
         self._console = console or Console(stderr=True)
         self._live = (
-            RichLive(console=self._console, refresh_per_second=4, transient=True) if self._console.is_terminal else None
+            RichLive(console=self._console, refresh_per_second=2, transient=True) if self._console.is_terminal else None
         )
         self._title = ""
+        self._shown_s = -1.0  # elapsed seconds of the point
 
     def __enter__(self) -> Live:
         if self._live is not None:
@@ -46,8 +47,9 @@ class Live:
         self._title = f"point {number} of {self._num_points}: {server}{at}"
 
     def show(self, record: PointRecord) -> None:
-        """How far it has come."""
-        if self._live is not None:
+        """How far it has come; once a second, as percentiles cost milliseconds."""
+        if self._live is not None and (record.elapsed_s - self._shown_s >= 1 or record.elapsed_s < self._shown_s):
+            self._shown_s = record.elapsed_s
             self._live.update(Group(*self._lines(record)))
 
     def end(self, point: PointResult) -> None:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("servers", nargs="+", metavar="[NAME=]URL", help="servers to measure, in turn and with the same texts")
+    add("servers", nargs="+", metavar="URL", help="servers to measure (or NAME=URL), in turn and with the same texts")
     add("--dialect", choices=DIALECTS, default="openai", help="how they are asked (default: openai)")
     add(
         "--model",
@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--header",
         action="append",
         default=[],
-        metavar="'NAME: VALUE'",
+        metavar="NAME:VALUE",
         help="one more header; results keep its name only",
     )
     add("--tls-ca", metavar="FILE", help="PEM file of authorities that are trusted")

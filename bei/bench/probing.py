@@ -8,6 +8,7 @@ import random
 import ssl
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from bei.bench.dialects import DIALECTS, Dialect
 from bei.bench.loads import LoadPlan
@@ -41,7 +42,8 @@ class Probe:
         texts = GeneratedTexts(0, _OTHER_TEXTS, 1)
         for load in self._plan.setup.loads:
             header = self._ask(load, texts, model) or header
-        info = self._info()
+        query = f"?model={quote(model)}" if model is not None else ""  # bei asks which, where it serves several
+        info = self._json_of(f"/info{query}")
         return ServerFacts(
             name=self._target.name,
             url=self._target.url,
@@ -94,9 +96,6 @@ class Probe:
             raise BenchError(f"Nothing answers at {self._target.url}: {error}.") from error
         finally:
             connection.close()
-
-    def _info(self) -> dict[str, Any] | None:
-        return self._json_of("/info")
 
     def _only_model(self) -> str:
         for route in _MODELS:

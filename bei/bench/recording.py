@@ -137,16 +137,23 @@ class LoadRecorder:
     """Writes down one load in one process. The window begins at ``begin_s`` (behind the warm-up) and lasts until
     ``end_s``; requests that are due in it are recorded however late their answer comes.
 
-    ``check(body, num_inputs)``: what is wrong with a 200, or None.
+    ``check(body, num_inputs)``: what is wrong with a 200, or None. Only an open loop can be late.
     """
 
     def __init__(
-        self, begin_s: float, end_s: float, interval_s: float, check: Callable[[bytes, int], str | None]
+        self,
+        begin_s: float,
+        end_s: float,
+        interval_s: float,
+        check: Callable[[bytes, int], str | None],
+        *,
+        is_open_loop: bool,
     ) -> None:
         self._begin_s = begin_s
         self._end_s = end_s
         self._interval_s = interval_s
         self._check = check
+        self._is_open_loop = is_open_loop
         self._closed: list[Interval] = []
         self._current = Interval(index=0)
         self._failures: Counter[str] = Counter()
@@ -175,7 +182,8 @@ class LoadRecorder:
                 self._latency.record(done_s - request.due_s)
             else:
                 self._failures[problem] += 1
-            self._lateness.record(max(0.0, request.taken_s - request.due_s))
+            if self._is_open_loop:
+                self._lateness.record(request.taken_s - request.due_s)
 
     def _problem(self, request: Request, fate: int, answer: Answer | None) -> str | None:
         """The kind of failure; None: the answer is good."""
@@ -203,7 +211,7 @@ class LoadRecorder:
         interval = self._current
         interval.failures = dict(self._failures)
         interval.latency, interval.lateness = self._latency.packed(), self._lateness.packed()
-        if interval.answers or interval.retries or interval.lateness.count:
+        if interval.answers or interval.retries or interval.failures:
             self._closed.append(interval)
         self._failures, self._latency, self._lateness = Counter(), Histogram(), Histogram()
 

@@ -88,7 +88,12 @@ def _measure(plan: Plan, servers: Sequence[ServerFacts], paths: Sequence[str]) -
                 cpu_s = time.process_time()
                 if scraper is not None:
                     scraper.begin()
-                record = fleet.measure(tasks, live.show)
+                try:
+                    record = fleet.measure(tasks, live.show)
+                except KeyboardInterrupt:  # between points, or for the second time
+                    if not points:
+                        raise
+                    return points, True
                 samples = scraper.end(record.started_s + plan.setup.warmup_s) if scraper is not None else None
                 cpu_s = time.process_time() - cpu_s
                 point = point_of(plan, facts, rate, record)

@@ -14,9 +14,10 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 _MOST_READ = 1 << 18
+_TRY_S = 5.0  # for each of several addresses
 _EXACT_S = 0.05  # shorter waits are exact; epoll alone waits whole milliseconds
 
 
@@ -57,13 +58,22 @@ class Wire(Protocol):
 
 
 class Address:
-    """Where a server is, looked up once. Raises OSError where the name leads nowhere."""
+    """Where a server is, looked up once: of several addresses (localhost's) the first at which somebody listens. Raises
+    OSError."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.host = host
         self.tls = tls
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        self.family, _, _, _, self.socket_address = found[0]
+        found = [(one[0], one[4]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        while len(found) > 1 and not _is_listening(*found[0]):
+            found.pop(0)
+        self.family, self.socket_address = found[0]
+
+
+def _is_listening(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.settimeout(_TRY_S)
+        return tried.connect_ex(address) == 0
 
 
 class SocketWire:

@@ -98,7 +98,8 @@ class _Point:
     def _stream(self, load: LoadPlan, share: Share, texts: Texts) -> Stream | None:
         """A load's stream; None where it has so few connections that none is this worker's."""
         task, dialect = self._task, DIALECTS[self._task.dialect]
-        recorder = LoadRecorder(self._begin_s, self._end_s, task.interval_s, dialect.check)
+        window = (self._begin_s, self._end_s, task.interval_s)
+        recorder = LoadRecorder(*window, dialect.check, is_open_loop=load.concurrency is None)
         head = head_of("POST", task.path, task.target.authority, merged_headers(task.headers, load.lane))
         stream = Stream(
             name=load.name,
@@ -108,13 +109,13 @@ class _Point:
             timeout_s=task.timeout_s,
             keeps_body=True,
         )
-        if load.concurrency is not None:
-            stream.concurrency = share.of(load.concurrency)
-            if not stream.concurrency:
-                return None
-        else:
+        if load.concurrency is None:
             stream.arrivals = share.arrivals(load, self._end_s, task.seed)
             stream.max_connections = max(1, share.of(load.max_connections))
+        elif not (concurrency := share.of(load.concurrency)):
+            return None
+        else:
+            stream.concurrency = concurrency
         self._recorders[load.name] = recorder
         return stream
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
-from bei.pages.html import CONTENT_STYLE
 from bei.config import ServeConfig
+from bei.pages.html import CONTENT_STYLE
 
 _FOLDER: Final = Path(__file__).parent / "ui"
 _PAGE: Final = "index.html"

@@ -71,7 +71,7 @@ def test_an_open_loop_sends_when_requests_are_due_whatever_becomes_of_them() -> 
 def recorded(server: Server, *, num_workers: int = 1, **plan: Any) -> LoadRecorder:
     """A load of ten seconds behind one of warm-up, as a worker records it."""
     load = LoadPlan(name="all", **plan)
-    recorder = LoadRecorder(1.0, 11.0, 1.0, lambda body, count: None)
+    recorder = LoadRecorder(1.0, 11.0, 1.0, lambda body, count: None, is_open_loop=load.rate is not None)
     stream = Stream("all", endless, recorder)
     if load.rate is None:
         stream.concurrency = load.concurrency

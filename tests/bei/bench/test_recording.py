@@ -75,7 +75,9 @@ def request_of(due_s: float) -> Request:
 
 
 def test_the_window_counts_answers_that_came_in_it_and_latencies_of_requests_that_were_due_in_it() -> None:
-    recorder = LoadRecorder(1.0, 3.0, 1.0, lambda body, count: None if body == b"{}" else "it is empty")
+    recorder = LoadRecorder(
+        1.0, 3.0, 1.0, lambda body, count: None if body == b"{}" else "it is empty", is_open_loop=True
+    )
     for due_s, done_s in ((0.2, 0.9), (0.9, 1.1), (1.0, 1.5), (2.9, 3.4)):  # warm-up; half; in it; a late answer
         recorder.ended(request_of(due_s), done_s, 200, answer_of(200), None)
     recorder.ended(request_of(2.0), 3.5, 200, answer_of(200, b"[]"), None)
@@ -94,7 +96,7 @@ def test_the_window_counts_answers_that_came_in_it_and_latencies_of_requests_tha
 
 
 def test_intervals_are_handed_over_once_when_they_are_over() -> None:
-    recorder = LoadRecorder(0.0, 10.0, 1.0, lambda body, count: None)
+    recorder = LoadRecorder(0.0, 10.0, 1.0, lambda body, count: None, is_open_loop=True)
     recorder.ended(request_of(0.1), 0.2, 200, answer_of(200), None)
     assert recorder.take(0.9) == []
     assert [one.index for one in recorder.take(1.0)] == [0]
