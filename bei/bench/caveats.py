@@ -56,7 +56,7 @@ def _of_load(result: Result, point: PointResult, load: LoadResult) -> Iterator[s
     if load.requests_per_s < _LEAST_ANSWERED_SHARE * asked_per_s and not result.interrupted:
         yield (
             f"{load.requests_per_s:.4g} of {asked_per_s:.4g} requests/s were answered within the window: the server "
-            "cannot keep up, and latencies are as high as the run is long (or the warm-up is shorter than an answer takes)."
+            "cannot keep up, and latencies grow with the run (or the warm-up is shorter than an answer takes)."
         )
     late, median = load.lateness_p99, load.latency.p50
     if late is not None and median is not None and late > max(_LEAST_LATENESS_MS, _MOST_LATENESS_SHARE * median):

@@ -180,8 +180,8 @@ def _legend(result: Result) -> Iterator[str]:
     )
     if any(point.samples for point in result.points):
         yield (
-            '<p class="quiet">Steps, lanes and waits are means over an interval, from the server\'s /metrics. A step is '
-            "one run of the engine.</p>"
+            '<p class="quiet">Steps, lanes and waits are means over an interval, from the server\'s /metrics. A step '
+            "is one run of the engine.</p>"
         )
 
 
