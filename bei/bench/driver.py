@@ -177,8 +177,8 @@ class Driver:
             else:
                 self.at(0.0, partial(self._open_loops, traffic))
         while self._goes_on():
-            self._fire_timers()
             self._wire.wait(self._timeout())
+            self._fire_timers()
         self._give_up()
 
     def abort(self) -> None:
@@ -266,8 +266,9 @@ class Driver:
             self.at(due_s, partial(self._arrive, traffic, due_s))
 
     def _arrive(self, traffic: _Traffic, due_s: float) -> None:
+        request = traffic.next_request(due_s)
         self._await_arrival(traffic)
-        if (request := traffic.next_request(due_s)) is not None:
+        if request is not None:
             request.taken_s = self.now()
             self._start(request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -61,6 +62,8 @@ class SimulatedWire:
     def wait(self, timeout_s: float) -> None:
         assert timeout_s >= 0
         until_s = self.clock_s + timeout_s
+        if timeout_s > 0:  # a clock goes on, however short the wait
+            until_s = max(until_s, math.nextafter(self.clock_s, math.inf))
         if not self._events or self._events[0][0] > until_s:
             self.clock_s = until_s
             return

@@ -99,7 +99,7 @@ class SmallServer:
         begin_s = time.monotonic()
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         content = await reader.readexactly(int(headers.get("content-length", 0)))
-        asked = Asked(head[0].split(" ")[1], headers, json.loads(content) if content else None, begin_s)
+        asked = Asked(head[0].split(" ")[1].split("?")[0], headers, json.loads(content) if content else None, begin_s)
         self.asked.append(asked)
         if asked.body is None:
             status, body = (200, self.routes[asked.path]) if asked.path in self.routes else (404, {})

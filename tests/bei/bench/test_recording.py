@@ -22,7 +22,7 @@ def histogram_of(latencies: list[float]) -> Histogram:
     return histogram
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(parts=st.lists(LATENCIES, max_size=5))
 def test_histograms_of_several_processes_add_up_to_that_of_all_requests(parts: list[list[float]]) -> None:
     total = Histogram()

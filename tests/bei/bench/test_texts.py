@@ -74,7 +74,7 @@ def test_numbers_in_words_are_a_permutation(num_words: int, size: int) -> None:
     assert written[0] == tuple(numbered[numbered.size])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(words=st.integers(1, 40), num_workers=st.integers(1, 4))
 def test_no_two_texts_of_any_worker_are_alike(words: int, num_workers: int) -> None:
     lengths = Lengths("fixed", words)
