@@ -9,14 +9,13 @@ from typing import Any
 
 import msgspec
 
-from bei.bench.plots import NUM_COLORS
 from bei.bench.recording import curve
 from bei.bench.result import LoadResult, PointResult, Result, read_result
 from bei.bench.terminal import ms, rendered
 from bei.errors import ComparisonError
 from bei.pages import lines
 from bei.pages.html import Cell, document, facts_table, safe, table
-from bei.pages.lines import Line, line_chart, log_axis, percentile_axis, tail
+from bei.pages.lines import NUM_COLORS, Line, line_chart, log_axis, percentile_axis, tail
 
 # Both results must agree on these; the rest of the setup and the servers may be what is compared.
 _SAME = ("dialect", "loads", "texts", "rates", "timeout_s", "obeys_retry_after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,7 +152,7 @@ def point_of(plan: Plan, facts: ServerFacts, rate: float | None, record: PointRe
         for worker in sorted(record.window_s)
         if record.window_s[worker] > 0
     ]
-    loads = [_load_of(load.name, record.loads[load.name], measured_s, setup.interval_s) for load in setup.loads]
+    loads = [load_result(load.name, record.loads[load.name], measured_s, setup.interval_s) for load in setup.loads]
     return PointResult(
         server=facts.name,
         rate=rate,
@@ -163,11 +164,14 @@ def point_of(plan: Plan, facts: ServerFacts, rate: float | None, record: PointRe
     )
 
 
-def _load_of(name: str, record: LoadRecord, measured_s: float, interval_s: float) -> LoadResult:
+def load_result(name: str, record: LoadRecord, measured_s: float, interval_s: float) -> LoadResult:
+    """One load's figures, of a window of ``measured_s``."""
     total = record.total
     # What came in later intervals were the last answers, of which the window knows nothing.
     within = [merged for index, merged in record.intervals.items() if index * interval_s < measured_s - 1e-9]
     seconds = max(measured_s, 1e-9)
+    # Those in which nothing came are there too: a server that stalls must be seen.
+    num_shown = max(math.ceil(measured_s / interval_s - 1e-9), *(index + 1 for index in record.intervals), 0)
     lateness = total.lateness.percentiles_ms([50, 99])
     return LoadResult(
         name=name,
@@ -183,7 +187,7 @@ def _load_of(name: str, record: LoadRecord, measured_s: float, interval_s: float
         lateness_p99=_rounded(lateness[1]),
         lateness_max=_rounded(total.lateness.max_ms),
         errors=record.errors,
-        intervals=[_interval(index * interval_s, merged) for index, merged in sorted(record.intervals.items())],
+        intervals=[_interval(index * interval_s, record.intervals.get(index, Merged())) for index in range(num_shown)],
         histogram=total.latency.packed(),
     )
 

@@ -43,7 +43,7 @@ def row_of(result: Result, point: PointResult, load: LoadResult) -> list[str]:
         f"{load.inputs_per_s:.1f}",
         *(ms(value) for value in (latency.p50, latency.p90, latency.p99, latency.p999, latency.max)),
         str(load.num_failed),
-        f"{max(point.cpu_shares, default=0.0):.0%}",
+        f"{max(point.cpu_shares, default=0.0):.1%}",
     ]
 
 

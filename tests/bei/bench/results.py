@@ -48,7 +48,8 @@ def result_of(setup: Setup | None = None, servers: tuple[str, ...] = ("server 1"
     """A result of ``setup``, with a point for each rate and server."""
     setup = setup or setup_of()
     numbers = itertools.count(1)
-    points = [_point(setup, server, rate, numbers) for rate in (setup.rates or [None]) for server in servers]
+    rates: list[float | None] = [*setup.rates] if setup.rates else [None]
+    points = [_point(setup, server, rate, numbers) for rate in rates for server in servers]
     result = Result(
         schema=SCHEMA,
         bei="0.1.0",
@@ -72,8 +73,12 @@ def result_of(setup: Setup | None = None, servers: tuple[str, ...] = ("server 1"
 def _point(setup: Setup, server: str, rate: float | None, numbers: itertools.count[int]) -> PointResult:
     samples = [
         ServerSample(
-            float(second),
-            *(round(next(numbers) * 1.37, 2) for _ in range(5)),
+            at_s=float(second),
+            steps_per_s=round(next(numbers) * 1.37, 2),
+            tokens_per_step=round(next(numbers) * 1.37, 2),
+            sequences_per_step=round(next(numbers) * 1.37, 2),
+            tokens_per_s=round(next(numbers) * 1.37, 2),
+            engine_share=round(next(numbers) * 1.37, 2),
             slots_per_token=None if second == 0 else 1.25,
             waiting={"interactive": float(next(numbers)), "bulk": float(next(numbers))},
             queue_ms={"interactive": round(next(numbers) * 0.7, 3), "bulk": None},
