@@ -21,7 +21,7 @@ RIGHT = {
     "classify": {"data": [[{"label": "a", "score": 1}], {"label": "a", "probs": [0.5, 0.5]}]},
     "tei-predict": [[{"label": "a", "score": 1.0}], [{"label": "b", "score": 0.1}]],
 }
-WRONG = {
+WRONG: dict[str, list[object]] = {
     "openai": [
         {"data": []},
         {"data": [{"embedding": VECTOR}]},

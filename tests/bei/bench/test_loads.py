@@ -48,9 +48,9 @@ def test_what_is_no_load_is_refused(text: str, message: str) -> None:
 
 def test_generated_texts_must_be_long_enough_to_differ() -> None:
     check_words(LoadPlan("x", words="3", query_words="lognormal:2:1"))
-    for words in ({"words": "2"}, {"query_words": "uniform:1:9"}):
+    for load in (LoadPlan("x", words="2"), LoadPlan("x", query_words="uniform:1:9")):
         with pytest.raises(ConfigError, match="at least 3 words"):
-            check_words(LoadPlan("x", **words))
+            check_words(load)
 
 
 @given(count=st.integers(0, 500), num_workers=st.integers(1, 16))
