@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bei.pages.html import safe
+from bei.pages.html import safe, scrolling
 from bei.pages.svg import WIDTH, chart
 
 # To be added to the page's style: six colours that differ in light, in the dark, in print and to the colour-blind.
@@ -115,7 +115,7 @@ def line_chart(name: str, title: str, lines: Sequence[Line], x: Axis, y: Axis, *
     for line in lines:
         parts += _drawn(line, place)
     words = "; ".join(_in_words(line, x, y) for line in lines)
-    return chart(name, title, words or "no figures", int(base + _BELOW), parts)
+    return scrolling(title, chart(name, title, words or "no figures", int(base + _BELOW), parts))
 
 
 def _legend(lines: Sequence[Line], title: str) -> tuple[list[str], float]:

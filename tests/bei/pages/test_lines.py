@@ -12,6 +12,12 @@ from hypothesis import strategies as st
 from bei.pages.lines import Line, line_chart, linear_axis, log_axis, percentile_axis, tail
 
 
+def drawn(shown: str) -> ElementTree.Element:
+    """The chart within what it scrolls in."""
+    (svg,) = ElementTree.fromstring(shown).findall("svg")
+    return svg
+
+
 @given(values=st.lists(st.floats(0, 1e9), max_size=20))
 def test_linear_axes_begin_at_zero_and_hold_all_values(values: list[float]) -> None:
     axis = linear_axis("x", values)
@@ -39,7 +45,7 @@ def test_percentiles_have_a_decade_for_each_nine() -> None:
 def test_a_chart_draws_its_lines_where_the_values_are_and_says_them_in_words() -> None:
     lines = [Line("a & b", [(0, 10.0), (1, None), (2, 20.0), (3, 30.0)], 1), Line("none", [(0, None)], 2, 1)]
     shown = line_chart("c", "A <title>", lines, linear_axis("s", [4]), linear_axis("ms", [40]))
-    svg = ElementTree.fromstring(shown)
+    svg = drawn(shown)
     (path,) = svg.findall("path")
     assert re.fullmatch(r"M[\d. ]+ M[\d. ]+ L[\d. ]+", path.get("d", ""))  # a gap between the first and the second
     dots = [(float(dot.get("cx", "")), float(dot.get("cy", ""))) for dot in svg.findall("circle")]
@@ -56,7 +62,7 @@ def test_a_chart_draws_its_lines_where_the_values_are_and_says_them_in_words() -
 
 def test_many_lines_have_a_legend_of_several_rows_above_the_plot() -> None:
     lines = [Line(f"a rather long name of line {number}", [(0, 1.0)], 1) for number in range(8)]
-    svg = ElementTree.fromstring(line_chart("c", "t", lines, linear_axis("x", [1]), linear_axis("y", [1])))
+    svg = drawn(line_chart("c", "t", lines, linear_axis("x", [1]), linear_axis("y", [1])))
     places = [float(text.get("x", "0")) for text in svg.findall("text")]
     assert max(places) <= 720
     height = float((svg.get("viewBox") or "").split()[3])

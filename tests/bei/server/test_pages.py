@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from bei.artifact import Artifact
-from bei.pages.html import CONTENT_STYLE
 from bei.config import DIALECTS, ServeConfig
 from bei.engine.fake import FakeEngine
+from bei.pages.html import CONTENT_STYLE
 from bei.server import pages
 from bei.server.pages import page_paths, swagger_folder
 from tests.artifacts import LIMITS
