@@ -1,0 +1,80 @@
+"""Histograms for Prometheus that take many values at once.
+
+A step knows the waits and lengths of hundreds of sequences together; prometheus_client's histogram takes a lock and
+searches its buckets one by one for each of them. These take one lock for all, and are collected by the same registry.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
+
+
+class Series:
+    """The values of one set of labels. Safe in threads."""
+
+    __slots__ = ("_bounds", "_counts", "_lock", "_sum")
+
+    def __init__(self, bounds: Seq[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """``value``, so many times."""
+        place = bisect_left(self._bounds, value)
+        with self._lock:
+            self._counts[place] += count
+            self._sum += value * count
+
+    def observe_all(self, values: Seq[float]) -> None:
+        """Each of ``values``."""
+        places = [bisect_left(self._bounds, value) for value in values]
+        with self._lock:
+            for place in places:
+                self._counts[place] += 1
+            self._sum += sum(values)
+
+    def state(self) -> tuple[list[int], float]:
+        """How many values were in each bucket and below it, and the sum of all."""
+        with self._lock:
+            return list(accumulate(self._counts)), self._sum
+
+
+class Histogram:
+    """A family of series by ``labels``. ``buckets``: upper bounds, ascending; one without a bound comes on top."""
+
+    def __init__(
+        self, name: str, text: str, labels: Seq[str], buckets: Iterable[float], registry: CollectorRegistry
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._label_names = labels
+        self._bounds = tuple(buckets)
+        self._bucket_names = [*map(floatToGoString, self._bounds), "+Inf"]
+        self._series: dict[tuple[str, ...], Series] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Series:
+        """The series with these labels, made when it is first asked for."""
+        return self._series.setdefault(values, Series(self._bounds))
+
+    def describe(self) -> list[HistogramMetricFamily]:
+        """The family alone, for the registry."""
+        return [HistogramMetricFamily(self._name, self._text, labels=self._label_names)]
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The family with all series."""
+        (family,) = self.describe()
+        for values, series in list(self._series.items()):
+            counts, total = series.state()
+            family.add_metric(values, list(zip(self._bucket_names, counts, strict=True)), total)
+        yield family

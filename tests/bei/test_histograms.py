@@ -1,0 +1,64 @@
+"""Histograms that take many values at once: the same text as prometheus_client's own."""
+
+from __future__ import annotations
+
+import threading
+
+import prometheus_client
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+
+from bei.histograms import Histogram
+
+BOUNDS = (0.5, 1.0, 2.5, 16)
+
+
+def lines(registry: CollectorRegistry) -> list[str]:
+    text = generate_latest(registry).decode()
+    return [line for line in text.splitlines() if "_created" not in line]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0.0, 0.5, 0.75, 1.0, 2.5, 3.0, 16.0, 17.0]))))
+def test_what_is_written_is_what_prometheus_client_writes(values: list[tuple[str, float]]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    one = Histogram("x_seconds", "Of x", ["name"], BOUNDS, ours)
+    other = prometheus_client.Histogram("x_seconds", "Of x", ["name"], buckets=BOUNDS, registry=theirs)
+    for name, value in values:
+        one.labels(name).observe(value)
+        other.labels(name).observe(value)
+    assert lines(ours) == lines(theirs)
+
+
+@given(st.lists(st.integers(0, 20), max_size=50))
+def test_many_at_once_are_as_many_one_by_one(values: list[int]) -> None:
+    one_by_one, at_once, weighted = (Histogram("x", "", [], BOUNDS, CollectorRegistry()).labels() for _ in range(3))
+    for value in values:
+        one_by_one.observe(value)
+    at_once.observe_all(values)
+    for value in set(values):
+        weighted.observe(value, values.count(value))
+    assert one_by_one.state() == at_once.state() == weighted.state()
+
+
+def test_threads_lose_nothing() -> None:
+    series = Histogram("x", "", [], BOUNDS, CollectorRegistry()).labels()
+
+    def work() -> None:
+        for _ in range(2_000):
+            series.observe(1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert series.state() == ([0, 8_000, 8_000, 8_000, 8_000], 8_000.0)
+
+
+def test_a_name_is_given_once() -> None:
+    registry = CollectorRegistry()
+    Histogram("x", "", [], BOUNDS, registry)
+    with pytest.raises(ValueError, match="x_sum"):
+        prometheus_client.Gauge("x_sum", "", registry=registry)
