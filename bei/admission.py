@@ -76,8 +76,9 @@ class Ticket:
 
     ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``check_tokens``, where the answer grows with the tokens,
     is asked in a tokenizer's thread whether they are too many, before the engine gets them. ``timing``, where it is
-    there, gets the times of the request's calls. A ticket may be used for several calls of the service, one after the
-    other or at once. A closed one counts nothing any more: a tokenizer's thread may come late.
+    there, gets the times of the request's calls. ``is_own``: of the server's own work, of which no metric of inputs
+    knows. A ticket may be used for several calls of the service, one after the other or at once. A closed one counts
+    nothing any more: a tokenizer's thread may come late.
     """
 
     def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
@@ -87,6 +88,7 @@ class Ticket:
         self.accepted_s = time.monotonic()
         self.check_tokens: Callable[[int], None] | None = None
         self.timing: Timing | None = None
+        self.is_own = False
         self._admission = admission
         self.admitted = demand
         self._expected = demand  # of inputs that are not tokenized yet
@@ -204,7 +206,7 @@ class Admission:
         lane: Lane | None = "interactive",
         deadline_s: float | None = None,
     ) -> Ticket:
-        """For the process's own work: it counts, but is never refused."""
+        """Never refused, but counted: for work of this process."""
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
         with self.lock:
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))

@@ -23,7 +23,7 @@ import msgspec
 
 from bei import __version__
 from bei.artifact_lookup import artifact_for, build_config_class, cache_of, default_artifact
-from bei.errors import BeiError, MissingDependencyError
+from bei.errors import BeiError, ConfigError, MissingDependencyError
 from bei.files import printable
 from bei.service_links import injected
 
@@ -241,8 +241,12 @@ def _serve(options: dict[str, Any]) -> None:
         logging.getLogger(__name__).info(
             "not taken for settings, as Kubernetes injected them for a Service (%s): %s", service, ", ".join(names)
         )
-    from bei.server.run import run
-
+    try:
+        from bei.server.run import run
+    except ValueError as error:  # FastAPI imports OpenTelemetry's propagators, and they read their variable
+        if "OTEL_PROPAGATORS" not in os.environ:
+            raise
+        raise ConfigError(f"OTEL_PROPAGATORS cannot be honoured: {error}") from error
     with _artifacts(config) as artifacts:
         run(artifacts, config)
 

@@ -37,6 +37,10 @@ def check(config: ServeConfig) -> None:
     _check_root_path(config.root_path)
     if config.log_inputs and not config.access_log:
         raise ConfigError("log_inputs is for the lines of access_log: set both, or neither.")
+    if config.trace_sample_ratio is not None and config.trace_sample_ratio > 1:
+        raise ConfigError(
+            f"trace_sample_ratio is a share of the requests, from 0 to 1, not {config.trace_sample_ratio}."
+        )
 
 
 def _check_sockets(config: ServeConfig) -> None:

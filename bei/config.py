@@ -126,6 +126,15 @@ class ServeConfig:
     access_log: bool = _option(False, "log every request")
     log_inputs: bool = _option(False, "the first inputs of a request are in its line of the log")
     log_format: str = _option("text", "form of the log: lines for people, or a JSON object a line", choices=LOG_FORMATS)
+    server_timing: bool = _option(False, "answers say in the header Server-Timing where their time went")
+    otlp_endpoint: str | None = _option(
+        None,
+        "URL of an OpenTelemetry collector (OTLP over HTTP) that gets traces (default: OTEL_EXPORTER_OTLP_ENDPOINT)",
+    )
+    trace_sample_ratio: float | None = _option(
+        None,
+        "share of the requests that are traced, if their caller does not say (default: OTEL_TRACES_SAMPLER, or all)",
+    )
     cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")
     cache_max_size: str = _option(
         "50GB", "most bytes of it, as 20GB; beyond it what was not used for longest is removed; unlimited: never"

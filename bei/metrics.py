@@ -1,111 +1,133 @@
-"""Every metric name in one place (Prometheus). docs/reference.md lists them; a test holds the two together."""
+"""Every metric name in one place (Prometheus). docs/reference.md lists them; a test holds the two together.
+
+The gauges of ports are in ``bei.port_gauges``, text-embeddings-inference's names in ``bei.te_metrics``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
 
+from bei.core import Limits
+from bei.histograms import Histogram, Series
 from bei.port import LANES, Lane, PortStats
+from bei.port_gauges import PortGauges, WaitS
 from bei.recent import RecentRequests, RecentSteps
+from bei.te_metrics import Answered, te_exposition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_SECONDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+# Those of text-embeddings-inference, whose names these have too (bei.te_metrics).
+_SIZES = tuple(2**power for power in range(13))
+_TOKENS = tuple(2**power for power in range(21))
+_LENGTHS = tuple(2**power for power in range(18))
+
+_FAILURES = ("exception", "non_finite")
+
+
+class _Request(NamedTuple):
+    """What requests are counted by. ``model`` and ``lane`` are empty where none was asked, ``method`` is TEI's word."""
+
+    route: str
+    status: int
+    model: str
+    lane: str
+    method: str
 
 
 class Metrics:
-    """All collectors of one server, in a registry of their own."""
+    """All collectors of one server, in a registry of their own.
+
+    ``model_routes``: those whose requests ask an engine; TEI's names count no others.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.recent = RecentRequests()
+        self.model_routes: frozenset[str] = frozenset()
+        self.embedders: set[str] = set()
 
         def histogram(name: str, text: str, labels: Seq[str], buckets: Seq[float]) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+            return Histogram(name, text, labels, buckets, self.registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
 
         lane = ["model", "lane"]
-        self.requests = Counter(
-            "bei_requests", "HTTP requests answered, by route and status", ["route", "status"], registry=self.registry
-        )
+        self.requests = counter("bei_requests", "HTTP requests answered, by route and status", "route", "status")
         self.request_seconds = histogram(
-            "bei_request_seconds", "From the request's headers to its answer", ["route"], _SECONDS
+            "bei_request_seconds",
+            "From the request's headers to the end of its answer",
+            ["route", "status", *lane],
+            _SECONDS,
         )
-        self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self.key_requests = Counter(
-            "bei_key_requests",
-            "HTTP requests with an API key, by its name and status",
-            ["key", "status"],
-            registry=self.registry,
+        self._by_request: dict[_Request, tuple[Counter, Series]] = {}
+        self._answered: Tally[_Request] = Tally()
+        self.key_requests = counter(
+            "bei_key_requests", "HTTP requests with an API key, by its name and status", "key", "status"
         )
         self._by_key: dict[tuple[str, int], Counter] = {}
-        self.inputs = Counter("bei_inputs", "Inputs accepted", ["model"], registry=self.registry)
-        self.truncated = Counter(
-            "bei_inputs_truncated",
-            "Inputs cut to what the model, its side or the request takes",
-            ["model"],
-            registry=self.registry,
+        self.inputs = counter("bei_inputs", "Inputs accepted", "model")
+        self.inferred = counter(
+            "bei_inputs_inferred", "Inputs whose inference has ended, by outcome", "model", "outcome"
         )
-        self.tokens = Counter("bei_tokens", "Tokens the engine has run", ["model"], registry=self.registry)
-        self.queue_sequences = Gauge("bei_queue_sequences", "Sequences waiting", lane, registry=self.registry)
-        self.queue_tokens = Gauge("bei_queue_tokens", "Tokens waiting", lane, registry=self.registry)
-        self.queue_cost = Gauge(
-            "bei_queue_cost_seconds",
-            "Predicted engine seconds of waiting work",
-            lane,
-            registry=self.registry,
+        self.truncated = counter(
+            "bei_inputs_truncated", "Inputs cut to what the model, its side or the request takes", "model"
         )
-        self.step_cap = Gauge(
-            "bei_step_cap_seconds",
-            "The longest step of bulk work beside interactive work",
-            ["model"],
-            registry=self.registry,
+        self.tokens = counter("bei_tokens", "Tokens the engine has run", "model")
+        self.gauges = PortGauges(self.registry)
+        self.input_seconds = histogram(
+            "bei_input_seconds", "From a request's acceptance to the answer to an input", lane, _SECONDS
+        )
+        self.tokenization_seconds = histogram(
+            "bei_tokenization_seconds", "From a request's acceptance until an input is tokenized", lane, _SECONDS
         )
         self.queue_seconds = histogram("bei_queue_seconds", "Wait of a sequence for its step", lane, _SECONDS)
+        self.inference_seconds = histogram("bei_inference_seconds", "Run of a sequence's step", lane, _SECONDS)
         self.engine_seconds = histogram("bei_engine_seconds", "Run of a step", ["model"], _SECONDS)
+        self.predicted_seconds = counter("bei_engine_predicted_seconds", "Predicted runs of steps, summed up", "model")
         self.step_cost_ratio = histogram(
             "bei_step_cost_ratio", "Seconds of a step over what was predicted", ["model"], _RATIOS
         )
         self.batch_sequences = histogram("bei_batch_sequences", "Sequences of a step", ["model"], _SIZES)
         self.batch_tokens = histogram("bei_batch_tokens", "Tokens of a step", ["model"], _TOKENS)
-        self.slots = Counter(
-            "bei_attention_slots",
-            "Sequences of a step times its longest",
-            ["model"],
-            registry=self.registry,
-        )
-        self.shared = Counter(
+        self.sequence_tokens = histogram("bei_sequence_tokens", "Tokens of a sequence of a step", ["model"], _LENGTHS)
+        self.slots = counter("bei_attention_slots", "Sequences of a step times its longest", "model")
+        self.shared = counter(
             "bei_sequences_shared",
             "Sequences that were not computed: equal to one in flight, or in the cache",
-            ["model", "from"],
-            registry=self.registry,
+            *("model", "from"),
         )
-        self.expired = Counter(
-            "bei_sequences_expired",
-            "Sequences dropped at their deadline",
-            ["model"],
-            registry=self.registry,
-        )
-        self.batch_failures = Counter(
-            "bei_batch_failures", "Runs of the engine that failed, by kind", ["model", "kind"], registry=self.registry
-        )
-        self.engine_restarts = Counter(
-            "bei_engine_restarts", "Engines given up because a step did not end", ["model"], registry=self.registry
-        )
+        self.expired = counter("bei_sequences_expired", "Sequences dropped at their deadline", "model")
+        self.batch_failures = counter("bei_batch_failures", "Runs of the engine that failed, by kind", "model", "kind")
+        self.engine_restarts = counter("bei_engine_restarts", "Engines given up because a step did not end", "model")
+        ProcessCollector(registry=self.registry)
 
-    def request(self, route: str, status: int, seconds: float, lane: Lane | None = None) -> None:
-        """An HTTP request was answered; ``lane`` None: it had none. On the event loop."""
+    def request(
+        self, route: str, status: int, seconds: float, model: str | None, lane: Lane | None, num_inputs: int
+    ) -> None:
+        """An HTTP request was answered; ``num_inputs`` were for ``model``. Of the event loop's thread."""
         self.recent.add(lane, status, seconds)
-        collectors = self._by_route.get((route, status))
+        method = "batch" if num_inputs > 1 else "single" if num_inputs else ""
+        request = _Request(route, status, model or "", lane or "", method)
+        collectors = self._by_request.get(request)
         if collectors is None:  # finding a label costs as much as counting
-            collectors = self.requests.labels(route, str(status)), self.request_seconds.labels(route)
-            self._by_route[route, status] = collectors
+            labels = (route, str(status), request.model, request.lane)
+            collectors = self.requests.labels(*labels[:2]), self.request_seconds.labels(*labels)
+            self._by_request[request] = collectors
         collectors[0].inc()
         collectors[1].observe(seconds)
+        self._answered[request] += 1
 
     def key_request(self, label: str, status: int) -> None:
         """An HTTP request with the API key of the name ``label`` was answered."""
@@ -116,28 +138,58 @@ class Metrics:
 
     def render(self) -> bytes:
         """The exposition text."""
-        return generate_latest(self.registry)
+        families = list(self.registry.collect())
+        answered = [
+            Answered(request.method, request.status, count)
+            for request, count in self._answered.items()
+            if request.route in self.model_routes
+        ]
+        te = te_exposition(families, answered, self.model_routes, self.embedders)
+        return generate_latest(_Collected(families)) + te.encode()
+
+
+class _Collected:
+    """Families that have been collected already."""
+
+    def __init__(self, families: Seq[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 class ModelMetrics:
-    """The collectors of one model, label already bound."""
+    """The collectors of one model, label already bound. ``is_embedder``: TEI's names for what it does say "embed"."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(self, metrics: Metrics, model: str, *, is_embedder: bool = True) -> None:
         self.recent = RecentSteps()
-        self._metrics = metrics
-        self._model = model
+        self._gauges = metrics.gauges.of(model)
+        if is_embedder:
+            metrics.embedders.add(model)
         self._inputs = metrics.inputs.labels(model)
+        self._inferred = metrics.inferred.labels(model, "answered")
+        self._failed = metrics.inferred.labels(model, "failed")
         self._truncated = metrics.truncated.labels(model)
         self._tokens = metrics.tokens.labels(model)
-        self._queue_seconds = {lane: metrics.queue_seconds.labels(model, lane) for lane in LANES}
+
+        def of_lanes(histogram: Histogram) -> dict[Lane, Series]:
+            return {lane: histogram.labels(model, lane) for lane in LANES}
+
+        self._input_seconds = of_lanes(metrics.input_seconds)
+        self._tokenization_seconds = of_lanes(metrics.tokenization_seconds)
+        self._queue_seconds = of_lanes(metrics.queue_seconds)
+        self._inference_seconds = of_lanes(metrics.inference_seconds)
         self._engine_seconds = metrics.engine_seconds.labels(model)
+        self._predicted_seconds = metrics.predicted_seconds.labels(model)
         self._step_cost_ratio = metrics.step_cost_ratio.labels(model)
         self._batch_sequences = metrics.batch_sequences.labels(model)
         self._batch_tokens = metrics.batch_tokens.labels(model)
+        self._sequence_tokens = metrics.sequence_tokens.labels(model)
         self._slots = metrics.slots.labels(model)
         self._in_flight = metrics.shared.labels(model, "flight")
         self._cached = metrics.shared.labels(model, "cache")
         self._expired = metrics.expired.labels(model)
+        self._failures = {kind: metrics.batch_failures.labels(model, kind) for kind in _FAILURES}
         self._restarts = metrics.engine_restarts.labels(model)
 
     def accepted(self, num_inputs: int) -> None:
@@ -148,18 +200,30 @@ class ModelMetrics:
         """Inputs were cut."""
         self._truncated.inc(num_inputs)
 
-    def watch(self, stats: Callable[[], PortStats] | None) -> None:
-        """Read the gauges from ``stats`` whenever they are scraped; None: they are 0 from now on."""
+    def inferred(self, num_answered: int, num_failed: int) -> None:
+        """The inference of inputs has ended, with their answers or without."""
+        if num_answered:
+            self._inferred.inc(num_answered)
+        if num_failed:
+            self._failed.inc(num_failed)
 
-        def reader(lane: Lane, field: int) -> Callable[[], float]:
-            return lambda: float(stats().lanes[lane][field]) if stats is not None else 0.0
+    def tokenized(self, lane: Lane, num_inputs: int, seconds: float) -> None:
+        """Inputs were tokenized so long after their request was accepted."""
+        self._tokenization_seconds[lane].observe(seconds, num_inputs)
 
-        gauges = (self._metrics.queue_sequences, self._metrics.queue_tokens, self._metrics.queue_cost)
-        for lane in LANES:
-            for field, gauge in enumerate(gauges):
-                gauge.labels(self._model, lane).set_function(reader(lane, field))
-        step_cap = self._metrics.step_cap.labels(self._model)
-        step_cap.set_function(lambda: stats().step_cap_s if stats is not None else 0.0)
+    def input_answers(self, lane: Lane, num_inputs: int, seconds: float) -> None:
+        """The answers to inputs came so long after their request was accepted."""
+        self._input_seconds[lane].observe(seconds, num_inputs)
+
+    def watch(self, stats: Callable[[], PortStats] | None, limits: Limits | None = None) -> None:
+        """Read the gauges from ``stats`` whenever they are scraped; None: they are 0 from now on. ``limits``: of a
+        step."""
+        self._gauges.stats = stats
+        self._gauges.limits = limits or self._gauges.limits
+
+    def watch_waits(self, wait_s: WaitS) -> None:
+        """Ask ``wait_s`` for the predicted wait of a request that comes now, whenever that is scraped."""
+        self._gauges.wait_s = wait_s
 
     def shared(self, in_flight: int, cached: int) -> None:
         """Sequences will be answered by another's computation."""
@@ -174,22 +238,29 @@ class ModelMetrics:
 
     def batch_failed(self, kind: str) -> None:
         """A run of the engine failed."""
-        self._metrics.batch_failures.labels(self._model, kind).inc()
+        self._failures[kind].inc()
 
     def engine_restarted(self) -> None:
         """An engine was given up."""
         self._restarts.inc()
 
     def batch(
-        self, *, num_tokens: int, longest: int, engine_s: float, predicted_s: float, waits: Seq[tuple[Lane, float]]
+        self, lengths: Seq[int], *, engine_s: float, predicted_s: float, waits: Iterable[tuple[Lane, float]]
     ) -> None:
-        """A step has run; ``waits`` are its sequences' lanes and waits in seconds."""
-        self.recent.add(len(waits), num_tokens, longest * len(waits), engine_s)
+        """A step has run sequences of ``lengths`` tokens; ``waits``: their lanes and waits in seconds."""
+        num_tokens, num_slots = sum(lengths), max(lengths) * len(lengths)
+        self.recent.add(len(lengths), num_tokens, num_slots, engine_s)
         self._tokens.inc(num_tokens)
-        self._slots.inc(longest * len(waits))
+        self._slots.inc(num_slots)
         self._engine_seconds.observe(engine_s)
+        self._predicted_seconds.inc(predicted_s)
         self._step_cost_ratio.observe(engine_s / predicted_s if predicted_s > 0 else 0.0)
-        self._batch_sequences.observe(len(waits))
+        self._batch_sequences.observe(len(lengths))
         self._batch_tokens.observe(num_tokens)
+        self._sequence_tokens.observe_all(lengths)
+        by_lane: dict[Lane, list[float]] = {}
         for lane, wait_s in waits:
-            self._queue_seconds[lane].observe(wait_s)
+            by_lane.setdefault(lane, []).append(wait_s)
+        for lane, waits_s in by_lane.items():
+            self._queue_seconds[lane].observe_all(waits_s)
+            self._inference_seconds[lane].observe(engine_s, len(waits_s))

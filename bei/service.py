@@ -108,10 +108,12 @@ class InferenceService:
         self._idle.set()
         self._draining = False
         self._canary_matched = False
-        self._metrics = ModelMetrics(metrics, self.manifest.name)
+        is_embedder = any(task.startswith("embed") for task in self.manifest.tasks)
+        self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
         self._port = open_port(self._on_answers, self._metrics)
         self._admission = Admission(admission_limits(config), costs, self._port.stats, self._on_idle)
+        self._metrics.watch_waits(self._admission.wait_s)
 
     @property
     def name(self) -> str:
@@ -201,16 +203,21 @@ class InferenceService:
         if ticket.timing is not None:
             call.times = ticket.timing.of_call(len(inputs), ticket.accepted_s)
         start = partial(self._start, call, inputs, options, frozenset(outputs))
+        num_failed = len(inputs)
         try:
             if len(inputs) > _MANY_INPUTS or num_ids > _MANY_IDS:
                 await off_loop(start)
             else:
                 start()
             await self._done(call)
+            num_failed = len(call.errors)
         finally:
             self._end(call)
+            if not ticket.is_own:
+                self._metrics.inferred(len(inputs) - num_failed, num_failed)
         truncated = [index for index, encoding in enumerate(call.encodings) if encoding.truncated]
-        self._metrics.truncated(len(truncated))
+        if truncated:
+            self._metrics.truncated(len(truncated))
         rows = [row for row in call.rows if row is not None]
         assert len(rows) + len(call.errors) == len(inputs), "a call is done when every input has its row, or its error"
         return Answer(rows, call.encodings, truncated, call.errors)
@@ -241,6 +248,8 @@ class InferenceService:
             await self._done(call)
         finally:
             self._end(call)
+            if ticket.timing is not None:
+                ticket.timing.tokenized()
         return call.encodings
 
     async def check_ready(self) -> None:
@@ -256,6 +265,7 @@ class InferenceService:
             return
         output = self.certificate.canary_output
         with self._admission.admit_anyway() as ticket:
+            ticket.is_own = True
             self._idle.clear()
             work = self.infer([self.certificate.canary_text], ticket=ticket, outputs={output})
             try:
@@ -307,6 +317,8 @@ class InferenceService:
         del self._calls[call.request_id]
         if not call.is_done or call.error is not None:
             call.cancel()
+            if call.times is not None:
+                call.times.broken_off()
             self._port.cancel(call.request_id)
             call.ticket.close()  # the request ends with its call, and what waits costs nobody anything any more
 
@@ -388,11 +400,13 @@ class InferenceService:
         for index, encoding in items:
             call.encodings[index] = encoding
         call.ticket.moved(admitted, sum(encoding.num_tokens for _, encoding in items))
+        ticket = call.ticket
         if call.times is not None:
             call.times.submitted(items)
+        if not ticket.is_own:
+            self._metrics.tokenized(ticket.lane, len(items), time.monotonic() - ticket.accepted_s)
         if items[0].encoding.spans is not None:  # of no use to an engine
             items = [Item(index, replace(encoding, spans=None)) for index, encoding in items]
-        ticket = call.ticket
         self._port.submit(Submission(call.request_id, ticket.lane, outputs, items, ticket.deadline_s))
         if call.request_id not in self._calls:  # it ended meanwhile, and was taken back before this came
             self._port.cancel(call.request_id)
@@ -400,12 +414,13 @@ class InferenceService:
     def _on_answers(self, answers: Seq[PortAnswer]) -> None:
         """In the port's thread."""
         done: list[Call] = []
-        num_tokens: dict[Call, int] = {}
+        answered: dict[Call, tuple[int, int]] = {}
         for request_id, index, result, step in answers:
             call = self._calls.get(request_id)
             if call is None:  # cancelled meanwhile
                 continue
-            num_tokens[call] = num_tokens.get(call, 0) + call.encodings[index].num_tokens
+            num_inputs, num_tokens = answered.get(call, (0, 0))
+            answered[call] = num_inputs + 1, num_tokens + call.encodings[index].num_tokens
             if call.times is not None:
                 call.times.answered(index, step)
             if isinstance(result, BeiError):
@@ -414,10 +429,14 @@ class InferenceService:
                     done.append(call)
             elif call.record(index, result if call.reduce is None else call.reduce(result)):
                 done.append(call)
-        for call, number in num_tokens.items():
-            call.ticket.answered(number)
+        for call, (_, num_tokens) in answered.items():
+            call.ticket.answered(num_tokens)
         if done:
             self._wake(done)
+        now_s = time.monotonic()
+        for call, (num_inputs, _) in answered.items():  # behind the answers
+            if not call.ticket.is_own:
+                self._metrics.input_answers(call.ticket.lane, num_inputs, now_s - call.ticket.accepted_s)
 
     def _wake(self, calls: list[Call]) -> None:
         """Let the callers go on; in any thread."""

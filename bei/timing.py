@@ -1,15 +1,19 @@
 """Where the time of a request went: its inputs' tokenization, their wait for a step, the step itself.
 
-Measured only for requests whose answers say it. All times are seconds of ``time.monotonic()``.
+Measured only for requests whose answers, line of the log or trace say it. All times are seconds of
+``time.monotonic()``.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from functools import cached_property
 from typing import NamedTuple
 
 from bei.port import Item, StepTimes
+from bei.stages import PARSE, QUEUE, RECEIVE, RENDER, TOKENIZATION, InputStep, Stage, ends_of_steps, stages_of
 
 
 class Seconds(NamedTuple):
@@ -24,11 +28,17 @@ class CallTimes:
     """Sums over the inputs of one call of the service, whose tokenization began at ``begun_s``.
 
     ``submitted`` is called in any thread, before the input's answer; ``answered`` in the thread of the port that
-    delivers answers, before the call is done; the sums are read when it is.
+    delivers answers, before the call is done; the sums are read when it is. ``steps`` are those that answered inputs,
+    ``broken_off_s`` is when the call ended without all of its answers.
     """
 
     def __init__(self, num_inputs: int, begun_s: float) -> None:
         self.num_answered = 0
+        self.num_submitted = 0
+        self.steps: list[InputStep] = []
+        self.tokenized_s = begun_s
+        self.broken_off_s: float | None = None
+        self._last_step: StepTimes | None = None
         self._begun_s = begun_s
         self._submitted_s = [begun_s] * num_inputs
         self._num_tokens: list[int] = []  # of each chunk
@@ -39,6 +49,8 @@ class CallTimes:
         now_s = time.monotonic()
         for item in items:
             self._submitted_s[item.place] = now_s
+        self.tokenized_s = now_s
+        self.num_submitted += len(items)
         self._num_tokens.append(sum([item.encoding.num_tokens for item in items]))
 
     def answered(self, place: int, step: StepTimes | None) -> None:
@@ -53,6 +65,15 @@ class CallTimes:
             started_s = max(submitted_s, step.started_s)
             self._queue_s += started_s - submitted_s
             self._inference_s += max(0.0, step.ended_s - started_s)
+            if step is not self._last_step:  # the answers of a step come together
+                self._last_step = step
+                self.steps.append(InputStep(submitted_s, started_s, step.ended_s))
+            elif submitted_s < self.steps[-1].submitted_s:
+                self.steps[-1] = InputStep(submitted_s, started_s, step.ended_s)
+
+    def broken_off(self) -> None:
+        """The call ends now, whatever it still waits for."""
+        self.broken_off_s = time.monotonic()
 
     @property
     def num_tokens(self) -> int:
@@ -66,17 +87,37 @@ class CallTimes:
 
 
 class Timing:
-    """The calls of one request, which began when this was made. ``target``: of the engine that ran them."""
+    """The times of one request, which began at ``begun_s``, by default now. ``target``: of the engine that ran it.
 
-    def __init__(self) -> None:
-        self.begun_s = time.monotonic()
+    ``reads_body``: it asks a model, so its time has stages. ``accepted_s``: when it was first admitted.
+    ``answered_s``: when its answer began.
+    """
+
+    def __init__(self, begun_s: float | None = None) -> None:
+        self.begun_s = time.monotonic() if begun_s is None else begun_s
         self.num_characters = 0
         self.target = ""
+        self.reads_body = False
+        self.accepted_s: float | None = None
+        self.answered_s: float | None = None
+        self._received_s: float | None = None
+        self._parsed_s = self.begun_s
+        self._tokenized_s = self.begun_s
         self._calls: list[CallTimes] = []
 
-    def admitted(self, inputs: Seq[str | tuple[str, str] | list[int]], target: str) -> None:
+    def received(self) -> None:
+        """The body is there."""
+        self._received_s = time.monotonic()
+
+    def parsed(self) -> None:
+        """The body was read."""
+        self._parsed_s = time.monotonic()
+
+    def admitted(self, inputs: Seq[str | tuple[str, str] | list[int]], target: str, accepted_s: float) -> None:
         """The request was accepted with ``inputs``; of token ids each counts as a character, as TEI counts them."""
         self.target = target
+        if self.accepted_s is None:
+            self.accepted_s = accepted_s
         self.num_characters += sum(
             [len(value[0]) + len(value[1]) if isinstance(value, tuple) else len(value) for value in inputs]
         )
@@ -86,10 +127,18 @@ class Timing:
         self._calls.append(CallTimes(num_inputs, begun_s))
         return self._calls[-1]
 
+    def tokenized(self) -> None:
+        """A call that only tokenizes has ended."""
+        self._tokenized_s = time.monotonic()
+
+    def answers(self) -> None:
+        """The answer begins."""
+        self.answered_s = time.monotonic()
+
     @property
     def total_s(self) -> float:
-        """Since the request began."""
-        return time.monotonic() - self.begun_s
+        """Since the body was read."""
+        return time.monotonic() - self._parsed_s
 
     @property
     def num_tokens(self) -> int:
@@ -101,3 +150,31 @@ class Timing:
         num_answered = max(1, sum([call.num_answered for call in self._calls]))
         totals = (sum(sums) for sums in zip(Seconds(0.0, 0.0, 0.0), *(call.sums for call in self._calls), strict=True))
         return Seconds(*(total / num_answered for total in totals))
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """Until the answer began, or until now where it never did; none of a request that asks no model.
+
+        All calls are done.
+        """
+        ended_s = time.monotonic() if self.answered_s is None else self.answered_s
+        return stages_of(self.begun_s, self._ends(ended_s), ended_s)
+
+    def _ends(self, ended_s: float) -> Iterator[tuple[str, float]]:
+        if self.reads_body:
+            yield RECEIVE, ended_s if self._received_s is None else self._received_s
+        if self._received_s is not None:
+            yield PARSE, ended_s if self.accepted_s is None else self.accepted_s
+        if self.accepted_s is not None:
+            yield from self._ends_of_calls(self.accepted_s)
+            yield RENDER, ended_s
+
+    def _ends_of_calls(self, accepted_s: float) -> Iterator[tuple[str, float]]:
+        # Copies: a call that was broken off may still get an answer.
+        yield from ends_of_steps([step for call in self._calls for step in tuple(call.steps)], accepted_s)
+        yield TOKENIZATION, max([self._tokenized_s, *(call.tokenized_s for call in self._calls)])
+        for call in self._calls:
+            if call.broken_off_s is not None:
+                waits = call.num_answered < call.num_submitted
+                if waits or not call.num_submitted:
+                    yield QUEUE if waits else TOKENIZATION, call.broken_off_s

@@ -88,7 +88,7 @@ class BatchManager:
         self._watchdog = _start(self._watch, "bei-watchdog")
         with self._lock:
             self._start_workers(engine)
-        metrics.watch(self.stats)
+        metrics.watch(self.stats, self._limits)
 
     # The port.
 
@@ -334,9 +334,7 @@ class BatchManager:
         if not any(isinstance(answer, BeiError) for answer in done.answers):  # such a step was run several times
             self._costs.observe(tokens, len(lengths), longest, seconds)
         waits = [(entry.lane, step.started_s - entry.arrived_s) for entry in done.entries]
-        self._metrics.batch(
-            num_tokens=tokens, longest=longest, engine_s=seconds, predicted_s=step.predicted_s, waits=waits
-        )
+        self._metrics.batch(lengths, engine_s=seconds, predicted_s=step.predicted_s, waits=waits)
 
     # The watchdog's thread.
 

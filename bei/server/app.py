@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
@@ -28,9 +28,9 @@ from bei.server.certificate_page import certificate_router
 from bei.server.cors import Cors
 from bei.server.dialect import Dialects, mounted
 from bei.server.dialects import all_dialects, cohere, nim, tei, vllm, vllm_pooling
-from bei.server.endpoint import LANE, Endpoint, Route
+from bei.server.endpoint import Endpoint, Route
 from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
-from bei.server.guard import Guard, open_paths
+from bei.server.guard import Guard, monitors_paths, open_paths
 from bei.server.health import health_router
 from bei.server.info import info_router
 from bei.server.keys import Keyring
@@ -40,9 +40,18 @@ from bei.server.pages import pages_router
 from bei.server.request_ids import HEADER as REQUEST_ID
 from bei.server.request_ids import SCOPE_KEY as REQUEST_ID_KEY
 from bei.server.request_ids import request_id_of
-from bei.server.request_log import RequestLog
+from bei.server.request_log import Record, RequestLog
 from bei.server.root_path import with_root, without_root
+from bei.server.server_timing import HEADER as SERVER_TIMING
+from bei.server.server_timing import server_timing
+from bei.server.stats import PATH as STATS
 from bei.server.stats import stats_router
+from bei.server.work import SCOPE_KEY as WORK
+from bei.server.work import Work
+from bei.timing import Timing
+
+if TYPE_CHECKING:
+    from bei.server.spans import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +85,7 @@ def create_app(
     metrics: Metrics,
     keys: Keyring | None = None,
     request_log: RequestLog | None = None,
+    tracing: Tracing | None = None,
 ) -> ASGIApp:
     """The application over ``models``, for whom ``keys`` know. It holds no state of its own."""
     openapi = OpenAPI()
@@ -105,6 +115,7 @@ def create_app(
         if dialect.reads is not None:
             for root in dialect.roots:
                 app.include_router(dialect.reads, prefix=f"/{dialect.name}{root}")
+    metrics.model_routes = frozenset(route.path for route in routes if route.runs_engine)
     for endpoint in endpoints:
         endpoint.add_to(app)
     app.include_router(models_router(models))
@@ -118,7 +129,7 @@ def create_app(
     app.openapi = cache(partial(openapi.page, app, routes, [*dialects], config))  # type: ignore[method-assign]
     guard = None if keys is None else Guard(keys, open_paths(config, dialects))
     # Not a middleware of FastAPI's: two more layers would stand in front of it.
-    return _Front(app, metrics, endpoints, dialects, config, guard, request_log)
+    return _Front(app, metrics, endpoints, dialects, config, guard, request_log, tracing)
 
 
 class _Front:
@@ -137,6 +148,7 @@ class _Front:
         config: ServeConfig,
         guard: Guard | None,
         request_log: RequestLog | None,
+        tracing: Tracing | None,
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -144,6 +156,10 @@ class _Front:
         self._dialects = dialects
         self._guard = guard
         self._log = request_log
+        self._tracing = tracing
+        self._untraced = frozenset((STATS,)).union(*monitors_paths(dialects))
+        self._server_timing = config.server_timing
+        self._is_timed = config.server_timing or request_log is not None or tracing is not None
         self._root = config.root_path
         self._cors = Cors(config.cors_origins, credentials=config.cors_credentials) if config.cors_origins else None
 
@@ -151,15 +167,19 @@ class _Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
+        begun_s = time.monotonic()
         status = 500  # stays so if nothing is sent
         request_id = request_id_of(scope["headers"])
         scope[REQUEST_ID_KEY] = request_id.decode()
         headers = [(REQUEST_ID, request_id)]  # of every answer
         if self._cors is not None:
             headers += self._cors.headers(scope["headers"])
+        work = Work()
         if self._log is not None:
-            receive, send = self._log.begin(scope, receive, send)
+            work, receive, send = self._log.begin(receive, send)
+        if self._is_timed:
+            work.timing = Timing(begun_s)
+        scope[WORK] = work
         sending = send
 
         async def counting_send(message: Message) -> None:
@@ -167,11 +187,17 @@ class _Front:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], *headers]
+                if work.timing is not None:
+                    work.timing.answers()
+                    if self._server_timing:
+                        message["headers"].append((SERVER_TIMING, server_timing(work.timing)))
             await sending(message)
 
         endpoint: Endpoint | None = None
+        is_traced = self._tracing is not None
         try:
             scope = self._placed(without_root(scope, self._root))
+            is_traced = is_traced and not (scope["path"] in self._untraced and scope["method"] in ("GET", "HEAD"))
             endpoint = self._hot.get(scope["path"]) if scope["method"] == "POST" else None
             preflight = self._let_in(scope)
             if preflight is not None:
@@ -190,12 +216,15 @@ class _Front:
             raise
         finally:
             route = endpoint.path if endpoint else getattr(scope.get("route"), "path", "unmatched")
-            seconds = time.perf_counter() - started
-            self._metrics.request(route, status, seconds, scope.get(LANE))
+            seconds = time.monotonic() - begun_s
+            self._metrics.request(route, status, seconds, work.model, work.lane, work.num_inputs)
             if self._guard is not None:
                 self._guard.count(scope, status)
             if self._log is not None:
-                self._log.end(scope, route, status, seconds)
+                assert isinstance(work, Record)  # of the log
+                self._log.end(work, scope, route, status, seconds)
+            if self._tracing is not None and is_traced:
+                self._tracing.end(work, scope, route, status, seconds)
 
     def _let_in(self, scope: Scope) -> Response | None:
         """What a browser is told that asks before it sends. None: the request may come in. Raises what Guard does."""

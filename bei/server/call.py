@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 
 from bei.admission import Ticket
 from bei.errors import AnswerTooLargeError, EmptyInputError, OverloadedError, RateLimitedError
-from bei.port import Lane
 from bei.server.answers import AnswerMemory
 from bei.server.keys import Key
 from bei.server.memory import MemoryRelease
 from bei.server.models import UNNAMED, Models
 from bei.server.parsing import too_many_inputs
 from bei.server.rendering import INLINE_BYTES
-from bei.server.request_log import Record
 from bei.server.urgency import Urgency
+from bei.server.work import Work
 from bei.service import InferenceService, ModelInput
-from bei.timing import Timing
 
 _SHOWN_CHARS = 100  # of what a client sent
 
@@ -38,20 +36,19 @@ class Call:
     """One request on its way through a handler: the served models, its urgency, and what it was admitted for.
 
     What it was admitted for is held until ``close``, when the last byte of the answer is rendered. ``any_model``: a
-    name that no model has is passed over. ``timing``: gets the times of what is admitted. ``key``: whose tokens are
-    counted against its rate. ``record``: for the log.
+    name that no model has is passed over. ``key``: whose tokens are counted against its rate. ``work``: is told what
+    is admitted.
     """
 
     def __init__(
         self,
         context: Context,
         urgency: Urgency,
+        work: Work,
         *,
         any_model: bool = False,
         has_report: bool = False,
-        timing: Timing | None = None,
         key: Key | None = None,
-        record: Record | None = None,
     ) -> None:
         self.models = context.models
         self.has_report = has_report  # the answer is to say of each input what became of it
@@ -63,12 +60,9 @@ class Call:
         self._urgency = urgency
         self._tickets: list[Ticket] = []
         self._whole: Ticket | None = None
-        self.timing = timing
+        self.timing = work.timing
         self._key = key
-        self._record = record
-        if record is not None:
-            record.timing = timing
-        self.lane: Lane | None = None  # once it is accepted
+        self._work = work
         self.warnings: list[str] = []  # for the client, in a header
 
     def able(self, task: str, name: str | None) -> InferenceService:
@@ -150,18 +144,17 @@ class Call:
         self._whole = self._admitted(service, inputs)
 
     def _admitted(self, service: InferenceService, inputs: Seq[ModelInput]) -> Ticket:
+        self._work.asks(service.name, inputs)
         ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
-        self.lane = ticket.lane
+        self._work.lane = ticket.lane
         if self._key is not None:
             try:
                 self._key.take_tokens(ticket.admitted.num_tokens)
             except RateLimitedError:
                 ticket.close()
                 raise
-        if self._record is not None:
-            self._record.admitted(service.name, ticket.lane, inputs)
         if self.timing is not None:
-            self.timing.admitted(inputs, service.manifest.target)
+            self.timing.admitted(inputs, service.manifest.target, ticket.accepted_s)
             ticket.timing = self.timing
         return ticket
 

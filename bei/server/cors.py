@@ -21,7 +21,7 @@ _MAX_AGE_S = 3600
 # Of an answer, beside those that scripts always see.
 _EXPOSED = (
     *("x-request-id", "x-truncated-inputs", "x-bei-warning", "x-bei-shape", "x-bei-dtype", "metadata"),
-    *("retry-after", "retry-after-ms", "www-authenticate"),
+    *("retry-after", "retry-after-ms", "www-authenticate", "server-timing"),
     *("x-compute-type", "x-compute-time", "x-compute-characters", "x-compute-tokens"),
     *("x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"),
 )

@@ -30,19 +30,18 @@ from bei.server.http import (
     unless_disconnected,
 )
 from bei.server.keys import SCOPE_KEY as KEY
+from bei.server.keys import Key
 from bei.server.negotiation import AnswerForm, answer_form
 from bei.server.rendering import INLINE_BYTES, Octets, num_bytes_of, pieces_of, whole
 from bei.server.reply import Reply
-from bei.server.request_log import SCOPE_KEY as RECORD
 from bei.server.urgency import urgency_of
+from bei.server.work import SCOPE_KEY as WORK
+from bei.server.work import Work
 from bei.timing import Timing
 
 RequestT = TypeVar("RequestT")
 
 WARNING_HEADER = "x-bei-warning"
-
-# Where an ASGI scope has the lane of its request, if it was accepted.
-LANE = "bei.lane"
 
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
 INLINE_BODY_BYTES = 64_000
@@ -59,7 +58,8 @@ class Route(Generic[RequestT]):
     """``request`` and ``response`` are the bodies' types (or tuples of alternatives) for /openapi.json; ``summary`` and
     ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError. ``has_report``: the
     handler can say of each input what became of it. ``octet_headers`` are those of an answer that is bytes alone; there
-    are none where it never is. ``timing_headers``: what a good answer says about its time.
+    are none where it never is. ``timing_headers``: what a good answer says about its time. ``runs_engine``: not where
+    the tokenizer alone is asked.
     """
 
     path: str
@@ -71,6 +71,7 @@ class Route(Generic[RequestT]):
     has_report: bool = False
     octet_headers: Seq[str] = ()
     timing_headers: Callable[[Timing], Mapping[str, str]] | None = None
+    runs_engine: bool = True
 
 
 class Endpoint:
@@ -104,34 +105,34 @@ class Endpoint:
 
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
-        key, record = request.scope.get(KEY), request.scope.get(RECORD)
+        key: Key | None = request.scope.get(KEY)
+        work: Work = request.scope[WORK]
+        if work.timing is None and self._route.timing_headers is not None:
+            work.timing = Timing()
+        timing = work.timing
+        if timing is not None:
+            timing.reads_body = True
         urgency, form = urgency_of(request.scope["headers"]), answer_form(request.scope["headers"])
         if key is not None:
             urgency = key.urgency(urgency)
         if form.has_report and not self._route.has_report:
             raise _no_report()
         content = await read_body(request, self._payload_limit)
+        if timing is not None:
+            timing.received()
         is_large = len(content) > _LARGE_BODY_BYTES
         body = await self._parsed(content)
         del content
-        timing = None if self._route.timing_headers is None and record is None else Timing()
-        call = Call(
-            self._context,
-            urgency,
-            any_model=self._any_model,
-            has_report=form.has_report,
-            timing=timing,
-            key=key,
-            record=record,
-        )
+        if timing is not None:
+            timing.parsed()
+        call = Call(self._context, urgency, work, any_model=self._any_model, has_report=form.has_report, key=key)
         response: Response | None = None
         try:
-            work = self._route.handle(body, call)
+            handling = self._route.handle(body, call)
             del body
-            response = await self._written(request, await unless_disconnected(request, work), call, form)
+            response = await self._written(request, await unless_disconnected(request, handling), call, form)
             return response
         finally:
-            request.scope[LANE] = call.lane
             if not isinstance(response, StreamedResponse):  # which ends the call when it is sent
                 self._end(call, is_large)
 

@@ -34,6 +34,12 @@ class Guard:
 def open_paths(config: ServeConfig, dialects: Iterable[Dialect]) -> frozenset[str]:
     """What may be read without a key: whether the server lives and is ready, its metrics unless they need one, and the
     files of the page, which asks for the key itself."""
+    probes, metrics_paths = monitors_paths(dialects)
+    return frozenset(page_paths(config)) | probes | (frozenset() if config.metrics_need_key else metrics_paths)
+
+
+def monitors_paths(dialects: Iterable[Dialect]) -> tuple[frozenset[str], frozenset[str]]:
+    """What monitors read: whether the server lives and is ready, and its metrics."""
     probes, metrics_paths = {"/health", "/ready"}, {"/metrics"}
     for dialect in dialects:
         for root in dialect.roots:
@@ -41,4 +47,4 @@ def open_paths(config: ServeConfig, dialects: Iterable[Dialect]) -> frozenset[st
             probes |= {mount + path for path in dialect.probes}
             if dialect.metrics_path is not None:
                 metrics_paths.add(mount + dialect.metrics_path)
-    return frozenset(page_paths(config) | (probes if config.metrics_need_key else probes | metrics_paths))
+    return frozenset(probes), frozenset(metrics_paths)

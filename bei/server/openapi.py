@@ -33,6 +33,7 @@ from bei.server.negotiation import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
 from bei.server.reads import Answers, answers_of
 from bei.server.reports import InputReport
 from bei.server.schemas import Schemas
+from bei.server.server_timing import HEADER as SERVER_TIMING
 from bei.server.urgency import DEADLINES
 from bei.timing import Timing
 
@@ -52,6 +53,10 @@ _ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 _TIMING_HEADER = {"schema": _TEXT, "description": "TEI's: what the request took, times in milliseconds."}
+_SERVER_TIMING_HEADER = {
+    "schema": _TEXT,
+    "description": "Milliseconds of each stage of the request, and of all: receive;dur=0.310, ..., total;dur=9.127.",
+}
 # Of servers that compress answers.
 _CODED_HEADERS: Mapping[str, Mapping[str, Any]] = {
     "content-encoding": {
@@ -200,6 +205,7 @@ class _Writer:
         self._urgency = _urgency_headers()
         self._dialect = _dialect_header(config)
         self._coded = _CODED_HEADERS if config.compress_answers else {}
+        self._timed = {SERVER_TIMING.decode(): _SERVER_TIMING_HEADER} if config.server_timing else {}
         self.responses: dict[str, Any] = {}
         self.parameters: dict[str, Any] = {one["name"]: one for one in (*self._urgency, _REPORT, self._dialect)}
 
@@ -213,6 +219,7 @@ class _Writer:
             "headers": {
                 **{name: _ANSWER_HEADERS[name] for name in names},
                 **dict.fromkeys(timing, _TIMING_HEADER),
+                **self._timed,
                 **self._coded,
             },
             "content": self._answers(route),

@@ -8,45 +8,33 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence as Seq
-from typing import TypeAlias
 
 from starlette.types import Message, Receive, Scope, Send
 
 from bei.config import ServeConfig
 from bei.logs import FIELDS
-from bei.port import Lane
 from bei.server.keys import SCOPE_KEY as KEY
 from bei.server.request_ids import SCOPE_KEY as REQUEST_ID
-from bei.timing import Timing
+from bei.server.work import Inputs, Work
 
 log = logging.getLogger(__name__)
-
-# Where an ASGI scope has its request's Record; none: nothing is logged.
-SCOPE_KEY = "bei.record"
 
 _MOST_INPUTS = 10
 _MOST_CHARS = 500
 
-Inputs: TypeAlias = Seq[str | tuple[str, str] | list[int]]
 
-
-class Record:
-    """What becomes known of a request on its way."""
+class Record(Work):
+    """The same for a line of the log."""
 
     def __init__(self, *, has_texts: bool) -> None:
-        self.timing: Timing | None = None
+        super().__init__()
         self._has_texts = has_texts
-        self._model: str | None = None
-        self._lane: Lane | None = None
-        self._num_inputs = 0
         self._texts: list[object] = []
         self._bytes_in = self._bytes_out = 0
 
-    def admitted(self, model: str, lane: Lane, inputs: Inputs) -> None:
-        """``model`` has accepted ``inputs``; of a request in parts each comes here."""
-        self._model, self._lane = model, lane
-        self._num_inputs += len(inputs)
+    def asks(self, model: str, inputs: Inputs) -> None:
+        """As of all requests."""
+        super().asks(model, inputs)
         if self._has_texts:
             self._texts += map(_shown, inputs[: _MOST_INPUTS - len(self._texts)])
 
@@ -66,11 +54,12 @@ class Record:
 
     def fields(self) -> dict[str, object]:
         """What the line says of the work; null where there was none."""
+        timing = self.timing
         found: dict[str, object] = {
-            "lane": self._lane,
-            "model": self._model,
-            "inputs": self._num_inputs if self._model is not None else None,
-            "tokens": self.timing.num_tokens if self.timing is not None and self._model is not None else None,
+            "lane": self.lane,
+            "model": self.model,
+            "inputs": self.num_inputs if self.model is not None else None,
+            "tokens": None if timing is None or timing.accepted_s is None else timing.num_tokens,
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
         }
@@ -89,15 +78,13 @@ class RequestLog:
     def __init__(self, *, has_texts: bool) -> None:
         self._has_texts = has_texts
 
-    def begin(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Leave a Record in ``scope``. What the application is to receive and send with."""
+    def begin(self, receive: Receive, send: Send) -> tuple[Record, Receive, Send]:
+        """Of a request. What the application is to receive and send with."""
         record = Record(has_texts=self._has_texts)
-        scope[SCOPE_KEY] = record
-        return record.counting(receive, send)
+        return (record, *record.counting(receive, send))
 
-    def end(self, scope: Scope, route: str, status: int, seconds: float) -> None:
+    def end(self, record: Record, scope: Scope, route: str, status: int, seconds: float) -> None:
         """The request is answered."""
-        record: Record = scope[SCOPE_KEY]
         key = scope.get(KEY)
         name = None if key is None else key.name
         self._write(scope["method"], route, status, seconds, scope[REQUEST_ID], name, record.fields())

@@ -32,6 +32,7 @@ from bei.server.request_log import request_log_of
 from bei.server.sockets import UnixSocket, bind_tcp, listen_tcp
 from bei.server.stopping import exit_soon, on_signals
 from bei.server.tls import TLS, tls_of
+from bei.server.tracing import tracing_of
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +74,14 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     uds = None if config.uds is None else UnixSocket(config.uds, config.uds_mode)
     metrics = Metrics()
     keys, tls, request_log = keyring_of(config, metrics), tls_of(config), request_log_of(config)
+    tracing = tracing_of(config)
     reloading = Reloading([part.reload for part in (keys, tls) if part is not None])
     reloading.remember()
     gate = DeviceGate()
     models = Models([load_service(artifact, config, metrics, gate) for artifact in artifacts])
     for service in models:
         await service.check_ready()  # an engine that computes something else must not get a single request
-    app = create_app(models, config, metrics, keys, request_log)
+    app = create_app(models, config, metrics, keys, request_log, tracing)
     max_connections = fitting_connections(config.max_connections, MOST_HANDSHAKES if tls is not None else 0)
     connections = Connections(config, metrics, max_connections, request_log)
     server = _DrainingServer(_uvicorn_config(app), models, connections, reloading, tls)
@@ -100,6 +102,8 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
         if uds is not None:
             uds.remove()
     await asyncio.get_running_loop().run_in_executor(None, models.close)
+    if tracing is not None:
+        await asyncio.get_running_loop().run_in_executor(None, tracing.close)
     log.info("stopped")
 
 

@@ -17,6 +17,8 @@ from bei.server.models import Models
 from bei.server.reads import answers
 from bei.service import InferenceService
 
+PATH = "/stats"
+
 
 class Latency(TypedDict):
     """Percentiles of good answers' times in seconds, within 4.5 %; null where there was none."""
@@ -116,7 +118,7 @@ def stats_router(models: Models, metrics: Metrics) -> APIRouter:
     """The route, bound to the served models."""
     router = APIRouter()
 
-    @router.get("/stats", summary="The last minute", response_model=None)
+    @router.get(PATH, summary="The last minute", response_model=None)
     @answers(bodies={200: Stats})
     async def stats() -> Response:
         """Requests by lane and status with their times, what waits, and what each engine does."""

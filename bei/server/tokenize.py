@@ -173,4 +173,5 @@ ROUTE = Route(
     (list[list[Token]], Count),
     parser_by_field(inputs=InputsRequest, prompt=PromptRequest),
     tokenize,
+    runs_engine=False,
 )

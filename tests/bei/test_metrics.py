@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bei.core import Limits
 from bei.metrics import Metrics, ModelMetrics
 from bei.port import Lane, LaneStats, PortStats
 
+LIMITS = Limits(max_num_tokens=64, max_batch_size=8, max_seq_len=16)
 STATS = PortStats(
     lanes={"interactive": LaneStats(1, 10, 0.125), "bulk": LaneStats(5, 50, 0.5)},
     running_s=0.0,
@@ -34,9 +36,14 @@ def test_every_event_of_a_model_is_counted_under_its_name() -> None:
     first.accepted(3)
     second.accepted(1)
     first.truncated(2)
-    first.watch(lambda: STATS)
+    first.inferred(5, 0)
+    first.inferred(0, 2)
+    first.tokenized("bulk", 3, 0.5)
+    first.input_answers("interactive", 2, 0.25)
+    first.watch(lambda: STATS, LIMITS)
+    first.watch_waits(lambda lane, stats: stats.lanes[lane].cost_s * 2)
     waits: list[tuple[Lane, float]] = [("bulk", 0.001), ("bulk", 0.002), ("bulk", 0.5), ("bulk", 1.5)]
-    first.batch(num_tokens=40, longest=12, engine_s=0.02, predicted_s=0.01, waits=[*waits, ("interactive", 0.1)])
+    first.batch([12, 7, 7, 7, 7], engine_s=0.02, predicted_s=0.01, waits=[*waits, ("interactive", 0.1)])
     first.shared(in_flight=2, cached=3)
     first.expired(4)
     first.batch_failed("exception")
@@ -47,7 +54,20 @@ def test_every_event_of_a_model_is_counted_under_its_name() -> None:
     for lane, waiting in STATS.lanes.items():
         found = [values[f"bei_queue_{what}", lane, "first"] for what in ("sequences", "tokens", "cost_seconds")]
         assert found == list(waiting)
+        assert values["bei_drain_seconds", lane, "first"] == waiting.cost_s * 2
     assert values["bei_step_cap_seconds", "first"] == STATS.step_cap_s
+    assert values["bei_batch_sequences_limit", "first"] == LIMITS.max_batch_size
+    assert values["bei_batch_tokens_limit", "first"] == LIMITS.max_num_tokens
+    assert (
+        values["bei_inputs_inferred_total", "first", "answered"],
+        values["bei_inputs_inferred_total", "first", "failed"],
+    ) == (5, 2)
+    assert values["bei_tokenization_seconds_sum", "bulk", "first"] == 1.5
+    assert values["bei_input_seconds_count", "interactive", "first"] == 2
+    assert values["bei_inference_seconds_count", "bulk", "first"] == 4
+    assert values["bei_inference_seconds_sum", "interactive", "first"] == 0.02
+    assert (values["bei_sequence_tokens_count", "first"], values["bei_sequence_tokens_sum", "first"]) == (5, 40)
+    assert values["bei_engine_predicted_seconds_total", "first"] == 0.01
     assert values["bei_tokens_total", "first"] == 40
     assert (values["bei_batch_sequences_sum", "first"], values["bei_batch_tokens_sum", "first"]) == (5, 40)
     assert values["bei_attention_slots_total", "first"] == 60
@@ -69,6 +89,25 @@ def test_the_gauges_of_a_closed_model_are_0() -> None:
     model.watch(lambda: STATS)
     model.watch(None)
     assert samples(metrics)["bei_queue_tokens", "bulk", "first"] == 0
+
+
+def test_a_port_is_asked_once_a_scrape() -> None:
+    metrics, asked = Metrics(), 0
+
+    def stats() -> PortStats:
+        nonlocal asked
+        asked += 1
+        return STATS
+
+    ModelMetrics(metrics, "first").watch(stats, LIMITS)
+    metrics.render()
+    assert asked == 1
+
+
+def test_the_process_is_measured() -> None:
+    values = samples(Metrics())
+    assert values["process_resident_memory_bytes",] > 1_000_000
+    assert values["process_cpu_seconds_total",] > 0
 
 
 def test_two_servers_in_one_process_do_not_share_metrics() -> None:

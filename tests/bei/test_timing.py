@@ -84,7 +84,7 @@ def test_inputs_that_never_came_to_the_engine_are_not_in_the_means() -> None:
 
 def test_characters_are_counted_as_tei_does() -> None:
     timing = Timing()
-    timing.admitted(["é😀", ("ab", "c"), [7, 8, 9, 10]], "cpu")
+    timing.admitted(["é😀", ("ab", "c"), [7, 8, 9, 10]], "cpu", timing.begun_s)
     assert (timing.num_characters, timing.target) == (2 + 3 + 4, "cpu")
 
 
@@ -153,7 +153,7 @@ def test_only_a_request_that_asks_for_it_is_timed(artifact: Artifact) -> None:
             timing = Timing()
             with service.admit(["cat"]) as ticket:
                 ticket.timing = timing
-                await service.encode(["cat"], ticket=ticket)  # no step: not a call that is timed
+                await service.encode(["cat"], ticket=ticket)  # no step: none of its inputs are counted
                 await service.infer(["cat"], ticket=ticket, outputs={"embedding"})
             assert timing.num_tokens == len(token_ids("cat"))
 

@@ -291,6 +291,7 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
         TokenizeResponse,
         parser(TokenizeRequest),
         tokenize_text,
+        runs_engine=False,
     ),
     Route(
         "/v1/detokenize",
@@ -299,6 +300,7 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
         DetokenizeResponse,
         parser(DetokenizeRequest),
         detokenize,
+        runs_engine=False,
     ),
 )
 

@@ -248,7 +248,7 @@ _KINDS: dict[type[errors.BeiError], tuple[ErrorType, int]] = {
 def decode_route(max_inputs: int) -> Route[Any]:
     """Of a server whose requests have at most ``max_inputs`` inputs."""
     read = partial(parse_ids, max_inputs=max_inputs)
-    return Route("/decode", "Decode token ids (TEI)", DecodeRequest, list[str], read, decode)
+    return Route("/decode", "Decode token ids (TEI)", DecodeRequest, list[str], read, decode, runs_engine=False)
 
 
 def _unit_length(body: embeddings.EmbeddingRequest) -> None:

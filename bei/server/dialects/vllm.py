@@ -200,6 +200,7 @@ DETOKENIZE: Route[Any] = Route(
     DetokenizeResponse,
     parser(DetokenizeRequest),
     detokenize,
+    runs_engine=False,
 )
 
 

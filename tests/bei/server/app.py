@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -21,16 +21,21 @@ from bei.server.request_log import request_log_of
 from tests.bei.services import make_service
 from tests.engines import DEADLINE_S
 
+if TYPE_CHECKING:
+    from bei.server.spans import Tracing
+
 ROUTE = "/v1/embeddings"
 
 
 class App:
     """``create_app`` with one model per pair of artifact and engine; ``settings`` are those of ServeConfig.
 
+    ``tracing`` gets its requests.
+
     Token ids are accepted on every route unless a test says otherwise: they say exactly what an engine gets.
     """
 
-    def __init__(self, *served: tuple[Artifact, Engine], **settings: Any) -> None:
+    def __init__(self, *served: tuple[Artifact, Engine], tracing: Tracing | None = None, **settings: Any) -> None:
         settings = {"openai_token_ids": "accept", **settings}
         self.loop = asyncio.new_event_loop()
         self.metrics = Metrics()
@@ -38,7 +43,7 @@ class App:
         config = ServeConfig(**settings)
         self.dialects = all_dialects(self.models, config, self.metrics)
         self.keys = keyring_of(config, self.metrics)
-        self.asgi = create_app(self.models, config, self.metrics, self.keys, request_log_of(config))
+        self.asgi = create_app(self.models, config, self.metrics, self.keys, request_log_of(config), tracing)
         transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def make_app(artifact: Artifact) -> Iterator[MakeApp]:
     """``make_app(engine, **settings)``: an application that serves the tiny artifact."""
     made: list[tuple[App, FakeEngine]] = []
 
-    def make(engine: FakeEngine, *others: tuple[Artifact, FakeEngine], **settings: object) -> App:
+    def make(engine: FakeEngine, *others: tuple[Artifact, FakeEngine], **settings: Any) -> App:
         made.append((App((artifact, engine), *others, **settings), engine))
         return made[-1][0]
 

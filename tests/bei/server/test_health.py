@@ -70,7 +70,8 @@ def test_the_metrics_count_what_was_done(make_app: MakeApp) -> None:
     assert samples["bei_requests_total", "/v1/embeddings", "200"] == 2
     assert samples["bei_requests_total", "/v1/embeddings", "400"] == 1
     assert samples["bei_requests_total", "unmatched", "404"] == 1
-    assert samples["bei_request_seconds_count", "/v1/embeddings"] == 3
+    assert samples["bei_request_seconds_count", "interactive", "tiny", "/v1/embeddings", "200"] == 2
+    assert samples["bei_request_seconds_count", "", "", "/v1/embeddings", "400"] == 1
     assert samples["bei_inputs_total", "tiny"] == 4
     assert samples["bei_inputs_truncated_total", "tiny"] == 1
     assert samples["bei_queue_sequences", "bulk", "tiny"] == 0

@@ -111,7 +111,7 @@ def test_the_times_are_milliseconds_of_the_step_and_of_the_wait_for_it(make_app:
 @pytest.mark.parametrize(("target", "kind"), [("cpu", "cpu+optimized"), ("tensorrt", "gpu+optimized")])
 def test_the_type_is_that_of_the_engine(target: str, kind: str) -> None:
     timing = Timing()
-    timing.admitted(["cat"], target)
+    timing.admitted(["cat"], target, timing.begun_s)
     times = timing.of_call(1, timing.begun_s)
     times.answered(0, None)
     assert timing_headers(timing)["x-compute-type"] == kind

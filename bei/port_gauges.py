@@ -1,0 +1,71 @@
+"""Gauges of what waits and runs, read from the engine ports when they are scraped: once a model, and never before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+
+from bei.core import Limits
+from bei.port import LANES, Lane, PortStats
+
+# The predicted wait of a request that comes to a lane now, in seconds.
+WaitS: TypeAlias = Callable[[Lane, PortStats], float]
+
+_MODEL = ("model",)
+_LANE = ("model", "lane")
+
+
+@dataclass
+class Source:
+    """Where the gauges of a model come from; None: not yet, or no longer."""
+
+    stats: Callable[[], PortStats] | None = None
+    wait_s: WaitS | None = None
+    limits: Limits | None = None
+
+
+class PortGauges:
+    """The gauges of all models. Those of a closed model are 0."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._sources: dict[str, Source] = {}
+        registry.register(self)
+
+    def of(self, model: str) -> Source:
+        """To be filled by whoever knows."""
+        return self._sources.setdefault(model, Source())
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """The families alone, in the order in which ``collect`` fills them."""
+        return [
+            GaugeMetricFamily("bei_queue_sequences", "Sequences waiting", labels=_LANE),
+            GaugeMetricFamily("bei_queue_tokens", "Tokens waiting", labels=_LANE),
+            GaugeMetricFamily("bei_queue_cost_seconds", "Predicted engine seconds of waiting work", labels=_LANE),
+            GaugeMetricFamily("bei_drain_seconds", "Predicted wait of a request that comes now", labels=_LANE),
+            GaugeMetricFamily(
+                "bei_step_cap_seconds", "The longest step of bulk work beside interactive work", labels=_MODEL
+            ),
+            GaugeMetricFamily("bei_batch_sequences_limit", "Sequences that a step may hold", labels=_MODEL),
+            GaugeMetricFamily("bei_batch_tokens_limit", "Tokens that a step may hold", labels=_MODEL),
+        ]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families as things stand."""
+        *of_lanes, drain, step_cap, max_sequences, max_tokens = families = self.describe()
+        for model, source in list(self._sources.items()):
+            stats = None if source.stats is None else source.stats()
+            for lane in LANES:
+                waiting = (0, 0, 0.0) if stats is None else stats.lanes[lane]
+                for family, value in zip(of_lanes, waiting, strict=True):
+                    family.add_metric((model, lane), value)
+                wait_s = 0.0 if stats is None or source.wait_s is None else source.wait_s(lane, stats)
+                drain.add_metric((model, lane), wait_s)
+            step_cap.add_metric((model,), 0.0 if stats is None else stats.step_cap_s)
+            if source.limits is not None:
+                max_sequences.add_metric((model,), source.limits.max_batch_size)
+                max_tokens.add_metric((model,), source.limits.max_num_tokens)
+        yield from families
