@@ -1,19 +1,21 @@
-"""docs/reference.md names every setting, metric and error code; the README's links lead somewhere."""
+"""docs/reference.md names every setting, flag, variable, metric and error code; the README's links lead somewhere."""
 
 import argparse
+import ast
 import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from bei import errors
+from bei import cli, errors
 from bei.bench.dialects import DIALECTS
 from bei.bench.options import add_arguments
 from bei.config import ServeConfig
-from bei.metrics import Metrics
 from bei_build.config import BuildConfig
+from tests.scraped import scraped
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -39,16 +41,71 @@ def test_a_setting_of_build_is_documented(field: dataclasses.Field[object]) -> N
     assert f"`{field.name}`" in section("Settings of `bei build`")
 
 
-def test_every_metric_is_documented() -> None:
-    families = {family.name for family in Metrics().registry.collect()}
-    documented = {name.removesuffix("_total") for name in re.findall(r"`(bei_\w+)", section("Metrics"))}
-    assert families == documented
+def documented_settings(title: str) -> set[str]:
+    """What stands in the first column of the settings' table."""
+    table = section(title).split("\n### ")[0]
+    return {name for row in re.findall(r"^\| (`.*?) \| ", table, re.M) for name in re.findall(r"`([a-z_]+)`", row)}
+
+
+def test_no_setting_is_documented_that_there_is_not() -> None:
+    for title, config in (("Settings of `bei serve`", ServeConfig), ("Settings of `bei build`", BuildConfig)):
+        assert documented_settings(title) <= {field.name for field in dataclasses.fields(config)}, title
+
+
+@pytest.mark.parametrize("command", ["build", "serve", "tune", "verify", "inspect", "doctor"])
+def test_every_flag_is_documented(command: str) -> None:
+    parser = cli._parser(command)
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    settings = {field.name for config in (ServeConfig, BuildConfig) for field in dataclasses.fields(config)}
+    documented = section("Other flags and variables") + section("`bei doctor`")
+    for action in (*parser._actions, *commands.choices[command]._actions):
+        if action.option_strings and action.dest not in settings:
+            for flag in action.option_strings:
+                assert re.search(rf"`{flag}[` ]", documented), flag
+
+
+def test_every_variable_that_is_read_or_set_is_documented() -> None:
+    """By their names where they look like one, and by what is read from the environment."""
+    named, used = set(), set()
+    for path in [*(ROOT / "bei").rglob("*.py"), *(ROOT / "build").rglob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        named |= set(re.findall(r'"((?:BEI|HF|HUGGINGFACE|OMP|OTEL|TOKENIZERS|TRANSFORMERS|XDG)_[A-Z_]+)"', text))
+        if "environ" in text or "getenv" in text:
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and re.search("environ|getenv", ast.unparse(node.func)):
+                    used |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
+    assert {"HF_HOME", "OTEL_SDK_DISABLED"} <= named  # else nothing is looked at
+    assert {"HF_HUB_OFFLINE", "OMP_WAIT_POLICY"} <= used
+    assert not [name for name in named | used if f"`{name!s}" not in REFERENCE]
+
+
+def documented_metrics() -> dict[str, tuple[str, set[str]]]:
+    """Name -> kind and labels."""
+    rows = re.findall(r"^\| (`.*?) \| (\w*) \| ", section("Metrics"), re.M)
+    return {
+        name: (kind, set(filter(None, labels.split(","))))
+        for names, kind in rows
+        for name, labels in re.findall(r"`(\w+)(?:{([\w,]+)})?`", names)
+    }
+
+
+def test_every_metric_is_documented_with_its_kind_and_labels() -> None:
+    text, documented = scraped(), documented_metrics()
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
+    kinds = {name: kind for name, kind in kinds.items() if not name.endswith("_created")}
+    assert {name: kind for name, (kind, _) in documented.items()} == kinds
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = re.sub(r"_(bucket|sum|count)$", "", sample.name) if family.type == "histogram" else sample.name
+            if not name.endswith("_created"):
+                name = name if name in documented else name.removesuffix("_total")  # TEI's counters have none
+                assert documented[name][1] == set(sample.labels) - {"le"}, sample.name
 
 
 def test_every_error_code_is_documented() -> None:
     codes = {cls.code for cls in error_classes() if cls.__module__ == "bei.errors"}
-    documented = set(re.findall(r"`([a-z_]+)`", section("Error codes")))
-    assert codes <= documented
+    rows = re.findall(r"^\| (`.*?) \| ", section("Error codes"), re.M)
+    assert codes == {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)}
 
 
 def test_every_flag_of_bench_is_documented() -> None:
