@@ -52,16 +52,20 @@ def test_no_setting_is_documented_that_there_is_not() -> None:
         assert documented_settings(title) <= {field.name for field in dataclasses.fields(config)}, title
 
 
-@pytest.mark.parametrize("command", ["build", "serve", "tune", "verify", "inspect", "doctor"])
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """By name."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return commands.choices
+
+
+@pytest.mark.parametrize("command", commands_of(cli._parser(None)))
 def test_every_flag_is_documented(command: str) -> None:
     parser = cli._parser(command)
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     settings = {field.name for config in (ServeConfig, BuildConfig) for field in dataclasses.fields(config)}
-    documented = section("Other flags and variables") + section("`bei doctor`")
-    for action in (*parser._actions, *commands.choices[command]._actions):
+    for action in (*parser._actions, *commands_of(parser)[command]._actions):
         if action.option_strings and action.dest not in settings:
             for flag in action.option_strings:
-                assert re.search(rf"`{flag}[` ]", documented), flag
+                assert re.search(rf"`{flag}[`= ]|`bei {command} [^`]*{flag}", REFERENCE), flag
 
 
 def test_every_variable_that_is_read_or_set_is_documented() -> None:
