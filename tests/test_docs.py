@@ -58,7 +58,9 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     return commands.choices
 
 
-@pytest.mark.parametrize("command", commands_of(cli._parser(None)))
+@pytest.mark.parametrize(
+    "command", sorted(commands_of(cli._parser(None)).keys() - {"bench"})
+)  # which has a page of its own
 def test_every_flag_is_documented(command: str) -> None:
     parser = cli._parser(command)
     settings = {field.name for config in (ServeConfig, BuildConfig) for field in dataclasses.fields(config)}
