@@ -143,6 +143,9 @@ class ServeConfig:
     require_signature: tuple[str, ...] | None = _option(
         None, "files of public keys, with commas: only artifacts signed by one of them are served"
     )
+    swap_vectors: bool = _option(
+        False, "SIGHUP may swap in an artifact whose vectors do not go with those that clients have stored"
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -133,6 +133,10 @@ class CostModel:
         """A plausible shape of unknown speed, which ``observe`` learns from the first steps."""
         return cls(limits, _ASSUMED, speed=_ASSUMED_SPEED, is_measured=False)
 
+    def continued(self, limits: Limits) -> CostModel:
+        """What is known of this engine, as it was observed, for the next engine of the same model."""
+        return CostModel(limits, self.coefficients, speed=self._speed, is_measured=self.is_measured)
+
     @property
     def speed(self) -> float:
         """Observed time by fitted time: 1 where the engine runs as it did when it was measured."""

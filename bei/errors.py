@@ -28,7 +28,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── ArtifactUntrustedError  no signature by a trusted key, and one is required
     │   ├── ArtifactWrongTargetError
     │   ├── ArtifactWrongDeviceError
-    │   └── ArtifactWrongVersionError   another version of the compiler's library made it
+    │   ├── ArtifactWrongVersionError   another version of the compiler's library made it
+    │   └── SwapRefusedError        it cannot take the place of the one that is served
     ├── RequestError                the client's request is wrong; nothing was computed for it
     │   ├── InvalidRequestError
     │   │   ├── MalformedRequestError   not JSON, or a field is not of its type
@@ -223,6 +224,12 @@ class ArtifactWrongVersionError(ArtifactError):
     """The artifact was compiled by another version of a library than the one that is installed."""
 
     code = "artifact_wrong_version"
+
+
+class SwapRefusedError(ArtifactError):
+    """The artifact may not take the place of the one that is served: clients rely on that, or both do not fit."""
+
+    code = "swap_refused"
 
 
 # A message may quote what a client sent, which may be megabytes.

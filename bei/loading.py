@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from bei import artifact as artifacts
 from bei.artifact import Artifact
@@ -18,9 +20,15 @@ from bei.metrics import Metrics, ModelMetrics
 from bei.opening import opened
 from bei.port import EnginePort, OnAnswers
 from bei.service import InferenceService, OpenPort
+from bei.swap_checks import check_in_place, check_room, check_swap
 from bei.tokenization import TextEncoder
-from bei.tuning import costs_for, engine_for
+from bei.tuning import costs_for, costs_while_serving, engine_for
 from bei.verifying import verified
+
+log = logging.getLogger(__name__)
+
+# Of a digest, in the log.
+SHOWN_DIGITS = 12
 
 
 def local_port(
@@ -44,31 +52,127 @@ def local_port(
     return open_port
 
 
-def load_service(source: Path | Artifact, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
-    """Open the artifact at ``source``, load and warm its engine, start the service. Needs a running event loop.
-
-    ``gate`` is shared by all models of the device. Raises ArtifactError and its subclasses, ConfigError,
-    MissingDependencyError, EngineError, VerificationError.
+class Loaded(NamedTuple):
+    """What a service is made of: a verified artifact and its engine, warm. ``reload`` makes another engine; None: where
+    it hangs there is no other.
     """
-    artifact = opened(source, config)
-    manifest = artifact.manifest
-    template = manifest.rerank_template
+
+    artifact: Artifact
+    encoder: TextEncoder
+    engine: Engine
+    costs: CostModel
+    reload: Callable[[], Engine] | None
+
+    def service(self, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
+        """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
+        port = local_port(self.engine, self.costs, config, gate, self.reload)
+        return InferenceService(self.artifact, self.encoder, config, metrics, port, self.costs)
+
+
+class Standing(NamedTuple):
+    """What loading the next artifact of a served model goes by: where it lies, and what is known of the engine."""
+
+    path: Path
+    target: str
+    num_streams: int
+    costs: CostModel
+
+    @classmethod
+    def of(cls, source: Path | Artifact, loaded: Loaded) -> Standing:
+        """After the artifact at ``source`` was loaded."""
+        path = source if isinstance(source, Path) else source.path
+        return cls(path, loaded.engine.info.target, loaded.engine.info.num_streams, loaded.costs)
+
+
+def load_service(source: Path | Artifact, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
+    """``load_model`` and its service. Raises what it raises."""
+    return load_model(source, config).service(config, metrics, gate)
+
+
+def load_model(source: Path | Artifact, config: ServeConfig) -> Loaded:
+    """Open the artifact at ``source``, load and warm its engine, and know what its steps cost.
+
+    Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, VerificationError.
+    """
+    # A link may lead elsewhere while it is read.
+    artifact = opened(source.resolve() if isinstance(source, Path) else source, config)
     encoder = TextEncoder(
         artifact.path / artifacts.TOKENIZER,
-        manifest.max_seq_len,
+        artifact.manifest.max_seq_len,
         auto_truncate=config.auto_truncate,
-        frame=(template.prefix, template.suffix) if template else ("", ""),
+        frame=_frame_of(artifact),
+    )
+    engine = engine_for(artifact, config, _opener(artifact, config))
+    return _warmed(artifact, encoder, engine, config, lambda artifact: costs_for(artifact, engine, config))
+
+
+def load_next(standing: Standing, served: InferenceService, config: ServeConfig) -> Loaded | None:
+    """Load what lies where the artifact of ``served`` lay, if it may take its place. None: it is the same artifact.
+
+    Blocks: not for the event loop. Everything is checked as at start but the canary, which needs a service. Raises
+    what ``load_model`` raises, and SwapRefusedError.
+    """
+    path = standing.path.resolve()
+    if artifacts.load_manifest(path).digest == served.manifest.digest:
+        return None
+    artifact = opened(path, config)
+    check_swap(served.manifest, artifact.manifest, vectors_may_change=config.swap_vectors)
+    check_room(artifact)
+    log.info("%s: loading the artifact %s", served.name, artifact.manifest.digest[:SHOWN_DIGITS])
+    streams = config.engine_streams
+    if streams == 0 and artifact.manifest.target == standing.target:
+        streams = standing.num_streams  # chosen when the server started; measuring would disturb requests
+    engine = _opener(artifact, config)(streams or None)
+    # The tokenizer is the same file: reading it would hold the interpreter's lock for a second where it is large.
+    encoder = served.encoder.fitted(artifact.manifest.max_seq_len, _frame_of(artifact))
+    return _warmed(
+        artifact,
+        encoder,
+        engine,
+        config,
+        lambda artifact: costs_while_serving(artifact, engine, config, standing.costs),
     )
 
-    def loaded(num_streams: int | None) -> Engine:
-        return load_engine(artifact.engine_dir, manifest, given_options(config.engine_threads, num_streams))
 
-    engine = engine_for(artifact, config, loaded)
-    engine.warmup()
-    artifact = verified(artifact, engine)
-    costs = costs_for(artifact, engine, config)
-    reload = partial(_warm, loaded, engine.info.num_streams) if engine.info.is_replaceable else None
-    return InferenceService(artifact, encoder, config, metrics, local_port(engine, costs, config, gate, reload), costs)
+def _warmed(
+    artifact: Artifact,
+    encoder: TextEncoder,
+    engine: Engine,
+    config: ServeConfig,
+    costs_of: Callable[[Artifact], CostModel],
+) -> Loaded:
+    """Warm the engine and complete a pending certificate; where that fails the engine is closed."""
+    try:
+        engine.warmup()
+        artifact = verified(artifact, engine)
+        reload = None
+        if engine.info.is_replaceable:
+            reload = partial(_warm, _opener(artifact, config), engine.info.num_streams)
+        return Loaded(artifact, encoder, engine, costs_of(artifact), reload)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _opener(artifact: Artifact, config: ServeConfig) -> Callable[[int | None], Engine]:
+    """Makes engines of ``artifact`` with so many streams. Refers to none of them."""
+
+    def make(num_streams: int | None) -> Engine:
+        options = given_options(config.engine_threads, num_streams)
+        engine = load_engine(artifact.engine_dir, artifact.manifest, options)
+        try:
+            check_in_place(artifact)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    return make
+
+
+def _frame_of(artifact: Artifact) -> tuple[str, str]:
+    template = artifact.manifest.rerank_template
+    return (template.prefix, template.suffix) if template else ("", "")
 
 
 def _warm(load: Callable[[int], Engine], num_streams: int) -> Engine:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
 from bei.core import Limits
@@ -21,6 +21,9 @@ from bei.recent import RecentRequests, RecentSteps
 from bei.te_metrics import Answered, te_exposition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# What becomes of an artifact that is looked at again while it is served.
+SwapResult: TypeAlias = Literal["swapped", "unchanged", "refused"]
 
 _SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -112,6 +115,20 @@ class Metrics:
         self.batch_failures = counter("bei_batch_failures", "Runs of the engine that failed, by kind", "model", "kind")
         self.engine_restarts = counter("bei_engine_restarts", "Engines given up because a step did not end", "model")
         ProcessCollector(registry=self.registry)
+        self.swaps = counter("bei_swaps", "Artifacts looked at on SIGHUP, by what became of them", "model", "result")
+        self.artifact_info = Gauge(
+            "bei_artifact_info",
+            "1 for the artifact that is served, by its digest",
+            ["model", "digest"],
+            registry=self.registry,
+        )
+        self.artifact_start = Gauge(
+            "bei_artifact_start_time_seconds",
+            "When the artifact began to be served, in seconds since the epoch",
+            ["model"],
+            registry=self.registry,
+        )
+        self._digests: dict[str, str] = {}
 
     def request(
         self, route: str, status: int, seconds: float, model: str | None, lane: Lane | None, num_inputs: int
@@ -135,6 +152,21 @@ class Metrics:
         if counter is None:
             counter = self._by_key[label, status] = self.key_requests.labels(label, str(status))
         counter.inc()
+
+    def artifact(self, model: str, digest: str) -> None:
+        """``model`` is served from the artifact of this digest from now on."""
+        former = self._digests.get(model)
+        if former is not None:
+            self.artifact_info.remove(model, former)
+        self._digests[model] = digest
+        self.artifact_info.labels(model, digest).set(1)
+        self.artifact_start.labels(model).set_to_current_time()
+        for result in get_args(SwapResult):
+            self.swaps.labels(model, result)  # counters that are 0, so that the first swap shows in a rate
+
+    def swap(self, model: str, result: SwapResult) -> None:
+        """The artifact of ``model`` was looked at."""
+        self.swaps.labels(model, result).inc()
 
     def render(self) -> bytes:
         """The exposition text."""
@@ -215,11 +247,14 @@ class ModelMetrics:
         """The answers to inputs came so long after their request was accepted."""
         self._input_seconds[lane].observe(seconds, num_inputs)
 
-    def watch(self, stats: Callable[[], PortStats] | None, limits: Limits | None = None) -> None:
-        """Read the gauges from ``stats`` whenever they are scraped; None: they are 0 from now on. ``limits``: of a
-        step."""
-        self._gauges.stats = stats
-        self._gauges.limits = limits or self._gauges.limits
+    def watch(self, stats: Callable[[], PortStats], limits: Limits) -> None:
+        """Read the gauges from ``stats`` whenever they are scraped. ``limits``: of a step."""
+        self._gauges.ports = (*self._gauges.ports, stats)
+        self._gauges.limits = limits
+
+    def forget(self, stats: Callable[[], PortStats]) -> None:
+        """What ``stats`` says counts no more."""
+        self._gauges.ports = tuple(other for other in self._gauges.ports if other != stats)
 
     def watch_waits(self, wait_s: WaitS) -> None:
         """Ask ``wait_s`` for the predicted wait of a request that comes now, whenever that is scraped."""

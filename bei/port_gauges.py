@@ -21,15 +21,16 @@ _LANE = ("model", "lane")
 
 @dataclass
 class Source:
-    """Where the gauges of a model come from; None: not yet, or no longer."""
+    """Where the gauges of a model come from. ``ports``: while a model is swapped two, the newer one last; none once it
+    is closed."""
 
-    stats: Callable[[], PortStats] | None = None
+    ports: tuple[Callable[[], PortStats], ...] = ()
     wait_s: WaitS | None = None
     limits: Limits | None = None
 
 
 class PortGauges:
-    """The gauges of all models. Those of a closed model are 0."""
+    """The gauges of all models. Those of a closed model are 0; what two ports of one hold is summed up."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._sources: dict[str, Source] = {}
@@ -57,14 +58,14 @@ class PortGauges:
         """The families as things stand."""
         *of_lanes, drain, step_cap, max_sequences, max_tokens = families = self.describe()
         for model, source in list(self._sources.items()):
-            stats = None if source.stats is None else source.stats()
+            all_stats = [stats() for stats in source.ports]
+            newest = all_stats[-1] if all_stats else None
             for lane in LANES:
-                waiting = (0, 0, 0.0) if stats is None else stats.lanes[lane]
-                for family, value in zip(of_lanes, waiting, strict=True):
-                    family.add_metric((model, lane), value)
-                wait_s = 0.0 if stats is None or source.wait_s is None else source.wait_s(lane, stats)
+                for field, family in enumerate(of_lanes):
+                    family.add_metric((model, lane), sum(stats.lanes[lane][field] for stats in all_stats))
+                wait_s = 0.0 if newest is None or source.wait_s is None else source.wait_s(lane, newest)
                 drain.add_metric((model, lane), wait_s)
-            step_cap.add_metric((model,), 0.0 if stats is None else stats.step_cap_s)
+            step_cap.add_metric((model,), 0.0 if newest is None else newest.step_cap_s)
             if source.limits is not None:
                 max_sequences.add_metric((model,), source.limits.max_batch_size)
                 max_tokens.add_metric((model,), source.limits.max_num_tokens)

@@ -107,6 +107,9 @@ class InferenceService:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._num_holders = 0
+        self._unheld = asyncio.Event()
+        self._unheld.set()
         self._canary_matched = False
         is_embedder = any(task.startswith("embed") for task in self.manifest.tasks)
         self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
@@ -252,8 +255,30 @@ class InferenceService:
                 ticket.timing.tokenized()
         return call.encodings
 
+    def hold(self) -> None:
+        """Somebody has found this service, and may ask it until ``let_go``, though another has taken its place."""
+        self._num_holders += 1
+        self._unheld.clear()
+
+    def let_go(self) -> None:
+        """The opposite of ``hold``, as often."""
+        self._num_holders -= 1
+        if not self._num_holders:
+            self._unheld.set()
+
+    async def wait_unheld(self) -> None:
+        """Return when nobody holds it. One that nobody can find any more may be closed then."""
+        await self._unheld.wait()
+
     async def check_ready(self) -> None:
         """Return if the whole path answers, and answers what it did at build time. Raises BeiError if not."""
+        self.hold()
+        try:
+            await self._check_ready()
+        finally:
+            self.let_go()
+
+    async def _check_ready(self) -> None:
         if self._draining:
             raise ShuttingDownError(f"{self.name} is draining.")
         stats = self._port.stats()

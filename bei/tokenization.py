@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -106,8 +107,7 @@ class TextEncoder:
             raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate
-        prefix, suffix = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in frame)
-        self._framed = Layout([special_piece(prefix), TEXT, special_piece(suffix)])
+        self._framed = self._frame(frame)
         self._layouts = {
             (num_texts, with_special): layout_of(self._tokenizer, num_texts, with_special=with_special)
             for num_texts in (1, 2)
@@ -124,6 +124,17 @@ class TextEncoder:
             )
             self._num_special = single.num_special
         self._marks_continuations = bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
+
+    def _frame(self, frame: tuple[str, str]) -> Layout:
+        prefix, suffix = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in frame)
+        return Layout([special_piece(prefix), TEXT, special_piece(suffix)])
+
+    def fitted(self, max_seq_len: int, frame: tuple[str, str]) -> TextEncoder:
+        """The same tokenizer, with the words that it knows, for a model that reads up to ``max_seq_len`` tokens."""
+        found = copy.copy(self)
+        found._max_seq_len = max_seq_len
+        found._framed = self._frame(frame)
+        return found
 
     def encode(
         self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED, common: CommonText | None = None

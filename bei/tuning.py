@@ -340,6 +340,20 @@ def costs_for(
     return model
 
 
+def costs_while_serving(artifact: Artifact, engine: Engine, config: ServeConfig, former: CostModel) -> CostModel:
+    """The costs of an engine that takes the place of another one: from the cache, else what is known of the former.
+
+    Nothing is measured: that would take the device from requests, and find a device that is busy with them.
+    """
+    limits, name = engine.info.limits, artifact.manifest.name
+    if config.tune == "auto":
+        cache, key = CostCache(Path(config.cache_dir)), _key(artifact, engine.info, config)
+        if (found := _cached_model(cache, name, key, limits)) is not None:
+            log.info("%s: costs of steps read from %s", name, cache.path(name, key))
+            return found
+    return former.continued(limits)
+
+
 def cache_path(artifact: Artifact, engine: Engine, config: ServeConfig) -> Path:
     """Where ``costs_for`` keeps its model."""
     return CostCache(Path(config.cache_dir)).path(artifact.manifest.name, _key(artifact, engine.info, config))

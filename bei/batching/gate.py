@@ -40,28 +40,32 @@ class DeviceGate:
         self._lock = threading.Condition()
         self._waiting: list[_Place] = []
         self._users: list[GateUser] = []
-        self._free = 0
+        self._free = 0  # below 0 where engines have left whose steps still run
         self._num_slots = 0
         self._interactive = InteractiveExpectation()
 
     def join(self, num_streams: int, has_interactive: Callable[[], bool]) -> GateUser:
         """Add an engine. ``has_interactive`` is called in any thread, and says whether interactive work waits."""
         with self._lock:
-            grown = max(self._num_slots, num_streams) - self._num_slots
-            self._num_slots += grown
-            self._free += grown
             user = GateUser(self, num_streams, has_interactive)
             user.served_s = max((other.served_s for other in self._users), default=0.0)
             self._users.append(user)
+            self._resize()
             return user
 
     def leave(self, user: GateUser) -> None:
-        """Forget an engine that runs no more steps."""
+        """Take an engine away that asks for no more turns. Turns that it has are given back as ever."""
         with self._lock:
             self._users = [other for other in self._users if other is not user]
-            num_slots = max((other.num_streams for other in self._users), default=0)
-            self._free -= self._num_slots - num_slots
-            self._num_slots = num_slots
+            self._resize()
+
+    def _resize(self) -> None:
+        """Under the lock: as many turns as the engine with the most streams takes."""
+        grown = max((user.num_streams for user in self._users), default=0) - self._num_slots
+        self._num_slots += grown
+        self._free += grown
+        if grown > 0:
+            self._lock.notify_all()
 
     def note_interactive(self) -> None:
         """Interactive work has come, to any of the engines."""

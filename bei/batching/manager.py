@@ -153,7 +153,7 @@ class BatchManager:
             )
 
     def close(self) -> None:
-        """Run what is queued, deliver it, end the threads. An engine that hangs is given up, as always."""
+        """Run what is queued, deliver it, end the threads, free the engine. One that hangs is given up, as always."""
         with self._lock:
             self._closing = True
             self._wakes.notify_all()
@@ -163,8 +163,9 @@ class BatchManager:
         self._watchdog.join()
         self._finished.put(None)
         self._delivery.join()
-        self._metrics.watch(None)
+        self._metrics.forget(self.stats)
         self._gate.leave()
+        self._cache = None  # large, and what refers to this manager may be in a cycle that nobody collects
         if not self._is_stalled:  # an engine that was given up may still be inside its step
             self._engine.close()
 

@@ -58,6 +58,7 @@ class Call:
         self._answers = context.answers
         self._answer_bytes = 0  # counted there
         self._urgency = urgency
+        self._found: dict[str, InferenceService] = {}  # and held
         self._tickets: list[Ticket] = []
         self._whole: Ticket | None = None
         self.timing = work.timing
@@ -77,7 +78,15 @@ class Call:
         return None if self._any_model and name not in self.models else name
 
     def _noted(self, service: InferenceService, name: str | None) -> InferenceService:
-        """Tell the client where a model answers that has another name."""
+        """Hold the model, and tell the client where one answers that has another name.
+
+        A request is answered by one service of a name, even if another takes its place between two questions.
+        """
+        if service.name in self._found:
+            service = self._found[service.name]
+        else:
+            service.hold()
+            self._found[service.name] = service
         if name != service.name and name not in UNNAMED:
             self.warn(f"no model is called {str(name)[:_SHOWN_CHARS]}: {service.name} has answered")
         return service
@@ -157,6 +166,11 @@ class Call:
             self.timing.admitted(inputs, service.manifest.target, ticket.accepted_s)
             ticket.timing = self.timing
         return ticket
+
+    def let_go(self) -> None:
+        """The handler has ended: no model is asked any more."""
+        while self._found:
+            self._found.popitem()[1].let_go()
 
     def close(self) -> None:
         """Give back what was admitted."""

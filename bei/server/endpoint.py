@@ -130,7 +130,11 @@ class Endpoint:
         try:
             handling = self._route.handle(body, call)
             del body
-            response = await self._written(request, await unless_disconnected(request, handling), call, form)
+            try:
+                reply = await unless_disconnected(request, handling)
+            finally:
+                call.let_go()  # not after the answer is sent, which may take a client minutes
+            response = await self._written(request, reply, call, form)
             return response
         finally:
             if not isinstance(response, StreamedResponse):  # which ends the call when it is sent

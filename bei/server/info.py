@@ -72,7 +72,7 @@ class SignatureInfo(TypedDict):
 
 
 class Info(TypedDict):
-    """TEI's fields first. What bei has no value for is null."""
+    """TEI's fields first. What bei has no value for is null. ``digest`` is that of the artifact's manifest."""
 
     model_id: str
     model_sha: str | None
@@ -94,6 +94,7 @@ class Info(TypedDict):
     roles: dict[Literal["query", "document"], Role]
     target: str
     precision: str
+    digest: str
     certificate: CertificateInfo
     signature: SignatureInfo | None
 
@@ -135,6 +136,7 @@ def describe(service: InferenceService, config: ServeConfig) -> Info:
         "roles": manifest.roles,
         "target": manifest.target,
         "precision": manifest.precision,
+        "digest": manifest.digest,
         "certificate": _certificate(certificate),
         "signature": _signature(service.signed, is_trusted=config.require_signature is not None),
     }

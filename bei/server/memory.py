@@ -30,6 +30,12 @@ def _trim_of_libc() -> Callable[[int], int] | None:
 _trim = _trim_of_libc()
 
 
+def give_back() -> None:
+    """Give back whatever can be. Blocks, for as long as there are pages to look at."""
+    if _trim is not None:
+        _trim(0)
+
+
 class MemoryRelease:
     """Gives memory back, off the event loop, some time after ``soon`` was called. Of one event loop."""
 

@@ -34,6 +34,7 @@ class Models:
 
     def __init__(self, services: list[InferenceService]) -> None:
         self._services: dict[str, InferenceService] = {}
+        self._replaced: list[InferenceService] = []
         self.started_s = int(time.time())
         for service in services:
             if service.name in self._services:
@@ -75,6 +76,20 @@ class Models:
         require(service, task)
         return service
 
+    def replace(self, new: InferenceService) -> InferenceService:
+        """Give requests that come from now on ``new``, which has the name of a model that is served.
+
+        Returns the one that was there. It answers those that have found it until it is ``removed``.
+        """
+        former = self._services[new.name]
+        self._services[new.name] = new
+        self._replaced.append(former)
+        return former
+
+    def removed(self, former: InferenceService) -> None:
+        """Nobody holds ``former`` any more, and it has been closed."""
+        self._replaced.remove(former)
+
     def _is_unnamed(self, name: str | None) -> bool:
         return name in UNNAMED or (name in _OF_TEI and name not in self._services)
 
@@ -103,22 +118,26 @@ class Models:
 
     def begin_drain(self) -> None:
         """Refuse new work on every model."""
-        for service in self:
+        for service in self._all():
             service.begin_drain()
 
     def abandon(self) -> None:
         """Answer everything that waits with ShuttingDownError."""
-        for service in self:
+        for service in self._all():
             service.abandon()
 
     async def wait_drained(self) -> None:
         """Return when nothing accepted is unanswered."""
-        await asyncio.gather(*(service.wait_drained() for service in self))
+        await asyncio.gather(*(service.wait_drained() for service in self._all()))
 
     def close(self) -> None:
         """End all threads and free all engines."""
         for service in self:
             service.close()
+
+    def _all(self) -> list[InferenceService]:
+        """Those that were replaced and still have requests, too."""
+        return [*self, *self._replaced]
 
     def _names(self) -> str:
         return ", ".join(self._services)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp
 from bei.artifact import Artifact
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
-from bei.loading import load_service
+from bei.loading import Loaded, Standing, load_model, load_next
 from bei.metrics import Metrics
 from bei.server.app import create_app
 from bei.server.connections import Connections
@@ -30,9 +31,11 @@ from bei.server.protocol import Connection
 from bei.server.reloading import Reloading
 from bei.server.request_log import request_log_of
 from bei.server.sockets import UnixSocket, bind_tcp, listen_tcp
-from bei.server.stopping import exit_soon, on_signals
+from bei.server.stopping import LogTerminal, exit_now, exit_soon, on_signals
+from bei.server.swapping import Swapping
 from bei.server.tls import TLS, tls_of
 from bei.server.tracing import tracing_of
+from bei.service import InferenceService
 
 log = logging.getLogger(__name__)
 
@@ -75,16 +78,17 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     metrics = Metrics()
     keys, tls, request_log = keyring_of(config, metrics), tls_of(config), request_log_of(config)
     tracing = tracing_of(config)
-    reloading = Reloading([part.reload for part in (keys, tls) if part is not None])
+    terminal = LogTerminal()
+    reloading = Reloading([part.reload for part in (keys, tls) if part is not None], terminal)
     reloading.remember()
-    gate = DeviceGate()
-    models = Models([load_service(artifact, config, metrics, gate) for artifact in artifacts])
+    models, swapping = _load(artifacts, config, metrics)
+    reloading.add(swapping.reload)
     for service in models:
         await service.check_ready()  # an engine that computes something else must not get a single request
     app = create_app(models, config, metrics, keys, request_log, tracing)
     max_connections = fitting_connections(config.max_connections, MOST_HANDSHAKES if tls is not None else 0)
     connections = Connections(config, metrics, max_connections, request_log)
-    server = _DrainingServer(_uvicorn_config(app), models, connections, reloading, tls)
+    server = _DrainingServer(_uvicorn_config(app), models, connections, reloading, swapping, terminal, tls)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -104,7 +108,28 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     await asyncio.get_running_loop().run_in_executor(None, models.close)
     if tracing is not None:
         await asyncio.get_running_loop().run_in_executor(None, tracing.close)
+    if not swapping.is_loading:
+        await swapping.wait_closed()
     log.info("stopped")
+    if swapping.is_loading:  # seconds or minutes more, for an engine that nobody will ask
+        exit_now()
+
+
+def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics) -> tuple[Models, Swapping]:
+    """The services of ``artifacts``, and what swaps them for others."""
+    gate = DeviceGate()
+
+    def start(loaded: Loaded) -> InferenceService:
+        return loaded.service(config, metrics, gate)
+
+    services: list[InferenceService] = []
+    standings = {}
+    for source in artifacts:
+        loaded = load_model(source, config)
+        services.append(start(loaded))
+        standings[services[-1].name] = Standing.of(source, loaded)
+    models = Models(services)
+    return models, Swapping(models, standings, partial(load_next, config=config), start, metrics)
 
 
 def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
@@ -151,12 +176,16 @@ class _DrainingServer(uvicorn.Server):
         models: Models,
         connections: Connections,
         reloading: Reloading,
+        swapping: Swapping,
+        terminal: LogTerminal,
         tls: TLS | None,
     ) -> None:
         super().__init__(config)
         self._models = models
         self._connections = connections
         self._reloading = reloading
+        self._swapping = swapping
+        self._terminal = terminal
         self._tls = tls
         self._drain: asyncio.Task[None] | None = None
 
@@ -194,11 +223,12 @@ class _DrainingServer(uvicorn.Server):
         def reload() -> None:
             loop.call_soon_threadsafe(self._reloading.soon)
 
-        on_signals(lambda: loop.call_soon_threadsafe(self._begin_drain), later, reload if self._reloading else None)
+        on_signals(lambda: loop.call_soon_threadsafe(self._begin_drain), later, reload, self._terminal)
         yield
 
     def _begin_drain(self) -> None:
         log.info("draining: new requests get 503")
+        self._swapping.end()
         self._models.begin_drain()
         self._drain = asyncio.ensure_future(self._stop_when_drained())
 

@@ -18,18 +18,30 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_S = 4.0
 
 
+class LogTerminal:
+    """The terminal that the log goes to, if it goes to one. Whoever closes it sends SIGHUP, and means the end."""
+
+    def __init__(self) -> None:
+        self._was_there = os.isatty(2)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there was one, and is none any more."""
+        return self._was_there and not os.isatty(2)
+
+
 def on_signals(
-    first: Callable[[], object], later: Callable[[], object], reload: Callable[[], object] | None = None
+    first: Callable[[], object], later: Callable[[], object], reload: Callable[[], object], terminal: LogTerminal
 ) -> None:
     """Call ``first`` at the first SIGTERM or SIGINT, ``later`` at each one after it, and ``reload`` at every SIGHUP, in
-    a thread of their own. Without ``reload`` SIGHUP does what it always does.
+    a thread of their own. A SIGHUP that says that the ``terminal`` was closed is like SIGTERM.
 
     A thread, because the main thread with its event loop may hang: neither a handler of the loop nor one of Python's
     would then run. Replaces the wake-up descriptor of the loop that runs.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    for number in _SIGNALS if reload is None else (*_SIGNALS, signal.SIGHUP):
+    for number in (*_SIGNALS, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # Python must have a handler to write to the descriptor
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
@@ -37,13 +49,19 @@ def on_signals(
         handler = first
         while True:
             for number in os.read(reading, 1):
-                if number in _SIGNALS:
+                if number in _SIGNALS or (number == signal.SIGHUP and terminal.is_closed):
                     handler()
                     handler = later
-                elif number == signal.SIGHUP and reload is not None:
+                elif number == signal.SIGHUP:
                     reload()
 
     threading.Thread(target=listen, name="signals", daemon=True).start()
+
+
+def exit_now() -> None:
+    """End the process with exit code 0 though a thread is inside work that cannot be interrupted."""
+    logging.shutdown()
+    os._exit(0)
 
 
 def exit_soon() -> None:

@@ -24,6 +24,10 @@ STATS = PortStats(
 )
 
 
+def stats() -> PortStats:
+    return STATS
+
+
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """(name, label values...) -> value."""
     families = text_string_to_metric_families(metrics.render().decode())
@@ -86,9 +90,34 @@ def test_every_event_of_a_model_is_counted_under_its_name() -> None:
 def test_the_gauges_of_a_closed_model_are_0() -> None:
     metrics = Metrics()
     model = ModelMetrics(metrics, "first")
-    model.watch(lambda: STATS)
-    model.watch(None)
-    assert samples(metrics)["bei_queue_tokens", "bulk", "first"] == 0
+    model.watch(stats)
+    model.forget(stats)
+    values = samples(metrics)
+    assert (values["bei_queue_tokens", "bulk", "first"], values["bei_step_cap_seconds", "first"]) == (0, 0)
+
+
+def test_what_waits_for_two_engines_of_one_model_is_summed_up_while_it_is_swapped() -> None:
+    metrics = Metrics()
+    former, new = ModelMetrics(metrics, "first"), ModelMetrics(metrics, "first")
+    former.watch(stats)
+    new.watch(lambda: STATS)
+    values = samples(metrics)
+    assert values["bei_queue_tokens", "bulk", "first"] == 2 * STATS.lanes["bulk"].num_tokens
+    assert values["bei_step_cap_seconds", "first"] == STATS.step_cap_s
+    former.forget(stats)
+    assert samples(metrics)["bei_queue_tokens", "bulk", "first"] == STATS.lanes["bulk"].num_tokens
+
+
+def test_only_the_artifact_that_is_served_now_is_named() -> None:
+    metrics = Metrics()
+    for digest in ("a" * 64, "b" * 64):
+        metrics.artifact("first", digest)
+    metrics.swap("first", "swapped")
+    values = samples(metrics)
+    assert {key[1:] for key in values if key[0] == "bei_artifact_info"} == {("b" * 64, "first")}
+    results = {result: values["bei_swaps_total", "first", result] for result in ("swapped", "unchanged", "refused")}
+    assert results == {"swapped": 1, "unchanged": 0, "refused": 0}
+    assert values["bei_artifact_start_time_seconds", "first"] > 1e9
 
 
 def test_a_port_is_asked_once_a_scrape() -> None:

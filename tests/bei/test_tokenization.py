@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
 from bei.errors import ArtifactManifestError, InvalidRequestError
-from bei.tokenization import TextEncoder
+from bei.tokenization import AS_CONFIGURED, EncodingOptions, TextEncoder
 from tests.artifacts import LIMITS, tiny_tokenizer
 
 CLS, SEP = 2, 3
@@ -101,3 +101,18 @@ def test_a_damaged_tokenizer_file_is_an_artifact_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model"')
     with pytest.raises(ArtifactManifestError, match="Build it again"):
         TextEncoder(tmp_path / "tokenizer.json", 8)
+
+
+def test_an_encoder_fitted_to_another_model_of_the_tokenizer_cuts_and_frames_as_that_one_does(
+    tokenizer_path: Path,
+) -> None:
+    former = TextEncoder(tokenizer_path, LIMITS.max_seq_len)
+    texts = ["the cats " * 20, "hello"]
+    former.encode(texts)
+    fitted = former.fitted(6, ("hello", "!"))
+    fresh = TextEncoder(tokenizer_path, 6, frame=("hello", "!"))
+    for options in (AS_CONFIGURED, EncodingOptions(framed=True), EncodingOptions(with_spans=True)):
+        assert [one.input_ids.tolist() for one in fitted.encode(texts, options)] == [
+            one.input_ids.tolist() for one in fresh.encode(texts, options)
+        ]
+    assert [one.num_tokens for one in former.encode(texts)] == [LIMITS.max_seq_len, 3]  # as before

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Set
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from bei.tuning import (
     cache_path,
     choose_streams,
     costs_for,
+    costs_while_serving,
     engine_for,
     grid,
     measure,
@@ -180,6 +182,20 @@ def test_the_second_start_reads_what_the_first_one_measured(artifact: Artifact, 
     assert second.to_json() == first.to_json()
     assert cache_path(artifact, engine, config).is_file()
     assert list((Path(config.cache_dir) / "costs").iterdir()) == [cache_path(artifact, engine, config)]
+
+
+def test_an_engine_that_takes_another_s_place_is_not_measured_beside_requests(
+    artifact: Artifact, config: ServeConfig
+) -> None:
+    engine, former = FakeEngine(LIMITS), CostModel.assumed(WIDE)
+    former.observe(64, 1, 64, 0.5)
+    for tune in ("auto", "off", "force"):
+        following = costs_while_serving(artifact, engine, replace(config, tune=tune), former)
+        assert following.limits == LIMITS
+        assert following.seconds(16, 1, 16) == former.seconds(16, 1, 16)
+    measured = costs_for(artifact, FakeEngine(LIMITS), config)
+    assert costs_while_serving(artifact, engine, config, former).to_json() == measured.to_json()
+    assert not engine.batches
 
 
 @pytest.mark.parametrize("what", ["artifact", "threads", "cores", "streams", "device", "library"])

@@ -213,3 +213,27 @@ def test_interactive_work_is_expected_for_a_while_after_it_came(line: Line, monk
     monkeypatch.setattr(gates, "_EXPECTED_S", 0.0)
     expected.append(line.gate.expects_interactive)
     assert expected == [False, True, False]
+
+
+def test_an_engine_that_leaves_takes_the_turns_along_that_only_it_could_fill(line: Line) -> None:
+    narrow, wide = line.user(), line.user(num_streams=2)
+    for name, user in (("narrow", narrow), ("wide", wide)):
+        line.ask(name, user)
+    turns = dict(line.next() for _ in range(2))
+    line.gate.leave(wide)  # its step still runs
+    line.ask("next", narrow)
+    turns["narrow"].end(0.0)
+    assert line.gate._waiting  # a turn is out, and there is one in all
+    turns["wide"].end(0.0)
+    assert line.order(0.0, 1) == ["next"]
+    assert line.gate.num_busy(narrow) == 1
+
+
+def test_an_engine_with_more_streams_lets_those_in_who_wait(line: Line) -> None:
+    narrow = line.user()
+    for name in ("first", "second"):
+        line.ask(name, narrow)
+    _, turn = line.next()
+    line.user(num_streams=2)
+    assert line.next()[0] == "second"
+    turn.end(0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bei import __version__
-from bei.artifact import sign
+from bei.artifact import Artifact, sign
 from bei.engine.fake import FakeEngine
 from bei.signing_keys import fingerprint
 from tests.artifacts import LIMITS, save_artifact
@@ -17,7 +17,7 @@ from tests.bei.server.kinds import MARK
 from tests.keys import make_keys
 
 
-def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
+def test_one_model_is_described_in_tei_s_words_and_ours(app: App, artifact: Artifact) -> None:
     found = app.get("/info").json()
     certificate = found.pop("certificate")
     assert found == {
@@ -42,6 +42,7 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App) -> None:
         "target": "fake",
         "precision": "fp32",
         "signature": None,
+        "digest": artifact.manifest.digest,
     }
     (output,) = certificate["outputs"]
     assert (certificate["kind"], certificate["passed"], output["cosine_mean"]) == ("reference", True, 1.0)

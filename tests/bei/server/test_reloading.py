@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from bei.server.reloading import Reloading
+from bei.server.stopping import LogTerminal
 
 
 @pytest.fixture
@@ -31,7 +32,8 @@ def test_reloads_do_not_overlap_and_each_reads_everything() -> None:
         return read
 
     async def run() -> None:
-        reloading = Reloading([part("keys"), part("certificate")])  # type: ignore[list-item]
+        reloading = Reloading([part("keys")], LogTerminal())  # type: ignore[list-item]
+        reloading.add(part("certificate"))  # type: ignore[arg-type]
         reloading.soon()
         reloading.soon()
         for _ in range(30):
@@ -49,7 +51,7 @@ def test_a_signal_while_models_are_loaded_is_obeyed_at_the_start(handlers: None,
         times.append(1)
 
     async def run() -> None:
-        reloading = Reloading([read])
+        reloading = Reloading([read], LogTerminal())
         reloading.remember()
         for _ in range(num_signals):
             os.kill(os.getpid(), signal.SIGHUP)
@@ -62,12 +64,12 @@ def test_a_signal_while_models_are_loaded_is_obeyed_at_the_start(handlers: None,
     assert times == [1] * min(num_signals, 1)
 
 
-def test_where_there_is_nothing_to_read_anew_the_signal_is_what_it_was(handlers: None) -> None:
-    async def run() -> None:
-        before = signal.getsignal(signal.SIGHUP)
-        reloading = Reloading([])
-        assert not reloading
-        reloading.remember()
-        assert signal.getsignal(signal.SIGHUP) == before
+class ClosedTerminal(LogTerminal):
+    is_closed = True  # type: ignore[assignment]
 
-    asyncio.run(run())
+
+def test_who_closes_the_terminal_while_models_are_loaded_ends_the_process(handlers: None) -> None:
+    Reloading([], ClosedTerminal()).remember()
+    with pytest.raises(SystemExit) as ended:
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert ended.value.code == 128 + signal.SIGHUP

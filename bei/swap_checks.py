@@ -1,0 +1,105 @@
+"""Whether an artifact may take the place of one that is served, without a restart.
+
+Clients must not be misled. What they have asked for so far is still there, and vectors that they have stored go with
+those that they get from now on. Whatever changes more than that is a matter for a restart, which somebody decides on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bei.artifact import ENGINE_DIR, TOKENIZER, Artifact, FileInfo, Manifest, load_manifest
+from bei.errors import ArtifactError, SwapRefusedError
+from bei.free_memory import available_bytes
+
+# Vectors of bytes are steps of a size that the build chose by its own engine's answers. It may be another one as long
+# as no component moves by more than a step.
+_STEPS = 127
+
+
+def check_swap(served: Manifest, new: Manifest, *, vectors_may_change: bool) -> None:
+    """Raise SwapRefusedError if ``new`` may not take the place of ``served``.
+
+    ``vectors_may_change``: vectors that do not go with those before are nobody's loss here.
+    """
+    changes = [*_model_changes(served, new)]
+    if changes:
+        raise SwapRefusedError(f"It has {_listed(changes)} than the model that is served: restart the server with it.")
+    changes = [*_vector_changes(served, new)]
+    if changes and not vectors_may_change:
+        raise SwapRefusedError(
+            f"It has {_listed(changes)}: its vectors do not go with those that clients have stored. Give it a "
+            "name of its own, restart the server, or start it with --swap-vectors."
+        )
+
+
+def check_room(artifact: Artifact) -> None:
+    """Raise SwapRefusedError if a second engine does not fit into memory: the system would end the process."""
+    size, available = sum(info.size for info in _engine_files(artifact.manifest)), available_bytes()
+    if available is not None and size > available:
+        raise SwapRefusedError(
+            f"Two engines are in memory during a swap: the new one takes {size / 1e9:.1f} GB at least, and "
+            f"{available / 1e9:.1f} GB are available. Free some, or restart the server with it."
+        )
+
+
+def check_in_place(artifact: Artifact) -> None:
+    """Raise ArtifactError if another build lies where the engine of ``artifact`` is read.
+
+    A certificate may have been completed meanwhile, by this process or another one.
+    """
+    if _engine_files(load_manifest(artifact.path)) != _engine_files(artifact.manifest):
+        raise ArtifactError(f"{artifact.path} was replaced while its engine was read: load it again.")
+
+
+def _model_changes(served: Manifest, new: Manifest) -> Iterator[str]:
+    if new.name != served.name:
+        yield f"another name ({new.name})"
+    if missing := [task for task in served.tasks if task not in new.tasks]:
+        yield f"fewer tasks (not {', '.join(missing)})"
+    elif new.tasks[0] != served.tasks[0]:
+        yield f"another first task ({new.tasks[0]})"
+    if _tokenizer(new) != _tokenizer(served):
+        yield "another tokenizer"
+
+
+def _vector_changes(served: Manifest, new: Manifest) -> Iterator[str]:
+    """What makes vectors other ones than those before."""
+    if not any(task.startswith("embed") for task in served.tasks):
+        return
+    if new.source.sha256 != served.source.sha256:
+        yield "another checkpoint"
+    if (new.spec.attention, new.spec.adapter) != (served.spec.attention, served.spec.adapter):
+        yield "another attention or adapter"
+    if _forms(new) != _forms(served):
+        yield "other outputs or another pooling"
+    if (new.prompts, new.default_prompt_name, new.roles) != (served.prompts, served.default_prompt_name, served.roles):
+        yield "other prompts or roles"
+    if not _same_steps(served, new):
+        yield "another size of the steps of int8 vectors"
+
+
+def _forms(manifest: Manifest) -> tuple[object, ...]:
+    """How vectors are made of token states."""
+    embedding = manifest.embedding
+    pooling = None if embedding is None else (embedding.pooling, embedding.normalize, embedding.pools_prompt)
+    return pooling, manifest.outputs, manifest.engine.unit_vectors
+
+
+def _same_steps(served: Manifest, new: Manifest) -> bool:
+    if served.embedding is None or served.embedding.int8_largest is None:
+        return True  # nobody has such vectors
+    before, now = served.embedding.int8_largest, new.embedding and new.embedding.int8_largest
+    return now is not None and abs(now - before) * _STEPS <= before
+
+
+def _tokenizer(manifest: Manifest) -> str:
+    return next(info.sha256 for info in manifest.files if info.path == TOKENIZER)
+
+
+def _engine_files(manifest: Manifest) -> list[FileInfo]:
+    return [info for info in manifest.files if info.path.startswith(f"{ENGINE_DIR}/")]
+
+
+def _listed(changes: list[str]) -> str:
+    return " and ".join([", ".join(changes[:-1]), changes[-1]] if len(changes) > 1 else changes)
