@@ -123,7 +123,7 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
     if streams == 0 and artifact.manifest.target == standing.target:
         streams = standing.num_streams  # chosen when the server started; measuring would disturb requests
     engine = _opener(artifact, config)(streams or None)
-    # The tokenizer is the same file: reading it would hold the interpreter's lock for a second where it is large.
+    # The tokenizer is the same file: reading a large one would hold the interpreter's lock for a second.
     encoder = served.encoder.fitted(artifact.manifest.max_seq_len, _frame_of(artifact))
     return _warmed(
         artifact,

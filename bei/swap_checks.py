@@ -89,8 +89,10 @@ def _forms(manifest: Manifest) -> tuple[object, ...]:
 def _same_steps(served: Manifest, new: Manifest) -> bool:
     if served.embedding is None or served.embedding.int8_largest is None:
         return True  # nobody has such vectors
-    before, now = served.embedding.int8_largest, new.embedding and new.embedding.int8_largest
-    return now is not None and abs(now - before) * _STEPS <= before
+    if new.embedding is None or new.embedding.int8_largest is None:
+        return False
+    before, now = served.embedding.int8_largest, new.embedding.int8_largest
+    return abs(now - before) * _STEPS <= before
 
 
 def _tokenizer(manifest: Manifest) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import sys
 from collections.abc import Set
@@ -42,7 +43,7 @@ class OpenVINOEngine:
     """A compiled model with one infer request a stream; requests share the weights."""
 
     def __init__(self, folder: Path, manifest: Manifest, options: OpenVINOOptions) -> None:
-        core = _openvino(f"Serving {manifest.name} (target cpu)").Core()
+        core = _core_of(_openvino(f"Serving {manifest.name} (target cpu)"))
         capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         missing = set(manifest.engine.capabilities) - set(capabilities)
         if missing:
@@ -136,10 +137,19 @@ class OpenVINOEngine:
 
 def cpu_capabilities() -> list[str]:
     """What OpenVINO says this CPU computes in: FP32, BF16, INT8, ... Raises MissingDependencyError."""
-    capabilities: list[str] = (
-        _openvino("Serving for the target cpu").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    )
+    core = _core_of(_openvino("Serving for the target cpu"))
+    capabilities: list[str] = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return capabilities
+
+
+@functools.cache
+def _core_of(openvino: Any) -> Any:
+    """One for the process, which is never freed.
+
+    A Core's CPU plugin gives the thread in which it is loaded a stack for signal handlers, and unmaps it when it is
+    freed, in whichever thread that is: the next signal to the first thread would then end the process (SIGSEGV).
+    """
+    return openvino.Core()
 
 
 def _openvino(purpose: str) -> Any:

@@ -65,7 +65,7 @@ def test_a_signal_while_models_are_loaded_is_obeyed_at_the_start(handlers: None,
 
 
 class ClosedTerminal(LogTerminal):
-    is_closed = True  # type: ignore[assignment]
+    is_closed = True
 
 
 def test_who_closes_the_terminal_while_models_are_loaded_ends_the_process(handlers: None) -> None:
