@@ -13,9 +13,16 @@ from bei import loading
 from bei.artifact import Artifact
 from bei.config import ServeConfig
 from bei.engine.fake import FakeEngine
-from bei.errors import ArtifactError, ArtifactFileMissingError, SwapRefusedError, VerificationError
+from bei.errors import (
+    ArtifactError,
+    ArtifactFileMissingError,
+    ArtifactUntrustedError,
+    SwapRefusedError,
+    VerificationError,
+)
 from bei.loading import Standing, load_model, load_next
 from tests.artifacts import LIMITS, save_artifact
+from tests.keys import make_keys
 
 CONFIG = ServeConfig(tokenizer_threads=1, tune="off")
 
@@ -156,3 +163,15 @@ def test_a_link_that_leads_elsewhere_meanwhile_does_not_mix_two_builds(
     link.unlink()
     link.symlink_to(second.path)
     assert load().artifact.path == second.path
+
+
+def test_what_is_to_be_signed_is_not_swapped_in_unsigned(rig: Rig, artifact: Artifact, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    config = replace(CONFIG, require_signature=(str(keys.public),))
+    artifacts.sign(artifact, keys.key)
+    load = following(artifact.path, config)
+    rebuild(artifact, bei_version="0.0.1")
+    with pytest.raises(ArtifactUntrustedError):
+        load()
+    artifacts.sign(artifacts.load(artifact.path), keys.key)
+    assert load() is not None
