@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -351,6 +352,11 @@ def embedded(client: httpx.Client, texts: list[str]) -> np.ndarray[Any, np.dtype
     return np.array([item["embedding"] for item in response.json()["data"]], np.float32)
 
 
+def all_answered_by(loads: list[Texts], is_fp32: bool) -> bool:
+    """Whether the last answers are of the one engine or the other; true where a client has failed."""
+    return all(load.is_fp32[-1:] == [is_fp32] or load.errors for load in loads)
+
+
 @pytest.mark.slow
 def test_builds_of_a_real_model_are_swapped_under_load_and_their_memory_and_threads_given_back(
     tmp_path: Path, env: Mapping[str, str]
@@ -376,12 +382,7 @@ def test_builds_of_a_real_model_are_swapped_under_load_and_their_memory_and_thre
                 sent_s = time.monotonic()
                 server.send_signal(signal.SIGHUP)
                 server.wait_for_log(f"is served from the artifact .*{precision}")
-                wait_until(
-                    lambda is_fp32=precision == "fp32": all(
-                        load.is_fp32[-1] == is_fp32 or load.errors for load in loads
-                    ),
-                    "the new engine answers",
-                )
+                wait_until(partial(all_answered_by, loads, precision == "fp32"), "the new engine answers")
                 seconds.append(time.monotonic() - sent_s)
                 server.wait_for_log("is closed")
                 memory.append(process.memory_info().rss)
