@@ -19,11 +19,11 @@ def product(device: torch.device, rows: int, inner: int, columns: int, *, fp8: b
     if fp8:
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
             raise Skipped("FP8 products need a GPU of compute capability 8.9 or later")
-        scales = [part.abs().max() / _LARGEST_FP8 for part in (left, right)]
-        codes = [(part / scale).to(FP8) for part, scale in zip((left, right), scales, strict=True)]
+        scale, other = (part.abs().max() / _LARGEST_FP8 for part in (left, right))
+        codes, others = (left / scale).to(FP8), (right / other).to(FP8)
 
         def multiply() -> torch.Tensor:
-            return torch._scaled_mm(codes[0], codes[1].T, *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+            return torch._scaled_mm(codes, others.T, scale, other, out_dtype=torch.bfloat16, use_fast_accum=True)
     else:
         narrow = [part.bfloat16() for part in (left, right)]
 

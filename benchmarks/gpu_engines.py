@@ -28,7 +28,7 @@ def compiled(model: PackedModel, device: torch.device, *, dynamic: bool) -> Engi
     On a CPU the graph is captured and not compiled, which takes minutes: a dry run shows that it can be captured whole.
     """
     backend = "inductor" if device.type == "cuda" else "eager"
-    return torch.compile(model, dynamic=dynamic, fullgraph=True, backend=backend)  # type: ignore[return-value]
+    return torch.compile(model, dynamic=dynamic, fullgraph=True, backend=backend)
 
 
 class CapturedEngine:
@@ -38,7 +38,7 @@ class CapturedEngine:
         if device.type != "cuda":
             raise Skipped("CUDA graphs need a GPU")
         self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):

@@ -60,7 +60,8 @@ def measured(case: Case, device: torch.device, *, budget_s: float) -> Found:
     if case.kernel == "ragged":
         require("triton")
     step, parts, terms = _inputs(case, _PARITY_LENGTHS, device)
-    expected = kernels.plain(*(part.float() for part in parts), case.spec, terms, step, partial_keys=False)  # type: ignore[misc]
+    query, key, value = (part.float() for part in parts)
+    expected = kernels.plain(query, key, value, case.spec, terms, step, partial_keys=False)
     num_tokens = sum(_PARITY_LENGTHS)
     error = (_computed(case, parts, terms, step)() - expected)[:num_tokens].norm() / expected[:num_tokens].norm()
     if not error < _MOST_ERROR:

@@ -88,8 +88,8 @@ class SentenceTransformers:
         words = {f"w{index}": index for index in range(shape.sizes.vocab - 2)}
         special = {"[PAD]": len(words), "[UNK]": len(words) + 1}
         tokenizer = Tokenizer(models.WordLevel({**words, **special}, unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-        fast: Any = transformers.PreTrainedTokenizerFast(
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        fast: Any = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=shape.max_seq_len
         )
         config_name, model_name = shape.hf

@@ -95,7 +95,10 @@ def throughput(work: Callable[[], object], device: torch.device, *, budget_s: fl
     count = _repetitions(first, budget_s)
     if device.type != "cuda":
         return latency(work, device, budget_s=budget_s)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(count + 1)
+    ]
     events[0].record()
     for event in events[1:]:
         work()

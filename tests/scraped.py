@@ -25,6 +25,8 @@ def scraped() -> str:
         app = App(
             (artifact, engine), save_kind(Path(folder) / "reranker", "reranker"), api_keys=(KEY,), cache_megabytes=1
         )
+        for service in app.models:
+            app.metrics.artifact(service.name, service.manifest.digest)
         try:
             for path, body in (
                 ("/v1/embeddings", {"input": [[1, 2], [3]], "model": "embedder"}),

@@ -90,7 +90,7 @@ def test_every_event_of_a_model_is_counted_under_its_name() -> None:
 def test_the_gauges_of_a_closed_model_are_0() -> None:
     metrics = Metrics()
     model = ModelMetrics(metrics, "first")
-    model.watch(stats)
+    model.watch(stats, LIMITS)
     model.forget(stats)
     values = samples(metrics)
     assert (values["bei_queue_tokens", "bulk", "first"], values["bei_step_cap_seconds", "first"]) == (0, 0)
@@ -99,8 +99,8 @@ def test_the_gauges_of_a_closed_model_are_0() -> None:
 def test_what_waits_for_two_engines_of_one_model_is_summed_up_while_it_is_swapped() -> None:
     metrics = Metrics()
     former, new = ModelMetrics(metrics, "first"), ModelMetrics(metrics, "first")
-    former.watch(stats)
-    new.watch(lambda: STATS)
+    former.watch(stats, LIMITS)
+    new.watch(lambda: STATS, LIMITS)
     values = samples(metrics)
     assert values["bei_queue_tokens", "bulk", "first"] == 2 * STATS.lanes["bulk"].num_tokens
     assert values["bei_step_cap_seconds", "first"] == STATS.step_cap_s

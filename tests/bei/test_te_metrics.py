@@ -7,6 +7,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bei.core import Limits
 from bei.metrics import Metrics, ModelMetrics
 from bei.port import Lane
 from tests.bei.test_metrics import STATS
@@ -34,7 +35,7 @@ def metrics() -> Metrics:
     metrics.model_routes = frozenset({"/embed", "/rerank"})
     for name, is_embedder, factor in (("a", True, 1), ("b", True, 2), ("c", False, 4)):
         model = ModelMetrics(metrics, name, is_embedder=is_embedder)
-        model.watch(lambda: STATS)
+        model.watch(lambda: STATS, Limits(512, 16, 512))
         model.inferred(10 * factor, factor)
         lane: Lane
         for lane in ("interactive", "bulk"):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from bei.bench.scraping import samples_of, values_of
+from bei.core import Limits
 from bei.metrics import Metrics, ModelMetrics
+from tests.bei.test_metrics import STATS
 
 
 def test_samples_are_what_happened_between_scrapes() -> None:
     metrics = Metrics()
     model, other = ModelMetrics(metrics, "m"), ModelMetrics(metrics, "n")
     first = values_of(metrics.render().decode())
-    model.batch(
-        num_tokens=100, longest=40, engine_s=0.25, predicted_s=0.2, waits=[("interactive", 0.010), ("bulk", 0.030)]
-    )
-    model.batch(num_tokens=300, longest=50, engine_s=0.35, predicted_s=0.2, waits=[("bulk", 0.050)] * 6)
-    other.batch(num_tokens=200, longest=200, engine_s=0.4, predicted_s=0.2, waits=[("bulk", 0.130)])
-    metrics.queue_sequences.labels("m", "bulk").set(7)
+    model.batch([60, 40], engine_s=0.25, predicted_s=0.2, waits=[("interactive", 0.010), ("bulk", 0.030)])
+    model.batch([50] * 6, engine_s=0.35, predicted_s=0.2, waits=[("bulk", 0.050)] * 6)
+    other.batch([200], engine_s=0.4, predicted_s=0.2, waits=[("bulk", 0.130)])
+    model.watch(lambda: STATS, Limits(512, 16, 512))
     second = values_of(metrics.render().decode())
     (sample,) = samples_of([(-1.0, first), (1.0, second)])
     assert sample.at_s == -1.0
@@ -26,8 +26,8 @@ def test_samples_are_what_happened_between_scrapes() -> None:
     assert sample.sequences_per_step == 3
     assert sample.tokens_per_s == 300
     assert sample.engine_share == 0.5
-    assert sample.slots_per_token == pytest.approx((80 + 300 + 200) / 600, abs=1e-3)
-    assert sample.waiting == {"interactive": 0, "bulk": 7}
+    assert sample.slots_per_token == pytest.approx((120 + 300 + 200) / 600, abs=1e-3)
+    assert sample.waiting == {"interactive": 1, "bulk": 5}
     assert sample.queue_ms == {"interactive": 10, "bulk": pytest.approx((0.03 + 0.05 * 6 + 0.13) / 8 * 1e3)}
 
 

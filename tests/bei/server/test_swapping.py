@@ -25,6 +25,7 @@ from bei.server.answers import AnswerMemory
 from bei.server.call import Call, Context
 from bei.server.swapping import Swapping
 from bei.server.urgency import Urgency
+from bei.server.work import Work
 from bei.service import InferenceService
 from bei.tokenization import TextEncoder
 from tests.artifacts import LIMITS, expected_vectors, save_artifact
@@ -174,7 +175,7 @@ def test_a_model_that_was_found_before_the_swap_still_accepts_and_is_the_only_on
     former = ClosingEngine(LIMITS)
     bench: Bench = make_bench((artifact, former))
     bench.next["tiny"] = lambda: loaded(second, FakeEngine(LIMITS))
-    call = Call(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None))
+    call = Call(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), Work())
 
     async def test() -> None:
         found = call.able("embed", "tiny")
