@@ -309,4 +309,4 @@ def test_saving_is_finished_by_the_manifest(saved: artifacts.Artifact, monkeypat
 
 def test_each_way_of_being_wrong_has_its_own_code() -> None:
     classes = ArtifactError.__subclasses__()
-    assert len({error.code for error in classes} - {ArtifactError.code}) == len(classes) == 10
+    assert len({error.code for error in classes} - {ArtifactError.code}) == len(classes) == 11

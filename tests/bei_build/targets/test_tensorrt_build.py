@@ -134,7 +134,7 @@ def test_an_interrupt_ends_the_build_and_reaches_the_caller(trt: ModuleType, tmp
         said.append(text)
         if len(said) == 1:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            time.sleep(0.3)  # for the main thread to say that the build is to end
+            time.sleep(2.0)  # for the main thread to say that the build is to end
 
     path = graph_of(tiny_spec(), tmp_path)
     with pytest.raises(KeyboardInterrupt):
