@@ -242,6 +242,7 @@ BUILD_SETTINGS = frozenset(
         "calibration_method",
         "calibrate_with",
         "calibration_percentile",
+        "fp8_outputs",
         "max_highprec_layers",
         "min_cosine",
         "allow_below_threshold",
