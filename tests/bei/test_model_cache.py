@@ -259,10 +259,11 @@ def test_whoever_uses_an_entry_has_it_however_often_others_prune(cache: ModelCac
     """Locks are of open files, so that threads stand for processes."""
     is_over = threading.Event()
     faults: list[BaseException] = []
-    num_uses = num_removed = 0
+    # Lists, not numbers: two threads that add to one number at a time lose what one of them has added.
+    uses: list[Path] = []
+    removed: list[Entry] = []
 
     def use() -> None:
-        nonlocal num_uses
         while not is_over.is_set():
             with cache.use(named("a")) as used:
                 with cache.building(named("a")):
@@ -270,15 +271,14 @@ def test_whoever_uses_an_entry_has_it_however_often_others_prune(cache: ModelCac
                         used.path.mkdir()
                         (used.path / "file").touch()
                 assert (used.path / "file").exists()
-                num_uses += 1
+                uses.append(used.path)
             time.sleep(0.002)  # else one of the two would use it at every moment
 
     def prune() -> None:
-        nonlocal num_removed
         while not is_over.is_set():
-            num_removed += len(cache.prune(everything=True))
+            removed.extend(cache.prune(everything=True))
             cache.entries()
-            if num_removed >= 10:
+            if len(removed) >= 10:
                 is_over.set()
 
     def noted(work: object) -> None:
@@ -296,8 +296,8 @@ def test_whoever_uses_an_entry_has_it_however_often_others_prune(cache: ModelCac
     for thread in threads:
         thread.join(DEADLINE_S)
     assert faults == []
-    assert num_removed >= 10
-    assert num_uses >= num_removed
+    assert len(removed) >= 10
+    assert len(uses) >= len(removed)
 
 
 # The bound at a start.
