@@ -86,6 +86,12 @@ class ServeConfig:
         "what a step costs: auto measures at the first start and keeps it, force measures at every start, off assumes",
         choices=("auto", "off", "force"),
     )
+    http_workers: int = _option(1, "front-end processes: HTTP, tokenizers and answers; more than 1 for fast engines")
+    devices: tuple[str, ...] = _option(
+        (),
+        "devices to serve on, an engine process each: GPUs as 0,1, or sets of cores for CPU engines as 0-15,16-31 "
+        "(default: one device, in this process if http_workers is 1)",
+    )
     tokenizer_threads: int = field(
         default_factory=_default_tokenizer_threads,
         metadata={"help": "threads that tokenize (default: cores - 1, at most 8)"},

@@ -1,0 +1,41 @@
+"""What the processes of one server may ask each other. The supervisor carries questions and answers
+(``bei.processes.control``); where there is one process only, there are no peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+# Seconds that a process has for its answer.
+PATIENCE_S = 1.0
+
+# Under this name ``ask`` has what processes that have ended had answered last, of the kinds that the supervisor keeps.
+ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What the other processes answered, by their names: ``front-0``, ``manager``, ``engine-1``.
+
+    ``silent``: processes that should have answered and did not, in time or because they are being restarted.
+    """
+
+    answers: Mapping[str, bytes]
+    silent: tuple[str, ...]
+
+
+class Peers(Protocol):
+    """The other processes of this server. Safe in any thread."""
+
+    @property
+    def name(self) -> str:
+        """This process, as the others know it."""
+
+    def offer(self, kind: str, answer: Callable[[], bytes]) -> None:
+        """Answer questions of this kind from now on. ``answer`` is called in a thread of its own, must be quick and may
+        not wait for anything that waits for an ``ask``."""
+
+    async def ask(self, kind: str) -> Replies:
+        """Ask all OTHER processes that offer ``kind``. Returns within ``PATIENCE_S`` or little more, and never raises."""
