@@ -48,19 +48,21 @@ def serving(
     home: Path | None = None,
     env: Mapping[str, str] | None = None,
     wait: bool = True,
+    command: Sequence[str] = ("bei", "serve"),
 ) -> Iterator[Server]:
     """A server that is ready; stopped by SIGTERM at the end.
 
+    ``command``: another module than bei that serves, and what it is told in front of the artifacts.
     ``checkout``: the folder whose ``bei`` runs. ``home``: HOME of the process, where it keeps what it measures at its
     first start: give the same one to all servers of a run. BEI_* variables of this process are not passed on; ``env``
     is. ``wait`` False: the caller waits until it is ready (``wait_ready``).
     """
     paths = [artifacts] if isinstance(artifacts, Path) else list(artifacts)
     port = free_port()
-    command = [sys.executable, "-m", "bei", "serve", *map(str, paths), "--port", str(port), *flags]
+    arguments = [sys.executable, "-m", *command, *map(str, paths), "--port", str(port), *flags]
     with tempfile.TemporaryFile() as log:
         # "-m" looks into the working directory first, and into the installed packages last.
-        process = subprocess.Popen(command, stderr=log, cwd=checkout, env=environment(checkout, home, env or {}))
+        process = subprocess.Popen(arguments, stderr=log, cwd=checkout, env=environment(checkout, home, env or {}))
         try:
             if wait:
                 wait_ready(port, process)

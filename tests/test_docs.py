@@ -14,6 +14,7 @@ from bei import cli, errors
 from bei.bench.dialects import DIALECTS
 from bei.bench.options import add_arguments
 from bei.config import ServeConfig
+from bei.metric_sums import GAUGES
 from bei_build.config import BuildConfig
 from tests.scraped import scraped
 
@@ -106,6 +107,12 @@ def test_every_metric_is_documented_with_its_kind_and_labels() -> None:
             if not name.endswith("_created"):
                 name = name if name in documented else name.removesuffix("_total")  # TEI's counters have none
                 assert documented[name][1] == set(sample.labels) - {"le"}, sample.name
+
+
+def test_how_each_gauge_of_several_processes_is_put_together_is_documented() -> None:
+    table = section("Metrics").split("put together like this:")[1].split("\n\nGauges are")[0]
+    named = set(re.findall(r"`(\w+)`", table)) - {"process_cpu_seconds_total", "bei_process_up"}
+    assert named == GAUGES.keys()
 
 
 def test_every_error_code_is_documented() -> None:

@@ -78,6 +78,7 @@ export function livePanel() {
       total === 0
         ? 'Nobody asked a model in the last minute. Try another tab, or send requests.'
         : `${plural(total, 'request')} in the last ${Math.round(Math.min(SECONDS, stats.window_s))} s.`
+    if (stats.silent.length) said.textContent += ` Not counted, as they have not answered: ${stats.silent.join(', ')}.`
     requests.draw(LANES.map((lane) => lineOf(lane, stats.requests[lane].per_second.answered, `lane-${lane}`, significant)))
     tokens.draw(tokenLines(stats.models))
     latency.draw(LANES.flatMap((lane) => latencyLines(lane, stats.requests[lane])))
