@@ -150,9 +150,9 @@ class Ticket:
     def close(self) -> None:
         """Give back whatever is still held."""
         with self._admission.lock:
-            self._admission.count(self.lane, -self._expected.num_tokens - self._queued_tokens, -self._expected.seconds)
+            held = Demand(self._expected.num_tokens + self._queued_tokens, self._expected.seconds)
             self._expected, self._queued_tokens, self._is_open = Demand(0, 0.0), 0, False
-            self._admission.closed(self)
+            self._admission.closed(self, held)
 
     def __enter__(self) -> Ticket:
         return self
@@ -261,12 +261,12 @@ class Admission:
 
     def count(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
         """Under the lock: so much more, or less, is held."""
-        self.num_tokens += num_tokens
-        self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
+        self._change(lane, num_tokens, expected_s)
         self._tell()
 
-    def closed(self, ticket: Ticket) -> None:
-        """Under the lock."""
+    def closed(self, ticket: Ticket, held: Demand) -> None:
+        """Under the lock: ``ticket`` gives back what it held."""
+        self._change(ticket.lane, -held.num_tokens, -held.seconds)
         if ticket in self._open:
             self._open.discard(ticket)
             self._accepted_s -= ticket.admitted.seconds
@@ -275,6 +275,10 @@ class Admission:
             self._expected_s = dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
             self._on_idle()
         self._tell()
+
+    def _change(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
+        self.num_tokens += num_tokens
+        self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
 
     def _tell(self, coming: Demand = _NO_DEMAND) -> None:
         """Under the lock: let the other processes know, of a request that is not admitted yet too."""

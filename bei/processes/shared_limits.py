@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 
 from bei.admission import Accepted
-from bei.port import LANES
 from bei.processes import shared_page
 from bei.processes.shared_page import SharedPage
 from bei.server.connections import FrontEnd
@@ -115,20 +114,19 @@ class ModelCell:
 
     def __init__(self, page: SharedPage, model: str) -> None:
         self._page = page
-        first = page.words_of_model(model)
-        self._words = range(first, first + shared_page.OF_MODEL)
+        self._first = page.words_of_model(model)
+        self._own = [0] * shared_page.OF_MODEL
         self._lock = threading.Lock()
 
-    def add(self, changes: Seq[int]) -> None:
-        """To each word."""
+    def change(self, old: Seq[int], new: Seq[int]) -> None:
+        """A service that held ``old`` holds ``new``."""
         with self._lock:
-            for word, change in zip(self._words, changes, strict=True):
-                if change:
-                    self._page.write(word, self._page.read(word) + change)
+            self._own = [own + last - first for own, first, last in zip(self._own, old, new, strict=True)]
+            self._page.write_model(self._first, self._own)
 
-    def total(self) -> list[int]:
+    def total(self) -> Iterator[int]:
         """Each word, summed over all front ends."""
-        return [self._page.read(word) + sum(self._page.of_others(word)) for word in self._words]
+        return map(sum, zip(self._own, *self._page.model_of_others(self._first), strict=True))
 
 
 class AcceptedElsewhere:
@@ -140,17 +138,16 @@ class AcceptedElsewhere:
 
     def tell(self, own: Accepted) -> None:
         """This service has accepted ``own``."""
-        expected_ns = (round(own.expected_s[lane] * _NS) for lane in LANES)
-        words = [own.num_open, own.num_tokens, round(own.seconds * _NS), *expected_ns]
-        changes, self._told = [new - old for new, old in zip(words, self._told, strict=True)], words
-        self._cell.add(changes)
+        interactive_s, bulk_s = own.expected_s["interactive"], own.expected_s["bulk"]
+        words = [own.num_open, own.num_tokens, *(int(s * _NS) for s in (own.seconds, interactive_s, bulk_s))]
+        self._cell.change(self._told, words)
+        self._told = words
 
     def others(self) -> Accepted:
         """All others together."""
         found = [total - told for total, told in zip(self._cell.total(), self._told, strict=True)]
-        num_open, num_tokens, ns, *expected_ns = (max(0, word) for word in found)
-        expected_s = {lane: lane_ns / _NS for lane, lane_ns in zip(LANES, expected_ns, strict=True)}
-        return Accepted(num_open, num_tokens, ns / _NS, expected_s)
+        num_open, num_tokens, ns, interactive_ns, bulk_ns = found
+        return Accepted(num_open, num_tokens, ns / _NS, {"interactive": interactive_ns / _NS, "bulk": bulk_ns / _NS})
 
 
 class SharedBucket(Bucket):

@@ -22,8 +22,10 @@ import fcntl
 import hashlib
 import mmap
 import os
+import struct
 import threading
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from bei.errors import ConfigError
@@ -50,6 +52,7 @@ NUM_REFUSED: Final = 5  # uploads, for want of memory that others hold; since th
 ANSWER_BYTES: Final = 6
 _FIRST_OF_MODELS: Final = 8
 OF_MODEL: Final = 5
+_MODEL_STRUCT: Final = struct.Struct(f"@{OF_MODEL}q")  # native: each word is copied whole
 _CELL_WORDS: Final = _FIRST_OF_MODELS + _MOST_MODELS * OF_MODEL
 
 _MODELS: Final = _PAGE_WORDS
@@ -66,7 +69,7 @@ _BUSY: Final = (errno.EACCES, errno.EAGAIN)
 class SharedPage:
     """The memory, as one process sees it. ``cell``: the front end's own; None: of another process.
 
-    Safe in threads, but for ``locked``.
+    Safe in threads, but for ``lock``.
     """
 
     def __init__(self, descriptor: int, num_cells: int, cell: int | None) -> None:
@@ -123,6 +126,19 @@ class SharedPage:
     def write(self, word: int, value: int) -> None:
         """A word of one's own cell."""
         self._words[self._own(word)] = value
+
+    def write_model(self, word: int, values: Iterable[int]) -> None:
+        """The words of a model, of which ``word`` is the first, of one's own cell."""
+        _MODEL_STRUCT.pack_into(self._memory, self._own(word) * _WORD, *values)
+
+    def model_of_others(self, word: int) -> list[tuple[int, ...]]:
+        """The words of a model, of which ``word`` is the first, of every other cell."""
+        first, step = (_CELLS + word) * _WORD, _CELL_WORDS * _WORD
+        return [
+            _MODEL_STRUCT.unpack_from(self._memory, first + cell * step)
+            for cell in range(self._num_cells)
+            if cell != self._cell
+        ]
 
     def of_others(self, word: int) -> list[int]:
         """A word of every other cell."""
