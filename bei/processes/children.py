@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
@@ -91,7 +92,7 @@ class Child:
         with theirs:
             # A session of its own: Ctrl-C in a terminal is for the supervisor, which knows what to do in which order.
             self._process = subprocess.Popen(
-                [*command, place.name], stdin=theirs, env={**os.environ, **place.variables}, start_new_session=True
+                [*command, place.name], stdin=theirs, env=_environment(place), start_new_session=True
             )
         ours.setblocking(False)
         self._sock = ours
@@ -262,6 +263,12 @@ class Child:
 
     def _death(self) -> ChildDiedError:
         return ChildDiedError(f"The process {self.name} {how_ended(self._ended.result())}.")
+
+
+def _environment(place: Place) -> dict[str, str]:
+    """Of the process. Python looks for modules in the working directory only if this one does."""
+    safe = {} if {"", os.getcwd()} & {*sys.path} else {"PYTHONSAFEPATH": "1"}
+    return {**os.environ, **safe, **place.variables}
 
 
 def how_ended(code: int) -> str:

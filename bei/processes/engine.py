@@ -1,9 +1,11 @@
-"""An engine process: the engines of all models on one device, for the batch manager's process. Small and replaceable."""
+"""An engine process: the engines of all models on one device, for the batch manager. Small and replaceable."""
 
 from __future__ import annotations
 
 import os
 import socket
+
+import msgspec
 
 from bei.config import ServeConfig
 from bei.costs import CostModel
@@ -28,6 +30,7 @@ class EngineProcess:
     _server: EngineServer
 
     def __init__(self, channel: Channel) -> None:
+        self._keys: set[str] = set()
         channel.offer("metrics", Metrics().snapshot)
 
     def act(self, step: Step, descriptors: list[int]) -> Served | None:
@@ -41,22 +44,22 @@ class EngineProcess:
         elif isinstance(step, Open):
             return self._open(step)
         elif isinstance(step, Close):
-            self._server.retire_engine(step.key)
+            if step.key in self._keys:
+                self._keys.remove(step.key)
+                self._server.retire_engine(step.key)
         elif isinstance(step, Stop):
             self._server.close()
         return None
 
     def _open(self, step: Open) -> Served:
-        served, warm = step.served, self._warm(step)
+        warm = self._warm(step)
         info = warm.engine.info
-        found = Served(
-            artifact=warm.artifact,
-            num_streams=info.num_streams,
-            costs=warm.costs.to_json(),
-            device=info.device,
-        )
+        found = msgspec.structs.replace(step.served, artifact=warm.artifact, device=info.device)
+        if step.is_first:
+            found = msgspec.structs.replace(found, num_streams=info.num_streams, costs=warm.costs.to_json())
         self._server.add_engine(found.key, ServedEngine(warm.engine, Hello.of(found.key, info, warm.costs)))
-        return found if step.is_first else served
+        self._keys.add(found.key)
+        return found
 
     def _warm(self, step: Open) -> WarmEngine:
         served, former = step.served, step.replaces

@@ -1,4 +1,4 @@
-"""The children of a server: started with all that they need, started again when they end, asked on behalf of each other.
+"""The children of a server: started, started again when they end, asked on behalf of each other.
 
 Which models a child has open follows ``served`` and ``open``, which the supervisor and swaps change.
 """
@@ -96,7 +96,7 @@ class Fleet:
 
     async def load(self) -> None:
         """Let all others load the models. Raises as ``load_first`` does, and where a front end's canary fails."""
-        first, *others = self.of("engine")
+        _, *others = self.of("engine")
         await asyncio.gather(*(self._catch_up(engine) for engine in others))
         await self._catch_up(self.of("manager")[0])
         await asyncio.gather(*map(self._catch_up, self.of("front")))

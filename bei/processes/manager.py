@@ -37,13 +37,13 @@ class ManagerProcess:
         self._channel = channel
         self._metrics = Metrics()
         self._gate = DeviceGate()
+        self._keys: set[str] = set()
         self._devices = Devices()
         offer_steps(channel, self._metrics)
 
     def act(self, step: Step, descriptors: list[int]) -> Served | None:
         """Raises EngineError where an engine process does not answer."""
         if isinstance(step, Configure):
-            # Hanging steps are looked after where the devices are told apart.
             self._config = step.config
             self._addresses = [path_of(address) for address in descriptors[1:]]
             self._server = PortServer(socket.socket(fileno=descriptors[0]), {})
@@ -51,7 +51,9 @@ class ManagerProcess:
         elif isinstance(step, Open):
             self._open(step.served)
         elif isinstance(step, Close):
-            self._server.retire_model(step.key)
+            if step.key in self._keys:
+                self._keys.remove(step.key)
+                self._server.retire_model(step.key)
         elif isinstance(step, Looked):
             self._metrics.swap(step.name, step.result)
         elif isinstance(step, Stop):
@@ -67,8 +69,9 @@ class ManagerProcess:
             kill=self._channel.hung,
             hang_timeout_s=self._config.hang_timeout,
         )
-        rules = dataclasses.replace(self._config, hang_timeout=0.0)
+        rules = dataclasses.replace(self._config, hang_timeout=0.0)  # the engines look after it, each its own device
         is_embedder = any(task.startswith("embed") for task in served.artifact.manifest.tasks)
         metrics = ModelMetrics(self._metrics, served.name, is_embedder=is_embedder)
         port = local_port(engines, engines.costs, rules, self._gate)
         self._server.add_model(served.key, ServedModel(port, engines.hello, metrics, engines.num_ready))
+        self._keys.add(served.key)

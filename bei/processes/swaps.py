@@ -12,7 +12,7 @@ Until 4 an error leaves everything as it was, and so does the end of a process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
