@@ -8,6 +8,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── LibraryVersionError         a compiler's library is of a version that bei does not know
     ├── DeviceNotFoundError         this machine has no such device
     ├── ForkedProcessError          a fork has not copied the threads of what is asked
+    ├── ProcessDiedError            a process of the server ended before it had done what it was to do
     ├── BenchError                  a server cannot be measured
     │   └── ComparisonError         two results of bei bench do not measure the same
     ├── BuildError
@@ -98,6 +99,12 @@ class ForkedProcessError(BeiError):
     """An in-process model is used in a fork of the process that made it."""
 
     code = "forked_process"
+
+
+class ProcessDiedError(BeiError):
+    """A process of a server in several processes ended, or is not there, when something was to be done by it."""
+
+    code = "process_died"
 
 
 class BenchError(BeiError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 # So many ends within so many seconds are nobody's loss: a poisonous input ends an engine twice.
-_FREE = 4
+_FREE = 10
 _WITHIN_S = 60.0
 _FIRST_S = 0.25
 _MOST_S = 5.0

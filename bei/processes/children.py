@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from bei.errors import BeiError
+from bei.errors import BeiError, ProcessDiedError
 from bei.processes.control import error_of
 from bei.processes.messages import (
     HEADER,
@@ -41,12 +41,6 @@ Role: TypeAlias = Literal["engine", "manager", "front"]
 
 # The socket of a process that has ended is at its end at once, unless a process of its own has inherited it.
 _LAST_WORDS_S = 0.5
-
-
-class ChildDiedError(BeiError):
-    """A child ended before it had done what it was asked for."""
-
-    code = "process_died"
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,7 @@ class Child:
         return bool(self._calls)
 
     async def call(self, step: Step, descriptors: Seq[int] = ()) -> Served | None:
-        """Ask the child to do ``step``, and wait until it has. Raises the child's error, ChildDiedError."""
+        """Ask the child to do ``step``, and wait until it has. Raises the child's error, ProcessDiedError."""
         number = next(self._ids)
         answer: asyncio.Future[Served | None] = self._loop.create_future()
         if not self.is_alive:
@@ -261,8 +255,8 @@ class Child:
             if not asked.done():
                 asked.set_result(None)
 
-    def _death(self) -> ChildDiedError:
-        return ChildDiedError(f"The process {self.name} {how_ended(self._ended.result())}.")
+    def _death(self) -> ProcessDiedError:
+        return ProcessDiedError(f"The process {self.name} {how_ended(self._ended.result())}.")
 
 
 def _environment(place: Place) -> dict[str, str]:

@@ -15,11 +15,11 @@ from typing import Any
 
 from bei.config import ServeConfig
 from bei.devices import Device
-from bei.errors import BeiError
+from bei.errors import BeiError, ProcessDiedError
 from bei.metrics import Metrics
 from bei.peers import PATIENCE_S
 from bei.processes.backoff import Backoff
-from bei.processes.children import Child, ChildDiedError, Place, Role, how_ended
+from bei.processes.children import Child, Place, Role, how_ended
 from bei.processes.control import error_of
 from bei.processes.kept import KEPT, METRICS, Kept
 from bei.processes.messages import (
@@ -117,7 +117,7 @@ class Fleet:
         return [child for place, child in self._children.items() if place.role in roles]
 
     async def all_ready(self, patience_s: float) -> list[Child]:
-        """All children, once all of them are there. Raises ChildDiedError that names one that is not in time."""
+        """All children, once all of them are there. Raises ProcessDiedError that names one that is not in time."""
 
         def are_ready() -> bool:
             return all(child in self._ready for child in self._children.values())
@@ -127,14 +127,14 @@ class Fleet:
                 await asyncio.wait_for(self._became_ready.wait_for(are_ready), patience_s)
         except asyncio.TimeoutError:
             missing = next(child for child in self._children.values() if child not in self._ready)
-            raise ChildDiedError(f"The process {missing.name} is being started again: try it later.") from None
+            raise ProcessDiedError(f"The process {missing.name} is being started again: try it later.") from None
         return [*self._children.values()]
 
     def check_same(self, children: Iterable[Child]) -> None:
-        """Raise ChildDiedError if one of ``children`` is not there any more."""
+        """Raise ProcessDiedError if one of ``children`` is not there any more."""
         for child in children:
             if self._children[child.place] is not child or not child.is_alive:
-                raise ChildDiedError(f"The process {child.name} has ended meanwhile: try it again.")
+                raise ProcessDiedError(f"The process {child.name} has ended meanwhile: try it again.")
 
     async def tell(self, role: Role, step: Step) -> None:
         """``step`` to all that are there; whatever goes wrong there is theirs."""
@@ -220,7 +220,7 @@ class Fleet:
         try:
             return await child.call(step) or step.served
         except BeiError as error:
-            if child.place.role != "engine" or len(self._devices) == 1 or isinstance(error, ChildDiedError):
+            if child.place.role != "engine" or len(self._devices) == 1 or isinstance(error, ProcessDiedError):
                 raise
             name = self._devices[child.place.index].name
             raise error_of(Failure(error.code, f"Device {name}: {error}")) from error

@@ -29,6 +29,7 @@ from bei.processes.messages import (
     Switch,
 )
 from bei.processes.remote_port import remote_port
+from bei.processes.shared_limits import SharedLimits
 from bei.processes.shared_page import SharedPage
 from bei.processes.sockets import path_of
 from bei.server.app import create_app
@@ -72,7 +73,7 @@ class FrontEnd:
 
     _config: ServeConfig
     _started_s: int
-    _page: SharedPage
+    _limits: SharedLimits
     _address: int
 
     def __init__(self, channel: Channel) -> None:
@@ -136,8 +137,8 @@ class FrontEnd:
         configure(config.log_format, self._channel.name)
         self._config, self._started_s = config, step.started_s
         self._address, page = descriptors
-        self._page = SharedPage.attach(page, step.index)
-        self._keys = keyring_of(config, self._metrics, new_bucket=self._page.bucket)
+        self._limits = SharedLimits(SharedPage.attach(page, step.index))
+        self._keys = keyring_of(config, self._metrics, self._limits.bucket)
         self._tls = tls_of(config)
         self._request_log = request_log_of(config)
         self._tracing = tracing_of(config)
@@ -160,7 +161,7 @@ class FrontEnd:
             self._metrics,
             remote_port(path_of(self._address), served.key, costs),
             costs,
-            elsewhere=self._page.accepted(served.name),
+            elsewhere=self._limits.accepted(served.name),
         )
         await check_new(service)
         self._opened[served.key] = service
@@ -194,11 +195,18 @@ class FrontEnd:
             self._keys,
             self._request_log,
             self._tracing,
-            answer_bytes=self._page.answer_bytes,
+            answer_bytes=self._limits.answer_bytes,
             peers=self._channel,
         )
         room = fitting_connections(config.max_connections, MOST_HANDSHAKES if self._tls is not None else 0)
-        connections = Connections(config, self._metrics, room, self._request_log, shares=self._page.connections)
+        connections = Connections(
+            config,
+            self._metrics,
+            room,
+            self._request_log,
+            others=self._limits.front_ends,
+            uploads=self._limits.uploads,
+        )
         started = asyncio.Event()
         self._server = DrainingServer(uvicorn_config(app), self._models, connections, self._tls, started.set)
         collect_rarely()

@@ -67,7 +67,7 @@ class Swaps(SwapLoop[Following]):
     async def find(self, name: str) -> Following | None:
         """A model that may take the place of the served one; None: there is no other artifact.
 
-        Raises what ``bei.loading.next_artifact`` and the processes raise, ChildDiedError, ShuttingDownError.
+        Raises what ``bei.loading.next_artifact`` and the processes raise, ProcessDiedError, ShuttingDownError.
         """
         fleet, former = self._fleet, self._fleet.served[name]
         num_engines = len(fleet.of("engine"))
