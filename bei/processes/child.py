@@ -37,7 +37,10 @@ def main() -> None:
 
 def _control_socket() -> socket.socket:
     """Standard input, which is empty from now on, for us and for processes of ours."""
-    sock = socket.socket(fileno=os.dup(0))
+    try:
+        sock = socket.socket(fileno=os.dup(0))
+    except OSError:
+        sys.exit("error: this is a process of a server: 'bei serve' starts it.")
     os.set_inheritable(sock.fileno(), False)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

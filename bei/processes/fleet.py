@@ -9,9 +9,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Any
 
 from bei.config import ServeConfig
 from bei.devices import Device
@@ -40,6 +39,7 @@ from bei.processes.messages import (
 )
 from bei.processes.shared_page import SharedPage
 from bei.processes.sockets import Endpoint
+from bei.processes.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Fleet:
         self._stopping: set[Role] = set()
         self._kept, self._metrics = Kept(), Metrics()
         self._offers: dict[str, set[str]] = {}  # names of processes, by kind
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     # The start.
 
@@ -107,8 +107,8 @@ class Fleet:
         self._listening = listening
         await asyncio.gather(*(front.call(Serve(), self._listeners()) for front in self.of("front")))
         for place in self._places:
-            self._run(self._keep(place))
-        self._run(self._keep_answers())
+            self._tasks.start(self._keep(place))
+        self._tasks.start(self._keep_answers())
 
     # For swaps.
 
@@ -168,8 +168,7 @@ class Fleet:
     async def close(self) -> None:
         """End what is left, and give back what they had in common."""
         self.kill("front", "manager", "engine")
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         await asyncio.gather(*(child.wait() for child in self._children.values()))
         for endpoint in (self._manager, *self._engines):
             endpoint.close()
@@ -273,10 +272,10 @@ class Fleet:
 
     def _on_message(self, child: Child, message: FromChild) -> None:
         if isinstance(message, Ask):
-            self._run(self._answer(child, message))
+            self._tasks.start(self._answer(child, message))
         elif isinstance(message, Ailing):
             log.error("%s: %s: it is replaced", child.name, message.reason)
-            self._run(child.stop(Stop(), _FRONT_STOP_S))
+            self._tasks.start(child.stop(Stop(), _FRONT_STOP_S))
         elif isinstance(message, Hung):
             engine = self.of("engine")[message.index]
             log.error("a step of %s does not end: the process is ended", engine.name)
@@ -319,8 +318,3 @@ class Fleet:
             for kind in KEPT:
                 offering = [child for child in self._children.values() if kind in child.offers]
                 await asyncio.gather(*(child.ask(kind, PATIENCE_S) for child in offering))
-
-    def _run(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -22,6 +22,7 @@ from bei.loading import check_names, verified_at
 from bei.processes.fleet import Fleet
 from bei.processes.messages import Abandon, Drain, Reload, Served
 from bei.processes.swaps import Swaps
+from bei.processes.tasks import Tasks
 from bei.server.sockets import Sockets, log_served
 from bei.server.stopping import LogTerminal, exit_soon
 from bei.server.swap_loop import in_thread
@@ -61,7 +62,7 @@ class Supervisor:
         self._reloading = asyncio.Lock()
         self._num_signals = 0
         self._exit_code = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def run(self) -> int:
         """Returns the exit code. Raises as the function does."""
@@ -96,9 +97,9 @@ class Supervisor:
             if self._reload_is_due:
                 self._reload()
             await self._stopped
-            await self._drain()
+            await self._drain(sockets)
         finally:
-            sockets.remove()
+            sockets.close()
             await self._fleet.close()
         log.info("stopped")
 
@@ -139,9 +140,7 @@ class Supervisor:
             self._abandon()
 
     def _reload(self) -> None:
-        task = asyncio.ensure_future(self._look_anew())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._look_anew())
 
     async def _look_anew(self) -> None:
         async with self._reloading:
@@ -149,12 +148,13 @@ class Supervisor:
             await self._fleet.tell("front", Reload())
             await self._swaps.reload()
 
-    async def _drain(self) -> None:
+    async def _drain(self, sockets: Sockets) -> None:
         """Front ends answer what they have accepted, and refuse what comes until the last of them has done so."""
         fleet = self._fleet
         fleet.do_not_replace("front")
         await fleet.tell("front", Drain())
         await fleet.stop("front")
+        sockets.close()
         if self._num_signals > 1:
             fleet.kill("manager", "engine")  # a step may hang, and nobody waits for its answer
         await fleet.stop("manager")
@@ -166,9 +166,7 @@ class Supervisor:
         log.warning("second signal: what waits for its answer gets 503")
         exit_soon()
         asyncio.get_running_loop().call_later(_ABANDON_S, self._give_up)
-        task = asyncio.ensure_future(self._fleet.tell("front", Abandon()))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._fleet.tell("front", Abandon()))
 
     def _give_up(self) -> None:
         log.error("processes have not ended within %.0f s of the second signal: they are ended now", _ABANDON_S)

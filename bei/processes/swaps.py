@@ -23,6 +23,7 @@ from bei.metrics import SwapResult
 from bei.processes.children import Child
 from bei.processes.fleet import Fleet
 from bei.processes.messages import Close, Looked, Open, Served, Switch
+from bei.processes.tasks import Tasks
 from bei.server.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
 
 # Processes that have ended are there again within seconds, if they can be started at all.
@@ -44,7 +45,7 @@ class Swaps(SwapLoop[Following]):
         self._fleet = fleet
         self._paths = paths
         self._config = config
-        self._counts: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def names(self) -> Iterable[str]:
         """The models."""
@@ -60,9 +61,7 @@ class Swaps(SwapLoop[Following]):
 
     def count(self, name: str, result: SwapResult) -> None:
         """The model was looked at."""
-        task = asyncio.ensure_future(self._fleet.tell("manager", Looked(name, result)))
-        self._counts.add(task)
-        task.add_done_callback(self._counts.discard)
+        self._tasks.start(self._fleet.tell("manager", Looked(name, result)))
 
     async def find(self, name: str) -> Following | None:
         """A model that may take the place of the served one; None: there is no other artifact.

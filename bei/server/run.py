@@ -82,7 +82,7 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
         sockets.log_addresses()
         await server.serve(sockets=listening)
     finally:
-        sockets.remove()
+        sockets.close()
     await asyncio.get_running_loop().run_in_executor(None, models.close)
     if tracing is not None:
         await asyncio.get_running_loop().run_in_executor(None, tracing.close)

@@ -121,16 +121,16 @@ class Sockets:
         self._scheme = "http" if config.tls_cert is None else "https"
         self._tcp = bind_tcp(config.host, config.port) if config.listens_on_tcp else None
         self._uds = None if config.uds is None else UnixSocket(config.uds, config.uds_mode)
+        self._listening: list[socket.socket] = []
 
     def listen(self) -> list[socket.socket]:
         """The sockets, which listen from now on. Raises ConfigError."""
-        sockets = []
         if self._tcp is not None:
             listen_tcp(self._tcp)
-            sockets.append(self._tcp)
+            self._listening.append(self._tcp)
         if self._uds is not None:
-            sockets.append(self._uds.listen())
-        return sockets
+            self._listening.append(self._uds.listen())
+        return self._listening
 
     def log_addresses(self) -> None:
         """Say where clients may come."""
@@ -140,8 +140,10 @@ class Sockets:
         if self._uds is not None:
             log.info("listening on unix:%s", self._uds.path)
 
-    def remove(self) -> None:
-        """Take the file of a unix socket away."""
+    def close(self) -> None:
+        """Listen no more, and take the file of a unix socket away. May be called twice."""
+        for listener in self._listening:
+            listener.close()
         if self._uds is not None:
             self._uds.remove()
 
