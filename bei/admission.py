@@ -1,7 +1,8 @@
 """Admission: how much work a model has accepted, and who may still come in. Counts tokens and predicted engine time.
 
 A request is admitted once, as a whole, and holds a ``Ticket`` until the last byte of its answer is rendered. What its
-inputs cost is estimated by their characters first, and known when they are tokenized.
+inputs cost is estimated by their characters first, and known when they are tokenized. Limits are the server's: where
+several processes accept requests, each knows what the others have accepted (``Elsewhere``).
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
-from bei.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
+from bei.errors import BeiError, DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.port import LANES, Lane, PortStats
 from bei.timing import Timing
 
@@ -69,6 +70,29 @@ class Demand(NamedTuple):
 
 
 _NO_DEMAND = Demand(0, 0.0)
+
+
+class Accepted(NamedTuple):
+    """What is accepted of a model and not answered yet: open requests, their tokens, the engine seconds of all of them,
+    done or not, and by lane those of inputs that are not tokenized yet."""
+
+    num_open: int
+    num_tokens: int
+    seconds: float
+    expected_s: Mapping[Lane, float]
+
+
+_NOTHING = Accepted(0, 0, 0.0, dict.fromkeys(LANES, 0.0))
+
+
+class Elsewhere(Protocol):
+    """What other processes of this server have accepted of the same model. Safe in threads."""
+
+    def tell(self, own: Accepted) -> None:
+        """This process has accepted ``own``."""
+
+    def others(self) -> Accepted:
+        """All others together, as they have told last."""
 
 
 class Ticket:
@@ -140,11 +164,17 @@ class Ticket:
 class Admission:
     """The open tickets of one model. Safe in threads.
 
-    ``on_idle`` is called, under the lock, when the last ticket is closed.
+    ``on_idle`` is called, under the lock, when the last ticket is closed. ``elsewhere`` None: no other process accepts
+    requests for the model.
     """
 
     def __init__(
-        self, limits: AdmissionLimits, costs: Costs, stats: Callable[[], PortStats], on_idle: Callable[[], None]
+        self,
+        limits: AdmissionLimits,
+        costs: Costs,
+        stats: Callable[[], PortStats],
+        on_idle: Callable[[], None],
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.lock = threading.Lock()
         self.num_tokens = 0  # of all lanes: accepted and not answered yet
@@ -152,6 +182,7 @@ class Admission:
         self._costs = costs
         self._stats = stats
         self._on_idle = on_idle
+        self._elsewhere = elsewhere
         self._expected_s: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
         self._accepted_s = 0.0  # of all open tickets, done or not: no wait is longer, on an engine for itself
         self._open: set[Ticket] = set()
@@ -159,8 +190,8 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Requests that are admitted now."""
-        return len(self._open)
+        """Requests that are admitted now, by all processes."""
+        return len(self._open) + self._others().num_open
 
     def demand(self, lengths: Seq[int]) -> Demand:
         """Of inputs with so many tokens."""
@@ -193,10 +224,16 @@ class Admission:
                 f"The request has about {demand.num_tokens} tokens, the limit is {limit}: split it into smaller ones."
             )
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
-        is_quiet = deadline_s is None and self._accepted_s < _QUIET * self._limits.max_wait_s[lane]
+        accepted_s = self._accepted_s + self._others().seconds
+        is_quiet = deadline_s is None and accepted_s < _QUIET * self._limits.max_wait_s[lane]
         stats = None if is_quiet else self._stats()
         with self.lock:
-            self._check(demand, lane, deadline_s, stats)
+            self._tell(demand)  # before looking: of two processes that admit at once, one at least sees the other
+            try:
+                self._check(demand, lane, deadline_s, stats)
+            except BeiError:
+                self._tell()
+                raise
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
 
     def admit_anyway(
@@ -213,7 +250,8 @@ class Admission:
 
     def wait_s(self, lane: Lane, stats: PortStats) -> float:
         """How long a request that comes to ``lane`` now is predicted to wait until its own work begins."""
-        queued = {name: stats.lanes[name].cost_s + self._expected_s[name] for name in LANES}
+        others = self._others().expected_s
+        queued = {name: stats.lanes[name].cost_s + self._expected_s[name] + others[name] for name in LANES}
         ahead_s = stats.running_s + queued["interactive"]
         if lane == "bulk":
             ahead_s += queued["bulk"]
@@ -225,6 +263,7 @@ class Admission:
         """Under the lock: so much more, or less, is held."""
         self.num_tokens += num_tokens
         self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
+        self._tell()
 
     def closed(self, ticket: Ticket) -> None:
         """Under the lock."""
@@ -235,6 +274,16 @@ class Admission:
             self.num_tokens, self._accepted_s = 0, 0.0
             self._expected_s = dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
             self._on_idle()
+        self._tell()
+
+    def _tell(self, coming: Demand = _NO_DEMAND) -> None:
+        """Under the lock: let the other processes know, of a request that is not admitted yet too."""
+        if self._elsewhere is not None:
+            num_tokens, seconds = self.num_tokens + coming.num_tokens, self._accepted_s + coming.seconds
+            self._elsewhere.tell(Accepted(len(self._open), num_tokens, seconds, self._expected_s))
+
+    def _others(self) -> Accepted:
+        return _NOTHING if self._elsewhere is None else self._elsewhere.others()
 
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)
@@ -247,10 +296,11 @@ class Admission:
 
         ``stats`` None: so little is accepted that nobody has to wait for long.
         """
-        too_many = self.num_tokens + demand.num_tokens - self._limits.max_queue_tokens
-        if too_many > 0 and self.num_tokens:
-            share = min(1.0, too_many / self.num_tokens)
-            message = f"About {self.num_tokens} tokens are waiting and the limit is {self._limits.max_queue_tokens}"
+        num_tokens = self.num_tokens + self._others().num_tokens
+        too_many = num_tokens + demand.num_tokens - self._limits.max_queue_tokens
+        if too_many > 0 and num_tokens:
+            share = min(1.0, too_many / num_tokens)
+            message = f"About {num_tokens} tokens are waiting and the limit is {self._limits.max_queue_tokens}"
             raise _overloaded(message, share * self.wait_s("bulk", stats or self._stats()))
         if stats is None:
             return

@@ -1,20 +1,23 @@
 """Every metric name in one place (Prometheus). docs/reference.md lists them; a test holds the two together.
 
-The gauges of ports are in ``bei.port_gauges``, text-embeddings-inference's names in ``bei.te_metrics``.
+The gauges of ports are in ``bei.port_gauges``, text-embeddings-inference's names in ``bei.te_metrics``. Where a server
+is several processes each has its own Metrics; what they say together is made in ``bei.metric_sums``.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from bei.core import Limits
 from bei.histograms import Histogram, Series
+from bei.metric_sums import Snapshot, metrics_of, snapshot_of, together
 from bei.port import LANES, Lane, PortStats
 from bei.port_gauges import PortGauges, WaitS
 from bei.recent import RecentRequests, RecentSteps
@@ -37,6 +40,9 @@ _LENGTHS = tuple(2**power for power in range(18))
 
 _FAILURES = ("exception", "non_finite")
 
+# The process of a server that is one process.
+ONLY_PROCESS = "server"
+
 
 class _Request(NamedTuple):
     """What requests are counted by. ``model`` and ``lane`` are empty where none was asked, ``method`` is TEI's word."""
@@ -49,9 +55,10 @@ class _Request(NamedTuple):
 
 
 class Metrics:
-    """All collectors of one server, in a registry of their own.
+    """All collectors of one process, in a registry of their own.
 
-    ``model_routes``: those whose requests ask an engine; TEI's names count no others.
+    ``model_routes``: those whose requests ask an engine; TEI's names count no others. ``steps``: of each model, the
+    engine's steps of the last minute.
     """
 
     def __init__(self) -> None:
@@ -59,6 +66,7 @@ class Metrics:
         self.recent = RecentRequests()
         self.model_routes: frozenset[str] = frozenset()
         self.embedders: set[str] = set()
+        self.steps: dict[str, RecentSteps] = {}
 
         def histogram(name: str, text: str, labels: Seq[str], buckets: Seq[float]) -> Histogram:
             return Histogram(name, text, labels, buckets, self.registry)
@@ -129,6 +137,9 @@ class Metrics:
             registry=self.registry,
         )
         self._digests: dict[str, str] = {}
+        self.process_restarts = counter(
+            "bei_process_restarts", "Processes of the server that have died and were started again", "process"
+        )
 
     def request(
         self, route: str, status: int, seconds: float, model: str | None, lane: Lane | None, num_inputs: int
@@ -169,15 +180,46 @@ class Metrics:
         self.swaps.labels(model, result).inc()
 
     def render(self) -> bytes:
-        """The exposition text."""
+        """The exposition text of a server that is this process."""
         families = list(self.registry.collect())
-        answered = [
+        return self._rendered(families, self._answered_of_models(), self.embedders, (ONLY_PROCESS,), ())
+
+    def snapshot(self) -> bytes:
+        """What this process knows, for others. In any thread."""
+        return snapshot_of(self.registry.collect(), self._answered_of_models(), sorted(self.embedders)).encode()
+
+    def render_together(self, answers: Mapping[str, bytes], processes: Iterable[str], silent: Iterable[str]) -> bytes:
+        """The exposition text of a server, made of its processes' snapshots, this one's among them. ``processes`` have
+        answered, ``silent`` ones have not."""
+        found: Snapshot = together(answers.values())
+        return self._rendered(metrics_of(found.families), found.answered, {*found.embedders}, processes, silent)
+
+    def restarted(self, process: str) -> None:
+        """A process of the server has died and was started again."""
+        self.process_restarts.labels(process).inc()
+
+    def _answered_of_models(self) -> list[Answered]:
+        return [
             Answered(request.method, request.status, count)
-            for request, count in self._answered.items()
+            for request, count in list(self._answered.items())
             if request.route in self.model_routes
         ]
-        te = te_exposition(families, answered, self.model_routes, self.embedders)
-        return generate_latest(_Collected(families)) + te.encode()
+
+    def _rendered(
+        self,
+        families: list[Metric],
+        answered: Iterable[Answered],
+        embedders: AbstractSet[str],
+        processes: Iterable[str],
+        silent: Iterable[str],
+    ) -> bytes:
+        text = "1: what the process knows is in these figures; 0: it has not answered"
+        up = GaugeMetricFamily("bei_process_up", text, labels=["process"])
+        for names, value in ((processes, 1.0), (silent, 0.0)):
+            for name in names:
+                up.add_metric([name], value)
+        te = te_exposition(families, answered, self.model_routes, embedders)
+        return generate_latest(_Collected([*families, up])) + te.encode()
 
 
 class _Collected:
@@ -194,7 +236,7 @@ class ModelMetrics:
     """The collectors of one model, label already bound. ``is_embedder``: TEI's names for what it does say "embed"."""
 
     def __init__(self, metrics: Metrics, model: str, *, is_embedder: bool = True) -> None:
-        self.recent = RecentSteps()
+        self.recent = metrics.steps.setdefault(model, RecentSteps())  # its artifact may be swapped
         self._gauges = metrics.gauges.of(model)
         if is_embedder:
             metrics.embedders.add(model)

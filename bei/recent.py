@@ -1,7 +1,8 @@
 """The last minute in counts a second each: requests by lane, status and time, and engine steps. ``/stats`` reads them.
 
 Counters of a second are a row of a ring; rows of seconds that are over for a minute are cleared when time goes on. To
-count costs a few increments, whatever is asked about later.
+count costs a few increments, whatever is asked about later. Processes of one host have one clock, so windows of
+several can be put together second by second (``Window``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence as Seq
 from math import log2, prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -39,6 +41,46 @@ _FIRST_STATUS, _STATUSES = 100, 500  # statuses are from 100 to 599
 _WIDTH = _STATUSES + _BUCKETS  # of a group: a column a status, then a column a bucket
 
 
+class Window(NamedTuple):
+    """What a ring holds: ``rows`` of seconds, the oldest first, of which the last, ``second`` of the clock, is not
+    over; ``covered_s``: how much time they cover, less than a minute soon after the start."""
+
+    second: int
+    covered_s: float
+    rows: npt.NDArray[Any]
+
+    def packed(self) -> PackedWindow:
+        """For another process."""
+        places = np.flatnonzero(self.rows)
+        values = self.rows.ravel()[places].astype(np.float64)
+        return PackedWindow(self.second, self.covered_s, places.astype(np.int32).tobytes(), values.tobytes())
+
+
+class PackedWindow(msgspec.Struct, array_like=True, frozen=True):
+    """A Window without its zeros: ``places`` int32 in the table, ``values`` float64, both as raw bytes."""
+
+    second: int
+    covered_s: float
+    places: bytes
+    values: bytes
+
+    def unpacked_like(self, window: Window) -> Window:
+        """With rows as wide as those of ``window``."""
+        rows = np.zeros_like(window.rows)
+        rows.ravel()[np.frombuffer(self.places, np.int32)] = np.frombuffer(self.values)
+        return Window(self.second, self.covered_s, rows)
+
+
+def summed(windows: Seq[Window]) -> Window:
+    """What all have counted, at least one; second by second, up to the last one that any of them knows."""
+    second = max(window.second for window in windows)
+    rows = np.zeros_like(windows[0].rows)
+    for window in windows:
+        behind = min(second - window.second, len(rows))
+        rows[: len(rows) - behind] += window.rows[behind:]
+    return Window(second, max(window.covered_s for window in windows), rows)
+
+
 class _Ring:
     """A row of counters for each second. ``code`` is ``array``'s; in numpy ``table`` has the same memory."""
 
@@ -59,15 +101,12 @@ class _Ring:
             self._second = second
         return second % _ROWS * self.width
 
-    def rows(self) -> npt.NDArray[Any]:
-        """Oldest first; the last one's second is not over."""
+    def window(self) -> Window:
+        """A copy, as it is now."""
         row = self.place() // self.width
-        return np.roll(self.table, -row - 1, axis=0)
-
-    def covered_s(self) -> float:
-        """How much time the rows cover: less than a minute after the start."""
         now_s = self._clock()
-        return max(1e-3, min(now_s - self._began_s, WINDOW_S + now_s % 1))
+        covered_s = max(1e-3, min(now_s - self._began_s, WINDOW_S + now_s % 1))
+        return Window(self._second, covered_s, np.roll(self.table, -row - 1, axis=0))
 
 
 class Percentiles(NamedTuple):
@@ -107,14 +146,14 @@ class RecentRequests:
         if status < 400:
             flat[place + _STATUSES + _bucket(seconds)] += 1
 
-    def covered_s(self) -> float:
-        """Seconds that ``counts`` are of."""
-        return self._ring.covered_s()
+    def window(self) -> Window:
+        """The last minute, for ``request_counts``."""
+        return self._ring.window()
 
-    def counts(self) -> dict[str, RequestCounts]:
-        """By group."""
-        rows = self._ring.rows()
-        return {group: _counts(rows[:, index]) for index, group in enumerate(GROUPS)}
+
+def request_counts(window: Window) -> dict[str, RequestCounts]:
+    """By group."""
+    return {group: _counts(window.rows[:, index]) for index, group in enumerate(GROUPS)}
 
 
 def _bucket(seconds: float) -> int:
@@ -175,10 +214,14 @@ class RecentSteps:
             for index, value in enumerate(counted):
                 self._ring.flat[place + index] += value
 
-    def sums(self) -> StepSums:
-        """Of the last minute."""
+    def window(self) -> Window:
+        """The last minute, for ``step_sums``."""
         with self._lock:
-            rows, covered_s = self._ring.rows(), self._ring.covered_s()
-        steps, sequences, tokens, slots, engine_s = rows.sum(axis=0).tolist()
-        by_second = rows[:-1, 2].astype(int).tolist()
-        return StepSums(covered_s, int(steps), int(sequences), int(tokens), int(slots), engine_s, by_second)
+            return self._ring.window()
+
+
+def step_sums(window: Window) -> StepSums:
+    """Of the last minute."""
+    steps, sequences, tokens, slots, engine_s = window.rows.sum(axis=0).tolist()
+    by_second = window.rows[:-1, 2].astype(int).tolist()
+    return StepSums(window.covered_s, int(steps), int(sequences), int(tokens), int(slots), engine_s, by_second)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from bei import artifact as artifacts
-from bei.admission import Admission, AdmissionLimits, Demand, Ticket, estimated_length
+from bei.admission import Admission, AdmissionLimits, Demand, Elsewhere, Ticket, estimated_length
 from bei.calls import Call, Reduce
 from bei.canary import canary_row, deviation
 from bei.config import ServeConfig
@@ -86,7 +86,10 @@ class Answer:
 
 
 class InferenceService:
-    """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads."""
+    """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads.
+
+    ``elsewhere``: what other processes have accepted of the model, where there are any.
+    """
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class InferenceService:
         metrics: Metrics,
         open_port: OpenPort,
         costs: CostModel,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.manifest = artifact.manifest
         self.certificate = artifact.certificate
@@ -115,7 +119,7 @@ class InferenceService:
         self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
         self._port = open_port(self._on_answers, self._metrics)
-        self._admission = Admission(admission_limits(config), costs, self._port.stats, self._on_idle)
+        self._admission = Admission(admission_limits(config), costs, self._port.stats, self._on_idle, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)
 
     @property
@@ -146,7 +150,7 @@ class InferenceService:
 
     @property
     def num_open(self) -> int:
-        """Requests that are admitted and not answered yet."""
+        """Requests that are admitted and not answered yet, by all processes."""
         return self._admission.num_open
 
     @property

@@ -27,7 +27,10 @@ LAYERS = [
 ]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {
+    "elsewhere": set(),
     "histograms": set(),
+    "metric_sums": {"bei.te_metrics"},
+    "peers": set(),
     "te_metrics": set(),
     "port_gauges": {"bei.core", "bei.port"},
     "stages": set(),

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import threading
 
+from bei.elsewhere import ALONE, Tally
 from bei.errors import OverloadedError
 
 _RETRY_S = 1.0
 
 
 class AnswerMemory:
-    """A limit on the bytes of all answers under way, as estimated. Safe in threads.
+    """A limit on the bytes of all answers under way in a server, as estimated. Safe in threads.
 
     Each is held to a limit of its own, but many at once would still take all memory there is.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, elsewhere: Tally = ALONE) -> None:
         self.limit = limit
         self.held = 0
+        self._elsewhere = elsewhere
         self._lock = threading.Lock()
 
     def take(self, size: int, *, may_exceed: bool) -> None:
         """Count ``size`` bytes more. Raises OverloadedError where they do not fit, unless they ``may_exceed``: of an
         answer whose request is accepted already."""
         with self._lock:
-            if self.held + size > self.limit and not may_exceed:
+            others = self._elsewhere.tell(self.held + size)
+            if self.held + others + size > self.limit and not may_exceed:
+                self._elsewhere.tell(self.held)
                 raise OverloadedError(
-                    f"The answers under way take about {self.held} bytes, and this one {size}, more than {self.limit} "
-                    "together: retry later, or ask for less at a time.",
+                    f"The answers under way take about {self.held + others} bytes, and this one {size}, more than "
+                    f"{self.limit} together: retry later, or ask for less at a time.",
                     _RETRY_S,
                 )
             self.held += size
@@ -36,3 +40,4 @@ class AnswerMemory:
         """The answer is with its client, or nobody wants it."""
         with self._lock:
             self.held -= size
+            self._elsewhere.tell(self.held)

@@ -19,8 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei import __version__
 from bei.config import ServeConfig
+from bei.elsewhere import ALONE, Tally
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics import Metrics
+from bei.peers import Peers
 from bei.server import classify, embed, embeddings, rerank, tokenize, tokens, zero_shot
 from bei.server.answers import AnswerMemory
 from bei.server.call import Context
@@ -45,7 +47,7 @@ from bei.server.root_path import with_root, without_root
 from bei.server.server_timing import HEADER as SERVER_TIMING
 from bei.server.server_timing import server_timing
 from bei.server.stats import PATH as STATS
-from bei.server.stats import stats_router
+from bei.server.whole import WholeServer
 from bei.server.work import SCOPE_KEY as WORK
 from bei.server.work import Work
 from bei.timing import Timing
@@ -86,8 +88,14 @@ def create_app(
     keys: Keyring | None = None,
     request_log: RequestLog | None = None,
     tracing: Tracing | None = None,
+    *,
+    answer_bytes: Tally = ALONE,
+    peers: Peers | None = None,
 ) -> ASGIApp:
-    """The application over ``models``, for whom ``keys`` know. It holds no state of its own."""
+    """The application over ``models``, for whom ``keys`` know. It holds no state of its own.
+
+    Of a front end: ``answer_bytes`` are those of all front ends, ``peers`` the other processes; made on the event loop.
+    """
     openapi = OpenAPI()
     app = FastAPI(
         title="bei",
@@ -102,10 +110,11 @@ def create_app(
         models,
         config.max_client_batch_size,
         config.answer_limit,
-        AnswerMemory(config.answer_memory),
+        AnswerMemory(config.answer_memory, answer_bytes),
         compresses=config.compress_answers,
     )
-    dialects = Dialects(all_dialects(models, config, metrics), config.dialect)
+    server = WholeServer(models, metrics, peers)
+    dialects = Dialects(all_dialects(models, config, server), config.dialect)
     routes = [*inference_routes(config)]
     endpoints = [Endpoint(route, context, config.payload_limit) for route in routes]
     for dialect in dialects:
@@ -121,8 +130,7 @@ def create_app(
     app.include_router(models_router(models))
     app.include_router(info_router(models, config))
     app.include_router(tei.openapi_router())
-    app.include_router(health_router(models, metrics))
-    app.include_router(stats_router(models, metrics))
+    app.include_router(health_router(server))
     app.include_router(certificate_router(models))
     app.include_router(pages_router(config))
     # Made when it is first asked for: a server that starts does not wait for it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from bei.elsewhere import ALONE, Uploads
 from bei.errors import BeiError, OverloadedError
 
 # Whoever sends for less time than this is not measured: a first packet has no rate.
@@ -16,35 +17,50 @@ SCOPE_KEY = "bei.body"
 
 
 class BodyMemory:
-    """A limit on the bytes of all unfinished bodies. Of the event loop's thread.
+    """A limit on the bytes of all unfinished bodies of a server. Of the event loop's thread.
 
     Bytes count as they arrive, not as a Content-Length announces them: a header that costs the client nothing would
     else reserve what others need. Over the limit the slowest upload of those under way for a second yields, and only
-    if there is none the one that asked: clients that trickle large bodies cannot keep the others out.
+    if there is none the one that asked: clients that trickle large bodies cannot keep the others out. Where those are
+    uploads to another process, it is asked to end as many (``yield_to_others``).
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, elsewhere: Uploads = ALONE) -> None:
         self.limit = limit
         self.held = 0
         self._bodies: dict[Body, None] = {}
+        self._elsewhere = elsewhere
+
+    def yield_to_others(self) -> None:
+        """Now and then: end slow uploads, one for each new one that a process without slow ones has refused."""
+        for _ in range(self._elsewhere.refused()):
+            slowest = self._slowest()
+            if slowest is None:
+                return
+            slowest.fail(self._too_much())
 
     def _take(self, body: Body, size: int) -> None:
         self._bodies[body] = None
         self.held += size
-        while self.held > self.limit:
-            yielding = self._slowest() or body
-            yielding.fail(
-                OverloadedError(
-                    f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.",
-                    _RETRY_S,
-                )
-            )
+        others = self._elsewhere.tell(self.held)
+        while self.held + others > self.limit:
+            slowest = self._slowest()
+            if slowest is None:
+                self._elsewhere.refuse()
+            yielding = slowest or body
+            yielding.fail(self._too_much())
             if yielding is body:
                 return
+
+    def _too_much(self) -> OverloadedError:
+        return OverloadedError(
+            f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.", _RETRY_S
+        )
 
     def _give_back(self, body: Body, size: int) -> None:
         self._bodies.pop(body, None)
         self.held -= size
+        self._elsewhere.tell(self.held)
 
     def _slowest(self) -> Body | None:
         now_s = time.monotonic()

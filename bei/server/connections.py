@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
 
 from bei.config import ServeConfig
+from bei.elsewhere import ALONE, Uploads
 from bei.errors import BeiError, TooManyConnectionsError
 from bei.metrics import Metrics
 from bei.server.bodies import BodyMemory
@@ -33,19 +35,67 @@ class Member(Protocol):
         """Close at once."""
 
 
+class FrontEnd(NamedTuple):
+    """The connections of one process: those that are open, those that were accepted and are not made yet, and how many
+    of the open ones are idle."""
+
+    num_open: int = 0
+    num_coming: int = 0
+    num_idle: int = 0
+
+
+class FrontEnds(Protocol):
+    """The other processes that accept connections on the same sockets."""
+
+    def tell(self, own: FrontEnd) -> None:
+        """This one's connections have changed."""
+
+    def come_by(self, *, accepts: bool) -> None:
+        """Now and then: this one lives, and accepts connections or not."""
+
+    def num_open_elsewhere(self) -> int:
+        """Connections of all others."""
+
+    def accepting(self) -> Seq[FrontEnd]:
+        """The others that accept connections now."""
+
+
+def leaves_to_others(own: FrontEnd, others: Seq[FrontEnd], most: int) -> bool:
+    """Whether the next connection is for one of ``others``, which accept connections.
+
+    It is where one of them has fewer; so their numbers stay even. Once there are ``most`` in all, it is for one that
+    can close an idle one, if there is any.
+    """
+    if own.num_open + sum(front.num_open for front in others) >= most:
+        return not own.num_idle and any(front.num_idle for front in others)
+    return any(front.num_open + front.num_coming < own.num_open + own.num_coming for front in others)
+
+
 class Connections:
-    """The connections of a server. Of the event loop's thread.
+    """The connections of a process. Of the event loop's thread.
 
     A connection is idle while no request of its has arrived up to the end of the headers: clients that keep
     connections for later and clients that never finish their headers are the same to it.
+
+    ``max_connections``: of this process, which may have descriptors for fewer than ``config`` allows. With ``others``
+    the connections of all together are bound by ``config``, and spread evenly.
     """
 
     def __init__(
-        self, config: ServeConfig, metrics: Metrics, max_connections: int, request_log: RequestLog | None = None
+        self,
+        config: ServeConfig,
+        metrics: Metrics,
+        max_connections: int,
+        request_log: RequestLog | None = None,
+        others: FrontEnds | None = None,
+        uploads: Uploads = ALONE,
     ) -> None:
         self.config = config
-        self.bodies = BodyMemory(config.body_memory)
+        self.bodies = BodyMemory(config.body_memory, uploads)
         self._max_connections = max_connections
+        self._others = others
+        self._num_coming = 0
+        self._num_listeners = 0
         self._metrics = metrics
         self._request_log = request_log
         self._open: set[Member] = set()
@@ -56,21 +106,31 @@ class Connections:
     def add(self, connection: Member) -> None:
         """A connection was made. Over the limit the one idle for longest is closed, or else this one, with a 503."""
         self._open.add(connection)
-        if len(self._open) - len(self._lingering) > self._max_connections and not self.close_oldest_idle():
+        self._tell()
+        limit = self._limit_passed()
+        if limit and not self.close_oldest_idle():
             connection.refuse(
                 TooManyConnectionsError(
-                    f"All {self._max_connections} connections have a request under way: retry later, "
-                    "or ask another replica."
+                    f"All {limit} connections have a request under way: retry later, or ask another replica."
                 )
             )
         else:
             self._idle[connection] = None
+
+    def _limit_passed(self) -> int:
+        """The one of the two limits that does not hold; 0: both do."""
+        num_open = len(self._open) - len(self._lingering)
+        if num_open > self._max_connections:
+            return self._max_connections
+        most = self.config.max_connections
+        return most if self._others is not None and num_open + self._others.num_open_elsewhere() > most else 0
 
     def discard(self, connection: Member) -> None:
         """The connection is gone."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
         self._lingering.pop(connection, None)
+        self._tell()
 
     def set_idle(self, connection: Member) -> None:
         """Its requests are answered."""
@@ -84,6 +144,7 @@ class Connections:
         """It has got its last answer. Does not count any more; of too many the oldest is closed."""
         self._idle.pop(connection, None)
         self._lingering[connection] = None
+        self._tell()
         if len(self._lingering) > MOST_LINGERING:
             self._drop(next(iter(self._lingering)))
 
@@ -97,6 +158,31 @@ class Connections:
     def _drop(self, connection: Member) -> None:
         self.discard(connection)  # at once: its own word that it is gone comes in a later turn of the loop
         connection.drop()
+
+    # What the listeners ask.
+
+    def is_left_to_others(self) -> bool:
+        """Whether another process is to accept the next connection."""
+        if self._others is None:
+            return False
+        return leaves_to_others(self._tell(), self._others.accepting(), self.config.max_connections)
+
+    def coming(self, change: int) -> None:
+        """So many more connections were accepted and are not made yet, or so many fewer."""
+        self._num_coming += change
+        self._tell()
+
+    def listening(self, change: int) -> None:
+        """So many more listeners accept connections, or so many fewer."""
+        self._num_listeners += change
+        if self._others is not None:
+            self._others.come_by(accepts=self._num_listeners > 0)
+
+    def _tell(self) -> FrontEnd:
+        own = FrontEnd(len(self._open) - len(self._lingering), self._num_coming, len(self._idle))
+        if self._others is not None:
+            self._others.tell(own)
+        return own
 
     def count_refusal(self, status: int, request_id: bytes) -> None:
         """An answer that no route has given."""
@@ -115,6 +201,9 @@ class Connections:
             self._clock.cancel()
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+        self.listening(0)
+        self._tell()  # of the idle ones, who come and go with each request
+        self.bodies.yield_to_others()
         now_s = loop.time()
         if now_s - due_s < _TICK_S:  # else the loop was held up: what clients sent meanwhile is still to be read
             for connection in [connection for connection in self._open if connection.deadline_s < now_s]:

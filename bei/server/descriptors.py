@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 from collections.abc import Callable
+from typing import Protocol
 
 from bei.errors import ConfigError
 from bei.server.connections import MOST_LINGERING
@@ -24,6 +25,8 @@ MOST_HANDSHAKES = 256
 
 _ACCEPTS_AT_ONCE = 64  # then the loop's turn: who is connected already is served between
 _RETRY_S = 0.1
+# A connection that is left to other processes is accepted here after all if it is still there then: the others compute.
+_LEAVE_S = 0.005
 _LOG_EVERY_S = 10.0
 _OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -61,12 +64,26 @@ def fitting_connections(max_connections: int, num_reserved: int = 0) -> int:
     return min(room, max_connections)
 
 
+class Gate(Protocol):
+    """Who is told of connections that are accepted (``bei.server.connections.Connections``)."""
+
+    def is_left_to_others(self) -> bool:
+        """Whether another process that listens on the same socket is to accept the next connection."""
+
+    def coming(self, change: int) -> None:
+        """So many more connections were accepted and are not made yet, or so many fewer."""
+
+    def listening(self, change: int) -> None:
+        """So many more listeners accept connections, or so many fewer."""
+
+
 class Listener:
     """Accepts connections. In place of the loop's own server, which closes its socket when it runs out of descriptors:
     this one makes room, waits a little, and the clients wait in the socket's queue.
 
     ``make_protocol`` is called for each connection, ``make_room`` when there is no descriptor for one. With ``tls`` a
-    connection is made when its handshake is done.
+    connection is made when its handshake is done. Other processes may listen on the same socket: ``gate`` says when
+    one of them is to accept.
     """
 
     def __init__(
@@ -75,16 +92,20 @@ class Listener:
         make_protocol: Callable[[], asyncio.Protocol],
         make_room: Callable[[], object],
         tls: TLS | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._make_protocol = make_protocol
         self._make_room = make_room
         self._tls = tls
+        self._gate = gate
         self._accepting: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._pause: asyncio.TimerHandle | None = None
         self._logged_s = float("-inf")
         listener.setblocking(False)
+        if gate is not None:
+            gate.listening(1)
         self._start()
 
     def close(self) -> None:
@@ -92,6 +113,8 @@ class Listener:
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
+        if self._gate is not None:
+            self._gate.listening(-1)
         if self._tls is not None:
             for handshake in self._accepting:
                 handshake.cancel()
@@ -104,8 +127,16 @@ class Listener:
         self._pause = None
         self._loop.add_reader(self._listener, self._accept)
 
-    def _accept(self) -> None:
+    def _accept_after_others(self) -> None:
+        self._start()
+        self._accept(leaves=False)
+
+    def _accept(self, *, leaves: bool = True) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
+            if leaves and self._gate is not None and self._gate.is_left_to_others():
+                self._loop.remove_reader(self._listener)
+                self._pause = self._loop.call_later(_LEAVE_S, self._accept_after_others)
+                return
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -115,13 +146,21 @@ class Listener:
                     self._wait_for_room(error)
                     return
                 continue  # this client has left, or its network has: accept(2)
+            if self._gate is not None:
+                self._gate.coming(1)
             task = self._loop.create_task(self._connect(connection))
             self._accepting[task] = None
-            task.add_done_callback(lambda done: self._accepting.pop(done, None))
+            task.add_done_callback(self._connected)
             if self._tls is not None and len(self._accepting) > MOST_HANDSHAKES:
                 oldest = next(iter(self._accepting))
                 del self._accepting[oldest]
                 oldest.cancel()
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        """Or not: it has failed, or was cancelled."""
+        self._accepting.pop(task, None)
+        if self._gate is not None:
+            self._gate.coming(-1)
 
     async def _connect(self, connection: socket.socket) -> None:
         try:

@@ -17,12 +17,13 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from bei.errors import InvalidRequestError
-from bei.metrics import CONTENT_TYPE, Metrics
+from bei.metrics import CONTENT_TYPE
 from bei.server.call import Call
 from bei.server.endpoint import Route
 from bei.server.errors import ErrorForm
 from bei.server.reads import answers
 from bei.server.reply import Reply
+from bei.server.whole import WholeServer
 
 HEADER = b"x-bei-dialect"
 
@@ -76,14 +77,14 @@ def adjusted(route: Route[Any], adjust: Callable[[Any], None]) -> Route[Any]:
     return replace(route, handle=handle)
 
 
-def add_metrics(router: APIRouter, path: str, metrics: Metrics) -> None:
+def add_metrics(router: APIRouter, path: str, server: WholeServer) -> None:
     """This server's metrics, under its own names, on a peer's path."""
 
     @router.get(path, summary="Prometheus metrics")
     @answers(bodies={200: str}, media_type=CONTENT_TYPE)
     async def metrics_text() -> Response:
         """Exposition format; docs/reference.md lists the names."""
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+        return Response(await server.metrics(), media_type=CONTENT_TYPE)
 
 
 def mounted(dialect: Dialect) -> Iterator[Route[Any]]:

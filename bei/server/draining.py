@@ -71,7 +71,7 @@ class DrainingServer(uvicorn.Server):
 
         def listener(sock: socket.socket) -> Listener:
             tls = None if sock.family == socket.AF_UNIX else self._tls
-            return Listener(sock, connection, self._connections.close_oldest_idle, tls)
+            return Listener(sock, connection, self._connections.close_oldest_idle, tls, self._connections)
 
         self.servers = [listener(sock) for sock in sockets or []]  # type: ignore[misc]
         self._connections.start_clock()

@@ -1,15 +1,18 @@
-"""``/health`` (the process works), ``/ready`` (every model answers), ``/metrics``."""
+"""``/health`` (the server works), ``/ready`` (every model answers), ``/metrics``, ``/stats``."""
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+import msgspec
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from bei.metrics import CONTENT_TYPE, Metrics
-from bei.server.models import Models
+from bei.metrics import CONTENT_TYPE
+from bei.server import stats as minute
+from bei.server.errors import JSON
 from bei.server.reads import answers
+from bei.server.whole import WholeServer
 
 
 class Alive(TypedDict):
@@ -38,8 +41,8 @@ class NotReady(TypedDict):
     models: dict[str, str]
 
 
-def health_router(models: Models, metrics: Metrics) -> APIRouter:
-    """The routes, bound to the served models."""
+def health_router(server: WholeServer) -> APIRouter:
+    """The routes, bound to the server."""
     router = APIRouter()
 
     @router.head("/health", summary="Liveness")
@@ -47,7 +50,7 @@ def health_router(models: Models, metrics: Metrics) -> APIRouter:
     @answers(bodies={200: Alive, 503: Dead})
     async def health() -> Response:
         """200 while every thread of every model works; 503 means: restart me."""
-        dead = [service.name for service in models if not service.is_alive]
+        dead = await server.dead()
         if dead:
             return JSONResponse(Dead(status="dead", models=dead), 503)
         return JSONResponse(Alive(status="alive"))
@@ -57,7 +60,7 @@ def health_router(models: Models, metrics: Metrics) -> APIRouter:
     @answers(bodies={200: Ready, 503: NotReady})
     async def ready() -> Response:
         """200 when every model answers a canary text, through the whole path, as it did at build time."""
-        problems = await models.problems()
+        problems = await server.problems()
         if problems:
             return JSONResponse(NotReady(status="not ready", models=problems), 503)
         return JSONResponse(Ready(status="ready"))
@@ -66,6 +69,12 @@ def health_router(models: Models, metrics: Metrics) -> APIRouter:
     @answers(bodies={200: str}, media_type=CONTENT_TYPE)
     async def metrics_text() -> Response:
         """Exposition format; docs/reference.md lists the names."""
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+        return Response(await server.metrics(), media_type=CONTENT_TYPE)
+
+    @router.get(minute.PATH, summary="The last minute", response_model=None)
+    @answers(bodies={200: minute.Stats})
+    async def stats() -> Response:
+        """Requests by lane and status with their times, what waits, and what each engine does."""
+        return Response(msgspec.json.encode(await server.stats()), media_type=JSON)
 
     return router

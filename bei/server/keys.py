@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.types import Scope
 
@@ -45,16 +45,25 @@ _OTHERS = "others"
 _SHORT = 16  # characters; shorter ones can be guessed
 
 
+# Makes the bucket of a key's name, of what is counted ("requests", "tokens"), and of how many a second.
+NewBucket: TypeAlias = Callable[[str, str, float], Bucket]
+
+
+def _own_bucket(name: str, what: str, rate: float) -> Bucket:
+    return Bucket(rate)
+
+
 class Key:
     """A name, with what its requests may do. Of the event loop's thread."""
 
-    def __init__(self, spec: KeySpec, label: str) -> None:
+    def __init__(self, spec: KeySpec, label: str, new_bucket: NewBucket = _own_bucket) -> None:
         self.name = spec.name
         self.label = label
         self._lane = spec.lane
         self._may_raise_lane = spec.may_raise_lane
-        self._requests = None if spec.requests_per_second is None else Bucket(spec.requests_per_second)
-        self._tokens = None if spec.tokens_per_second is None else Bucket(spec.tokens_per_second)
+        requests, tokens = spec.requests_per_second, spec.tokens_per_second
+        self._requests = None if requests is None else new_bucket(spec.name, "requests", requests)
+        self._tokens = None if tokens is None else new_bucket(spec.name, "tokens", tokens)
 
     def urgency(self, asked: Urgency) -> Urgency:
         """``asked``, in the key's lane where it names none. Raises ForbiddenError."""
@@ -86,19 +95,22 @@ class Key:
 def _take(bucket: Bucket | None, amount: float, name: str, what: str) -> None:
     if bucket is None:
         return
-    wait_s = bucket.wait_s(amount)
+    wait_s = bucket.ask(amount)
     if wait_s > 0:
         message = f"The API key {name} may bring {bucket.rate:g} {what} a second: retry in {max(wait_s, 0.001):.3f} s."
         raise RateLimitedError(message, wait_s)
-    bucket.take(amount)
 
 
 class Keyring:
-    """The keys of a server. ``read`` gets them from where they are kept. Raises ConfigError where it does."""
+    """The keys of a server. ``read`` gets them from where they are kept. Raises ConfigError where it does.
 
-    def __init__(self, read: Callable[[], Seq[KeySpec]], metrics: Metrics) -> None:
+    ``new_bucket``: where several processes answer for a name, it makes buckets that they have together.
+    """
+
+    def __init__(self, read: Callable[[], Seq[KeySpec]], metrics: Metrics, new_bucket: NewBucket = _own_bucket) -> None:
         self._read = read
         self._metrics = metrics
+        self._new_bucket = new_bucket
         self._secret = os.urandom(32)
         self._labels: set[str] = set()
         self._by_digest: dict[bytes, Key] = {}
@@ -135,18 +147,16 @@ class Keyring:
     async def reload(self) -> None:
         """Read all keys anew. Where that fails the old ones stay, and the log says why."""
         try:
-            specs = await off_loop(self._read)
+            self._install(await off_loop(self._read))
         except ConfigError as error:
             log.error("the API keys are as before, the new ones cannot be had: %s", error)
-            return
-        self._install(specs)
 
     def _install(self, specs: Seq[KeySpec]) -> None:
         """Take these from the next request on; those under way have their Key."""
         before = {key.name: key for key in self._by_digest.values()}
         by_digest = {}
         for spec in specs:
-            key = Key(spec, self._label(spec.name))
+            key = Key(spec, self._label(spec.name), self._new_bucket)
             if spec.name in before:
                 key.go_on_from(before[spec.name])
             by_digest.update(dict.fromkeys((self._digest(secret.encode()) for secret in spec.secrets), key))
@@ -176,11 +186,11 @@ _MISSING = "This server asks for an API key: send it as the header 'Authorizatio
 _UNKNOWN = "The API key is none of this server's: ask its operator for one, or check how yours is sent."
 
 
-def keyring_of(config: ServeConfig, metrics: Metrics) -> Keyring | None:
+def keyring_of(config: ServeConfig, metrics: Metrics, new_bucket: NewBucket = _own_bucket) -> Keyring | None:
     """The keys that ``config`` names; None: it names none. Raises ConfigError."""
     if not config.asks_for_keys:
         return None
     from bei.server.key_file import key_specs  # most servers have no use for YAML
 
     file, entries = config.api_keys_file, config.api_keys or ()
-    return Keyring(lambda: key_specs(file, entries), metrics)
+    return Keyring(lambda: key_specs(file, entries), metrics, new_bucket)

@@ -13,7 +13,6 @@ from bei.errors import (
     BeiError,
     InvalidRequestError,
     ModelNotFoundError,
-    NotReadyError,
     OverloadedError,
     TaskNotSupportedError,
 )
@@ -30,13 +29,16 @@ _OF_TEI = frozenset(("tei", "text-embeddings-inference"))
 
 
 class Models:
-    """Services by the name that clients use. Names are unique."""
+    """Services by the name that clients use. Names are unique.
 
-    def __init__(self, services: list[InferenceService]) -> None:
+    ``started_s``: when the server was started, in seconds since the epoch; None: now.
+    """
+
+    def __init__(self, services: list[InferenceService], started_s: int | None = None) -> None:
         check_names(service.name for service in services)
         self._services = {service.name: service for service in services}
         self._replaced: list[InferenceService] = []
-        self.started_s = int(time.time())
+        self.started_s = int(time.time()) if started_s is None else started_s
 
     def __iter__(self) -> Iterator[InferenceService]:
         return iter(self._services.values())
@@ -115,11 +117,9 @@ class Models:
                 found[service.name] = str(error)
         return found
 
-    async def check_ready(self) -> None:
-        """Return if every model answers as it did at build time. Raises NotReadyError."""
-        problems = await self.problems()
-        if problems:
-            raise NotReadyError(" ".join(problems.values()))
+    def dead(self) -> list[str]:
+        """Models of which a thread has died, or whose engine hangs."""
+        return [service.name for service in self if not service.is_alive]
 
     def begin_drain(self) -> None:
         """Refuse new work on every model."""

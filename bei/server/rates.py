@@ -22,6 +22,13 @@ class Bucket:
         self._clock = clock
         self._filled_s = clock()
 
+    def ask(self, amount: float) -> float:
+        """Take ``amount`` and return 0, or take nothing and return the seconds until it can be taken."""
+        wait_s = self.wait_s(amount)
+        if wait_s == 0:
+            self.take(amount)
+        return wait_s
+
     def wait_s(self, amount: float) -> float:
         """Seconds until ``amount`` can be taken; 0: now."""
         now_s = self._clock()

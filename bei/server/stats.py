@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
-from fastapi import APIRouter
-from starlette.responses import Response
 
 from bei import __version__
 from bei.metrics import Metrics
 from bei.port import LaneStats
-from bei.recent import RequestCounts
-from bei.server.errors import JSON
-from bei.server.models import Models
-from bei.server.reads import answers
-from bei.service import InferenceService
+from bei.recent import PackedWindow, RequestCounts, request_counts, step_sums, summed
+
+if TYPE_CHECKING:  # the batch manager's process, which has a part in this too, does not load what answers requests
+    from bei.server.models import Models
+    from bei.service import InferenceService
 
 PATH = "/stats"
 
@@ -106,39 +105,50 @@ class ModelStats(TypedDict):
 
 
 class Stats(TypedDict):
-    """`window_s` is how much of the last minute the figures cover: less than 60 only soon after the start."""
+    """`window_s` is how much of the last minute the figures cover: less than 60 only soon after the start. `silent`:
+    processes of the server that have not answered, whose part is missing."""
 
     version: str
     window_s: float
     requests: Requests
     models: list[ModelStats]
+    silent: list[str]
 
 
-def stats_router(models: Models, metrics: Metrics) -> APIRouter:
-    """The route, bound to the served models."""
-    router = APIRouter()
+class Part(msgspec.Struct, array_like=True, frozen=True):
+    """What one process knows of the last minute: requests, engine steps by model, and models of which a thread has died
+    there."""
 
-    @router.get(PATH, summary="The last minute", response_model=None)
-    @answers(bodies={200: Stats})
-    async def stats() -> Response:
-        """Requests by lane and status with their times, what waits, and what each engine does."""
-        return Response(msgspec.json.encode(describe(models, metrics)), media_type=JSON)
-
-    return router
+    requests: PackedWindow
+    steps: dict[str, PackedWindow]
+    dead: list[str] = []
 
 
-def describe(models: Models, metrics: Metrics) -> Stats:
-    """What /stats answers now."""
-    counts = metrics.recent.counts()
+_parts = msgspec.msgpack.Decoder(Part)
+
+
+def part(metrics: Metrics, dead: Seq[str] = ()) -> bytes:
+    """This process's, for another."""
+    steps = {model: recent.window().packed() for model, recent in list(metrics.steps.items())}
+    return msgspec.msgpack.encode(Part(metrics.recent.window().packed(), steps, [*dead]))
+
+
+def describe(models: Models, metrics: Metrics, others: Seq[bytes] = (), silent: Seq[str] = ()) -> Stats:
+    """What /stats answers now, with the parts of other processes."""
+    parts = [_parts.decode(other) for other in others]
+    mine = metrics.recent.window()
+    window = summed([mine, *(other.requests.unpacked_like(mine) for other in parts)])
+    counts = request_counts(window)
     return {
         "version": __version__,
-        "window_s": round(metrics.recent.covered_s(), 3),
+        "window_s": round(window.covered_s, 3),
         "requests": {
             "interactive": _requests(counts["interactive"]),
             "bulk": _requests(counts["bulk"]),
             "other": _requests(counts["other"]),
         },
-        "models": [_model(service) for service in models],
+        "models": [_model(service, parts) for service in models],
+        "silent": [*silent],
     }
 
 
@@ -155,15 +165,17 @@ def _requests(found: RequestCounts) -> RequestStats:
     }
 
 
-def _model(service: InferenceService) -> ModelStats:
-    manifest, port, sums = service.manifest, service.port_stats, service.recent.sums()
+def _model(service: InferenceService, others: Seq[Part]) -> ModelStats:
+    manifest, port, mine = service.manifest, service.port_stats, service.recent.window()
+    elsewhere = [other.steps[service.name] for other in others if service.name in other.steps]
+    sums = step_sums(summed([mine, *(window.unpacked_like(mine) for window in elsewhere)]))
     mean_tokens = sums.tokens / sums.steps if sums.steps else None
     return {
         "name": service.name,
         "target": manifest.target,
         "precision": manifest.precision,
         "device": port.device,
-        "is_alive": service.is_alive,
+        "is_alive": service.is_alive and not any(service.name in other.dead for other in others),
         "open_requests": service.num_open,
         "queue": {"interactive": _queue(port.lanes["interactive"]), "bulk": _queue(port.lanes["bulk"])},
         "sequences_per_second": sums.sequences / sums.covered_s,

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.recent import GROUPS, WINDOW_S, Percentiles, RecentRequests, RecentSteps
+from bei.recent import (
+    GROUPS,
+    WINDOW_S,
+    Percentiles,
+    RecentRequests,
+    RecentSteps,
+    request_counts,
+    step_sums,
+    summed,
+)
 
 
 class Clock:
@@ -28,7 +37,7 @@ def test_requests_are_counted_by_lane_and_status() -> None:
     recent.add("bulk", 200, 1.0)
     recent.add(None, 404, 0.001)
     recent.add(None, 404, 0.001)
-    counts = recent.counts()
+    counts = request_counts(recent.window())
     assert {group: found.answered for group, found in counts.items()} == {
         "interactive": {200: 1, 429: 1},
         "bulk": {200: 1},
@@ -42,7 +51,7 @@ def test_times_are_of_good_answers_and_within_a_twentieth() -> None:
     for milliseconds in range(1, 101):
         recent.add("bulk", 200, milliseconds / 1000)
         recent.add("bulk", 500, 60.0)
-    found = recent.counts()["bulk"].latency
+    found = request_counts(recent.window())["bulk"].latency
     assert found == pytest.approx((0.050, 0.090, 0.099), rel=0.06)  # a bucket's half width, and a rank's step
 
 
@@ -52,7 +61,7 @@ def test_a_percentile_is_within_half_a_bucket_of_the_time_at_its_rank(times: lis
     for seconds in times:
         recent.add("interactive", 200, seconds)
     exact = sorted(times)[math.ceil(share * len(times)) - 1]
-    found = dict(zip((0.5, 0.9, 0.99), recent.counts()["interactive"].latency, strict=True))[share]
+    found = dict(zip((0.5, 0.9, 0.99), request_counts(recent.window())["interactive"].latency, strict=True))[share]
     assert found == pytest.approx(exact, rel=0.046)
 
 
@@ -60,7 +69,7 @@ def test_a_percentile_is_within_half_a_bucket_of_the_time_at_its_rank(times: lis
 def test_times_beyond_the_buckets_are_in_the_first_or_the_last(seconds: float) -> None:
     recent = RecentRequests(Clock())
     recent.add("bulk", 200, seconds)
-    (p50, *_) = recent.counts()["bulk"].latency
+    (p50, *_) = request_counts(recent.window())["bulk"].latency
     assert p50 == pytest.approx(1e-4 if seconds < 1 else 105, rel=0.05)
 
 
@@ -68,17 +77,17 @@ def test_a_second_is_in_the_list_when_it_is_over_and_a_minute_later_gone() -> No
     clock = Clock()
     recent = RecentRequests(clock)
     recent.add("bulk", 200, 0.1)
-    assert recent.counts()["bulk"].answered == {200: 1}
-    assert sum(recent.counts()["bulk"].answered_per_second) == 0
+    assert request_counts(recent.window())["bulk"].answered == {200: 1}
+    assert sum(request_counts(recent.window())["bulk"].answered_per_second) == 0
     for passed in range(1, WINDOW_S + 1):
         clock.now_s += 1
-        found = recent.counts()["bulk"]
+        found = request_counts(recent.window())["bulk"]
         assert found.answered_per_second.index(1) == WINDOW_S - passed
         assert found.p99_per_second[WINDOW_S - passed] == pytest.approx(0.1, rel=0.05)
         assert sum(value is not None for value in found.p50_per_second) == 1
         assert len(found.answered_per_second) == len(found.p50_per_second) == WINDOW_S
     clock.now_s += 1
-    assert recent.counts()["bulk"].answered == {}
+    assert request_counts(recent.window())["bulk"].answered == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, "interactive", "bulk"]), st.integers(0, 200)), max_size=40))
@@ -93,16 +102,16 @@ def test_only_the_last_minute_is_counted_whatever_the_pauses(events: list[tuple[
     clock.now_s += 3
     for group in GROUPS:
         expected = sum(of == group and int(clock.now_s) - int(when) <= WINDOW_S for of, when in added)
-        assert sum(recent.counts()[group].answered.values()) == expected
+        assert sum(request_counts(recent.window())[group].answered.values()) == expected
 
 
 def test_how_much_time_is_covered() -> None:
     clock = Clock(1000.25)
     recent = RecentRequests(clock)
     clock.now_s = 1002.75
-    assert recent.covered_s() == 2.5
+    assert recent.window().covered_s == 2.5
     clock.now_s = 2000.75
-    assert recent.covered_s() == WINDOW_S + 0.75
+    assert recent.window().covered_s == WINDOW_S + 0.75
 
 
 def test_steps_are_summed_up_for_a_minute() -> None:
@@ -112,12 +121,46 @@ def test_steps_are_summed_up_for_a_minute() -> None:
     clock.now_s += 1
     recent.add(2, 50, 50, 0.01)
     clock.now_s += 1
-    sums = recent.sums()
+    sums = step_sums(recent.window())
     assert (sums.steps, sums.sequences, sums.tokens, sums.slots) == (2, 6, 150, 210)
     assert sums.engine_s == pytest.approx(0.03)
     assert sums.tokens_per_second[-2:] == [100, 50]
     assert sums.covered_s == 2.0
     clock.now_s += WINDOW_S - 1
-    assert (recent.sums().steps, recent.sums().tokens) == (1, 50)
+    assert (step_sums(recent.window()).steps, step_sums(recent.window()).tokens) == (1, 50)
     clock.now_s += 1
-    assert (recent.sums().steps, recent.sums().engine_s) == (0, 0.0)
+    assert (step_sums(recent.window()).steps, step_sums(recent.window()).engine_s) == (0, 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300), st.sampled_from([200, 429, 500])), max_size=30))
+def test_windows_of_several_processes_say_together_what_one_would_have_counted(
+    events: list[tuple[int, int, int]],
+) -> None:
+    clock = Clock(1000.5)
+    alone, alone_steps = RecentRequests(clock), RecentSteps(clock)
+    parts = [(RecentRequests(clock), RecentSteps(clock)) for _ in range(3)]
+    for process, pause, status in events:
+        clock.now_s += pause / 10
+        for requests, steps in ((alone, alone_steps), parts[process]):
+            requests.add("bulk", status, pause / 100)
+            steps.add(2, pause, 2 * pause, 0.5)
+    windows = [(requests.window(), steps.window()) for requests, steps in parts]
+    mine, mine_steps = windows[0]
+    found = summed([mine, *(window.packed().unpacked_like(mine) for window, _ in windows[1:])])
+    assert request_counts(found) == request_counts(alone.window())
+    steps_found = summed([mine_steps, *(window.packed().unpacked_like(mine_steps) for _, window in windows[1:])])
+    assert step_sums(steps_found) == step_sums(alone_steps.window())
+
+
+@pytest.mark.parametrize(("behind", "expected"), [(0, 1), (1, 1), (WINDOW_S, 1), (WINDOW_S + 1, 0), (1000, 0)])
+def test_what_was_answered_before_another_second_began_stays_in_its_second(behind: int, expected: int) -> None:
+    clock = Clock()
+    first, second = RecentRequests(clock), RecentRequests(clock)
+    first.add("bulk", 200, 0.1)
+    early = first.window()
+    clock.now_s += behind
+    found = summed([early, second.window()])
+    assert found.second == int(clock.now_s)
+    assert request_counts(found)["bulk"].answered.get(200, 0) == expected
+    if expected:
+        assert found.rows[-1 - behind].sum() == 2  # its status and its time

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from bei.config import ServeConfig
-from bei.metrics import Metrics
 from bei.server.dialect import Dialect
 from bei.server.dialects import cohere, infinity, jina, nim, tei, vllm, voyage
 from bei.server.models import Models
+from bei.server.whole import WholeServer
 
 
-def all_dialects(models: Models, config: ServeConfig, metrics: Metrics) -> tuple[Dialect, ...]:
+def all_dialects(models: Models, config: ServeConfig, server: WholeServer) -> tuple[Dialect, ...]:
     """In the order in which messages name them; ``bei.config.DIALECTS`` has the same names."""
     return (
-        tei.dialect(models, config, metrics),
+        tei.dialect(models, config, server),
         cohere.DIALECT,
         jina.DIALECT,
         voyage.DIALECT,
-        nim.dialect(models, metrics),
-        infinity.dialect(models, metrics),
-        vllm.dialect(models, config, metrics),
+        nim.dialect(models, server),
+        infinity.dialect(models, server),
+        vllm.dialect(models, config, server),
     )

@@ -15,7 +15,6 @@ from fastapi import APIRouter
 from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
-from bei.metrics import Metrics
 from bei.server import classify
 from bei.server.call import Call
 from bei.server.controls import Dimensions, Model
@@ -30,6 +29,7 @@ from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.server.vectors import OCTET_HEADERS, VectorForm
+from bei.server.whole import WholeServer
 from bei.service import InferenceService, ModelInput
 
 _RESULT_BYTES = 45
@@ -206,9 +206,9 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     )
 
 
-def _reads(models: Models, metrics: Metrics) -> APIRouter:
+def _reads(models: Models, server: WholeServer) -> APIRouter:
     router = APIRouter()
-    add_metrics(router, "/metrics", metrics)
+    add_metrics(router, "/metrics", server)
 
     @router.get("/models", summary="List the served models (Infinity)", response_model=None)
     @answers()
@@ -221,7 +221,7 @@ def _reads(models: Models, metrics: Metrics) -> APIRouter:
     @answers(EngineDeadError)
     async def health() -> Health:
         """The time; 503 where a thread of a model has died."""
-        if not all(service.is_alive for service in models):
+        if await server.dead():
             raise EngineDeadError("A thread of a model has died: restart the server.")
         return {"unix": time.time()}
 
@@ -251,7 +251,7 @@ def _described(service: InferenceService, created: int) -> ServedModel:
     }
 
 
-def dialect(models: Models, metrics: Metrics) -> Dialect:
+def dialect(models: Models, server: WholeServer) -> Dialect:
     """Bound to the served models."""
     routes: tuple[Route[Any], ...] = (
         Route(
@@ -279,7 +279,7 @@ def dialect(models: Models, metrics: Metrics) -> Dialect:
         routes,
         error_form,
         (StatusErrorBody, ValidationErrors),
-        _reads(models, metrics),
+        _reads(models, server),
         probes=("/health",),
         metrics_path="/metrics",
     )

@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from bei import __version__
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
-from bei.metrics import Metrics
 from bei.server.call import Call
 from bei.server.controls import Dimensions, Model
 from bei.server.dialect import Dialect, add_metrics
@@ -30,6 +29,7 @@ from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.server.vectors import OCTET_HEADERS, VectorForm, dtype_of
+from bei.server.whole import WholeServer
 from bei.service import ModelInput
 from bei.truncation import encoding_options
 
@@ -181,7 +181,7 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     return status, Problem(object="error", message=str(error), type=error.code, detail={})
 
 
-def _reads(models: Models, metrics: Metrics) -> APIRouter:
+def _reads(models: Models, server: WholeServer) -> APIRouter:
     router = APIRouter()
 
     @router.head("/v1/health/live", summary="Liveness (NIM)", response_model=None)
@@ -189,7 +189,7 @@ def _reads(models: Models, metrics: Metrics) -> APIRouter:
     @answers(EngineDeadError)
     async def live() -> Live:
         """200 while every thread of every model works."""
-        if not all(service.is_alive for service in models):
+        if await server.dead():
             raise EngineDeadError("A thread of a model has died: restart the server.")
         return {"object": "health.response", "message": "live", "live": True}
 
@@ -198,7 +198,7 @@ def _reads(models: Models, metrics: Metrics) -> APIRouter:
     @answers(NotReadyError)
     async def ready() -> ReadyHealth:
         """200 when every model answers as it did when it was built."""
-        await models.check_ready()
+        await server.check_ready()
         return {"object": "health.response", "message": "ready", "ready": True}
 
     @router.get("/v1/version", summary="Version (NIM)", response_model=None)
@@ -207,7 +207,7 @@ def _reads(models: Models, metrics: Metrics) -> APIRouter:
         """This server's, and that of the API, which its paths begin with."""
         return {"release": __version__, "api": "1"}
 
-    add_metrics(router, "/v1/metrics", metrics)
+    add_metrics(router, "/v1/metrics", server)
     router.include_router(models_router(models))
     return router
 
@@ -217,7 +217,7 @@ RANKING: Route[Any] = Route(
 )
 
 
-def dialect(models: Models, metrics: Metrics) -> Dialect:
+def dialect(models: Models, server: WholeServer) -> Dialect:
     """Bound to the served models."""
     embeddings: Route[Any] = Route(
         "/v1/embeddings",
@@ -242,7 +242,7 @@ def dialect(models: Models, metrics: Metrics) -> Dialect:
         (embeddings, RANKING, hosted),
         error_form,
         Problem,
-        _reads(models, metrics),
+        _reads(models, server),
         probes=("/v1/health/live", "/v1/health/ready"),
         metrics_path="/v1/metrics",
     )

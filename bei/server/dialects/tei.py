@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, Response
 from bei import errors
 from bei.config import ServeConfig
 from bei.errors import InvalidRequestError
-from bei.metrics import Metrics
 from bei.server import classify, embed, embeddings, rerank, tokenize
 from bei.server.call import Call
 from bei.server.controls import Model
@@ -37,6 +36,7 @@ from bei.server.rendering import FLOAT_BYTES, Items, num_bytes_of
 from bei.server.reply import Reply
 from bei.server.tokenize import MOST_IDS, decoded
 from bei.server.vectors import OCTET_HEADERS
+from bei.server.whole import WholeServer
 from bei.service import InferenceService, ModelInput
 from bei.timing import Timing
 
@@ -291,7 +291,7 @@ def openapi_router() -> APIRouter:
 _PROBES = ("/health", "/ping", "/")
 
 
-def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
+def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect:
     """Bound to the served models."""
     max_inputs = config.max_client_batch_size
     accepts_ids = config.openai_token_ids == "accept"
@@ -309,12 +309,12 @@ def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
     reads = APIRouter()
     reads.include_router(info_router(models, config))
     reads.include_router(openapi_router())
-    add_metrics(reads, "/metrics", metrics)
+    add_metrics(reads, "/metrics", server)
 
     @answers(errors.NotReadyError, bodies={200: None})
     async def health() -> Response:
         """200 when every model answers as it did when it was built."""
-        await models.check_ready()
+        await server.check_ready()
         return Response()
 
     for path in _PROBES:

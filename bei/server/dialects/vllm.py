@@ -20,7 +20,6 @@ from bei import __version__
 from bei.config import ServeConfig
 from bei.core import Float32Array
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
-from bei.metrics import Metrics
 from bei.server import classify, embeddings, rerank, tokenize
 from bei.server.call import Call
 from bei.server.controls import Controls, Model
@@ -35,6 +34,7 @@ from bei.server.parsing import TokenId, parser
 from bei.server.reads import answers
 from bei.server.rendering import Items
 from bei.server.reply import Reply
+from bei.server.whole import WholeServer
 from bei.service import InferenceService
 from bei.tasks import embed_inputs, rerank_pairs
 
@@ -204,14 +204,14 @@ DETOKENIZE: Route[Any] = Route(
 )
 
 
-def _reads(models: Models, metrics: Metrics) -> APIRouter:
+def _reads(models: Models, server: WholeServer) -> APIRouter:
     router = APIRouter()
-    add_metrics(router, "/metrics", metrics)
+    add_metrics(router, "/metrics", server)
 
     @answers(EngineDeadError, bodies={200: None})
     async def health() -> Response:
         """200 while every thread of every model works."""
-        if not all(service.is_alive for service in models):
+        if await server.dead():
             raise EngineDeadError("A thread of a model has died: restart the server.")
         return Response()
 
@@ -260,7 +260,7 @@ def _uncut(body: Controls) -> None:
         body.truncate = False
 
 
-def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
+def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect:
     """Bound to the served models."""
     accepts_ids = config.openai_token_ids == "accept"
     classifying = next(route for route in classify.ROUTES if route.path == "/classify")
@@ -279,7 +279,7 @@ def dialect(models: Models, config: ServeConfig, metrics: Metrics) -> Dialect:
         (*inference, tokenize.ROUTE, DETOKENIZE),
         error_form,
         StatusErrorBody,
-        _reads(models, metrics),
+        _reads(models, server),
         probes=("/health", "/ping"),
         metrics_path="/metrics",
     )

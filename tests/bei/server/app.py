@@ -18,6 +18,7 @@ from bei.server.dialects import all_dialects
 from bei.server.keys import keyring_of
 from bei.server.models import Models
 from bei.server.request_log import request_log_of
+from bei.server.whole import WholeServer
 from tests.bei.services import make_service
 from tests.engines import DEADLINE_S
 
@@ -41,7 +42,7 @@ class App:
         self.metrics = Metrics()
         self.models = self.run(self._load(served, settings))
         config = ServeConfig(**settings)
-        self.dialects = all_dialects(self.models, config, self.metrics)
+        self.dialects = all_dialects(self.models, config, WholeServer(self.models, self.metrics))
         self.keys = keyring_of(config, self.metrics)
         self.asgi = create_app(self.models, config, self.metrics, self.keys, request_log_of(config), tracing)
         transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)

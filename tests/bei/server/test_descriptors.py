@@ -14,10 +14,16 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from bei.config import ServeConfig
 from bei.errors import ConfigError
+from bei.metrics import Metrics
+from bei.processes.shared_limits import SharedLimits
 from bei.server import descriptors
+from bei.server.connections import Connections
 from bei.server.descriptors import Listener, fitting_connections
 from bei.server.tls import TLS
+from tests.bei.processes.pages import pages
+from tests.bei.server.test_connections import Member
 from tests.certificates import make_authority, make_certificate
 
 
@@ -125,3 +131,78 @@ def test_of_too_many_unfinished_handshakes_the_oldest_ends(monkeypatch: pytest.M
 def test_descriptors_are_kept_for_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
     limited_to(monkeypatch, 1000, 100)
     assert fitting_connections(10_000, 200) == fitting_connections(10_000) - 200
+
+
+class Gate:
+    """Leaves connections to others while it is closed, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.num_asked = self.num_coming = self.most_coming = self.num_listening = 0
+
+    def is_left_to_others(self) -> bool:
+        self.num_asked += 1
+        return self.is_closed
+
+    def coming(self, change: int) -> None:
+        self.num_coming += change
+        self.most_coming = max(self.most_coming, self.num_coming)
+
+    def listening(self, change: int) -> None:
+        self.num_listening += change
+
+
+def test_what_is_left_to_others_is_accepted_after_all_if_none_of_them_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "_LEAVE_S", 0.05)
+    gate = Gate()
+    gate.is_closed = True
+
+    async def run() -> float:
+        with socket.create_server(("127.0.0.1", 0)) as real:
+            listener = Listener(real, asyncio.Protocol, lambda: None, None, gate)
+            assert gate.num_listening == 1
+            loop, made = asyncio.get_running_loop(), asyncio.Event()
+            listener._make_protocol = lambda: made.set() or asyncio.Protocol()  # type: ignore[func-returns-value]
+            began_s = loop.time()
+            _, writer = await asyncio.open_connection(*real.getsockname())
+            await made.wait()
+            seconds = loop.time() - began_s
+            await listener.wait_closed()
+            listener.close()
+            writer.close()
+            return seconds
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) >= 0.05
+    assert (gate.most_coming, gate.num_coming, gate.num_listening) == (1, 0, 0)
+    assert gate.num_asked >= 1
+
+
+def test_two_listeners_on_one_socket_share_its_connections_evenly() -> None:
+    async def run() -> list[int]:
+        made, all_made = [0, 0], asyncio.Event()
+        with pages(2) as (_, *fronts), socket.create_server(("127.0.0.1", 0), backlog=64) as real:
+            listeners = []
+            for index, page in enumerate(fronts):
+                limits = SharedLimits(page)
+                connections = Connections(ServeConfig(), Metrics(), 100, None, limits.front_ends, limits.uploads)
+
+                class Counted(asyncio.Protocol):
+                    def connection_made(
+                        self, _: object, index: int = index, connections: Connections = connections
+                    ) -> None:
+                        made[index] += 1
+                        connections.add(Member())
+                        if sum(made) == 20:
+                            all_made.set()
+
+                listeners.append(Listener(real.dup(), Counted, lambda: None, None, connections))
+            writers = [(await asyncio.open_connection(*real.getsockname()))[1] for _ in range(20)]
+            await all_made.wait()
+            for listener in listeners:
+                listener.close()
+                listener._listener.close()
+            for writer in writers:
+                writer.close()
+        return made
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == [10, 10]

@@ -31,6 +31,7 @@ from bei.server.endpoint import Route
 from bei.server.errors import ErrorForm, own_form, status_of
 from bei.server.models import Models
 from bei.server.pipelines import REQUESTS, by_kind
+from bei.server.whole import WholeServer
 from bei.tasks import PHRASES
 from tests.bei.server.dialects.wire import exchanges
 from tests.bei.server.test_endpoint import GOOD
@@ -74,7 +75,7 @@ def _root_parser(task: str) -> Parse:
 def _routes() -> Iterator[tuple[Route[Any], ErrorForm]]:
     config = ServeConfig(openai_token_ids="accept")
     yield from ((route, own_form) for route in inference_routes(config))
-    for dialect in all_dialects(Models([]), config, Metrics()):
+    for dialect in all_dialects(Models([]), config, WholeServer(Models([]), Metrics())):
         yield from ((route, dialect.error_form) for route in mounted(dialect))
 
 

@@ -17,6 +17,7 @@ from bei.server.dialect import mounted
 from bei.server.dialects import all_dialects
 from bei.server.errors import FORM_KEY, ErrorBody, error_response, own_form
 from bei.server.models import Models
+from bei.server.whole import WholeServer
 from tests.artifacts import LIMITS
 from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
@@ -25,7 +26,7 @@ from tests.bei.server.kinds import post
 from tests.bei.server.test_endpoint import GOOD
 
 CONFIG = ServeConfig()
-DIALECT_LIST = all_dialects(Models([]), CONFIG, Metrics())
+DIALECT_LIST = all_dialects(Models([]), CONFIG, WholeServer(Models([]), Metrics()))
 # All routes with a body, and the form and types of their errors.
 ROUTES = [(route, own_form, ErrorBody) for route in inference_routes(CONFIG)] + [
     (route, dialect.error_form, dialect.error_body) for dialect in DIALECT_LIST for route in mounted(dialect)

@@ -12,6 +12,7 @@ import pytest
 
 from bei import __version__
 from bei.engine.fake import FakeEngine
+from bei.recent import step_sums
 from bei.server.stats import Stats
 from tests.artifacts import LIMITS
 from tests.bei.server.app import ROUTE, App
@@ -107,7 +108,7 @@ def test_steps_and_what_they_held(make_app: MakeApp) -> None:
     for given in ([[1, 2, 3, 4]], [[5, 6]]):
         assert app.embed(input=given).status_code == 200
     (service,) = app.models
-    app.run(until(lambda: service.recent.sums().steps == 2))  # counted after the answers are handed over
+    app.run(until(lambda: step_sums(service.recent.window()).steps == 2))  # counted after the answers are handed over
     (model,) = stats(app)["models"]
     assert model["tokens_per_second"] > model["sequences_per_second"] > 0
     assert model["sequences_per_second"] == pytest.approx(model["steps_per_second"])

@@ -1,0 +1,130 @@
+"""Metrics of several processes as those of one server: what each of them says, and what that is together.
+
+Counters and histograms are summed up. What a process that has ended had counted stays in the sums, so that no counter
+falls. Gauges are put together by a rule each (``GAUGES``), and count only while their process answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Final
+
+import msgspec
+from prometheus_client.core import Metric
+
+from bei.te_metrics import Answered
+
+# When a counter was made, as prometheus_client says it: the first of them counts for all.
+_CREATED: Final = "_created"
+
+_SUMMED: Final = ("counter", "histogram")
+
+# What a queue's gauges say every process says of the same queue, one a little later than another: the largest counts.
+GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "bei_queue_sequences": max,
+    "bei_queue_tokens": max,
+    "bei_queue_cost_seconds": max,
+    "bei_drain_seconds": max,
+    "bei_step_cap_seconds": max,
+    "bei_batch_sequences_limit": max,
+    "bei_batch_tokens_limit": max,
+    "bei_artifact_info": max,
+    "bei_artifact_start_time_seconds": min,
+    "process_resident_memory_bytes": float.__add__,
+    "process_virtual_memory_bytes": float.__add__,
+    "process_open_fds": float.__add__,
+    "process_max_fds": float.__add__,
+    "process_start_time_seconds": min,
+}
+
+
+class Family(msgspec.Struct, array_like=True, frozen=True):
+    """A metric: its name, help text, type, and its samples: name, names and values of labels, value."""
+
+    name: str
+    text: str
+    kind: str
+    samples: list[tuple[str, tuple[tuple[str, str], ...], float]]
+
+
+class Snapshot(msgspec.Struct, array_like=True, frozen=True):
+    """What one process knows, or several together. ``answered`` and ``embedders`` are for TEI's names of metrics."""
+
+    families: list[Family]
+    answered: list[Answered] = []
+    embedders: list[str] = []
+
+    def encode(self) -> bytes:
+        """For another process."""
+        return msgspec.msgpack.encode(self)
+
+
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+def snapshot_of(families: Iterable[Metric], answered: Iterable[Answered], embedders: Iterable[str]) -> Snapshot:
+    """Of metrics as a registry collects them."""
+    return Snapshot(
+        [
+            Family(
+                family.name,
+                family.documentation,
+                family.type,
+                [(name, tuple(labels.items()), float(value)) for name, labels, value, *_ in family.samples],
+            )
+            for family in families
+        ],
+        [*answered],
+        [*embedders],
+    )
+
+
+def metrics_of(families: Iterable[Family]) -> list[Metric]:
+    """The opposite."""
+    found = []
+    for family in families:
+        metric = Metric(family.name, family.text, family.kind)
+        for name, labels, value in family.samples:
+            metric.add_sample(name, dict(labels), value)
+        found.append(metric)
+    return found
+
+
+def together(answers: Iterable[bytes]) -> Snapshot:
+    """What all of ``answers``, encoded snapshots, say together."""
+    snapshots = [_decoder.decode(answer) for answer in answers]
+    by_name: dict[str, list[Family]] = {}
+    requests: Counter[tuple[str, int]] = Counter()
+    for snapshot in snapshots:
+        for family in snapshot.families:
+            by_name.setdefault(family.name, []).append(family)
+        for method, status, number in snapshot.answered:
+            requests[method, status] += number
+    return Snapshot(
+        [_merged(families) for families in by_name.values()],
+        [Answered(method, status, number) for (method, status), number in requests.items()],
+        sorted({name for snapshot in snapshots for name in snapshot.embedders}),
+    )
+
+
+def ended(answers: Seq[bytes]) -> bytes:
+    """What is kept of processes that have ended, or do not answer, by what they said last: all that is counted."""
+    found = together(answers)
+    return msgspec.structs.replace(
+        found, families=[family for family in found.families if family.kind in _SUMMED]
+    ).encode()
+
+
+def _merged(families: Seq[Family]) -> Family:
+    first = families[0]
+    rule = float.__add__ if first.kind in _SUMMED else GAUGES[first.name]
+    values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for family in families:
+        for name, labels, value in family.samples:
+            place = name, labels
+            if place in values:
+                value = (min if name.endswith(_CREATED) else rule)(values[place], value)
+            values[place] = value
+    return msgspec.structs.replace(first, samples=[(*place, value) for place, value in values.items()])

@@ -1,0 +1,180 @@
+"""Limits that several front ends hold together, by the memory that they share (``shared_page``).
+
+Each class is what one part of the server asks where it is alone: ``bei.elsewhere``, ``bei.admission.Elsewhere``,
+``bei.server.connections.FrontEnds``, ``bei.server.rates.Bucket``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from bei.admission import Accepted
+from bei.port import LANES
+from bei.processes import shared_page
+from bei.processes.shared_page import SharedPage
+from bei.server.connections import FrontEnd
+from bei.server.rates import Bucket
+
+_NS = 1_000_000_000
+
+# A front end whose event loop has not come by for so long accepts nothing.
+_ALIVE_NS = 2 * _NS
+
+# To be told to a client where a process that does not run has its bucket.
+_BUSY_S = 0.1
+
+
+class SharedLimits:
+    """What a front end asks for, of the ``page`` that it has a cell of."""
+
+    def __init__(self, page: SharedPage) -> None:
+        self._page = page
+        self._models: dict[str, ModelCell] = {}
+        self.answer_bytes = SharedTally(page, shared_page.ANSWER_BYTES)
+        self.uploads = SharedUploads(page)
+        self.front_ends = SharedFrontEnds(page)
+
+    def accepted(self, model: str) -> AcceptedElsewhere:
+        """For one service of the model; while it is swapped there are two. Raises ConfigError: too many models."""
+        cell = self._models.get(model)
+        if cell is None:
+            cell = self._models[model] = ModelCell(self._page, model)
+        return AcceptedElsewhere(cell)
+
+    def bucket(self, name: str, what: str, rate: float) -> Bucket:
+        """Of a key's name, for what is counted. Raises ConfigError where there have been too many."""
+        return SharedBucket(rate, self._page, self._page.word_of_bucket(name, what))
+
+
+class SharedTally:
+    """A word of the cell. ``bei.elsewhere.Tally``."""
+
+    def __init__(self, page: SharedPage, word: int) -> None:
+        self._page = page
+        self._word = word
+
+    def tell(self, own: int) -> int:
+        """This process holds ``own``. Returns what the others hold together."""
+        self._page.write(self._word, own)
+        return sum(self._page.of_others(self._word))
+
+
+class SharedUploads(SharedTally):
+    """The bytes of unfinished bodies. ``bei.elsewhere.Uploads``."""
+
+    def __init__(self, page: SharedPage) -> None:
+        super().__init__(page, shared_page.BODY_BYTES)
+        self._seen = self._refused_before()
+
+    def refuse(self) -> None:
+        """A new upload was refused because of what others hold."""
+        self._page.write(shared_page.NUM_REFUSED, self._page.read(shared_page.NUM_REFUSED) + 1)
+
+    def refused(self) -> int:
+        """How many the others have refused since this was asked last."""
+        seen, self._seen = self._seen, self._refused_before()
+        return max(0, self._seen - seen)  # less where one of them has died
+
+    def _refused_before(self) -> int:
+        return sum(self._page.of_others(shared_page.NUM_REFUSED))
+
+
+class SharedFrontEnds:
+    """The connections of all front ends. ``bei.server.connections.FrontEnds``."""
+
+    def __init__(self, page: SharedPage) -> None:
+        self._page = page
+
+    def tell(self, own: FrontEnd) -> None:
+        """This front end's connections have changed."""
+        self._page.write(shared_page.NUM_OPEN, own.num_open)
+        self._page.write(shared_page.NUM_COMING, own.num_coming)
+        self._page.write(shared_page.NUM_IDLE, own.num_idle)
+
+    def come_by(self, *, accepts: bool) -> None:
+        """Now and then: this front end lives, and accepts connections or not."""
+        self._page.write(shared_page.ALIVE_NS, time.monotonic_ns() if accepts else 0)
+
+    def num_open_elsewhere(self) -> int:
+        """Connections of all others."""
+        return sum(self._page.of_others(shared_page.NUM_OPEN))
+
+    def accepting(self) -> Seq[FrontEnd]:
+        """The others that accept connections now."""
+        since_ns = time.monotonic_ns() - _ALIVE_NS
+        words = (shared_page.NUM_OPEN, shared_page.NUM_COMING, shared_page.NUM_IDLE)
+        rows = zip(*(self._page.of_others(word) for word in (shared_page.ALIVE_NS, *words)), strict=True)
+        return [FrontEnd(*found) for alive_ns, *found in rows if alive_ns > since_ns]
+
+
+class ModelCell:
+    """The words of one model in the cell. Whole numbers, so that what is taken away again leaves nothing."""
+
+    def __init__(self, page: SharedPage, model: str) -> None:
+        self._page = page
+        first = page.words_of_model(model)
+        self._words = range(first, first + shared_page.OF_MODEL)
+        self._lock = threading.Lock()
+
+    def add(self, changes: Seq[int]) -> None:
+        """To each word."""
+        with self._lock:
+            for word, change in zip(self._words, changes, strict=True):
+                if change:
+                    self._page.write(word, self._page.read(word) + change)
+
+    def total(self) -> list[int]:
+        """Each word, summed over all front ends."""
+        return [self._page.read(word) + sum(self._page.of_others(word)) for word in self._words]
+
+
+class AcceptedElsewhere:
+    """What all but one service of this process have accepted of a model. ``bei.admission.Elsewhere``."""
+
+    def __init__(self, cell: ModelCell) -> None:
+        self._cell = cell
+        self._told = [0] * shared_page.OF_MODEL
+
+    def tell(self, own: Accepted) -> None:
+        """This service has accepted ``own``."""
+        expected_ns = (round(own.expected_s[lane] * _NS) for lane in LANES)
+        words = [own.num_open, own.num_tokens, round(own.seconds * _NS), *expected_ns]
+        changes, self._told = [new - old for new, old in zip(words, self._told, strict=True)], words
+        self._cell.add(changes)
+
+    def others(self) -> Accepted:
+        """All others together."""
+        found = [total - told for total, told in zip(self._cell.total(), self._told, strict=True)]
+        num_open, num_tokens, ns, *expected_ns = (max(0, word) for word in found)
+        expected_s = {lane: lane_ns / _NS for lane, lane_ns in zip(LANES, expected_ns, strict=True)}
+        return Accepted(num_open, num_tokens, ns / _NS, expected_s)
+
+
+class SharedBucket(Bucket):
+    """A bucket that all front ends take from. Where another process has it and does not run, nothing is let in."""
+
+    def __init__(self, rate: float, page: SharedPage, word: int, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(rate, clock)
+        self._page = page
+        self._word = word
+
+    def ask(self, amount: float) -> float:
+        """As ``Bucket.ask``."""
+        if not self._page.lock(self._word):
+            return _BUSY_S
+        try:
+            filled_s, level = self._page.pair(self._word)
+            if filled_s:  # else nobody has taken anything yet, and it is full
+                self._filled_s, self._level = filled_s, level
+            wait_s = super().ask(amount)
+            # The time first: who is killed between the two has not filled the bucket twice for one time.
+            self._page.set_pair(self._word, self._filled_s, self._level)
+        finally:
+            self._page.unlock(self._word)
+        return wait_s
+
+    def go_on_from(self, other: Bucket) -> None:
+        """There is one bucket of a name, which goes on by itself."""

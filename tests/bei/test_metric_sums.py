@@ -1,0 +1,163 @@
+"""What several processes' metrics say together: what one process would have counted, and no counter ever falls."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from bei.metric_sums import GAUGES, Snapshot, ended, together
+from bei.metrics import Metrics, ModelMetrics
+from bei.port import LANES
+from tests.bei.test_metrics import LIMITS, STATS
+from tests.scraped import scraped
+
+ROUTES = ("/embed", "/health")
+# Of the process that is asked, or of the moment.
+OF_THE_MOMENT = re.compile("process_|.*_created$|bei_process_up")
+
+
+def new_metrics() -> Metrics:
+    metrics = Metrics()
+    metrics.model_routes = frozenset(ROUTES[:1])
+    return metrics
+
+
+def happen(metrics: Metrics, event: tuple[Any, ...]) -> None:
+    what, model, lane, number = event
+    of_model = ModelMetrics(metrics, model, is_embedder=model == "a")
+    if what == "request":
+        metrics.request(ROUTES[number % 2], 200 + 229 * (number % 3 == 0), number / 8, model, lane, number)
+        metrics.key_request(model, 200)
+    elif what == "inputs":
+        of_model.accepted(number)
+        of_model.inferred(number, 1)
+        of_model.tokenized(lane, number, number / 4)
+    else:
+        of_model.batch([number, 1], engine_s=number / 16, predicted_s=0.5, waits=[(lane, number / 2)])
+        of_model.shared(number, 1)
+
+
+EVENTS = st.tuples(
+    st.sampled_from(["request", "inputs", "step"]), st.sampled_from("ab"), st.sampled_from(LANES), st.integers(1, 40)
+)
+
+
+def samples(text: bytes) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+        if not OF_THE_MOMENT.match(sample.name)
+    }
+
+
+def rendered(metrics: Metrics, *answers: bytes) -> dict[tuple[str, ...], float]:
+    return samples(metrics.render_together(dict(enumerate_names(answers)), (), ()))
+
+
+def enumerate_names(answers: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
+    return [(f"front-{index}", answer) for index, answer in enumerate(answers)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 2), EVENTS), max_size=20))
+def test_processes_say_together_what_one_would_have_counted(events: list[tuple[int, tuple[Any, ...]]]) -> None:
+    alone, parts = new_metrics(), [new_metrics() for _ in range(3)]
+    for metrics in (alone, *parts):
+        for model in "ab":
+            ModelMetrics(metrics, model, is_embedder=model == "a")
+    for process, event in events:
+        happen(alone, event)
+        happen(parts[process], event)
+    found = rendered(parts[0], *(part.snapshot() for part in parts))
+    assert found == samples(alone.render())  # text-embeddings-inference's names too
+    # In any order and however they are grouped, ended or not.
+    counted = {name: value for name, value in found.items() if not GAUGES.keys() & {name[0]}}
+    gone = ended([ended([parts[2].snapshot()]), parts[1].snapshot()])
+    assert {name: found[name] for name in counted} == {
+        name: value for name, value in rendered(parts[1], gone, parts[0].snapshot()).items() if name in counted
+    }
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["dies", "is silent", "works"]), EVENTS), max_size=12))
+def test_no_counter_falls_whoever_dies_or_does_not_answer(steps: list[tuple[int, str, tuple[Any, ...]]]) -> None:
+    """As the supervisor does it: of each process either its answer counts or what was kept of it, once."""
+    living, gone = [new_metrics(), new_metrics()], b""
+    kept = [metrics.snapshot() for metrics in living]
+    before: dict[tuple[str, ...], float] = {}
+    for process, what, event in steps:
+        happen(living[process], event)
+        silent = what == "is silent"
+        fresh = [metrics.snapshot() for metrics in living]
+        if what == "dies":  # what it had counted since it was asked last is lost
+            gone = ended([*filter(None, [gone]), kept[process]])
+            living[process] = new_metrics()
+            fresh[process] = living[process].snapshot()
+        kept = [
+            old if silent and index == process else new
+            for index, (old, new) in enumerate(zip(kept, fresh, strict=True))
+        ]
+        answers = [one for index, one in enumerate(kept) if not (silent and index == process)]
+        last = [kept[process]] if silent else []
+        now = rendered(living[0], *answers, ended([*filter(None, [gone]), *last]))
+        counters = {name: value for name, value in now.items() if name[0] not in GAUGES}
+        assert all(counters.get(name, -1.0) >= value - 1e-9 for name, value in before.items())
+        before = counters
+
+
+def test_gauges_are_put_together_by_their_rules() -> None:
+    first, second, engine = new_metrics(), new_metrics(), new_metrics()
+    for number, metrics in enumerate((first, second)):
+        model = ModelMetrics(metrics, "a")
+        model.watch(lambda: STATS, LIMITS)
+        model.watch_waits(lambda lane, _, number=number: 1.5 + number)  # type: ignore[misc]
+    first.artifact("a", "1" * 64)
+    second.artifact("a", "2" * 64)  # the first has not yet swapped it
+    second.artifact_start.labels("a").set(5e9)
+    text = first.render_together(
+        dict(enumerate_names((first.snapshot(), second.snapshot(), engine.snapshot()))), (), ()
+    )
+    found = samples(text)
+    assert found["bei_queue_tokens", "a", "bulk"] == STATS.lanes["bulk"].num_tokens  # of one queue, which both know
+    assert found["bei_drain_seconds", "a", "bulk"] == 2.5
+    assert found["bei_batch_tokens_limit", "a"] == LIMITS.max_num_tokens
+    assert {name[1] for name in found if name[0] == "bei_artifact_info"} == {"1" * 64, "2" * 64}
+    assert found["bei_artifact_start_time_seconds", "a"] < 2e9
+    alone = {family.name: family.samples[0].value for family in engine.registry.collect() if family.samples}
+    families = text_string_to_metric_families(text.decode())
+    summed = {family.name: family.samples[0].value for family in families if family.samples}
+    assert summed["process_resident_memory_bytes"] > 2.5 * alone["process_resident_memory_bytes"]
+    assert summed["process_max_fds"] == 3 * alone["process_max_fds"]
+    assert summed["process_start_time_seconds"] == alone["process_start_time_seconds"]
+
+
+def test_of_a_process_that_has_ended_no_gauge_counts() -> None:
+    metrics = new_metrics()
+    metrics.artifact("a", "1" * 64)
+    kept = ended([metrics.snapshot()])
+    assert {family.kind for family in together([kept]).families} == {"counter", "histogram"}
+    assert "process_cpu_seconds" in {family.name for family in together([kept]).families}
+
+
+def test_there_is_a_rule_for_every_gauge_and_no_other() -> None:
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", scraped(), re.M))
+    gauges = {name for name, kind in kinds.items() if kind == "gauge" and not name.endswith("_created")}
+    assert gauges - {"bei_process_up", "te_queue_size"} == GAUGES.keys()  # which are made afterwards
+    assert set(kinds.values()) == {"counter", "histogram", "gauge"}
+
+
+def test_nothing_together_is_nothing() -> None:
+    assert together([]) == Snapshot([])
+
+
+def test_who_has_answered_and_who_has_not_is_said() -> None:
+    metrics = new_metrics()
+    text = metrics.render_together({"front-0": metrics.snapshot()}, ["front-0"], ["front-1"]).decode()
+    assert 'bei_process_up{process="front-0"} 1.0' in text
+    assert 'bei_process_up{process="front-1"} 0.0' in text
+    assert 'bei_process_up{process="server"} 1.0' in metrics.render().decode()
