@@ -35,7 +35,7 @@ _SIZES = tuple(2**power for power in range(13))
 _TOKENS = tuple(2**power for power in range(21))
 _LENGTHS = tuple(2**power for power in range(18))
 
-_FAILURES = ("exception", "non_finite")
+_FAILURES = ("exception", "non_finite", "engine_died")
 
 
 class _Request(NamedTuple):
