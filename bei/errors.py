@@ -55,6 +55,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── ShuttingDownError           the server drains; ask another replica
     └── EngineError                 the engine failed on this input
         ├── EngineDeadError         the engine does not work any more; ask another replica
+        ├── EngineDiedError         the process of the engine died while it ran this input
         └── NonFiniteOutputError    the engine answered NaN or Inf
 """
 
@@ -403,6 +404,12 @@ class EngineDeadError(EngineError):
     """The engine's thread has died, or the engine hangs and could not be replaced. Nothing more is computed."""
 
     code = "engine_dead"
+
+
+class EngineDiedError(EngineError):
+    """The process that ran the engine died, or could not be reached; another one takes its place."""
+
+    code = "engine_died"
 
 
 class NonFiniteOutputError(EngineError):
