@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import importlib.util
 import io
 import json
@@ -236,17 +237,20 @@ def _serve(options: dict[str, Any]) -> None:
     from bei.logs import configure
 
     config = _serve_config(options)
-    configure(config.log_format)
+    configure(config.log_format, "supervisor" if config.has_processes else "")
     for service, names in injected(os.environ).items():
         logging.getLogger(__name__).info(
             "not taken for settings, as Kubernetes injected them for a Service (%s): %s", service, ", ".join(names)
         )
-    try:
+    if "OTEL_PROPAGATORS" in os.environ:
+        try:
+            importlib.import_module("bei.server.run")
+        except ValueError as error:  # FastAPI imports OpenTelemetry's propagators, and they read their variable
+            raise ConfigError(f"OTEL_PROPAGATORS cannot be honoured: {error}") from error
+    if config.has_processes:
+        from bei.processes.supervisor import run
+    else:
         from bei.server.run import run
-    except ValueError as error:  # FastAPI imports OpenTelemetry's propagators, and they read their variable
-        if "OTEL_PROPAGATORS" not in os.environ:
-            raise
-        raise ConfigError(f"OTEL_PROPAGATORS cannot be honoured: {error}") from error
     with _artifacts(config) as artifacts:
         run(artifacts, config)
 

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 import os
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 from bei import combinations
 from bei.cores import usable_cores
+from bei.devices import check_devices
 from bei.errors import ConfigError
 from bei.quantities import parsed_size
 from bei.service_links import injected
@@ -48,6 +50,8 @@ def _default_tokenizer_threads() -> int:
 
 
 _MAY_BE_ZERO = {"port", "engine_threads", "engine_streams", "cache_megabytes", "hang_timeout"}
+# Beyond it somebody meant something else.
+_MOST_HTTP_WORKERS = 256
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class ServeConfig:
     )
     tokenizer_threads: int = field(
         default_factory=_default_tokenizer_threads,
-        metadata={"help": "threads that tokenize (default: cores - 1, at most 8)"},
+        metadata={"help": "threads that tokenize, over all front ends (default: cores - 1, at most 8)"},
     )
     max_queue_tokens: int = _option(4_000_000, "tokens accepted and not yet answered, per model; beyond it 429")
     max_client_batch_size: int = _option(16384, "most inputs of one request")
@@ -165,6 +169,11 @@ class ServeConfig:
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
         combinations.check(self)
+        if self.http_workers > _MOST_HTTP_WORKERS:
+            raise ConfigError(f"http_workers must be at most {_MOST_HTTP_WORKERS}, not {self.http_workers}.")
+        if self.has_processes and not sys.platform.startswith("linux"):
+            raise ConfigError("http_workers and devices need Linux: leave them out.")
+        check_devices(self.devices)
         if self.cache_max_bytes == 0:
             raise ConfigError(f"cache_max_size 0 would keep nothing: give a size, or {UNLIMITED}.")
         if self.require_signature is not None and not self.require_signature:  # a variable that was left empty
@@ -188,6 +197,11 @@ class ServeConfig:
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
                 "raise the second or lower the first."
             )
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether front ends, batch manager and engines are processes of their own."""
+        return self.http_workers > 1 or bool(self.devices)
 
     @property
     def cache_max_bytes(self) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,21 @@ Outputs: TypeAlias = Mapping[str, Float32Array]
 
 # One sequence's part of it: output name -> [width], or [tokens, width] of outputs per token.
 Row: TypeAlias = Mapping[str, Float32Array]
+
+
+class Held:
+    """Owns memory of a bounded pool. It is the base of the arrays that lie there; with the last of them the pool gets
+    the memory back. Parts of such arrays are passed on as they are: a copy would take memory, and give none back."""
+
+    __slots__ = ()
+
+
+def is_held(values: npt.NDArray[Any]) -> bool:
+    """Whether ``values`` lie in such memory."""
+    owner = values.base
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return isinstance(owner, Held)
 
 
 @dataclass(frozen=True)

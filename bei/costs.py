@@ -181,6 +181,11 @@ class CostModel:
                 middle = min(max(middle, 1 / _MAX_CORRECTION), _MAX_CORRECTION)
             self._speed = self._initial_speed * middle
 
+    def follow(self, speed: float) -> None:
+        """Take over the speed that this model has in another process, which observes the steps."""
+        with self._lock:
+            self._speed = speed
+
     def to_json(self) -> dict[str, Any]:
         """Plain data: limits and coefficients. What was observed since is not kept."""
         return {

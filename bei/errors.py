@@ -8,6 +8,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── LibraryVersionError         a compiler's library is of a version that bei does not know
     ├── DeviceNotFoundError         this machine has no such device
     ├── ForkedProcessError          a fork has not copied the threads of what is asked
+    ├── ProcessDiedError            a process of the server ended before it had done what it was to do
     ├── BenchError                  a server cannot be measured
     │   └── ComparisonError         two results of bei bench do not measure the same
     ├── BuildError
@@ -54,6 +55,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── ShuttingDownError           the server drains; ask another replica
     └── EngineError                 the engine failed on this input
         ├── EngineDeadError         the engine does not work any more; ask another replica
+        ├── EngineDiedError         the process of the engine died while it ran this input
         └── NonFiniteOutputError    the engine answered NaN or Inf
 """
 
@@ -98,6 +100,12 @@ class ForkedProcessError(BeiError):
     """An in-process model is used in a fork of the process that made it."""
 
     code = "forked_process"
+
+
+class ProcessDiedError(BeiError):
+    """A process of a server in several processes ended, or is not there, when something was to be done by it."""
+
+    code = "process_died"
 
 
 class BenchError(BeiError):
@@ -396,6 +404,12 @@ class EngineDeadError(EngineError):
     """The engine's thread has died, or the engine hangs and could not be replaced. Nothing more is computed."""
 
     code = "engine_dead"
+
+
+class EngineDiedError(EngineError):
+    """The process that ran the engine died, or could not be reached; another one takes its place."""
+
+    code = "engine_died"
 
 
 class NonFiniteOutputError(EngineError):

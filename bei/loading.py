@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from bei import artifact as artifacts
-from bei.artifact import Artifact
+from bei.artifact import Artifact, Manifest
 from bei.batching import BatchManager, SchedulingRules
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
 from bei.core import Engine
 from bei.costs import CostModel
 from bei.engine import given_options, load_engine
+from bei.errors import ConfigError
 from bei.metrics import Metrics, ModelMetrics
 from bei.opening import opened
 from bei.port import EnginePort, OnAnswers
@@ -52,6 +53,14 @@ def local_port(
     return open_port
 
 
+class WarmEngine(NamedTuple):
+    """An engine that is ready to run, of a verified artifact, whose certificate it may have completed."""
+
+    artifact: Artifact
+    engine: Engine
+    costs: CostModel
+
+
 class Loaded(NamedTuple):
     """What a service is made of: a verified artifact and its engine, warm. ``reload`` makes another engine; None: where
     it hangs there is no other.
@@ -62,6 +71,14 @@ class Loaded(NamedTuple):
     engine: Engine
     costs: CostModel
     reload: Callable[[], Engine] | None
+
+    @classmethod
+    def of(cls, warm: WarmEngine, encoder: TextEncoder, config: ServeConfig) -> Loaded:
+        """With ``encoder`` of the same artifact."""
+        reload = None
+        if warm.engine.info.is_replaceable:
+            reload = partial(warm_again, warm.artifact, config, warm.engine.info.num_streams)
+        return cls(warm.artifact, encoder, warm.engine, warm.costs, reload)
 
     def service(self, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
         """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
@@ -94,16 +111,9 @@ def load_model(source: Path | Artifact, config: ServeConfig) -> Loaded:
 
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, VerificationError.
     """
-    # A link may lead elsewhere while it is read.
-    artifact = opened(source.resolve() if isinstance(source, Path) else source, config)
-    encoder = TextEncoder(
-        artifact.path / artifacts.TOKENIZER,
-        artifact.manifest.max_seq_len,
-        auto_truncate=config.auto_truncate,
-        frame=_frame_of(artifact),
-    )
-    engine = engine_for(artifact, config, _opener(artifact, config))
-    return _warmed(artifact, encoder, engine, config, lambda artifact: costs_for(artifact, engine, config))
+    artifact = verified_at(source, config)
+    encoder = encoder_of(artifact, config)
+    return Loaded.of(warm_first(artifact, config), encoder, config)
 
 
 def load_next(standing: Standing, served: InferenceService, config: ServeConfig) -> Loaded | None:
@@ -112,43 +122,98 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
     Blocks: not for the event loop. Everything is checked as at start but the canary, which needs a service. Raises
     what ``load_model`` raises, and SwapRefusedError.
     """
-    path = standing.path.resolve()
-    if artifacts.load_manifest(path).digest == served.manifest.digest:
+    artifact = next_artifact(standing.path, served.manifest, config)
+    if artifact is None:
+        return None
+    warm = warm_next(artifact, standing, config)
+    return Loaded.of(warm, next_encoder(artifact, served.encoder), config)
+
+
+# The parts of it: of one process, or of several.
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ConfigError where two models have the same name."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ConfigError(f"Two models are called {name!r}: build one of them with another --name.")
+        seen.add(name)
+
+
+def verified_at(source: Path | Artifact, config: ServeConfig) -> Artifact:
+    """The artifact at ``source``, verified as at start. Raises what ``bei.opening.opened`` does."""
+    # A link may lead elsewhere while it is read.
+    return opened(source.resolve() if isinstance(source, Path) else source, config)
+
+
+def next_artifact(path: Path, served: Manifest, config: ServeConfig, num_engines: int = 1) -> Artifact | None:
+    """What lies at ``path``, verified, if it may take the place of ``served``; None: it is the same.
+
+    ``num_engines``: so many are loaded of it. Raises what ``verified_at`` does, and SwapRefusedError.
+    """
+    path = path.resolve()
+    if artifacts.load_manifest(path).digest == served.digest:
         return None
     artifact = opened(path, config)
-    check_swap(served.manifest, artifact.manifest, vectors_may_change=config.swap_vectors)
-    check_room(artifact)
+    check_swap(served, artifact.manifest, vectors_may_change=config.swap_vectors)
+    check_room(artifact, num_engines)
     log.info("%s: loading the artifact %s", served.name, artifact.manifest.digest[:SHOWN_DIGITS])
+    return artifact
+
+
+def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder:
+    """The tokenizer of ``artifact``. Raises ArtifactError."""
+    return TextEncoder(
+        artifact.path / artifacts.TOKENIZER,
+        artifact.manifest.max_seq_len,
+        auto_truncate=config.auto_truncate,
+        frame=_frame_of(artifact),
+    )
+
+
+def next_encoder(artifact: Artifact, served: TextEncoder) -> TextEncoder:
+    """The tokenizer of ``artifact``, which takes the place of the one of ``served``.
+
+    It is the same file: reading a large one would hold the interpreter's lock for a second.
+    """
+    return served.fitted(artifact.manifest.max_seq_len, _frame_of(artifact))
+
+
+def warm_first(artifact: Artifact, config: ServeConfig) -> WarmEngine:
+    """The engine of a server that starts: as many streams and costs as ``config`` says. Raises what ``load_model``
+    raises."""
+    engine = engine_for(artifact, config, _opener(artifact, config))
+    return _warmed(artifact, engine, lambda artifact: costs_for(artifact, engine, config))
+
+
+def warm_next(artifact: Artifact, standing: Standing, config: ServeConfig) -> WarmEngine:
+    """The engine that takes the place of the one of ``standing``. Raises what ``load_model`` raises."""
     streams = config.engine_streams
     if streams == 0 and artifact.manifest.target == standing.target:
         streams = standing.num_streams  # chosen when the server started; measuring would disturb requests
     engine = _opener(artifact, config)(streams or None)
-    # The tokenizer is the same file: reading a large one would hold the interpreter's lock for a second.
-    encoder = served.encoder.fitted(artifact.manifest.max_seq_len, _frame_of(artifact))
-    return _warmed(
-        artifact,
-        encoder,
-        engine,
-        config,
-        lambda artifact: costs_while_serving(artifact, engine, config, standing.costs),
-    )
+    return _warmed(artifact, engine, lambda artifact: costs_while_serving(artifact, engine, config, standing.costs))
 
 
-def _warmed(
-    artifact: Artifact,
-    encoder: TextEncoder,
-    engine: Engine,
-    config: ServeConfig,
-    costs_of: Callable[[Artifact], CostModel],
-) -> Loaded:
+def warm_again(artifact: Artifact, config: ServeConfig, num_streams: int) -> Engine:
+    """Another engine of an artifact of which one was loaded before. Refers to none that there is: that one's memory is
+    freed as soon as it can be. Raises ArtifactError, EngineError."""
+    engine = _opener(artifact, config)(num_streams)
+    try:
+        engine.warmup()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _warmed(artifact: Artifact, engine: Engine, costs_of: Callable[[Artifact], CostModel]) -> WarmEngine:
     """Warm the engine and complete a pending certificate; where that fails the engine is closed."""
     try:
         engine.warmup()
         artifact = verified(artifact, engine)
-        reload = None
-        if engine.info.is_replaceable:
-            reload = partial(_warm, _opener(artifact, config), engine.info.num_streams)
-        return Loaded(artifact, encoder, engine, costs_of(artifact), reload)
+        return WarmEngine(artifact, engine, costs_of(artifact))
     except BaseException:
         engine.close()
         raise
@@ -173,10 +238,3 @@ def _opener(artifact: Artifact, config: ServeConfig) -> Callable[[int | None], E
 def _frame_of(artifact: Artifact) -> tuple[str, str]:
     template = artifact.manifest.rerank_template
     return (template.prefix, template.suffix) if template else ("", "")
-
-
-def _warm(load: Callable[[int], Engine], num_streams: int) -> Engine:
-    """Another engine. Refers to none that there is: that one's memory is freed as soon as it can be."""
-    engine = load(num_streams)
-    engine.warmup()
-    return engine

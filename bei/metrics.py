@@ -38,7 +38,7 @@ _SIZES = tuple(2**power for power in range(13))
 _TOKENS = tuple(2**power for power in range(21))
 _LENGTHS = tuple(2**power for power in range(18))
 
-_FAILURES = ("exception", "non_finite")
+_FAILURES = ("exception", "non_finite", "engine_died")
 
 # The process of a server that is one process.
 ONLY_PROCESS = "server"

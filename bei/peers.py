@@ -17,7 +17,7 @@ ENDED = "ended"
 
 @dataclass(frozen=True)
 class Replies:
-    """What the other processes answered, by their names: ``front-0``, ``manager``, ``engine-1``.
+    """What the processes answered, by their names: ``supervisor``, ``front-0``, ``manager``, ``engine-1``.
 
     ``silent``: processes that should have answered and did not, in time or because they are being restarted.
     """
@@ -38,4 +38,5 @@ class Peers(Protocol):
         not wait for anything that waits for an ``ask``."""
 
     async def ask(self, kind: str) -> Replies:
-        """Ask all OTHER processes that offer ``kind``. Returns within ``PATIENCE_S`` or little more, and never raises."""
+        """Ask all other processes that offer ``kind``; of kinds that are kept also this one, so that what it says is
+        kept. Takes ``PATIENCE_S`` or little more, and never raises."""

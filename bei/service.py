@@ -131,7 +131,12 @@ class InferenceService:
     def is_alive(self) -> bool:
         """Whether answers still come: every thread works, and no step has run for longer than any step may."""
         stats = self._port.stats()
-        return self._tokenizers.is_alive and stats.is_alive and not stats.is_stalled
+        return self.can_tokenize and stats.is_alive and not stats.is_stalled
+
+    @property
+    def can_tokenize(self) -> bool:
+        """Whether every tokenizer's thread works."""
+        return self._tokenizers.is_alive
 
     @property
     def port_stats(self) -> PortStats:

@@ -33,12 +33,13 @@ def check_swap(served: Manifest, new: Manifest, *, vectors_may_change: bool) -> 
         )
 
 
-def check_room(artifact: Artifact) -> None:
-    """Raise SwapRefusedError if a second engine does not fit into memory: the system would end the process."""
-    size, available = sum(info.size for info in _engine_files(artifact.manifest)), available_bytes()
+def check_room(artifact: Artifact, num_engines: int = 1) -> None:
+    """Raise SwapRefusedError if ``num_engines`` more do not fit into memory: the system would end the process."""
+    size = num_engines * sum(info.size for info in _engine_files(artifact.manifest))
+    available, of_each = available_bytes(), f" of each of {num_engines} devices" if num_engines > 1 else ""
     if available is not None and size > available:
         raise SwapRefusedError(
-            f"Two engines are in memory during a swap: the new one takes {size / 1e9:.1f} GB at least, and "
+            f"Two engines are in memory{of_each} during a swap: the new one takes {size / 1e9:.1f} GB at least, and "
             f"{available / 1e9:.1f} GB are available. Free some, or restart the server with it."
         )
 

@@ -9,22 +9,34 @@ from collections.abc import Sequence as Seq
 from bei.batching.queue import Entry
 from bei.batching.rows import engine_outputs, rows_of_batch
 from bei.core import Engine, PackedBatch, Row, finite_sequences
-from bei.errors import BeiError, EngineDeadError, EngineError, NonFiniteOutputError
+from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, NonFiniteOutputError
 
 log = logging.getLogger(__name__)
 
 
-def run_isolating(engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None]) -> list[Row | BeiError]:
+def run_isolating(
+    engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None], *, has_died: bool = False
+) -> list[Row | BeiError]:
     """Run ``entries`` as one batch: a row or an error for each.
 
     If the engine raises, both halves are run again by themselves, until the sequence it fails on is alone. Sequences
-    with NaN or Inf are run again without their neighbours, in case it came from one of them. Each failed run is logged,
-    and ``on_failure`` gets its kind: ``exception`` or ``non_finite``. Raises EngineDeadError where the engine does.
+    with NaN or Inf are run again without their neighbours, in case it came from one of them. If the engine's process
+    dies (EngineDiedError), each sequence is run again alone, once (``has_died``): a guilty half would cost a process.
+    Each failed run is logged, and ``on_failure`` gets its kind: ``exception``, ``non_finite`` or ``engine_died``.
+    Raises EngineDeadError where the engine does.
     """
     try:
         rows, poisoned = _run(engine, entries)
     except EngineDeadError:  # nothing that is run again would be answered: the caller gives the engine up
         raise
+    except EngineDiedError:
+        on_failure("engine_died")
+        if has_died:
+            log.error("a second engine process died with one sequence of %d tokens alone", entries[0].num_tokens)
+            return [EngineDiedError("Two engine processes died while they ran this input: do not send it again.")]
+        log.warning("the engine's process died with %d sequences, running each again alone", len(entries))
+        alone = [run_isolating(engine, [entry], on_failure, has_died=True) for entry in entries]
+        return [answer for answers in alone for answer in answers]
     except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is
         on_failure("exception")
         if len(entries) == 1:

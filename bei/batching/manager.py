@@ -223,7 +223,7 @@ class BatchManager:
     def _work(self, worker: Worker) -> None:
         try:
             while (step := self._take(worker)) is not None:
-                answers = run_isolating(worker.engine, step.entries, self._metrics.batch_failed)
+                answers = run_isolating(worker.engine, step.entries, partial(self._note_failure, step))
                 self._record(worker, step, answers)
         except BaseException as error:  # a bug of ours, or of the engine's library: whoever waits must hear of it
             log.exception("an engine thread has died")
@@ -237,6 +237,10 @@ class BatchManager:
             self._die(str(error) if isinstance(error, EngineDeadError) else died)
         finally:
             self._leave(worker)
+
+    def _note_failure(self, step: Step, kind: str) -> None:
+        step.has_failed = True
+        self._metrics.batch_failed(kind)
 
     def _leave(self, worker: Worker) -> None:
         """The last thread of an engine that was given up closes it: nobody is inside any more."""
@@ -332,7 +336,7 @@ class BatchManager:
         """Correct the costs by a step that has run, and count it: while the engine runs the next one."""
         lengths = [entry.num_tokens for entry in done.entries]
         tokens, longest = sum(lengths), max(lengths)
-        if not any(isinstance(answer, BeiError) for answer in done.answers):  # such a step was run several times
+        if not step.has_failed:  # such a step was run several times
             self._costs.observe(tokens, len(lengths), longest, seconds)
         waits = [(entry.lane, step.started_s - entry.arrived_s) for entry in done.entries]
         self._metrics.batch(lengths, engine_s=seconds, predicted_s=step.predicted_s, waits=waits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 
-from bei.core import Outputs, PackedBatch, Row, rows_of_sequences
+from bei.core import Outputs, PackedBatch, Row, is_held, rows_of_sequences
 from bei.port import UNIT_EMBEDDING
 from bei.postprocess import unit_length
 
@@ -21,7 +21,8 @@ def rows_of_batch(
     """Row i has the outputs ``wanted[i]``.
 
     Rows of outputs per token are copies: a view would keep the tokens of the whole batch in memory until the last
-    sequence of the batch is answered.
+    sequence of the batch is answered. Those in memory of another process (``Held``) are views: it bounds what they
+    keep, and they go on to the next process without a copy.
     """
     asked = frozenset[str]().union(*wanted)
     parts = {
@@ -31,7 +32,8 @@ def rows_of_batch(
     }
     if UNIT_EMBEDDING in asked:
         parts[UNIT_EMBEDDING] = list(unit_length(outputs["embedding"]))
+    copied = {name for name in per_token & outputs.keys() if not is_held(outputs[name])}
     return [
-        {name: parts[name][index].copy() if name in per_token else parts[name][index] for name in names}
+        {name: parts[name][index].copy() if name in copied else parts[name][index] for name in names}
         for index, names in enumerate(wanted)
     ]

@@ -23,6 +23,7 @@ class Step:
         self.started_s = time.monotonic()
         self.watched_s = 0.0  # how long the watchdog has seen it run; a process that was stopped does not count
         self.is_overdue = False
+        self.has_failed = False  # in a run: what it took says nothing of its cost
 
 
 class Worker:

@@ -72,7 +72,10 @@ class SignatureInfo(TypedDict):
 
 
 class Info(TypedDict):
-    """TEI's fields first. What bei has no value for is null. ``digest`` is that of the artifact's manifest."""
+    """TEI's fields first. What bei has no value for is null. ``digest`` is that of the artifact's manifest.
+
+    ``devices``: as the setting has them; empty where there is one that it does not name.
+    """
 
     model_id: str
     model_sha: str | None
@@ -86,6 +89,8 @@ class Info(TypedDict):
     max_client_batch_size: int
     auto_truncate: bool
     tokenization_workers: int
+    http_workers: int
+    devices: list[str]
     version: str
     sha: None
     docker_label: None
@@ -128,6 +133,8 @@ def describe(service: InferenceService, config: ServeConfig) -> Info:
         "max_client_batch_size": config.max_client_batch_size,
         "auto_truncate": config.auto_truncate,
         "tokenization_workers": config.tokenizer_threads,
+        "http_workers": config.http_workers,
+        "devices": list(config.devices),
         "version": __version__,
         "sha": None,
         "docker_label": None,

@@ -11,12 +11,12 @@ from fastapi import APIRouter
 
 from bei.errors import (
     BeiError,
-    ConfigError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
     TaskNotSupportedError,
 )
+from bei.loading import check_names
 from bei.server.reads import answers
 from bei.service import InferenceService
 from bei.tasks import PHRASES, require
@@ -35,19 +35,20 @@ class Models:
     """
 
     def __init__(self, services: list[InferenceService], started_s: int | None = None) -> None:
-        self._services: dict[str, InferenceService] = {}
+        check_names(service.name for service in services)
+        self._services = {service.name: service for service in services}
         self._replaced: list[InferenceService] = []
         self.started_s = int(time.time()) if started_s is None else started_s
-        for service in services:
-            if service.name in self._services:
-                raise ConfigError(f"Two models are called {service.name!r}: build one of them with another --name.")
-            self._services[service.name] = service
 
     def __iter__(self) -> Iterator[InferenceService]:
         return iter(self._services.values())
 
     def __contains__(self, name: object) -> bool:
         return name in self._services
+
+    def __getitem__(self, name: str) -> InferenceService:
+        """The service of exactly this name. Raises KeyError."""
+        return self._services[name]
 
     def named(self, name: str | None) -> InferenceService:
         """The service called ``name``, or made of the checkpoint of this name; None is the only one.
@@ -87,6 +88,10 @@ class Models:
         self._services[new.name] = new
         self._replaced.append(former)
         return former
+
+    def is_replaced(self, service: InferenceService) -> bool:
+        """Whether another one has taken the place of ``service``, which is not ``removed`` yet."""
+        return any(service is other for other in self._replaced)
 
     def removed(self, former: InferenceService) -> None:
         """Nobody holds ``former`` any more, and it has been closed."""

@@ -8,6 +8,8 @@ import socket
 import stat
 from pathlib import Path
 
+from bei.artifact import Certificate, Manifest
+from bei.config import ServeConfig
 from bei.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -110,3 +112,44 @@ class UnixSocket:
 
     def _error(self, reason: str) -> ConfigError:
         return ConfigError(f"Cannot listen on {self.path} ({reason}): choose another --uds.")
+
+
+class Sockets:
+    """Those that ``config`` asks for, bound. Raises ConfigError where an address cannot be had."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._scheme = "http" if config.tls_cert is None else "https"
+        self._tcp = bind_tcp(config.host, config.port) if config.listens_on_tcp else None
+        self._uds = None if config.uds is None else UnixSocket(config.uds, config.uds_mode)
+        self._listening: list[socket.socket] = []
+
+    def listen(self) -> list[socket.socket]:
+        """The sockets, which listen from now on. Raises ConfigError."""
+        if self._tcp is not None:
+            listen_tcp(self._tcp)
+            self._listening.append(self._tcp)
+        if self._uds is not None:
+            self._listening.append(self._uds.listen())
+        return self._listening
+
+    def log_addresses(self) -> None:
+        """Say where clients may come."""
+        if self._tcp is not None:
+            host, port = self._tcp.getsockname()[:2]
+            log.info("listening on %s://%s:%s", self._scheme, f"[{host}]" if ":" in host else host, port)
+        if self._uds is not None:
+            log.info("listening on unix:%s", self._uds.path)
+
+    def close(self) -> None:
+        """Listen no more, and take the file of a unix socket away. May be called twice."""
+        for listener in self._listening:
+            listener.close()
+        if self._uds is not None:
+            self._uds.remove()
+
+
+def log_served(manifest: Manifest, certificate: Certificate) -> None:
+    """Say that a model can be asked from now on."""
+    level = logging.INFO if certificate.passed else logging.WARNING
+    how = f"{manifest.target}, {manifest.precision}"
+    log.log(level, "serving %s (%s); verification: %s", manifest.name, how, certificate.verdict)

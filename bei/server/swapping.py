@@ -12,22 +12,17 @@ Until 3 an error leaves everything as it was.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
-from bei.errors import BeiError, ShuttingDownError
-from bei.loading import SHOWN_DIGITS, Loaded, Standing
-from bei.metrics import Metrics
+from bei.artifact import Manifest
+from bei.loading import Loaded, Standing
+from bei.metrics import Metrics, SwapResult
 from bei.server.memory import give_back
 from bei.server.models import Models
+from bei.server.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
 from bei.service import InferenceService
-
-log = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 # What lies where a model's artifact lay; None: the same. Blocks.
 LoadNext = Callable[[Standing, InferenceService], "Loaded | None"]
@@ -36,129 +31,103 @@ LoadNext = Callable[[Standing, InferenceService], "Loaded | None"]
 Start = Callable[[Loaded], InferenceService]
 
 
-class Swapping:
+class Following(NamedTuple):
+    """A service that has answered its canary, and what is known of its engine."""
+
+    service: InferenceService
+    standing: Standing
+
+
+class Swapping(SwapLoop[Following]):
     """Swaps the artifacts of ``models``, of which each has its ``standings``. Of one event loop."""
 
     def __init__(
         self, models: Models, standings: Mapping[str, Standing], load_next: LoadNext, start: Start, metrics: Metrics
     ) -> None:
+        super().__init__()
         self._models = models
         self._standings = dict(standings)
         self._load_next = load_next
         self._start = start
         self._metrics = metrics
-        self._is_due = False
-        self._is_over = False
-        self._task: asyncio.Task[None] | None = None
         self.is_loading = False  # in a thread that nothing can interrupt
         for service in models:
             metrics.artifact(service.name, service.manifest.digest)
 
-    async def reload(self) -> None:
-        """Look at all artifacts, soon. Where that is under way already, once more after it."""
-        self._is_due = not self._is_over
-        if self._is_due and self._task is None:
-            self._task = asyncio.ensure_future(self._run())
+    def names(self) -> Iterable[str]:
+        """The models."""
+        return self._standings
 
-    def end(self) -> None:
-        """Swap nothing more: the server drains. What is being loaded will be thrown away."""
-        self._is_over, self._is_due = True, False
+    def path(self, name: str) -> Path:
+        """Where the artifact of the model lies."""
+        return self._standings[name].path
 
-    async def wait_closed(self) -> None:
-        """Return when no service that was replaced is open. Not while something is loaded."""
-        if self._task is not None:
-            await self._task
+    def served(self, name: str) -> Manifest:
+        """Of the artifact that is served."""
+        return self._models[name].manifest
 
-    async def _run(self) -> None:
-        while self._is_due:
-            self._is_due = False
-            for service in list(self._models):
-                if not self._is_over:
-                    await self._look_at(service)
-        self._task = None
+    def count(self, name: str, result: SwapResult) -> None:
+        """The model was looked at."""
+        self._metrics.swap(name, result)
 
-    async def _look_at(self, former: InferenceService) -> None:
-        name, path = former.name, self._standings[former.name].path
-        try:
-            found = await self._next(former)
-        except ShuttingDownError:
-            log.info("%s: what was loaded from %s is not served any more", name, path)
-            return
-        except (BeiError, OSError) as error:  # OSError: files that cannot be read
-            code = error.code if isinstance(error, BeiError) else BeiError.code
-            said = " ".join(str(error).split())  # compilers say it in several lines
-            log.error("%s is served as before, %s cannot take its place: %s: %s", name, path, code, said)
-            self._metrics.swap(name, "refused")
-        except Exception:  # a border: whatever is wrong with the new one, the former one serves
-            log.exception("%s is served as before, %s cannot take its place", name, path)
-            self._metrics.swap(name, "refused")
-        else:
-            if found is None:
-                log.info("%s: its artifact is the one that is served, %s", name, _shown(former))
-                self._metrics.swap(name, "unchanged")
-            else:
-                self._replace(former, *found)
-                await self._close(former)
-
-    async def _next(self, former: InferenceService) -> tuple[InferenceService, Standing] | None:
-        """A service that may take the place of ``former``; None: there is no other artifact.
+    async def find(self, name: str) -> Following | None:
+        """A service that may take the place of the model's; None: there is no other artifact.
 
         Raises what ``LoadNext`` and the canary raise, and ShuttingDownError.
         """
-        standing = self._standings[former.name]
+        standing = self._standings[name]
         self.is_loading = True
         try:
-            loaded = await _in_thread(self._load_next, standing, former)
+            loaded = await in_thread(self._load_next, standing, self._models[name])
         finally:
             self.is_loading = False
         if loaded is None:
             return None
         new, following = self._start(loaded), Standing.of(standing.path, loaded)
         del loaded  # which holds the engine: one that hangs is to be freed when it is given up
+        await check_new(new)
         try:
-            await new.check_ready()
-            if self._is_over:
-                raise ShuttingDownError("The server drains.")
+            self.check_serving()
         except BaseException:
-            await _in_thread(_closed, new)
+            await in_thread(closed, new)
             raise
-        return new, following
+        return Following(new, following)
 
-    def _replace(self, former: InferenceService, new: InferenceService, standing: Standing) -> None:
-        """In one moment of the event loop."""
-        self._models.replace(new)
-        self._standings[new.name] = standing
-        self._metrics.artifact(new.name, new.manifest.digest)
-        self._metrics.swap(new.name, "swapped")
-        log.log(
-            logging.INFO if new.certificate.passed else logging.WARNING,
-            "%s is served from the artifact %s (%s, %s), no longer from %s; verification: %s",
-            *(new.name, _shown(new), new.manifest.target, new.manifest.precision),
-            *(_shown(former), new.certificate.verdict),
-        )
-
-    async def _close(self, former: InferenceService) -> None:
-        """When it has answered everybody who has found it."""
-        await former.wait_unheld()
-        await _in_thread(_closed, former)
-        self._models.removed(former)
-        log.info("%s: the artifact %s has answered its last request and is closed", former.name, _shown(former))
+    async def swap(self, name: str, found: Following) -> None:
+        """Replace the model's service in one moment of the event loop, and close it when it has answered all."""
+        new = found.service
+        former = replace(self._models, new, self._metrics)
+        self._standings[name] = found.standing
+        self.count(name, "swapped")
+        log_swapped(former.manifest, new.manifest, new.certificate)
+        await close_replaced(self._models, former)
+        log_closed(former.manifest)
 
 
-def _shown(service: InferenceService) -> str:
-    return service.manifest.digest[:SHOWN_DIGITS]
+async def check_new(new: InferenceService) -> None:
+    """Return if ``new`` answers its canary. Raises BeiError if not; then it is closed."""
+    try:
+        await new.check_ready()
+    except BaseException:
+        await in_thread(closed, new)
+        raise
 
 
-def _closed(service: InferenceService) -> None:
+def replace(models: Models, new: InferenceService, metrics: Metrics) -> InferenceService:
+    """Give ``new`` the requests that come from now on. Returns the former service."""
+    former = models.replace(new)
+    metrics.artifact(new.name, new.manifest.digest)
+    return former
+
+
+async def close_replaced(models: Models, former: InferenceService) -> None:
+    """Close ``former`` when it has answered everybody who has found it."""
+    await former.wait_unheld()
+    await in_thread(closed, former)
+    models.removed(former)
+
+
+def closed(service: InferenceService) -> None:
     """End its threads, and give its memory back to the system."""
     service.close()
     give_back()
-
-
-async def _in_thread(work: Callable[..., ResultT], *args: object) -> ResultT:
-    """``work(*args)`` in a thread of its own, which ends with it. Work that is offloaded for requests does not wait."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="bei-swap")
-    try:
-        return await asyncio.get_running_loop().run_in_executor(executor, work, *args)
-    finally:
-        executor.shutdown(wait=False)

@@ -54,5 +54,5 @@ def hang(_: object) -> None:
 if __name__ == "__main__":
     if "HANG_ON_DRAIN" in os.environ:
         mock.patch("bei.server.models.Models.begin_drain", hang).start()
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.run._LINGER_S", 1):
+    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 1):
         cli.main(["serve", *sys.argv[1:], "--port", "0"])

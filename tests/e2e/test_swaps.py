@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import numpy as np
@@ -29,108 +29,11 @@ from bei.engine.openvino import cpu_capabilities
 from tests.artifacts import tiny_tokenizer
 from tests.bei_build.builds import build_artifact
 from tests.e2e.conftest import MINILM
+from tests.e2e.load import READY_AGAIN_S, Load
 from tests.e2e.process import DEADLINE_S, Server, serve, wait_until
-from tests.e2e.swapping_server import PLACE, put_in_place, save_build, vector_of
-
-READY_AGAIN_S = 5.0
+from tests.e2e.swapping_server import PLACE, put_in_place, save_build
 
 StartServer = Callable[..., Server]
-
-
-class Answered(NamedTuple):
-    """An answer: of which build, and when it was asked for and came."""
-
-    build: int
-    asked_s: float
-    came_s: float
-
-
-class Client(threading.Thread):
-    """Asks without a pause, each time for other sequences, on a connection of its own."""
-
-    def __init__(self, url: str, number: int, num_inputs: int = 1) -> None:
-        super().__init__(daemon=True)
-        self._url = url
-        self._number = number
-        self._num_inputs = num_inputs
-        self._is_over = threading.Event()
-        self.answers: list[Answered] = []
-        self.errors: list[BaseException] = []
-
-    def stop(self) -> None:
-        self._is_over.set()
-        self.join(DEADLINE_S)
-        assert not self.is_alive()
-
-    def run(self) -> None:
-        try:
-            with httpx.Client(base_url=self._url, timeout=DEADLINE_S) as client:
-                while not self._is_over.is_set():
-                    self._ask(client)
-        except BaseException as error:
-            self.errors.append(error)
-
-    def _ask(self, client: httpx.Client) -> None:
-        count = len(self.answers)
-        inputs = [[self._number, count // 100, count % 100, place] for place in range(self._num_inputs)]
-        asked_s = time.monotonic()
-        response = client.post("/v1/embeddings", json={"input": inputs})
-        assert response.status_code == 200, response.text
-        vectors = [item["embedding"] for item in response.json()["data"]]
-        build = int(vectors[0][PLACE])
-        assert vectors == [vector_of(ids, build) for ids in inputs]  # its own, and all of one build
-        self.answers.append(Answered(build, asked_s, time.monotonic()))
-
-
-class Load:
-    """Clients of single texts, and one that sends many at a time."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._before = server.metric("bei_requests_total", route="/v1/embeddings", status="200")
-        self.clients = [Client(server.url, number) for number in range(4)] + [Client(server.url, 9, 40)]
-
-    def __enter__(self) -> Load:
-        for client in self.clients:
-            client.start()
-        self.wait_for_more()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for client in self.clients:
-            client.stop()
-
-    def wait_for_more(self, count: int = 3) -> None:
-        """Return when every client has so many more answers."""
-        reached = [len(client.answers) + count for client in self.clients]
-        wait_until(
-            lambda: (
-                self.errors != []
-                or all(len(client.answers) >= least for client, least in zip(self.clients, reached, strict=True))
-            ),
-            "every client is answered",
-        )
-        assert self.errors == []
-
-    @property
-    def errors(self) -> list[BaseException]:
-        return [error for client in self.clients for error in client.errors]
-
-    def check(self, swapped_s: Mapping[int, float]) -> None:
-        """No request failed, each was answered once, and by the build that was served. ``swapped_s``: by build, when
-        the signal was sent that brought it."""
-        assert self.errors == []
-        answers = [client.answers for client in self.clients]
-        num_answers = self._server.metric("bei_requests_total", route="/v1/embeddings", status="200") - self._before
-        assert num_answers == sum(map(len, answers))
-        for of_client in answers:
-            builds = [answer.build for answer in of_client]
-            assert builds == sorted(builds)  # a swap is never taken back
-        for build, sent_s in swapped_s.items():
-            assert all(answer.asked_s < sent_s or answer.build >= build - 1 for one in answers for answer in one)
-            assert all(answer.came_s > sent_s for one in answers for answer in one if answer.build == build)
-            first_s = min(answer.came_s for one in answers for answer in one if answer.build == build)
-            assert first_s - sent_s < READY_AGAIN_S
 
 
 @pytest.fixture

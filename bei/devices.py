@@ -1,0 +1,121 @@
+"""The devices of ``--devices``: GPUs by their indexes, or sets of cores. An engine process each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from bei.errors import ConfigError
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_INDEX = re.compile(r"[0-9]{1,4}")
+_CORES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(\+[0-9]{1,5}(-[0-9]{1,5})?)*")
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where an engine process runs. ``name``: as the setting has it, empty where it names none. ``cores``: those the
+    process is pinned to; empty: it is not. ``variables``: of its environment, beside those of the supervisor.
+    """
+
+    name: str
+    cores: tuple[int, ...]
+    variables: Mapping[str, str]
+
+
+def check_devices(devices: Seq[str]) -> None:
+    """Raise ConfigError where ``devices`` cannot be right, whatever they are of."""
+    for name in devices:
+        if not _CORES.fullmatch(name):
+            raise ConfigError(
+                f"devices has {name!r}: give indexes of GPUs, as 0,1, or sets of cores, as 0-15,16-31 (or 0-7+16-23)."
+            )
+        if not _INDEX.fullmatch(name):
+            cores_of(name)
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"devices names one of them twice: {', '.join(devices)}.")
+
+
+def cores_of(name: str) -> tuple[int, ...]:
+    """The cores of ``0-7+16-23``. Raises ConfigError for a range that ends before it begins."""
+    cores: set[int] = set()
+    for part in name.split("+"):
+        first, _, last = part.partition("-")
+        found = range(int(first), int(last or first) + 1)
+        if not found:
+            raise ConfigError(f"devices has {name!r}, whose range {part} ends before it begins.")
+        cores.update(found)
+    return tuple(sorted(cores))
+
+
+def devices_of(names: Seq[str], targets: Mapping[str, str], env: Mapping[str, str], usable: Seq[int]) -> list[Device]:
+    """The devices called ``names``, for models of these ``targets`` (by the models' names). None named: one, as it is.
+
+    ``usable``: cores that this process may use. Raises ConfigError that names the setting.
+    """
+    if not names:
+        return [Device("", (), {})]
+    if len(kinds := {is_for_gpus(target) for target in targets.values()}) > 1:
+        models = ", ".join(f"{name}: {target}" for name, target in targets.items())
+        raise ConfigError(
+            f"devices are GPUs or sets of cores, and the models need both ({models}): serve them from two servers."
+        )
+    if True in kinds:
+        return [_gpu(name, env) for name in names]
+    return _sets_of_cores(names, usable)
+
+
+def is_for_gpus(target: str) -> bool:
+    """Whether engines of ``target`` run on GPUs."""
+    return target not in ("cpu", "fake")
+
+
+def _gpu(name: str, env: Mapping[str, str]) -> Device:
+    """The GPU of this index among those that this process sees."""
+    if not _INDEX.fullmatch(name):
+        raise ConfigError(f"devices has {name!r}, and the models are for GPUs: give their indexes, as 0,1.")
+    visible = env.get(_VISIBLE)
+    if visible is None:
+        return Device(name, (), {_VISIBLE: str(int(name))})
+    seen = [part.strip() for part in visible.split(",") if part.strip()]
+    if int(name) >= len(seen):
+        raise ConfigError(f"devices has {name}, and {_VISIBLE} shows {len(seen)} GPUs ({visible}): count from 0.")
+    return Device(name, (), {_VISIBLE: seen[int(name)]})
+
+
+def _sets_of_cores(names: Seq[str], usable: Seq[int]) -> list[Device]:
+    taken: dict[int, str] = {}
+    found = []
+    for name in names:
+        cores = cores_of(name)
+        if missing := sorted(set(cores) - set(usable)):
+            raise ConfigError(
+                f"devices has {name!r}, and this process may not use core {missing[0]}: it may use {_ranges(usable)}."
+            )
+        for core in cores:
+            if core in taken:
+                raise ConfigError(
+                    f"devices has core {core} in {taken[core]!r} and in {name!r}: give it to one of them."
+                )
+            taken[core] = name
+        found.append(Device(name, cores, {}))
+    return found
+
+
+def _ranges(cores: Seq[int]) -> str:
+    """``0-3+6`` of 0, 1, 2, 3 and 6."""
+    parts: list[list[int]] = []
+    for core in sorted(cores):
+        if parts and core == parts[-1][1] + 1:
+            parts[-1][1] = core
+        else:
+            parts.append([core, core])
+    return "+".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def usable_cores() -> list[int]:
+    """Indexes of the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))

@@ -1,0 +1,52 @@
+"""``python -m bei.processes.child NAME``: a process of a server, started by its supervisor.
+
+Standard input is the control socket. The process ends with its supervisor, and leaves signals to it: those of a
+terminal or of a service manager reach all processes of a server, and only the supervisor knows in which order to end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Be the process that the supervisor wants."""
+    name = sys.argv[1]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sock = _control_socket()
+    role = name.partition("-")[0]
+    if role == "engine":
+        from bei.processes.engine import run
+    elif role == "manager":
+        from bei.processes.manager import run
+    else:
+        from bei.processes.front import run
+
+    from bei.processes.control import Channel
+
+    run(Channel(sock, name))
+
+
+def _control_socket() -> socket.socket:
+    """Standard input, which is empty from now on, for us and for processes of ours."""
+    try:
+        sock = socket.socket(fileno=os.dup(0))
+    except OSError:
+        sys.exit("error: this is a process of a server: 'bei serve' starts it.")
+    os.set_inheritable(sock.fileno(), False)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return sock
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""The children of a server: started, started again when they end, asked on behalf of each other.
+
+Which models a child has open follows ``served`` and ``open``, which the supervisor and swaps change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from bei.config import ServeConfig
+from bei.devices import Device
+from bei.errors import BeiError, ProcessDiedError
+from bei.metrics import Metrics
+from bei.peers import PATIENCE_S
+from bei.processes.backoff import Backoff
+from bei.processes.children import Child, Place, Role, how_ended
+from bei.processes.control import error_of
+from bei.processes.kept import KEPT, METRICS, Kept
+from bei.processes.messages import (
+    Ailing,
+    Ask,
+    Close,
+    Configure,
+    Failure,
+    FromChild,
+    Gathered,
+    Hung,
+    Offer,
+    Open,
+    Serve,
+    Served,
+    Step,
+    Stop,
+)
+from bei.processes.shared_page import SharedPage
+from bei.processes.sockets import Endpoint
+from bei.processes.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+# Under this name are answers that the supervisor gives itself.
+SUPERVISOR = "supervisor"
+
+_KEEP_EVERY_S = 1.0
+# Clients have bei.server.draining.LINGER_S to take their answers.
+_FRONT_STOP_S = 15.0
+_STOP_S = 5.0
+
+
+class Fleet:
+    """All children. Of one event loop. Raises ConfigError where there is no room for their sockets."""
+
+    def __init__(self, config: ServeConfig, devices: Seq[Device], command: Seq[str], started_s: int) -> None:
+        self.served: dict[str, Served] = {}  # by name; what requests that come now are for
+        self.open: dict[str, Served] = {}  # by key; also those that were replaced and still have requests
+        self._config = config
+        self._devices = devices
+        self._command = command
+        self._started_s = started_s
+        self._page = SharedPage.create(config.http_workers)
+        self._engines = [Endpoint() for _ in devices]
+        self._manager = Endpoint()
+        engines = [Place("engine", index, device.variables) for index, device in enumerate(devices)]
+        fronts = [Place("front", index, {}) for index in range(config.http_workers)]
+        self._places = [*engines, Place("manager", 0, {}), *fronts]
+        self._children: dict[Place, Child] = {}
+        self._ready: set[Child] = set()
+        self._became_ready = asyncio.Condition()
+        self._listening: Seq[socket.socket] = ()
+        self._stopping: set[Role] = set()
+        self._kept, self._metrics = Kept(), Metrics()
+        self._offers: dict[str, set[str]] = {}  # names of processes, by kind
+        self._tasks = Tasks()
+
+    # The start.
+
+    async def start(self) -> None:
+        """Start all processes, and let them know the configuration. Raises what is wrong with it."""
+        for place in self._places:
+            self._spawn(place)
+        await asyncio.gather(*map(self._configure, self._children.values()))
+
+    async def load_first(self, served: Served) -> Served:
+        """Let the first engine process load a model, of which only the artifact is known; returns what is known now.
+
+        Raises ArtifactError, ConfigError, MissingDependencyError, EngineError, VerificationError.
+        """
+        found = await self._load(self.of("engine")[0], Open(served, is_first=True))
+        self.served[found.name] = self.open[found.key] = found
+        return found
+
+    async def load(self) -> None:
+        """Let all others load the models. Raises as ``load_first`` does, and where a front end's canary fails."""
+        _, *others = self.of("engine")
+        await asyncio.gather(*(self._catch_up(engine) for engine in others))
+        await self._catch_up(self.of("manager")[0])
+        await asyncio.gather(*map(self._catch_up, self.of("front")))
+        self._ready.update(self._children.values())
+
+    async def serve(self, listening: Seq[socket.socket]) -> None:
+        """Let front ends accept connections, and keep all processes there from now on."""
+        self._listening = listening
+        await asyncio.gather(*(front.call(Serve(), self._listeners()) for front in self.of("front")))
+        for place in self._places:
+            self._tasks.start(self._keep(place))
+        self._tasks.start(self._keep_answers())
+
+    # For swaps.
+
+    def of(self, *roles: Role) -> list[Child]:
+        """The children of these roles now, in order."""
+        return [child for place, child in self._children.items() if place.role in roles]
+
+    async def all_ready(self, patience_s: float) -> list[Child]:
+        """All children, once all of them are there. Raises ProcessDiedError that names one that is not in time."""
+
+        def are_ready() -> bool:
+            return all(child in self._ready for child in self._children.values())
+
+        try:
+            async with self._became_ready:
+                await asyncio.wait_for(self._became_ready.wait_for(are_ready), patience_s)
+        except asyncio.TimeoutError:
+            missing = next(child for child in self._children.values() if child not in self._ready)
+            raise ProcessDiedError(f"The process {missing.name} is being started again: try it later.") from None
+        return [*self._children.values()]
+
+    def check_same(self, children: Iterable[Child]) -> None:
+        """Raise ProcessDiedError if one of ``children`` is not there any more."""
+        for child in children:
+            if self._children[child.place] is not child or not child.is_alive:
+                raise ProcessDiedError(f"The process {child.name} has ended meanwhile: try it again.")
+
+    async def tell(self, role: Role, step: Step) -> None:
+        """``step`` to all that are there; whatever goes wrong there is theirs."""
+        ready = [child for child in self.of(role) if child in self._ready]
+        await asyncio.gather(*(child.call(step) for child in ready), return_exceptions=True)
+
+    # The end.
+
+    async def stop(self, role: Role) -> None:
+        """End all processes of this role, and start no others."""
+        self._stopping.add(role)
+        patience_s = _FRONT_STOP_S if role == "front" else _STOP_S
+        for child in self.of(role):
+            if child not in self._ready or (role != "front" and child.is_asked):
+                child.kill()  # it has nothing that anybody waits for
+        await asyncio.gather(*(child.stop(Stop(), patience_s) for child in self.of(role)))
+
+    def do_not_replace(self, role: Role) -> None:
+        """Start no others of this role; those that are being started are ended."""
+        self._stopping.add(role)
+        for child in self.of(role):
+            if child not in self._ready:
+                child.kill()
+
+    def kill(self, *roles: Role) -> None:
+        """End all processes of these roles at once."""
+        self._stopping.update(roles)
+        for child in self.of(*roles):
+            child.kill()
+
+    async def close(self) -> None:
+        """End what is left, and give back what they had in common."""
+        self.kill("front", "manager", "engine")
+        self._tasks.cancel()
+        await asyncio.gather(*(child.wait() for child in self._children.values()))
+        for endpoint in (self._manager, *self._engines):
+            endpoint.close()
+        self._page.close()
+
+    # Children.
+
+    def _spawn(self, place: Place) -> Child:
+        """Raises OSError where the system has no room for another process."""
+        child = self._children[place] = Child(place, self._command, self._on_message, self._on_end)
+        return child
+
+    async def _configure(self, child: Child) -> None:
+        step = Configure(self._config, child.place.index, self._started_s)
+        if child.place.role == "engine":
+            cores = self._devices[child.place.index].cores
+            step = Configure(self._config, child.place.index, self._started_s, cores)
+            await child.call(step, [self._engines[child.place.index].listener.fileno()])
+        elif child.place.role == "manager":
+            addresses = [endpoint.address for endpoint in self._engines]
+            await child.call(step, [self._manager.listener.fileno(), *addresses])
+        else:
+            await child.call(step, [self._manager.address, self._page.fileno()])
+
+    async def _catch_up(self, child: Child) -> None:
+        """Open and close models until the child has those that it should have."""
+        is_front = child.place.role == "front"
+        opened: set[str] = set()
+        while True:
+            wanted = {served.key: served for served in (self.served if is_front else self.open).values()}
+            missing, extra = wanted.keys() - opened, opened - wanted.keys()
+            if not (missing or extra):
+                return
+            for key in extra:
+                await child.call(Close(key))
+                opened.discard(key)
+            for key in [key for key in wanted if key in missing]:
+                found = await self._load(child, Open(wanted[key]))
+                opened.add(key)
+                if child.place.role == "engine" and found.device != wanted[key].device:
+                    log.warning(
+                        "%s: device %s is %s, and what steps cost was measured on %s",
+                        *(found.name, self._devices[child.place.index].name, found.device, wanted[key].device),
+                    )
+
+    async def _load(self, child: Child, step: Open) -> Served:
+        """Raises the child's error, with the device in its message where there are several."""
+        try:
+            return await child.call(step) or step.served
+        except BeiError as error:
+            if child.place.role != "engine" or len(self._devices) == 1 or isinstance(error, ProcessDiedError):
+                raise
+            name = self._devices[child.place.index].name
+            raise error_of(Failure(error.code, f"Device {name}: {error}")) from error
+
+    async def _keep(self, place: Place) -> None:
+        """Whenever the process of ``place`` ends, start another one."""
+        backoff = Backoff()
+        while True:
+            child = self._children[place]
+            code = await child.wait()
+            if place.role in self._stopping:
+                return
+            log.error("%s %s: another one is started", child.name, how_ended(code))
+            self._metrics.restarted(child.name)
+            while not await self._is_there_again(place, backoff.delay_s(time.monotonic())):
+                if place.role in self._stopping:
+                    return
+
+    async def _is_there_again(self, place: Place, delay_s: float) -> bool:
+        await asyncio.sleep(delay_s)
+        if place.role in self._stopping:
+            return False
+        started_s = time.monotonic()
+        try:
+            child = self._spawn(place)
+        except OSError as error:
+            log.error("%s cannot be started: %s", place.name, error)
+            return False
+        try:
+            await self._configure(child)
+            await self._catch_up(child)
+            if place.role == "front":
+                await child.call(Serve(), self._listeners())
+        except BeiError as error:
+            if place.role not in self._stopping:
+                log.error("%s cannot be started: %s: %s", child.name, error.code, error)
+            child.kill()
+            await child.wait()
+            return False
+        self._ready.add(child)
+        async with self._became_ready:
+            self._became_ready.notify_all()
+        log.info("%s is there again after %.1f s", child.name, time.monotonic() - started_s)
+        return True
+
+    def _listeners(self) -> list[int]:
+        return [listener.fileno() for listener in self._listening]
+
+    # What children say.
+
+    def _on_message(self, child: Child, message: FromChild) -> None:
+        if isinstance(message, Ask):
+            self._tasks.start(self._answer(child, message))
+        elif isinstance(message, Ailing):
+            log.error("%s: %s: it is replaced", child.name, message.reason)
+            self._tasks.start(child.stop(Stop(), _FRONT_STOP_S))
+        elif isinstance(message, Hung):
+            engine = self.of("engine")[message.index]
+            log.error("a step of %s does not end: the process is ended", engine.name)
+            engine.kill()
+        elif isinstance(message, Offer):
+            self._offers.setdefault(message.kind, set()).add(child.name)
+
+    def _on_end(self, child: Child) -> None:
+        """In the moment in which nobody asks ``child`` any more."""
+        self._kept.add(child.answers)
+        self._ready.discard(child)
+        if child.place.role == "front":
+            self._page.clear(child.place.index)
+
+    async def _answer(self, asker: Child, question: Ask) -> None:
+        """What all others that offer it have to say, of kinds that are kept the asker too."""
+        asked = [
+            child
+            for child in self._children.values()
+            if child.name in self._offers.get(question.kind, ()) and (child is not asker or question.kind in KEPT)
+        ]
+        found = await asyncio.gather(*(child.ask(question.kind, PATIENCE_S) for child in asked))
+        # From here on nothing changes until the answer is made: nothing is told twice, or not at all.
+        answers = {
+            child.name: data
+            for child, data in zip(asked, found, strict=True)
+            if data is not None and child.is_alive  # else it is among what was left
+        }
+        silent = [child for child in asked if child.name not in answers]
+        last = [child.answers[question.kind] for child in silent if child.is_alive and question.kind in child.answers]
+        answers |= self._kept.left(question.kind, last)
+        if question.kind == METRICS:
+            answers[SUPERVISOR] = self._metrics.snapshot()
+        await asker.tell(Gathered(question.id, answers, tuple(child.name for child in silent)))
+
+    async def _keep_answers(self) -> None:
+        """So that little is lost of a process that is killed."""
+        while True:
+            await asyncio.sleep(_KEEP_EVERY_S)
+            for kind in KEPT:
+                offering = [child for child in self._children.values() if kind in child.offers]
+                await asyncio.gather(*(child.ask(kind, PATIENCE_S) for child in offering))

@@ -1,0 +1,234 @@
+"""A front end's process: HTTP, tokenizers, and what is made of the answers of the batch manager's process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import socket
+from typing import NamedTuple
+
+import uvloop
+
+from bei.config import ServeConfig
+from bei.costs import CostModel
+from bei.loading import encoder_of, next_encoder
+from bei.logs import configure
+from bei.metrics import Metrics
+from bei.processes.control import Channel
+from bei.processes.messages import (
+    Abandon,
+    Close,
+    Configure,
+    Drain,
+    Open,
+    Reload,
+    Serve,
+    Step,
+    Stop,
+    Switch,
+)
+from bei.processes.remote_port import remote_port
+from bei.processes.shared_limits import SharedLimits
+from bei.processes.shared_page import SharedPage
+from bei.processes.sockets import path_of
+from bei.server.app import create_app
+from bei.server.connections import Connections
+from bei.server.descriptors import MOST_HANDSHAKES, fitting_connections, raise_limit
+from bei.server.draining import DrainingServer, uvicorn_config
+from bei.server.interpreter import collect_rarely, switch_quickly
+from bei.server.keys import keyring_of
+from bei.server.models import Models
+from bei.server.request_log import request_log_of
+from bei.server.swapping import check_new, close_replaced, closed, replace
+from bei.server.tls import tls_of
+from bei.server.tracing import tracing_of
+from bei.service import InferenceService
+
+log = logging.getLogger(__name__)
+
+# How often the tokenizers are looked after.
+_WATCH_EVERY_S = 0.5
+
+
+def run(channel: Channel) -> None:
+    """Be one until the supervisor says stop."""
+    switch_quickly()
+    raise_limit()
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(FrontEnd(channel).run())
+    finally:
+        loop.close()
+
+
+class _Received(NamedTuple):
+    id: int
+    step: Step
+    descriptors: list[int]
+
+
+class FrontEnd:
+    """What the supervisor asks of it. Of the event loop."""
+
+    _config: ServeConfig
+    _started_s: int
+    _limits: SharedLimits
+    _address: int
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._metrics = Metrics()
+        self._opened: dict[str, InferenceService] = {}  # by key, those that were replaced too
+        self._models: Models | None = None  # once it serves
+        self._server: DrainingServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until ``Stop``: each call in a task of its own, since some take long."""
+        loop = asyncio.get_running_loop()
+        received: asyncio.Queue[_Received] = asyncio.Queue()
+        self._channel.start(lambda *call: loop.call_soon_threadsafe(received.put_nowait, _Received(*call)))
+        while True:
+            call = await received.get()
+            if isinstance(call.step, Stop):
+                await self._end()
+                return
+            task = asyncio.ensure_future(self._obey(call))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    async def _obey(self, call: _Received) -> None:
+        try:
+            await self._act(call.step, call.descriptors)
+            self._channel.done(call.id)
+        except Exception as error:  # a border: the supervisor decides what becomes of a process that cannot do this
+            self._channel.failed(call.id, error)
+
+    async def _act(self, step: Step, descriptors: list[int]) -> None:
+        if isinstance(step, Configure):
+            self._configure(step, descriptors)
+        elif isinstance(step, Open):
+            await self._open(step)
+        elif isinstance(step, Serve):
+            await self._serve([socket.socket(fileno=descriptor) for descriptor in descriptors])
+        elif isinstance(step, Switch):
+            assert self._models is not None, "it serves"
+            replace(self._models, self._opened[step.key], self._metrics)
+        elif isinstance(step, Close):
+            await self._close(step.key)
+        elif isinstance(step, Reload):
+            for part in (self._keys, self._tls):
+                if part is not None:
+                    await part.reload()
+        elif isinstance(step, Drain):
+            assert self._server is not None, "it serves"
+            self._server.begin_drain()
+            await self._server.wait_drained()
+        elif isinstance(step, Abandon):
+            assert self._models is not None, "it serves"
+            self._models.abandon()
+
+    def _configure(self, step: Configure, descriptors: list[int]) -> None:
+        """What is wrong with keys, certificates or traces is known before gigabytes are loaded."""
+        config = step.config
+        configure(config.log_format, self._channel.name)
+        self._config, self._started_s = config, step.started_s
+        self._address, page = descriptors
+        self._limits = SharedLimits(SharedPage.attach(page, step.index))
+        self._keys = keyring_of(config, self._metrics, self._limits.bucket)
+        self._tls = tls_of(config)
+        self._request_log = request_log_of(config)
+        self._tracing = tracing_of(config)
+
+    # Models.
+
+    async def _open(self, step: Open) -> None:
+        """Connect to the model's batch manager, and ask the canary. Raises BeiError."""
+        served, former = step.served, step.replaces and self._opened.get(step.replaces.key)
+        assert served.costs is not None, "the engine has said what steps cost"
+        if former is None:
+            encoder = encoder_of(served.artifact, self._config)
+        else:
+            encoder = next_encoder(served.artifact, former.encoder)
+        costs = CostModel.from_json(served.costs)
+        service = InferenceService(
+            served.artifact,
+            encoder,
+            self._config_of_service(),
+            self._metrics,
+            remote_port(path_of(self._address), served.key, costs),
+            costs,
+            elsewhere=self._limits.accepted(served.name),
+        )
+        await check_new(service)
+        self._opened[served.key] = service
+
+    def _config_of_service(self) -> ServeConfig:
+        """With this front end's share of the tokenizers' threads."""
+        threads = max(1, self._config.tokenizer_threads // self._config.http_workers)
+        return dataclasses.replace(self._config, tokenizer_threads=threads)
+
+    async def _close(self, key: str) -> None:
+        service = self._opened.pop(key, None)
+        if service is None:  # a process that was started in the meantime has never had it
+            return
+        if self._models is not None and self._models.is_replaced(service):
+            await close_replaced(self._models, service)
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, closed, service)
+
+    # HTTP.
+
+    async def _serve(self, sockets: list[socket.socket]) -> None:
+        """Accept connections from now on."""
+        config = self._config
+        self._models = Models([*self._opened.values()], started_s=self._started_s)
+        for service in self._models:
+            self._metrics.artifact(service.name, service.manifest.digest)
+        app = create_app(
+            self._models,
+            config,
+            self._metrics,
+            self._keys,
+            self._request_log,
+            self._tracing,
+            answer_bytes=self._limits.answer_bytes,
+            peers=self._channel,
+        )
+        room = fitting_connections(config.max_connections, MOST_HANDSHAKES if self._tls is not None else 0)
+        connections = Connections(
+            config,
+            self._metrics,
+            room,
+            self._request_log,
+            others=self._limits.front_ends,
+            uploads=self._limits.uploads,
+        )
+        started = asyncio.Event()
+        self._server = DrainingServer(uvicorn_config(app), self._models, connections, self._tls, started.set)
+        collect_rarely()
+        self._serving = asyncio.ensure_future(self._server.serve(sockets=sockets))
+        self._watch = asyncio.ensure_future(self._look_after_tokenizers())
+        await started.wait()
+
+    async def _look_after_tokenizers(self) -> None:
+        """Nothing but another process brings threads back that have died."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            for service in self._opened.values():
+                if not service.can_tokenize:
+                    self._channel.ailing(f"a tokenizer thread of {service.name} has died")
+                    return
+
+    async def _end(self) -> None:
+        """Let clients take their answers; what cannot be answered any more is told so."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._server is not None and self._serving is not None:
+            self._server.stop()
+            await self._serving
+        if self._tracing is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._tracing.close)

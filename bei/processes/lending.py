@@ -1,0 +1,252 @@
+"""Vectors on their way to another process: it maps the memory they lie in, and says when it uses them no more.
+
+A vector is copied into shared memory once, by the process that has computed it. Whoever passes it on names the place
+where it lies; only what lies elsewhere (unit vectors, rows of a cache) is copied, once, by who lends it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.core import Held, Row
+from bei.processes.arena import Arena
+from bei.processes.channel import Channel, ChannelClosedError
+from bei.processes.memory import Place, Segment, place_of
+from bei.processes.wire import INLINE, Announce, ArrayAt, Forget, Lent, Release
+
+log = logging.getLogger(__name__)
+
+_Array = npt.NDArray[Any]
+
+# Leases that end within this time are released together.
+_TOGETHER_S = 0.002
+
+
+class Lender:
+    """Lends arrays over one channel, from ``arena`` if they lie in no segment. Safe in threads.
+
+    What is lent is kept as it is until it is released; what the arena has no room for goes over the channel, and is not
+    kept.
+    """
+
+    def __init__(self, channel: Channel[Any], arena: Arena) -> None:
+        self._channel = channel
+        self._arena = arena
+        self._lock = threading.Lock()
+        self._announced: dict[int, weakref.ref[Segment]] = {}
+        self._leases: dict[int, list[_Array]] = {}
+        self._ids = itertools.count(1)
+        self.num_copied = 0  # arrays; for measurements
+        self.num_referred = 0
+
+    @property
+    def num_leases(self) -> int:
+        """Those that have not been released."""
+        return len(self._leases)
+
+    def lend(self, rows: Seq[Row], wait_s: float = 0.0) -> tuple[list[Lent], list[_Array]]:
+        """What is to be said of each of ``rows``, and the arrays to be sent behind the message.
+
+        ``wait_s``: how long to wait for room. Raises ChannelClosedError.
+        """
+        places = [{name: place_of(values) for name, values in row.items()} for row in rows]
+        homeless = [
+            np.ascontiguousarray(values)
+            for row, found in zip(rows, places, strict=True)
+            for name, values in row.items()
+            if found[name] is None
+        ]
+        copies = self._copied(homeless, wait_s)
+        payload = homeless if copies is None else []
+        with self._lock:
+            self._announce({place.segment for found in places for place in found.values() if place is not None})
+            if copies:
+                self._announce({_known(copies[0]).segment})
+            self.num_copied += len(homeless)
+            self.num_referred += sum(len(row) for row in rows) - len(homeless)
+            rest, offset, lent = iter(homeless if copies is None else copies), 0, []
+            for row, found in zip(rows, places, strict=True):
+                arrays, kept = [], []
+                for name, values in row.items():
+                    place = found[name]
+                    if place is None:
+                        values = next(rest)
+                        place = None if copies is None else _known(values)
+                    if place is None:
+                        arrays.append(ArrayAt(name, values.dtype.str, values.shape, INLINE, offset))
+                        offset += values.nbytes
+                    else:
+                        arrays.append(ArrayAt(name, values.dtype.str, values.shape, place.segment.key, place.offset))
+                        kept.append(values)
+                lent.append(Lent(self._kept(kept), arrays))
+        return lent, payload
+
+    def release(self, leases: Seq[int]) -> None:
+        """The other process uses these no more."""
+        with self._lock:
+            released = [self._leases.pop(lease, None) for lease in leases]
+        del released  # outside the lock: that may end segments
+
+    def forget_segments(self) -> None:
+        """Tell the other process which segments are gone. Raises ChannelClosedError."""
+        with self._lock:
+            gone = [key for key, segment in self._announced.items() if segment() is None]
+            for key in gone:
+                del self._announced[key]
+            if gone:
+                self._channel.send(Forget(gone))
+
+    def release_all(self) -> None:
+        """The other process has ended, or has left by itself: it uses nothing any more.
+
+        Not where this side has closed the channel: then others may still read what was lent, and it must stay as it is.
+        """
+        with self._lock:
+            leases, self._leases = self._leases, {}
+        del leases
+
+    def _copied(self, homeless: list[_Array], wait_s: float) -> list[_Array] | None:
+        """Copies in the arena, in one block; None where it is full."""
+        num_bytes = sum(_aligned(values.nbytes) for values in homeless)
+        block = self._arena.block(num_bytes, wait_s) if num_bytes else None
+        if block is None:
+            return None
+        copies, start = [], 0
+        for values in homeless:
+            copy = block[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+            copy[...] = values
+            copies.append(copy)
+            start += _aligned(values.nbytes)
+        return copies
+
+    def _announce(self, segments: set[Segment]) -> None:
+        for segment in segments:
+            if segment.key not in self._announced:
+                self._announced[segment.key] = weakref.ref(segment)
+                self._channel.send(Announce(segment.key, segment.size), segment=segment)
+
+    def _kept(self, arrays: list[_Array]) -> int:
+        if not arrays:
+            return 0
+        lease = next(self._ids)
+        self._leases[lease] = arrays
+        return lease
+
+
+def _known(values: _Array) -> Place:
+    place = place_of(values)
+    assert place is not None, "a block lies in a segment"
+    return place
+
+
+def _aligned(num_bytes: int) -> int:
+    """Every array begins where any type may."""
+    return -(-num_bytes // 16) * 16
+
+
+class _Lease(Held):
+    """The base of arrays that were lent together; released when the last of them is gone."""
+
+    __slots__ = ("__array_interface__", "_id", "_released", "_segments")
+
+    def __init__(self, lease: int, released: queue.SimpleQueue[int | None]) -> None:
+        self._id, self._released = lease, released
+        self._segments: list[Segment] = []
+
+    def array(self, segment: Segment, at: ArrayAt) -> _Array:
+        """A view, not to be written to."""
+        self._segments.append(segment)
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (segment.address + at.offset, True),
+            "shape": at.shape,
+            "typestr": at.dtype,
+        }
+        return np.asarray(self)
+
+    def __del__(self) -> None:
+        self._released.put(self._id)  # in any thread, and in the middle of anything
+
+
+class Borrower:
+    """Gives the arrays that the other end of ``channel`` lends, and tells it when they are gone.
+
+    ``add``, ``forget`` and ``row`` are of the thread that reads the channel. Arrays outlive all of this: their memory
+    stays mapped. A lender whose process lives writes into it again, though, as soon as it reads the end of the channel.
+    So where it does, the channel is kept open by ``close_when_unused``.
+    """
+
+    def __init__(self, channel: Channel[Any]) -> None:
+        self._channel = channel
+        self._segments: dict[int, Segment] = {}
+        self._released: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._num_leases = 0
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._release_all, name="bei-releases", daemon=True)
+        self._thread.start()
+
+    def add(self, segment: int, size: int, fd: int) -> None:
+        """A segment of the lender's. Raises OSError."""
+        self._segments[segment] = Segment.attach(fd, size)
+
+    def forget(self, segments: Seq[int]) -> None:
+        """They hold nothing any more."""
+        for segment in segments:
+            del self._segments[segment]
+
+    def row(self, lent: Lent, payload: npt.NDArray[np.uint8]) -> dict[str, _Array]:
+        """The arrays by their names. Those in shared memory cannot be written to."""
+        lease = None
+        if lent.lease:
+            self._num_leases += 1
+            lease = _Lease(lent.lease, self._released)
+        found: dict[str, _Array] = {}
+        for at in lent.arrays:
+            if at.segment == INLINE:
+                size = int(np.prod(at.shape)) * np.dtype(at.dtype).itemsize
+                found[at.name] = payload[at.offset : at.offset + size].view(at.dtype).reshape(at.shape)
+            else:
+                assert lease is not None, "what lies in a segment is lent"
+                found[at.name] = lease.array(self._segments[at.segment], at)
+        return found
+
+    def close_when_unused(self) -> None:
+        """Close the channel as soon as no array is left."""
+        self._is_closing = True
+        self._released.put(None)
+
+    def end(self) -> None:
+        """The channel has ended: nobody is told anything any more."""
+        self._channel.close()
+        self._released.put(None)
+        self._thread.join()
+
+    def _release_all(self) -> None:
+        try:
+            num_released = 0
+            while True:
+                first = self._released.get()
+                if first is not None:
+                    time.sleep(_TOGETHER_S)
+                leases = [] if first is None else [first]
+                while not self._released.empty():
+                    lease = self._released.get()
+                    if lease is not None:
+                        leases.append(lease)
+                self._channel.send(Release(leases))
+                num_released += len(leases)
+                if self._is_closing and num_released == self._num_leases:
+                    self._channel.close()
+                    return
+        except ChannelClosedError:
+            return

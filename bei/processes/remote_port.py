@@ -1,0 +1,330 @@
+"""The engine port of a front end, whose batch manager is in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bei.costs import CostModel
+from bei.errors import BeiError, EngineDeadError, EngineError, ShuttingDownError
+from bei.metrics import ModelMetrics
+from bei.port import LANES, Answer, EnginePort, Lane, LaneStats, OnAnswers, PortStats, Submission
+from bei.processes.carried_errors import arrived
+from bei.processes.channel import Channel, ChannelClosedError
+from bei.processes.connecting import Connector, started
+from bei.processes.hello import Hello
+from bei.processes.lending import Borrower
+from bei.processes.sequences import submitted
+from bei.processes.unanswered import Given, Unanswered
+from bei.processes.wire import Announce, Answers, Bye, Cancel, Forget, Stats, ToRemotePort, Welcome
+from bei.service import OpenPort
+
+log = logging.getLogger(__name__)
+
+# An item is given to so many processes, one after the other: what ends them may be the item.
+_MOST_TRIES = 3
+# The other process says something every 100 ms. Silent for so long, it is taken to hang.
+_SILENT_S = 3.0
+# What waits is given up when no process has been there for so long.
+_PATIENCE_S = 600.0
+_PAUSE_S = 0.2
+
+_NOTHING = LaneStats(0, 0, 0.0)
+
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToRemotePort)
+
+
+def ask_hello(address: Path, model: str, timeout_s: float | None = None) -> Hello:
+    """What the process at ``address`` says of ``model``. Blocks until it is there (None: however long that takes).
+
+    Raises ModelNotFoundError where it does not serve it, EngineDiedError after ``timeout_s``.
+    """
+    channel, welcome = Connector(address, model, _decoder).connect(timeout_s)
+    channel.end()
+    return welcome.hello
+
+
+def remote_port(address: Path, model: str, costs: CostModel | None = None) -> OpenPort:
+    """Opens ``RemotePort`` for a service. ``costs``: the service's, which is corrected as the other side corrects its
+    own."""
+
+    def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
+        return RemotePort(address, model, on_answers, metrics, costs)
+
+    return open_port
+
+
+class _Session(NamedTuple):
+    """One connection."""
+
+    channel: Channel[Any]
+    borrower: Borrower
+
+
+class _Unseen(NamedTuple):
+    """A submission that the other side's state does not have yet. ``number``: of the connection; 0: not sent."""
+
+    number: int
+    lane: Lane
+    stats: LaneStats
+
+
+class RemotePort:
+    """Implements ``EnginePort`` over a socket to a ``PortServer``. Reconnects by itself and submits again what is
+    unanswered; an item that three processes have been given without an answer gets an EngineError.
+
+    Made in any thread; returns when the other side has said hello (so ask for it before, where that may take long).
+    ``stats().is_stalled`` while the batch manager's process, or every engine process, is away. Rows cannot be written
+    to: they lie in memory of the process that has computed them, until the last view is gone.
+    """
+
+    def __init__(
+        self, address: Path, model: str, on_answers: OnAnswers, metrics: ModelMetrics, costs: CostModel | None = None
+    ) -> None:
+        self._model = model
+        self._on_answers = on_answers
+        self._metrics = metrics
+        self._connector = Connector(address, model, _decoder)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._unanswered = Unanswered()
+        self._unseen: deque[_Unseen] = deque()
+        self._number = 0
+        self._session: _Session | None = None
+        self._is_delivering = False
+        self._is_closing = False
+        self._death: str | None = None
+        channel, welcome = self._connector.connect()
+        self._costs = costs or welcome.hello.cost_model()
+        session = self._adopt(channel, welcome)
+        started(partial(self._serve, session), "bei-port")
+        metrics.watch(self.stats, welcome.hello.engine.limits)
+
+    @property
+    def hello(self) -> Hello:
+        """The latest."""
+        return self._hello
+
+    # The port.
+
+    def submit(self, submission: Submission) -> None:
+        """As the port says. Never blocks, whatever the other process does."""
+        with self._lock:
+            if self._death is not None:
+                raise EngineDeadError(self._death)
+            if self._is_closing:
+                raise ShuttingDownError("The server is shutting down: send the request to another replica.")
+            given = self._unanswered.add(submission)
+            if self._session is None:
+                self._unseen.append(self._unseen_of(submission, 0))
+            else:
+                self._give(self._session.channel, given)
+
+    def cancel(self, request_id: int) -> None:
+        """As the port says."""
+        with self._lock:
+            if self._unanswered.forget(request_id) and self._session is not None:
+                _try_send(self._session.channel, Cancel(request_id))
+            self._changed.notify_all()
+
+    def stats(self) -> PortStats:
+        """What the other side said last, and what has been submitted since."""
+        now_s = time.monotonic()
+        with self._lock:
+            stats, silent_s = self._stats, now_s - self._heard_s
+            lanes = dict(stats.lanes)
+            for unseen in self._unseen:
+                lanes[unseen.lane] = _added(lanes[unseen.lane], unseen.stats)
+            return stats._replace(
+                lanes=lanes,
+                running_s=max(0.0, stats.running_s - silent_s),
+                is_alive=stats.is_alive and self._death is None and not self._is_closing,
+                is_stalled=stats.is_stalled or self._session is None or silent_s > _SILENT_S,
+                is_busy=stats.is_busy or bool(self._unseen),
+            )
+
+    def close(self) -> None:
+        """Wait until all is answered, then leave. Rows that are in use stay as they are."""
+        with self._lock:
+            self._is_closing = True
+            self._changed.wait_for(lambda: not self._unanswered and not self._is_delivering)
+            session = self._session
+        self._connector.stop()
+        self._metrics.forget(self.stats)
+        if session is not None:
+            _leave(session)
+
+    # Under the lock.
+
+    def _give(self, channel: Channel[Any], given: Given) -> None:
+        """Submit to the process at the other end."""
+        given.num_tries += 1
+        self._number += 1
+        self._unseen.append(self._unseen_of(given.submission, self._number))
+        _try_send(channel, *submitted(given.submission, self._number))
+
+    def _unseen_of(self, submission: Submission, number: int) -> _Unseen:
+        lengths = [encoding.num_tokens for _, encoding in submission.items]
+        cost_s = sum(self._costs.sequence_seconds(length) for length in lengths)
+        return _Unseen(number, submission.lane, LaneStats(len(lengths), sum(lengths), cost_s))
+
+    def _note(self, message: Stats) -> None:
+        self._stats = message.stats
+        self._heard_s = time.monotonic()
+        if message.speed:
+            self._costs.follow(message.speed)
+        while self._unseen and self._unseen[0].number <= message.num_seen:
+            self._unseen.popleft()
+
+    # The thread that reads.
+
+    def _serve(self, session: _Session) -> None:
+        try:
+            while True:
+                self._read(session)
+                session.borrower.end()
+                session.channel.end()
+                if (found := self._reconnected()) is None:
+                    return
+                session = self._adopt(*found)
+        except BaseException as error:  # a bug: whoever waits must hear of it
+            log.exception("the thread of a port has died")
+            session.borrower.close_when_unused()  # what was lent may be in use
+            self._die(f"The port's thread has died ({type(error).__name__}): restart the server.")
+
+    def _adopt(self, channel: Channel[Any], welcome: Welcome) -> _Session:
+        """Submit all that is unanswered to the process at the other end."""
+        session = _Session(channel, Borrower(channel))
+        assert welcome.stats is not None, "ports say it"
+        with self._lock:
+            self._unseen.clear()
+            self._number = 0
+            self._hello = welcome.hello
+            self._note(welcome.stats)
+            self._session = session
+            is_over = self._is_closing and not self._unanswered
+            lost = []
+            for given in list(self._unanswered.remaining()):
+                if given.num_tries < _MOST_TRIES:
+                    self._give(channel, given)
+                else:
+                    lost.append(given)
+        message = f"{_MOST_TRIES} processes ended, one after the other, while they had this input."
+        self._fail(lost, EngineError(message))
+        if is_over:
+            _leave(session)
+        return session
+
+    def _read(self, session: _Session) -> None:
+        """Until the channel ends."""
+        while (frame := session.channel.receive()) is not None:
+            message = frame.message
+            if isinstance(message, Answers):
+                self._deliver(self._settled(message, frame.payload, session.borrower))
+            elif isinstance(message, Stats):
+                with self._lock:
+                    self._note(message)
+            elif isinstance(message, Announce):
+                assert frame.fd is not None, "its descriptor comes along"
+                session.borrower.add(message.segment, message.size, frame.fd)
+            elif isinstance(message, Forget):
+                session.borrower.forget(message.segments)
+            else:
+                raise AssertionError(f"an engine port says {type(message).__name__}")
+            del frame, message  # it may hold the bytes of answers
+
+    def _settled(self, message: Answers, payload: npt.NDArray[np.uint8], borrower: Borrower) -> list[Answer]:
+        """The answers that somebody waits for."""
+        answers = []
+        rows = [borrower.row(at.row, payload) for at in message.rows]
+        errors = [arrived(at.error) for at in message.errors]
+        with self._lock:
+            for at, result in (*zip(message.rows, rows, strict=True), *zip(message.errors, errors, strict=True)):
+                if self._unanswered.settle(at.request_id, at.place):
+                    times = message.steps[at.step] if at.step >= 0 else None
+                    answers.append(Answer(at.request_id, at.place, result, times))
+            self._is_delivering = True
+        return answers
+
+    def _deliver(self, answers: Seq[Answer]) -> None:
+        if answers:
+            try:
+                self._on_answers(answers)
+            except Exception:  # a border: the service's bug must not end the port
+                log.exception("answers could not be handed over")
+        with self._lock:
+            self._is_delivering = False
+            self._changed.notify_all()
+
+    def _fail(self, lost: Iterable[Given], error: BeiError) -> None:
+        """Answer everything of these submissions with ``error``."""
+        answers = []
+        with self._lock:
+            for given in lost:
+                for item in given.submission.items:
+                    if self._unanswered.settle(given.submission.request_id, item.place):
+                        answers.append(Answer(given.submission.request_id, item.place, error))
+            self._is_delivering = True
+        self._deliver(answers)
+
+    def _reconnected(self) -> tuple[Channel[Any], Welcome] | None:
+        """The next process; None when there is none any more."""
+        with self._lock:
+            self._session = None
+            self._stats = self._stats._replace(lanes=dict.fromkeys(LANES, _NOTHING), running_s=0.0, is_busy=False)
+            self._unseen.clear()
+            self._unseen.extend(self._unseen_of(given.submission, 0) for given in self._unanswered.remaining())
+            if self._is_closing and not self._unanswered:
+                return None
+        log.warning("%s: the batch manager's process has ended; waiting for the next one", self._model)
+        until_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                found = self._connector.connect(until_s - time.monotonic())
+                log.warning("%s: the next batch manager's process is there", self._model)
+                return found
+            except ChannelClosedError:  # closed meanwhile
+                return None
+            except BeiError as error:
+                if time.monotonic() > until_s:
+                    self._die(f"No process has served the model for {_PATIENCE_S:.0f} s ({error}): restart the server.")
+                    return None
+                self._connector.pause(_PAUSE_S)
+
+    def _die(self, message: str) -> None:
+        """Fail what waits and refuse what comes."""
+        with self._lock:
+            self._death = message
+            self._unseen.clear()
+            lost = list(self._unanswered.remaining())
+        self._fail(lost, EngineDeadError(message))
+
+
+def _added(one: LaneStats, other: LaneStats) -> LaneStats:
+    return LaneStats(
+        one.num_sequences + other.num_sequences, one.num_tokens + other.num_tokens, one.cost_s + other.cost_s
+    )
+
+
+def _leave(session: _Session) -> None:
+    """Stay only until nothing is used that the other process has lent."""
+    _try_send(session.channel, Bye())
+    session.borrower.close_when_unused()
+
+
+def _try_send(channel: Channel[Any], message: Any, payload: Seq[npt.NDArray[Any]] = ()) -> None:
+    """Send; to nobody where the other process has ended, as the thread that reads finds out."""
+    with contextlib.suppress(ChannelClosedError):
+        channel.send(message, payload)

@@ -1,0 +1,178 @@
+"""The supervisor: the process that the user started, where a server has several. No model, no HTTP.
+
+It binds the sockets, holds what the others share, starts them, watches them, starts them again, passes their questions
+on, and ends them in order: front ends first, then the batch manager, then engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from bei.artifact import Artifact, Manifest, load_manifest
+from bei.config import ServeConfig
+from bei.devices import devices_of, usable_cores
+from bei.loading import check_names, verified_at
+from bei.processes.fleet import Fleet
+from bei.processes.messages import Abandon, Drain, Reload, Served
+from bei.processes.swaps import Swaps
+from bei.processes.tasks import Tasks
+from bei.server.sockets import Sockets, log_served
+from bei.server.stopping import LogTerminal, exit_soon
+from bei.server.swap_loop import in_thread
+
+log = logging.getLogger(__name__)
+
+# A child's command, to which its name is added.
+COMMAND: Seq[str] = (sys.executable, "-m", "bei.processes.child")
+
+# From the second signal on; a second later bei.server.stopping would end this process.
+_ABANDON_S = 3.0
+
+
+def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
+    """Serve ``artifacts`` until SIGTERM or SIGINT; returns when every accepted request is answered.
+
+    Raises what ``bei.server.run.run`` raises, before it serves.
+    """
+    code = asyncio.run(Supervisor(artifacts, config).run())
+    if code:
+        logging.shutdown()
+        os._exit(code)  # a thread may still be hashing an artifact
+
+
+class Supervisor:
+    """The life of a server in several processes. Of one event loop."""
+
+    _fleet: Fleet
+    _swaps: Swaps
+
+    def __init__(self, artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
+        self._sources = artifacts
+        self._config = config
+        self._terminal = LogTerminal()
+        self._has_started = False
+        self._reload_is_due = False
+        self._reloading = asyncio.Lock()
+        self._num_signals = 0
+        self._exit_code = 0
+        self._tasks = Tasks()
+
+    async def run(self) -> int:
+        """Returns the exit code. Raises as the function does."""
+        loop = asyncio.get_running_loop()
+        self._serving = asyncio.ensure_future(self._serve())
+        self._stopped = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            await self._serving
+        except asyncio.CancelledError:  # a signal has come while it started
+            if not self._exit_code:
+                raise
+        return self._exit_code
+
+    async def _serve(self) -> None:
+        # First what costs nothing: a taken port is known before gigabytes are loaded.
+        config, sockets = self._config, Sockets(self._config)
+        manifests = [_manifest_of(source) for source in self._sources]
+        check_names(manifest.name for manifest in manifests)
+        targets = {manifest.name: manifest.target for manifest in manifests}
+        devices = devices_of(config.devices, targets, os.environ, usable_cores())
+        self._fleet = Fleet(config, devices, COMMAND, int(time.time()))
+        try:
+            await self._start()
+            listening = sockets.listen()
+            await self._fleet.serve(listening)
+            for served in self._fleet.served.values():
+                log_served(served.artifact.manifest, served.artifact.certificate)
+            sockets.log_addresses()
+            self._has_started = True
+            if self._reload_is_due:
+                self._reload()
+            await self._stopped
+            await self._drain(sockets)
+        finally:
+            sockets.close()
+            await self._fleet.close()
+        log.info("stopped")
+
+    async def _start(self) -> None:
+        """Processes load their libraries and read keys and certificates while the artifacts are verified."""
+        _, artifacts = await asyncio.gather(self._fleet.start(), in_thread(self._verified))
+        for artifact in artifacts:
+            await self._fleet.load_first(Served(artifact=artifact))
+        await self._fleet.load()
+        paths = {
+            artifact.manifest.name: source if isinstance(source, Path) else source.path
+            for artifact, source in zip(artifacts, self._sources, strict=True)
+        }
+        self._swaps = Swaps(self._fleet, paths, self._config)
+
+    def _verified(self) -> list[Artifact]:
+        """Each file is hashed once: processes get what was verified."""
+        return [verified_at(source, self._config) for source in self._sources]
+
+    # Signals.
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGHUP and not self._terminal.is_closed:
+            if self._has_started:
+                self._reload()
+            else:
+                self._reload_is_due = True
+            return
+        self._num_signals += 1
+        if not self._has_started:
+            self._exit_code = 128 + number
+            self._serving.cancel()
+        elif self._num_signals == 1:
+            log.info("draining: new requests get 503")
+            self._swaps.end()
+            self._stopped.set_result(None)
+        else:
+            self._abandon()
+
+    def _reload(self) -> None:
+        self._tasks.start(self._look_anew())
+
+    async def _look_anew(self) -> None:
+        async with self._reloading:
+            log.info("SIGHUP: API keys, certificates and artifacts are looked at anew")
+            await self._fleet.tell("front", Reload())
+            await self._swaps.reload()
+
+    async def _drain(self, sockets: Sockets) -> None:
+        """Front ends answer what they have accepted, and refuse what comes until the last of them has done so."""
+        fleet = self._fleet
+        fleet.do_not_replace("front")
+        await fleet.tell("front", Drain())
+        await fleet.stop("front")
+        sockets.close()
+        if self._num_signals > 1:
+            fleet.kill("manager", "engine")  # a step may hang, and nobody waits for its answer
+        await fleet.stop("manager")
+        await fleet.stop("engine")
+
+    def _abandon(self) -> None:
+        if self._num_signals > 2:
+            return
+        log.warning("second signal: what waits for its answer gets 503")
+        exit_soon()
+        asyncio.get_running_loop().call_later(_ABANDON_S, self._give_up)
+        self._tasks.start(self._fleet.tell("front", Abandon()))
+
+    def _give_up(self) -> None:
+        log.error("processes have not ended within %.0f s of the second signal: they are ended now", _ABANDON_S)
+        self._exit_code = 1
+        self._fleet.kill("front", "manager", "engine")
+
+
+def _manifest_of(source: Path | Artifact) -> Manifest:
+    return source.manifest if isinstance(source, Artifact) else load_manifest(source.resolve())

@@ -1,0 +1,116 @@
+"""SIGHUP, where a server has several processes: the steps of ``bei.server.swapping``, each by those who can do it.
+
+1. The supervisor verifies the artifact, as at start, and compares it with the one that is served.
+2. Every engine process loads it beside the other, the first one alone, since it finds out what the others go by.
+3. The batch manager's process opens a port for it, to which every front end connects, and asks the canary.
+4. Front ends give it the requests that come from now on.
+5. When no front end has a request of the former any more, it is closed: by them, the batch manager, the engines.
+
+Until 4 an error leaves everything as it was, and so does the end of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from bei.artifact import Manifest
+from bei.config import ServeConfig
+from bei.loading import next_artifact
+from bei.metrics import SwapResult
+from bei.processes.children import Child
+from bei.processes.fleet import Fleet
+from bei.processes.messages import Close, Looked, Open, Served, Switch
+from bei.processes.tasks import Tasks
+from bei.server.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
+
+# Processes that have ended are there again within seconds, if they can be started at all.
+_READY_WITHIN_S = 60.0
+
+
+class Following(NamedTuple):
+    """A model that every front end has ready, and all children that know of it."""
+
+    served: Served
+    children: list[Child]
+
+
+class Swaps(SwapLoop[Following]):
+    """Swaps what ``fleet`` serves. ``paths``: where the artifacts lie, by the models' names."""
+
+    def __init__(self, fleet: Fleet, paths: Mapping[str, Path], config: ServeConfig) -> None:
+        super().__init__()
+        self._fleet = fleet
+        self._paths = paths
+        self._config = config
+        self._tasks = Tasks()
+
+    def names(self) -> Iterable[str]:
+        """The models."""
+        return self._paths
+
+    def path(self, name: str) -> Path:
+        """Where the artifact of the model lies."""
+        return self._paths[name]
+
+    def served(self, name: str) -> Manifest:
+        """Of the artifact that is served."""
+        return self._fleet.served[name].artifact.manifest
+
+    def count(self, name: str, result: SwapResult) -> None:
+        """The model was looked at."""
+        self._tasks.start(self._fleet.tell("manager", Looked(name, result)))
+
+    async def find(self, name: str) -> Following | None:
+        """A model that may take the place of the served one; None: there is no other artifact.
+
+        Raises what ``bei.loading.next_artifact`` and the processes raise, ProcessDiedError, ShuttingDownError.
+        """
+        fleet, former = self._fleet, self._fleet.served[name]
+        num_engines = len(fleet.of("engine"))
+        artifact = await in_thread(next_artifact, self._paths[name], self.served(name), self._config, num_engines)
+        if artifact is None:
+            return None
+        children = await fleet.all_ready(_READY_WITHIN_S)
+        engines, manager, fronts = fleet.of("engine"), fleet.of("manager"), fleet.of("front")
+        new = Served(artifact=artifact)
+        try:
+            new = await self._load(new, former, engines[0], is_first=True)
+            await asyncio.gather(*(self._load(new, former, engine) for engine in engines[1:]))
+            fleet.check_same(engines)
+            fleet.open[new.key] = new  # of processes that end from now on, those that follow have it too
+            for child in (*manager, *fronts):
+                await self._load(new, former, child)
+            fleet.check_same(children)
+        except BaseException:
+            await self._discard(new)
+            raise
+        return Following(new, children)
+
+    async def _load(self, new: Served, former: Served, child: Child, *, is_first: bool = False) -> Served:
+        found = await child.call(Open(new, is_first=is_first, replaces=former))
+        self.check_serving()
+        return found or new
+
+    async def _discard(self, new: Served) -> None:
+        self._fleet.open.pop(new.key, None)
+        await self._close(new.key)
+
+    async def swap(self, name: str, found: Following) -> None:
+        """Let every front end switch, and close the former when none of them has a request of it."""
+        fleet, new = self._fleet, found.served
+        former, fleet.served[name] = fleet.served[name], new
+        await fleet.tell("front", Switch(new.key))
+        self.count(name, "swapped")
+        log_swapped(former.artifact.manifest, new.artifact.manifest, new.artifact.certificate)
+        await fleet.tell("front", Close(former.key))
+        del fleet.open[former.key]
+        for role in ("manager", "engine"):
+            await fleet.tell(role, Close(former.key))
+        log_closed(former.artifact.manifest)
+
+    async def _close(self, key: str) -> None:
+        for role in ("front", "manager", "engine"):
+            await self._fleet.tell(role, Close(key))

@@ -1,0 +1,102 @@
+"""The HTTP server of a process: its listeners and connections, and the drain, in which what is accepted is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from bei.server.connections import Connections
+from bei.server.descriptors import Listener
+from bei.server.models import Models
+from bei.server.protocol import Connection
+from bei.server.tls import TLS
+
+# When everything accepted is answered, clients have this long to take the answers; one that never ends its own
+# request does not keep the process.
+LINGER_S = 10
+
+
+def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    """uvicorn's settings for ``app``."""
+    return uvicorn.Config(
+        app,
+        http=Connection,  # made by the server below; named here so that no other implementation is loaded
+        ws="none",  # a request to upgrade is answered as if it had not asked
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # bei.server.request_log has a better one
+        timeout_graceful_shutdown=LINGER_S,
+        proxy_headers=False,  # nothing here reads the client's address
+        server_header=False,
+    )
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class DrainingServer(uvicorn.Server):
+    """Accepts and answers until ``stop``. ``begin_drain`` refuses new requests with 503; what is accepted is answered.
+
+    ``on_started`` is called when it accepts connections, ``take_signals`` when signals can be taken over.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        models: Models,
+        connections: Connections,
+        tls: TLS | None,
+        on_started: Callable[[], None] = _nothing,
+        take_signals: Callable[[], None] = _nothing,
+    ) -> None:
+        super().__init__(config)
+        self._models = models
+        self._connections = connections
+        self._tls = tls
+        self._on_started = on_started
+        self._take_signals = take_signals
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Our own listeners and connections."""
+        loop = asyncio.get_running_loop()
+
+        def connection() -> Connection:
+            return Connection(self.config, self.server_state, self._connections, loop)
+
+        def listener(sock: socket.socket) -> Listener:
+            tls = None if sock.family == socket.AF_UNIX else self._tls
+            return Listener(sock, connection, self._connections.close_oldest_idle, tls, self._connections)
+
+        self.servers = [listener(sock) for sock in sockets or []]  # type: ignore[misc]
+        self._connections.start_clock()
+        self._on_started()
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what is under way; clients have a while to take it."""
+        await super().shutdown(sockets)
+        self._connections.stop_clock()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Not uvicorn's handlers: they stop listening at once, and end the process by the signal instead of exit 0."""
+        self._take_signals()
+        yield
+
+    def begin_drain(self) -> None:
+        """Refuse new requests from now on."""
+        self._models.begin_drain()
+
+    async def wait_drained(self) -> None:
+        """Return when everything accepted is answered."""
+        await self._models.wait_drained()
+
+    def stop(self) -> None:
+        """Accept nothing more, and end when clients have their answers, or have had time to take them."""
+        self.should_exit = True

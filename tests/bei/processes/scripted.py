@@ -1,0 +1,49 @@
+"""A process that does what the names of models tell it: ``python -m tests.bei.processes.scripted NAME``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+
+from bei.errors import ConfigError
+from bei.processes.control import Channel
+from bei.processes.messages import Close, Reload, Step, Stop
+
+
+def main() -> None:
+    channel = Channel(socket.socket(fileno=os.dup(0)), sys.argv[1])
+    is_over = threading.Event()
+
+    def act(number: int, step: Step, descriptors: list[int]) -> None:
+        if isinstance(step, Reload):  # with descriptors: says which they are
+            for descriptor in descriptors:
+                os.write(descriptor, f"{channel.name} ".encode())
+            channel.done(number)
+        elif isinstance(step, Close):
+            if step.key == "refuse":
+                channel.failed(number, ConfigError("It is refused."))
+            elif step.key == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif step.key == "fail and die":
+                channel.failed(number, ConfigError("Last words."))
+                os._exit(3)
+            elif step.key == "offer":
+                channel.offer("name", channel.name.encode)
+                channel.offer("nothing", lambda: b"" + None)  # type: ignore[operator]
+                channel.done(number)
+            elif step.key == "ask":
+                replies = asyncio.run(channel.ask("name"))
+                channel.failed(number, ConfigError(f"{dict(replies.answers)} {replies.silent}"))
+        elif isinstance(step, Stop):
+            is_over.set()
+
+    channel.start(act)
+    is_over.wait()
+
+
+if __name__ == "__main__":
+    main()
