@@ -27,6 +27,7 @@ _ACCEPTS_AT_ONCE = 64  # then the loop's turn: who is connected already is serve
 _RETRY_S = 0.1
 # A connection that is left to other processes is accepted here after all if it is still there then: the others compute.
 _LEAVE_S = 0.005
+_LOOK_EVERY_S = 0.001  # meanwhile; the others may have got as many
 _LOG_EVERY_S = 10.0
 _OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -127,16 +128,24 @@ class Listener:
         self._pause = None
         self._loop.add_reader(self._listener, self._accept)
 
-    def _accept_after_others(self) -> None:
-        self._start()
-        self._accept(leaves=False)
+    def _leave(self, until_s: float) -> None:
+        """Look away until others have as many connections, or that takes too long."""
+        if self._gate is None or not self._gate.is_left_to_others():
+            self._start()
+        elif self._loop.time() < until_s:
+            self._pause = self._loop.call_later(_LOOK_EVERY_S, self._leave, until_s)
+        else:
+            self._start()
+            self._accept(leaves=False)
 
     def _accept(self, *, leaves: bool = True) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            if leaves and self._gate is not None and self._gate.is_left_to_others():
-                self._loop.remove_reader(self._listener)
-                self._pause = self._loop.call_later(_LEAVE_S, self._accept_after_others)
-                return
+        """``leaves`` False: the first one in any case."""
+        for number in range(_ACCEPTS_AT_ONCE):
+            if self._gate is not None and (leaves or number) and self._gate.is_left_to_others():
+                if not number:
+                    self._loop.remove_reader(self._listener)
+                    self._leave(self._loop.time() + _LEAVE_S)
+                return  # whether there is another one at all is seen in the loop's next turn
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):

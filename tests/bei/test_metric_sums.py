@@ -55,59 +55,69 @@ def samples(text: bytes) -> dict[tuple[str, ...], float]:
     }
 
 
-def rendered(metrics: Metrics, *answers: bytes) -> dict[tuple[str, ...], float]:
-    return samples(metrics.render_together(dict(enumerate_names(answers)), (), ()))
-
-
 def enumerate_names(answers: tuple[bytes, ...]) -> list[tuple[str, bytes]]:
     return [(f"front-{index}", answer) for index, answer in enumerate(answers)]
+
+
+def counted(*answers: bytes) -> dict[tuple[Any, ...], float]:
+    """Every sample of what ``answers`` say together, but gauges."""
+    return {
+        sample[:2]: sample[2]
+        for family in together(answers).families
+        if family.name not in GAUGES and not family.name.startswith("process_")
+        for sample in family.samples
+        if not sample[0].endswith("_created")
+    }
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2), EVENTS), max_size=20))
 def test_processes_say_together_what_one_would_have_counted(events: list[tuple[int, tuple[Any, ...]]]) -> None:
     alone, parts = new_metrics(), [new_metrics() for _ in range(3)]
-    for metrics in (alone, *parts):
-        for model in "ab":
-            ModelMetrics(metrics, model, is_embedder=model == "a")
     for process, event in events:
         happen(alone, event)
         happen(parts[process], event)
-    found = rendered(parts[0], *(part.snapshot() for part in parts))
-    assert found == samples(alone.render())  # text-embeddings-inference's names too
-    # In any order and however they are grouped, ended or not.
-    counted = {name: value for name, value in found.items() if not GAUGES.keys() & {name[0]}}
-    gone = ended([ended([parts[2].snapshot()]), parts[1].snapshot()])
-    assert {name: found[name] for name in counted} == {
-        name: value for name, value in rendered(parts[1], gone, parts[0].snapshot()).items() if name in counted
-    }
+    first, second, third = (part.snapshot() for part in parts)
+    found = counted(first, second, third)
+    assert found == counted(alone.snapshot())
+    assert {*together([first, second, third]).answered} == {*together([alone.snapshot()]).answered}
+    # However they are grouped, ended or not.
+    assert counted(ended([ended([third]), second]), first) == found
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["dies", "is silent", "works"]), EVENTS), max_size=12))
 def test_no_counter_falls_whoever_dies_or_does_not_answer(steps: list[tuple[int, str, tuple[Any, ...]]]) -> None:
     """As the supervisor does it: of each process either its answer counts or what was kept of it, once."""
-    living, gone = [new_metrics(), new_metrics()], b""
+    living, gone = [new_metrics(), new_metrics()], ended([])
     kept = [metrics.snapshot() for metrics in living]
-    before: dict[tuple[str, ...], float] = {}
+    before: dict[tuple[Any, ...], float] = {}
     for process, what, event in steps:
         happen(living[process], event)
-        silent = what == "is silent"
-        fresh = [metrics.snapshot() for metrics in living]
         if what == "dies":  # what it had counted since it was asked last is lost
-            gone = ended([*filter(None, [gone]), kept[process]])
+            gone = ended([gone, kept[process]])
             living[process] = new_metrics()
-            fresh[process] = living[process].snapshot()
-        kept = [
-            old if silent and index == process else new
-            for index, (old, new) in enumerate(zip(kept, fresh, strict=True))
-        ]
-        answers = [one for index, one in enumerate(kept) if not (silent and index == process)]
-        last = [kept[process]] if silent else []
-        now = rendered(living[0], *answers, ended([*filter(None, [gone]), *last]))
-        counters = {name: value for name, value in now.items() if name[0] not in GAUGES}
-        assert all(counters.get(name, -1.0) >= value - 1e-9 for name, value in before.items())
-        before = counters
+        fresh = {index: metrics.snapshot() for index, metrics in enumerate(living)}
+        last = []
+        if what == "is silent":
+            last = [kept[process]]
+            del fresh[process]
+        now = counted(*fresh.values(), ended([gone, *last]))
+        assert all(now.get(name, -1.0) >= value for name, value in before.items())
+        before = now
+        kept = [fresh.get(index, one) for index, one in enumerate(kept)]
+
+
+def test_text_embeddings_inference_s_names_are_made_of_the_sums() -> None:
+    alone, parts = new_metrics(), [new_metrics(), new_metrics()]
+    for number in range(12):
+        event = (("request", "inputs", "step")[number % 3], "ab"[number % 2], LANES[number // 6], number + 1)
+        happen(alone, event)
+        happen(parts[number % 2], event)
+    text = parts[0].render_together(dict(enumerate_names(tuple(part.snapshot() for part in parts))), (), ())
+    found = samples(text)
+    assert {name: value for name, value in found.items() if name[0].startswith("te_")}
+    assert found == samples(alone.render())
 
 
 def test_gauges_are_put_together_by_their_rules() -> None:

@@ -199,6 +199,7 @@ def test_two_listeners_on_one_socket_share_its_connections_evenly() -> None:
             writers = [(await asyncio.open_connection(*real.getsockname()))[1] for _ in range(20)]
             await all_made.wait()
             for listener in listeners:
+                await listener.wait_closed()
                 listener.close()
                 listener._listener.close()
             for writer in writers:

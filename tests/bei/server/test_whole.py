@@ -95,8 +95,8 @@ def test_metrics_are_those_of_all_processes_whoever_is_asked(server: Server) -> 
                 found = await front.samples(path)
                 assert requests(found) == 5
                 assert found["bei_request_seconds_count", "/v1/embeddings", "200", "interactive", "tiny"] == 5
-                assert found["te_request_success", "batch"] == 5
-                assert found["te_embed_count",] == 5
+                assert found["te_request_success_total", "single"] == 5
+                assert found["te_embed_count_total",] == 5
                 ups = {name[1]: value for name, value in found.items() if name[0] == "bei_process_up"}
                 assert ups == {"front-0": 1, "front-1": 1}
 
