@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
@@ -91,12 +92,13 @@ def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(st
 
 
 def test_front_ends_that_admit_at_once_never_hold_more_than_the_limit() -> None:
-    held, most, lock, refused = 0, 0, threading.Lock(), 0
+    held, most, lock, refused, together = 0, 0, threading.Lock(), 0, threading.Barrier(4)
 
     def work(limits: SharedLimits) -> None:
         nonlocal held, most, refused
         desk = admission(limits)
-        for _ in range(300):
+        together.wait()
+        for _ in range(2000):
             try:
                 ticket = desk.admit(1, Demand(40, 0.0), "bulk", None)
             except OverloadedError:
@@ -105,6 +107,7 @@ def test_front_ends_that_admit_at_once_never_hold_more_than_the_limit() -> None:
             with lock:
                 held += 40
                 most = max(most, held)
+            time.sleep(0)  # the others' turn
             with lock:
                 held -= 40
             ticket.close()
