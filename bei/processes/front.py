@@ -217,7 +217,11 @@ class FrontEnd:
         collect_rarely()
         self._serving = asyncio.ensure_future(self._server.serve(sockets=sockets))
         self._watch = asyncio.ensure_future(self._look_after_tokenizers())
-        await started.wait()
+        starting = asyncio.ensure_future(started.wait())
+        await asyncio.wait((starting, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            starting.cancel()
+            self._serving.result()
 
     async def _look_after_tokenizers(self) -> None:
         """Nothing but another process brings threads back that have died."""
