@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from bei.errors import ConfigError
 
+_MOST = 128
+
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _INDEX = re.compile(r"[0-9]{1,4}")
 _CORES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(\+[0-9]{1,5}(-[0-9]{1,5})?)*")
@@ -35,6 +37,8 @@ def check_devices(devices: Seq[str]) -> None:
             )
         if not _INDEX.fullmatch(name):
             cores_of(name)
+    if len(devices) > _MOST:
+        raise ConfigError(f"devices names {len(devices)} of them: name {_MOST} at most, and start several servers.")
     if len(set(devices)) < len(devices):
         raise ConfigError(f"devices names one of them twice: {', '.join(devices)}.")
 

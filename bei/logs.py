@@ -38,9 +38,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class SharedStream(logging.Handler):
-    """Writes to standard error, which several processes have: each record whole, with one call of the system.
+    """Writes to standard error, which several processes have: each record whole.
 
-    What the kernel would not keep whole is written under a lock that all processes of this installation share.
+    What the kernel would not keep whole is written while no other process writes, by a lock that all processes of this
+    installation have.
     """
 
     def __init__(self) -> None:
@@ -52,10 +53,7 @@ class SharedStream(logging.Handler):
         try:
             line = self.format(record) + "\n"
             data = line.encode(sys.stderr.encoding or "utf-8", "backslashreplace")
-            if len(data) <= _WHOLE_BYTES:
-                _write(data)
-                return
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+            fcntl.flock(self._lock_file, fcntl.LOCK_SH if len(data) <= _WHOLE_BYTES else fcntl.LOCK_EX)
             try:
                 _write(data)
             finally:

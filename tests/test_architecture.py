@@ -23,7 +23,20 @@ ENGINE_LIBRARIES = {
 }
 # Each layer may import those to its right, and whatever is not a layer (errors, config, metrics, ...).
 LAYERS = [
-    *("cli", "server", "model", "tasks", "fates", "loading", "service", "simulation", "batching", "engine", "core")
+    *(
+        "cli",
+        "processes",
+        "server",
+        "model",
+        "tasks",
+        "fates",
+        "loading",
+        "service",
+        "simulation",
+        "batching",
+        "engine",
+        "core",
+    )
 ]
 # Pure functions over arrays and texts, and the words' cache: the lowest stones, which anybody may use.
 LEAVES = {

@@ -18,6 +18,7 @@ class Acceptor:
     def __init__(self, listener: socket.socket, on_connection: Callable[[socket.socket], None]) -> None:
         self._listener = listener
         self._on_connection = on_connection
+        self._is_closed = False
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._accept_all, name="bei-accept", daemon=True)
 
@@ -27,7 +28,10 @@ class Acceptor:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept nobody any more. Who comes waits in the backlog for the next process."""
+        """Accept nobody any more. Who comes waits in the backlog for the next process. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         os.write(self._wake_write, b"\0")
         if self._thread.ident is not None:
             self._thread.join()

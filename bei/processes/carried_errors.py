@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from bei.errors import BeiError, EngineError
 
-_Plain: TypeAlias = "str | int | float | bool | None"
+_Plain: TypeAlias = str | int | float | bool | None
 
 
 class CarriedError(NamedTuple):

@@ -176,7 +176,10 @@ class Child:
     # The control socket.
 
     async def _send(self, message: FromSupervisor, descriptors: Seq[int]) -> None:
-        data = frame(message, len(descriptors))
+        """A frame that has been begun is sent to its end, though nobody may wait for that any more."""
+        await asyncio.shield(self._send_whole(frame(message, len(descriptors)), descriptors))
+
+    async def _send_whole(self, data: bytes, descriptors: Seq[int]) -> None:
         async with self._sending:
             try:
                 if descriptors:

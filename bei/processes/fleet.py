@@ -182,16 +182,16 @@ class Fleet:
         return child
 
     async def _configure(self, child: Child) -> None:
-        step = Configure(self._config, child.place.index, self._started_s)
-        if child.place.role == "engine":
-            cores = self._devices[child.place.index].cores
-            step = Configure(self._config, child.place.index, self._started_s, cores)
-            await child.call(step, [self._engines[child.place.index].listener.fileno()])
-        elif child.place.role == "manager":
-            addresses = [endpoint.address for endpoint in self._engines]
-            await child.call(step, [self._manager.listener.fileno(), *addresses])
+        role, index = child.place.role, child.place.index
+        cores: tuple[int, ...] = ()
+        if role == "engine":
+            cores = self._devices[index].cores
+            descriptors = [self._engines[index].listener.fileno()]
+        elif role == "manager":
+            descriptors = [self._manager.listener.fileno(), *(endpoint.address for endpoint in self._engines)]
         else:
-            await child.call(step, [self._manager.address, self._page.fileno()])
+            descriptors = [self._manager.address, self._page.fileno()]
+        await child.call(Configure(self._config, index, self._started_s, cores), descriptors)
 
     async def _catch_up(self, child: Child) -> None:
         """Open and close models until the child has those that it should have."""

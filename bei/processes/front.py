@@ -28,7 +28,7 @@ from bei.processes.messages import (
     Stop,
     Switch,
 )
-from bei.processes.remote_port import remote_port
+from bei.processes.remote_port import ask_hello, remote_port
 from bei.processes.shared_limits import SharedLimits
 from bei.processes.shared_page import SharedPage
 from bei.processes.sockets import path_of
@@ -40,6 +40,7 @@ from bei.server.interpreter import collect_rarely, switch_quickly
 from bei.server.keys import keyring_of
 from bei.server.models import Models
 from bei.server.request_log import request_log_of
+from bei.server.swap_loop import in_thread
 from bei.server.swapping import check_new, close_replaced, closed, replace
 from bei.server.tls import tls_of
 from bei.server.tracing import tracing_of
@@ -47,6 +48,8 @@ from bei.service import InferenceService
 
 log = logging.getLogger(__name__)
 
+# The batch manager's process may be away: it is there again within seconds, or cannot be started.
+_HELLO_S = 60.0
 # How often the tokenizers are looked after.
 _WATCH_EVERY_S = 0.5
 
@@ -153,13 +156,15 @@ class FrontEnd:
             encoder = encoder_of(served.artifact, self._config)
         else:
             encoder = next_encoder(served.artifact, former.encoder)
-        costs = CostModel.from_json(served.costs)
+        costs, address = CostModel.from_json(served.costs), path_of(self._address)
+        # In a thread: the service's port would wait for the other process on the event loop.
+        await in_thread(ask_hello, address, served.key, _HELLO_S)
         service = InferenceService(
             served.artifact,
             encoder,
             self._config_of_service(),
             self._metrics,
-            remote_port(path_of(self._address), served.key, costs),
+            remote_port(address, served.key, costs),
             costs,
             elsewhere=self._limits.accepted(served.name),
         )
@@ -178,7 +183,7 @@ class FrontEnd:
         if self._models is not None and self._models.is_replaced(service):
             await close_replaced(self._models, service)
         else:
-            await asyncio.get_running_loop().run_in_executor(None, closed, service)
+            await in_thread(closed, service)
 
     # HTTP.
 
@@ -212,7 +217,11 @@ class FrontEnd:
         collect_rarely()
         self._serving = asyncio.ensure_future(self._server.serve(sockets=sockets))
         self._watch = asyncio.ensure_future(self._look_after_tokenizers())
-        await started.wait()
+        starting = asyncio.ensure_future(started.wait())
+        await asyncio.wait((starting, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            starting.cancel()
+            self._serving.result()
 
     async def _look_after_tokenizers(self) -> None:
         """Nothing but another process brings threads back that have died."""

@@ -225,6 +225,10 @@ class Borrower:
         self._is_closing = True
         self._released.put(None)
 
+    def wait_closed(self) -> None:
+        """Return when ``close_when_unused`` has closed the channel."""
+        self._thread.join()
+
     def end(self) -> None:
         """The channel has ended: nobody is told anything any more."""
         self._channel.close()

@@ -73,5 +73,7 @@ class ManagerProcess:
         is_embedder = any(task.startswith("embed") for task in served.artifact.manifest.tasks)
         metrics = ModelMetrics(self._metrics, served.name, is_embedder=is_embedder)
         port = local_port(engines, engines.costs, rules, self._gate)
-        self._server.add_model(served.key, ServedModel(port, engines.hello, metrics, engines.num_ready))
+        self._server.add_model(
+            served.key, ServedModel(port, engines.hello, metrics, costs=engines.costs, num_ready=engines.num_ready)
+        )
         self._keys.add(served.key)

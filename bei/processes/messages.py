@@ -16,7 +16,7 @@ from bei.artifact import Artifact
 from bei.config import ServeConfig
 
 HEADER = struct.Struct(">IB")
-MOST_DESCRIPTORS = 16
+MOST_DESCRIPTORS = 250  # Linux lets 253 travel at once
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +48,13 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 class Configure(msgspec.Struct, frozen=True, tag=True):
     """The first call. ``index``: among those of its role. ``cores``: those an engine is pinned to, empty where it is
     not. Descriptors come along: of the socket to listen on (engine, batch manager), of the endpoints to connect to
-    (``num_addresses``), and of the shared page (front ends).
+    (batch manager, front end), and of the shared page (front end).
     """
 
     config: ServeConfig
     index: int
     started_s: int
     cores: tuple[int, ...] = ()
-    num_addresses: int = 0
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):

@@ -136,7 +136,7 @@ class PortServer:
             self._has_changed.clear()
             now_s = time.monotonic()
             with self._lock:
-                self._retired = [port for port in self._retired if port.has_clients]
+                self._retired = [port for port in self._retired if port.has_clients or port.arena.num_bytes]
                 ports = [*self._ports.values(), *self._retired]
             try:
                 for port in ports:

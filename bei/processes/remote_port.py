@@ -201,8 +201,10 @@ class RemotePort:
                 session = self._adopt(*found)
         except BaseException as error:  # a bug: whoever waits must hear of it
             log.exception("the thread of a port has died")
-            session.borrower.close_when_unused()  # what was lent may be in use
             self._die(f"The port's thread has died ({type(error).__name__}): restart the server.")
+            session.borrower.close_when_unused()  # what was lent may be in use
+            session.borrower.wait_closed()
+            session.channel.end()
 
     def _adopt(self, channel: Channel[Any], welcome: Welcome) -> _Session:
         """Submit all that is unanswered to the process at the other end."""

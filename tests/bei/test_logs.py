@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -85,3 +87,30 @@ def test_the_whole_log_has_the_form_asked_for_also_uvicorn_s(
     else:
         assert lines[0].endswith(" INFO one")
         assert lines[1].endswith(" ERROR two")
+
+
+MANY_LINES = """
+import logging, sys
+from bei.logs import configure
+configure("json", sys.argv[1])
+for number in range(100):
+    logging.getLogger("test").info("%d %s", number, sys.argv[1] * (100_000 if number % 3 == 0 else 1))
+"""
+
+
+def test_lines_of_several_processes_are_whole_and_name_them() -> None:
+    reading, writing = os.pipe()
+    processes = [subprocess.Popen([sys.executable, "-c", MANY_LINES, name], stderr=writing) for name in ("a", "b")]
+    os.close(writing)
+    with os.fdopen(reading) as written:
+        lines = [json.loads(line) for line in written]
+    assert [process.wait() for process in processes] == [0, 0]
+    for name in ("a", "b"):
+        messages = [line["message"] for line in lines if line["process"] == name]
+        assert messages == [f"{number} {name * (100_000 if number % 3 == 0 else 1)}" for number in range(100)]
+
+
+def test_a_named_process_stands_before_its_messages(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import logging; from bei.logs import configure; configure('text', 'front-1'); logging.info('a \\u00e9')"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert capfd.readouterr().err.endswith(" INFO front-1: a \\xe9\n")

@@ -28,7 +28,6 @@ KILLS = 120  # the engine's process, whenever it is run
 CRASHES_ONCE = 121  # SIGSEGV, of the first process that runs it
 HOLDS = 122  # until there is a file "open"
 HANGS_ONCE = 123  # the first process that runs it, for ever
-RAISES = 124
 
 _POLL_S = 0.01
 
@@ -49,8 +48,6 @@ class FaultyEngine(NumberedEngine):
         if HOLDS in ids:
             log.info("engine holds")
             wait_for("open")
-        if RAISES in ids:
-            raise RuntimeError("poison")
         return super().run(batch, outputs)
 
 

@@ -15,7 +15,7 @@ from bei.batching.execution import run_isolating
 from bei.batching.queue import Entry, Waiter
 from bei.core import Encoding, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
-from bei.errors import BeiError, EngineDeadError, EngineError, NonFiniteOutputError
+from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, NonFiniteOutputError
 from tests.engines import NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 LIMITS = Limits(max_num_tokens=1024, max_batch_size=64, max_seq_len=16)
@@ -74,6 +74,34 @@ def test_every_sequence_of_nan_is_an_error_and_all_others_are_answered(
     check(answers, guilty, NonFiniteOutputError)
     assert set(kinds) <= {"non_finite"}
     assert bool(kinds) == bool(guilty)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_guilty)
+def test_every_sequence_that_ends_engine_processes_is_an_error_and_costs_one_process_alone(
+    drawn: tuple[int, set[int]],
+) -> None:
+    size, guilty = drawn
+    kinds: list[str] = []
+    engine = PickyEngine(LIMITS, lambda sequence: POISON in sequence, EngineDiedError)
+    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)
+    check(answers, guilty, EngineDiedError)
+    assert kinds == ["engine_died"] * (len(guilty) + bool(guilty))
+    assert [batch.batch_size for batch in engine.batches] == [size] + [1] * (size if guilty else 0)
+
+
+def test_a_process_that_dies_once_costs_nobody_an_answer() -> None:
+    class DiesOnce(FakeEngine):
+        def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+            answers = super().run(batch)
+            if len(self.batches) == 1:
+                raise EngineDiedError("The engine's process ended.")
+            return answers
+
+    for size in (1, 5):
+        answers = run_isolating(DiesOnce(LIMITS), entries_of(marked(size, set())), lambda kind: None)
+        check(answers, set(), EngineDiedError)
+        assert len(answers) == size
 
 
 def test_one_guilty_sequence_of_many_is_found_in_a_logarithm_of_runs() -> None:

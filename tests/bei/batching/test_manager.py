@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bei.batching.queue import Entry, Waiter
 from bei.core import Encoding, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
-from bei.errors import EngineError, NonFiniteOutputError, ShuttingDownError
+from bei.errors import EngineDiedError, EngineError, NonFiniteOutputError, ShuttingDownError
 from tests.bei.batching.conftest import MakeFront
 from tests.bei.batching.front import LIMITS, Front, Request, fake_rows, rows_of
 from tests.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
@@ -36,6 +36,27 @@ def test_what_follows_a_step_may_fail_and_answers_still_come(failing: str, caplo
             assert rows_of(request) == fake_rows(inputs)
         assert front.close() == 3
     assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError, EngineDiedError])
+def test_a_step_that_was_run_several_times_says_nothing_of_what_steps_cost(error: type[Exception]) -> None:
+    """Not even where everything in it was answered."""
+
+    class FailsOnce(FakeEngine):
+        def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+            answers = super().run(batch)
+            if len(self.batches) == 1:
+                raise error("it was moved")
+            return answers
+
+    front = Front(FailsOnce(LIMITS))
+    with mock.patch("bei.costs.CostModel.observe") as observe:
+        request = front.submit([1], [2])
+        front.wait(request)
+        assert rows_of(request) == fake_rows([[1], [2]])
+        front.wait(front.submit([3]))
+        front.close()
+    assert observe.call_count == 1
 
 
 _inputs = st.lists(st.integers(0, 5000), min_size=1, max_size=LIMITS.max_seq_len)

@@ -1,5 +1,7 @@
 """Whatever happens to an engine port, each item is answered once or was cancelled. A stateful test.
 
+``tests.bei.processes.test_port_laws`` holds ports in other processes to it, too.
+
 The engine stands still between the steps of the machine: each run waits until it is let through, and each step of the
 machine waits until the port has nothing more to do by itself.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from unittest import mock
 
 import numpy as np
@@ -19,13 +21,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from bei.batching import BatchManager, SchedulingRules
 from bei.batching import manager as managers
-from bei.batching.queue import Entry
+from bei.batching.queue import Entry, Waiter
 from bei.batching.steps import Step
 from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch
 from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineError, NonFiniteOutputError
 from bei.metrics import Metrics, ModelMetrics
-from bei.port import LANES, Answer, Item, Lane, LaneStats, Submission
+from bei.port import LANES, Answer, EnginePort, Item, Lane, LaneStats, OnAnswers, Submission
 from tests.bei.batching.front import wait_until
 from tests.engines import DEADLINE_S, TokenEngine, ids, sequences_of, token_rows
 
@@ -63,7 +65,21 @@ class SteppedEngine(TokenEngine):
 
 
 class Port(RuleBasedStateMachine):
-    """One manager, its engines and everything that was submitted."""
+    """One manager, its engines and everything that was submitted, by way of ``port``."""
+
+    port: EnginePort
+
+    def opened(self, open_manager: Callable[[OnAnswers], BatchManager]) -> EnginePort:
+        """What the requests go to: the manager itself."""
+        return open_manager(self.on_answers)
+
+    def place_of(self, waiter: Waiter) -> _Place:
+        """What the manager knows as ``waiter``."""
+        return waiter.request_id, waiter.place
+
+    def is_up_to_date(self) -> bool:
+        """Whether the port's state is the manager's."""
+        return True
 
     @initialize(num_cached=st.sampled_from([0, 0, 100_000]), share=st.sampled_from([0.0, 0.3]))
     def begin(self, num_cached: int, share: float) -> None:
@@ -81,15 +97,14 @@ class Port(RuleBasedStateMachine):
         self.may_hang: set[_Place] = set()
         self.overdue = threading.Semaphore(0)
         rules = SchedulingRules(bulk_share=share, cache_bytes=num_cached)
-        self.manager = BatchManager(
-            self.engines[0],
-            self.on_answers,
-            CostModel.assumed(LIMITS),
-            ModelMetrics(Metrics(), "tiny"),
-            rules=rules,
-            reload=self.reload,
-        )
-        self.manager._is_overdue = self.is_overdue  # type: ignore[method-assign]
+
+        def open_manager(on_answers: OnAnswers) -> BatchManager:
+            costs, metrics = CostModel.assumed(LIMITS), ModelMetrics(Metrics(), "tiny")
+            self.manager = BatchManager(self.engines[0], on_answers, costs, metrics, rules=rules, reload=self.reload)
+            self.manager._is_overdue = self.is_overdue  # type: ignore[method-assign]
+            return self.manager
+
+        self.port = self.opened(open_manager)
 
     def is_overdue(self, step: Step) -> bool:
         return self.overdue.acquire(blocking=False)
@@ -125,7 +140,7 @@ class Port(RuleBasedStateMachine):
         for item in items:
             self.items[request_id, item.place] = (submission, item)
         self.expected |= places
-        self.manager.submit(submission)
+        self.port.submit(submission)
         self.settle()
 
     # What is drawn does not depend on what threads have done meanwhile: rules that make no sense do nothing.
@@ -136,7 +151,7 @@ class Port(RuleBasedStateMachine):
         if not waiting:
             return
         request_id = waiting[number % len(waiting)]
-        self.manager.cancel(request_id)
+        self.port.cancel(request_id)
         self.expected -= {place for place in self.expected - set(self.answers) if place[0] == request_id}
         self.settle()
 
@@ -155,7 +170,7 @@ class Port(RuleBasedStateMachine):
             return
         (worker,) = self.manager._workers
         assert worker.step is not None
-        self.may_hang |= {(w.request_id, w.place) for entry in worker.step.entries for w in entry.waiters}
+        self.may_hang |= {self.place_of(waiter) for entry in worker.step.entries for waiter in entry.waiters}
         late, self.running, count = self.running, None, len(self.engines)
         self.overdue.release()
         wait_until(lambda: len(self.engines) > count, "the engine is replaced")
@@ -176,8 +191,9 @@ class Port(RuleBasedStateMachine):
                 return False
             with self.manager._lock:
                 entries = set[Entry]().union(*self.manager._entries_of.values())
-                waiting = {(waiter.request_id, waiter.place) for entry in entries for waiter in entry.waiters}
-            if waiting != self.expected - set(self.answers):
+                waiters = [waiter for entry in entries for waiter in entry.waiters]
+            waiting = {self.place_of(waiter) for waiter in waiters}
+            if waiting != self.expected - set(self.answers) or not self.is_up_to_date():
                 return False
             return self.running is not None or (not stats.is_busy and not waiting)
 
@@ -192,14 +208,14 @@ class Port(RuleBasedStateMachine):
 
     @invariant()
     def an_idle_engine_means_an_empty_queue(self) -> None:
-        stats = self.manager.stats()
+        stats = self.port.stats()
         if self.running is None:
             assert stats.lanes == dict.fromkeys(LANES, LaneStats(0, 0, 0.0))
             assert self.expected <= set(self.answers)
 
     @invariant()
     def the_queue_is_no_more_than_what_is_expected(self) -> None:
-        lanes = self.manager.stats().lanes
+        lanes = self.port.stats().lanes
         missing = self.expected - set(self.answers)
         assert sum(lane.num_sequences for lane in lanes.values()) <= len(missing)
         assert sum(lane.num_tokens for lane in lanes.values()) <= sum(
@@ -238,17 +254,22 @@ class Port(RuleBasedStateMachine):
             return
         for engine in self.engines:
             engine.go.release(10_000)
-        self.manager.close()
+        self.close()
         self._often.stop()
         assert self.expected <= set(self.answers)
         self.no_item_is_answered_twice_or_without_being_asked()
         self.every_answer_is_the_right_one()
         assert self.manager._entries_of == {}
         assert self.manager._running == {}
+        stats = self.port.stats()
+        assert not stats.is_alive
         stats = self.manager.stats()
         assert stats.lanes == dict.fromkeys(LANES, LaneStats(0, 0, 0.0))
         assert not stats.is_busy
-        assert not stats.is_alive
+
+    def close(self) -> None:
+        """Run and answer everything."""
+        self.port.close()
 
 
 TestPort = Port.TestCase

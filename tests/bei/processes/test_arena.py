@@ -1,4 +1,4 @@
-"""The arena: whatever is taken and given back, nothing overlaps, the bound is kept, and everything is free in the end."""
+"""The arena: whatever is taken and given back, nothing overlaps, the bound is kept, everything is free in the end."""
 
 from __future__ import annotations
 

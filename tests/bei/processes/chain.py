@@ -1,0 +1,152 @@
+"""Ports and engines that reach each other over sockets, all in this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from bei.batching import BatchManager, SchedulingRules
+from bei.batching.gate import DeviceGate
+from bei.core import Encoding, Engine, Row
+from bei.costs import CostModel
+from bei.errors import BeiError
+from bei.metrics import Metrics, ModelMetrics
+from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, Submission
+from bei.processes.engine_server import EngineServer, ServedEngine
+from bei.processes.hello import Hello
+from bei.processes.memory import place_of
+from bei.processes.port_server import PortServer, ServedModel
+from bei.processes.remote_engine import RemoteEngines
+from bei.processes.remote_port import RemotePort
+from tests.engines import DEADLINE_S, ids
+
+MODEL = "tiny@0"
+
+
+class Place:
+    """A listening socket, and its address, in a folder of its own. It outlives the servers that accept on it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.address = Path(self._folder.name) / "socket"
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(self.address))
+        self.listener.listen(64)
+
+    def close(self) -> None:
+        self.listener.close()
+        self._folder.cleanup()
+
+
+@contextmanager
+def places(count: int) -> Iterator[list[Place]]:
+    made = [Place() for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for place in made:
+            place.close()
+
+
+def own_metrics() -> ModelMetrics:
+    return ModelMetrics(Metrics(), "tiny")
+
+
+def hello_of(engine: Engine, model: str = MODEL) -> Hello:
+    return Hello.of(model, engine.info, CostModel.assumed(engine.info.limits))
+
+
+def serve_engine(place: Place, engine: Engine, on_dead: Callable[[], None] | None = None) -> EngineServer:
+    """As an engine process does."""
+    server = EngineServer(place.listener, {MODEL: ServedEngine(engine, hello_of(engine))}, on_dead)
+    server.start()
+    return server
+
+
+def served_model(engine: Engine, gate: DeviceGate | None = None, **rules: Any) -> ServedModel:
+    """A batch manager in front of ``engine``, as a batch manager's process opens it."""
+    costs = engine.costs if isinstance(engine, RemoteEngines) else CostModel.assumed(engine.info.limits)
+
+    def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
+        return BatchManager(engine, on_answers, costs, metrics, rules=SchedulingRules(**rules), gate=gate)
+
+    num_ready = engine.num_ready if isinstance(engine, RemoteEngines) else None
+    return ServedModel(open_port, hello_of(engine), own_metrics(), costs, num_ready)
+
+
+def serve_port(place: Place, models: Mapping[str, ServedModel]) -> PortServer:
+    """As a batch manager's process does."""
+    server = PortServer(place.listener, models)
+    server.start()
+    return server
+
+
+def abandon(server: PortServer | EngineServer) -> None:
+    """What is left of a process that was killed: its connections have ended, and nobody accepts."""
+    server._acceptor.close()
+    server._stopped.set()
+    for client in list(server._clients):
+        client.channel.close()
+
+
+class Asker:
+    """A front end's service: asks a port, and counts what it is answered."""
+
+    def __init__(self, address: Path, model: str = MODEL) -> None:
+        self._changed = threading.Condition()
+        self._next_id = 0
+        self.answers: dict[tuple[int, int], Answer] = {}
+        self.num_answers = 0
+        self.metrics = own_metrics()
+        self.port = RemotePort(address, model, self._on_answers, self.metrics)
+
+    def _on_answers(self, answers: Sequence[Answer]) -> None:
+        with self._changed:
+            for answer in answers:
+                assert (answer.request_id, answer.place) not in self.answers, "answered twice"
+                self.answers[answer.request_id, answer.place] = answer
+            self.num_answers += len(answers)
+            self._changed.notify_all()
+
+    def submit(
+        self,
+        *inputs: Sequence[int] | Encoding,
+        outputs: Sequence[str] = ("embedding",),
+        lane: Lane = "bulk",
+        deadline_s: float | None = None,
+    ) -> int:
+        """One request; its number."""
+        self._next_id += 1
+        encodings = [value if isinstance(value, Encoding) else Encoding(ids(*value)) for value in inputs]
+        items = [Item(place, encoding) for place, encoding in enumerate(encodings)]
+        self.port.submit(Submission(self._next_id, lane, frozenset(outputs), items, deadline_s))
+        return self._next_id
+
+    def wait(self, request_id: int, count: int = 1) -> list[Row | BeiError]:
+        """The answers to its first ``count`` items, taken out."""
+        wanted = [(request_id, place) for place in range(count)]
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.answers.keys() >= set(wanted), DEADLINE_S), "no answer"
+            return [self.answers.pop(place).result for place in wanted]
+
+    def rows(self, *inputs: Sequence[int] | Encoding, outputs: Sequence[str] = ("embedding",)) -> list[Row]:
+        """Ask, and wait; fails where an answer is an error."""
+        found = self.wait(self.submit(*inputs, outputs=outputs), len(inputs))
+        rows = [row for row in found if not isinstance(row, BeiError)]
+        assert len(rows) == len(inputs), found
+        return rows
+
+
+def inode_and_offset(values: npt.NDArray[Any]) -> tuple[int, int]:
+    """Where an array lies, the same in all mappings of that memory."""
+    place = place_of(values)
+    assert place is not None
+    return os.fstat(place.segment.fd).st_ino, place.offset

@@ -1,0 +1,69 @@
+"""A process of a server, to be killed: ``python -m tests.bei.processes.killed ROLE FD [ENGINE_ADDRESS]``.
+
+Its engine says on standard output, a line a step, which sequences it has begun to run. Of the token ids, 50 waits for
+ever, where the process was started as ``waiting``, and 66 ends the process by SIGSEGV.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Set
+from pathlib import Path
+
+from bei.core import Outputs, PackedBatch
+from tests.bei.batching.front import LIMITS
+from tests.engines import TokenEngine, sequences_of
+
+WAITS, CRASHES = 50, 66
+
+
+def say(value: object) -> None:
+    """To the test."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+class TalkingEngine(TokenEngine):
+    """See above."""
+
+    def __init__(self, waits: bool) -> None:
+        super().__init__(LIMITS)
+        self._waits = waits
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        say(sequences_of(batch))
+        if CRASHES in batch.input_ids:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self._waits and WAITS in batch.input_ids:
+            threading.Event().wait()
+        return super().run(batch, outputs)
+
+
+def main(role: str, fd: int, address: str = "") -> None:
+    """Serve until killed; a front end asks, and then keeps what it was answered."""
+    from tests.bei.processes import chain
+
+    place = chain.Place.__new__(chain.Place)
+    if role != "front":
+        place.listener = socket.socket(fileno=fd)
+    if role in ("engine", "waiting"):
+        chain.serve_engine(place, TalkingEngine(role == "waiting"))
+    elif role == "manager":
+        engines = chain.RemoteEngines([Path(address)], chain.MODEL, hang_timeout_s=0.0)
+        chain.serve_port(place, {chain.MODEL: chain.served_model(engines)})
+    else:
+        asker = chain.Asker(Path(address))
+        rows = asker.rows([1], [2])
+        asker.submit(*([WAITS, value] for value in range(12)))
+        say(len(rows))
+        threading.Event().wait()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,157 @@
+"""Channels: frames arrive whole, in order, with their bytes and descriptors; a peer that does not read hangs nobody."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bei.processes.channel import Channel, ChannelClosedError
+from bei.processes.memory import Segment
+from bei.processes.wire import Announce, Forget, Message
+from tests.bei.batching.front import wait_until
+from tests.engines import DEADLINE_S
+
+_decoder: Any = msgspec.msgpack.Decoder(Announce | Forget)
+
+Pair = tuple["Channel[Any]", "Channel[Any]"]
+
+
+def pair() -> Pair:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return Channel(one, _decoder), Channel(other, _decoder)
+
+
+@pytest.fixture
+def channels() -> Iterator[Pair]:
+    made = pair()
+    yield made
+    for channel in made:
+        channel.end()
+
+
+_messages = st.lists(st.integers(0, 2**40), max_size=30_000).map(Forget) | st.builds(
+    Announce, st.integers(0, 99), st.integers(0, 2**40)
+)
+_payloads = st.lists(st.sampled_from([0, 1, 7, 4096, 300_000]), max_size=3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(_messages, _payloads, st.booleans()), max_size=8))
+def test_frames_arrive_as_they_were_sent(frames: list[tuple[Message, list[int], bool]]) -> None:
+    sender, receiver = pair()
+    segments = [Segment.create(4096 * (index + 1)) for index in range(len(frames))]
+    for index, ((message, sizes, has_fd), segment) in enumerate(zip(frames, segments, strict=True)):
+        payload = [np.full(size, index + place, np.uint8) for place, size in enumerate(sizes)]
+        sender.send(message, payload, segment if has_fd else None)
+    for index, (message, sizes, has_fd) in enumerate(frames):
+        frame = receiver.receive()
+        assert frame is not None
+        assert frame.message == message
+        expected = [np.full(size, index + place, np.uint8) for place, size in enumerate(sizes)]
+        assert frame.payload.tobytes() == b"".join(values.tobytes() for values in expected)
+        assert (frame.fd is not None) == has_fd
+        if frame.fd is not None:
+            assert os.fstat(frame.fd).st_ino == os.fstat(segments[index].fd).st_ino
+            os.close(frame.fd)
+    sender.end()
+    assert receiver.receive() is None
+    receiver.end()
+
+
+def test_a_peer_that_does_not_read_hangs_no_sender_and_gets_everything_later(channels: Pair) -> None:
+    sender, receiver = channels
+    big = np.arange(1_000_000, dtype=np.int32)
+    for number in range(5):
+        sender.send(Forget([number]), [big])
+    assert sender.is_behind
+    sender.flush(0.01)  # returns
+    assert sender.is_behind
+    for number in range(5):
+        frame = receiver.receive()
+        assert frame is not None
+        assert frame.message == Forget([number])
+        assert (frame.payload.view(np.int32) == big).all()
+    sender.flush(DEADLINE_S)
+    assert not sender.is_behind
+
+
+def test_many_threads_send_whole_frames(channels: Pair) -> None:
+    sender, receiver = channels
+
+    def send_all(thread: int) -> None:
+        for index in range(50):
+            sender.send(Announce(thread, index), [np.full(20_000, thread, np.uint8)])
+
+    threads = [threading.Thread(target=send_all, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    seen: dict[int, list[int]] = {}
+    for _ in range(200):
+        frame = receiver.receive()
+        assert frame is not None
+        assert (frame.payload == frame.message.segment).all()
+        seen.setdefault(frame.message.segment, []).append(frame.message.size)
+    assert all(sizes == list(range(50)) for sizes in seen.values())
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("close", [lambda one, other: one.close(), lambda one, other: other.end()])
+def test_the_end_is_seen_by_who_reads_and_who_sends(channels: Pair, close: Callable[..., None]) -> None:
+    one, other = channels
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(one.receive()))
+    reader.start()
+    close(one, other)
+    reader.join(DEADLINE_S)
+    assert found == [None]
+
+    def is_refused() -> bool:
+        try:
+            one.send(Forget([]))
+        except ChannelClosedError:
+            return True
+        return False
+
+    wait_until(is_refused, "the sender hears of it")
+
+
+def test_a_channel_that_ends_while_its_peer_does_not_read_frees_its_threads_and_descriptors() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    num_threads = threading.active_count()
+    sender, receiver = pair()
+    sender.send(Forget([]), [np.zeros(3_000_000, np.uint8)])
+    assert sender.is_behind
+    sender.end()
+    receiver.end()
+    assert threading.active_count() == num_threads
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_descriptors_that_nobody_took_are_closed() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    sender, receiver = pair()
+    segment = Segment.create(4096)
+    sender.send(Forget([]))
+    sender.send(Announce(1, 4096), segment=segment)
+    assert receiver.receive() is not None  # the bytes of both may have come
+    receiver.end()
+    sender.end()
+    del segment
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_no_message_is_refused(channels: Pair) -> None:
+    sender, receiver = channels
+    sender.send(Forget(["no number"]))  # type: ignore[list-item]
+    with pytest.raises(msgspec.ValidationError):
+        receiver.receive()

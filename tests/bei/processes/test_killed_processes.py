@@ -1,0 +1,175 @@
+"""Real processes that are killed in the middle of a step: every item is answered once, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from bei.core import Row
+from bei.engine.fake import fake_row
+from bei.errors import BeiError, EngineDiedError
+from bei.processes.remote_engine import RemoteEngines
+from tests.bei.batching.front import wait_until
+from tests.bei.processes.chain import MODEL, Asker, Place, places, serve_port, served_model
+from tests.bei.processes.killed import CRASHES, WAITS
+from tests.engines import DEADLINE_S, ids
+
+
+class Child:
+    """A process that accepts on ``place`` and is killed at the end. It serves ``address``, or asks there."""
+
+    def __init__(self, role: str, place: Place, address: Place | None = None) -> None:
+        fd = place.listener.fileno()
+        command = [sys.executable, "-m", "tests.bei.processes.killed", role, str(fd)]
+        command += [] if address is None else [str(address.address)]
+        self._process = subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE, text=True)
+
+    def next_step(self) -> object:
+        """What it says next."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self._process.send_signal(number)
+        self.wait()
+
+    def wait(self) -> int:
+        """How it ended."""
+        code = self._process.wait(DEADLINE_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+
+
+class Children:
+    """Those of a test."""
+
+    def __init__(self) -> None:
+        self._all: list[Child] = []
+
+    def start(self, role: str, place: Place, address: Place | None = None) -> Child:
+        self._all.append(Child(role, place, address))
+        return self._all[-1]
+
+    def close(self) -> None:
+        for child in self._all:
+            child.close()
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    made = Children()
+    yield made
+    made.close()
+
+
+def embeddings(answers: list[Row | BeiError]) -> list[list[float]]:
+    return [row["embedding"].tolist() for row in answers if not isinstance(row, BeiError)]
+
+
+def expected(*sequences: list[int]) -> list[list[float]]:
+    return [fake_row(ids(*values)).tolist() for values in sequences]
+
+
+def test_engine_processes_that_are_killed_or_crash_cost_only_the_sequence_that_is_to_blame(children: Children) -> None:
+    with places(2) as (engine_place, port_place):
+        child = children.start("waiting", engine_place)
+        engines = RemoteEngines([engine_place.address], MODEL, hang_timeout_s=0.0)
+        server = serve_port(port_place, {MODEL: served_model(engines)})
+        asker = Asker(port_place.address)
+        # Killed in the middle of a step: each of its sequences is run alone in the next process.
+        step = [WAITS, 1], [2], [3, 3]
+        request = asker.submit(*step)
+        began = child.next_step()
+        assert isinstance(began, list)
+        behind = asker.submit([7])
+        child.kill()
+        wait_until(lambda: asker.port.stats().is_stalled, "front ends hear of it")
+        child = children.start("engine", engine_place)
+        assert embeddings(asker.wait(request, 3)) == expected(*step)
+        assert embeddings(asker.wait(behind)) == expected([7])
+        said = [child.next_step() for _ in began]
+        assert said == [[sequence] for sequence in began]
+        # A sequence that crashes the engine ends two processes, not more.
+        kept = asker.rows([1, 2, 3])
+        request = asker.submit([CRASHES], [4], [5, 5])
+        assert child.wait() == -signal.SIGSEGV
+        assert children.start("engine", engine_place).wait() == -signal.SIGSEGV
+        children.start("engine", engine_place)
+        answers = asker.wait(request, 3)
+        assert [type(answer) for answer in answers] == [EngineDiedError, dict, dict]
+        assert embeddings(answers) == expected([4], [5, 5])
+        assert embeddings(list(kept)) == expected([1, 2, 3])  # its memory outlived two processes
+        assert asker.num_answers == 3 + 1 + 1 + 3
+        asker.port.close()
+        server.close()
+
+
+def test_a_batch_manager_that_is_killed_is_replaced_and_every_item_is_answered_once(children: Children) -> None:
+    with places(2) as (engine_place, port_place):
+        engine = children.start("waiting", engine_place)
+        manager = children.start("manager", port_place, engine_place)
+        asker = Asker(port_place.address)
+        kept = asker.rows([1, 2])
+        assert engine.next_step() == [[1, 2]]
+        request = asker.submit([WAITS], *([value] for value in range(10)))
+        began = engine.next_step()
+        assert isinstance(began, list)
+        while [WAITS] not in began:
+            began = engine.next_step()
+        manager.kill()
+        engine.kill()  # with the step that waits
+        wait_until(lambda: asker.port.stats().is_stalled, "it is away")
+        meanwhile = asker.submit([20])
+        children.start("engine", engine_place)
+        children.start("manager", port_place, engine_place)
+        sequences = [[WAITS], *([value] for value in range(10))]
+        assert embeddings(asker.wait(request, 11)) == expected(*sequences)
+        assert embeddings(asker.wait(meanwhile)) == expected([20])
+        assert embeddings(list(kept)) == expected([1, 2])
+        assert asker.num_answers == 1 + 11 + 1
+        asker.port.close()
+
+
+def test_a_front_end_that_is_killed_leaves_nothing_in_the_others(children: Children) -> None:
+    with places(3) as (engine_place, port_place, nowhere):
+        gc.collect()
+        engine = children.start("waiting", engine_place)
+        engines = RemoteEngines([engine_place.address], MODEL, hang_timeout_s=0.0)
+        server = serve_port(port_place, {MODEL: served_model(engines)})
+        num_descriptors, num_threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        front = children.start("front", nowhere, port_place)
+        assert front.next_step() == 2  # rows that it holds; what waits comes to twelve sequences
+        port = server._ports[MODEL]
+        wait_until(lambda: len(port._asked) == 1, "they are here")
+        (client,) = server._clients
+        assert client.lender.num_leases == 2
+        front.kill()
+        wait_until(lambda: not server._clients, "its end is seen")
+        assert client.lender.num_leases == 0
+        assert port._asked == {}
+        wait_until(lambda: not any(s.num_sequences for s in port._port.stats().lanes.values()), "nothing of it waits")
+        engine.kill()
+        children.start("engine", engine_place)
+        asker = Asker(port_place.address)
+        assert embeddings(list(asker.rows([9]))) == expected([9])
+        asker.port.close()
+        del client
+        wait_until(lambda: threading.active_count() <= num_threads, "its threads have ended")
+        gc.collect()
+        # One segment more may be mapped: of the engine's process that is there now.
+        assert len(os.listdir("/proc/self/fd")) <= num_descriptors + 2
+        server.close()

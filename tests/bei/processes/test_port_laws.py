@@ -1,0 +1,48 @@
+"""The laws of the engine port (tests.bei.batching.test_port) hold over a socket, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest import mock
+
+from hypothesis import settings
+
+from bei.batching import BatchManager
+from bei.batching.queue import Waiter
+from bei.port import EnginePort, OnAnswers
+from bei.processes import port_server
+from bei.processes.port_server import PortServer, ServedModel
+from bei.processes.remote_port import RemotePort
+from tests.bei.batching.test_port import Port
+from tests.bei.processes.chain import MODEL, Place, hello_of, own_metrics
+
+
+class PortInAnotherProcess(Port):
+    """A front end's port, the port server, and the manager behind it."""
+
+    def opened(self, open_manager: Callable[[OnAnswers], BatchManager]) -> EnginePort:
+        self._soon = mock.patch.object(port_server, "_TELL_AT_MOST_EVERY_S", 0.0005)
+        self._soon.start()
+        self._place = Place()
+        served = ServedModel(lambda on_answers, _: open_manager(on_answers), hello_of(self.engines[0]), own_metrics())
+        self._server = PortServer(self._place.listener, {MODEL: served})
+        self._server.start()
+        return RemotePort(self._place.address, MODEL, self.on_answers, own_metrics())
+
+    def place_of(self, waiter: Waiter) -> tuple[int, int]:
+        asked = self._server._ports[MODEL]._asked.get(waiter.request_id)
+        return (-1 if asked is None else asked.request_id), waiter.place
+
+    def is_up_to_date(self) -> bool:
+        here, there = self.port.stats(), self.manager.stats()
+        return here._replace(running_s=0.0) == there._replace(running_s=0.0)
+
+    def close(self) -> None:
+        self.port.close()
+        self._server.close()
+        self._place.close()
+        self._soon.stop()
+
+
+TestPortInAnotherProcess = PortInAnotherProcess.TestCase
+TestPortInAnotherProcess.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)

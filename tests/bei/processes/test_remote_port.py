@@ -1,0 +1,572 @@
+"""A front end and a batch manager on the two ends of a socket: answers, errors, cancelling, and ends of either."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Set
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bei.core import Encoding, Limits, Outputs, PackedBatch
+from bei.costs import CostModel
+from bei.engine.fake import FakeEngine, fake_row
+from bei.errors import (
+    BeiError,
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineDiedError,
+    EngineError,
+    ModelNotFoundError,
+    NonFiniteOutputError,
+    ShuttingDownError,
+)
+from bei.port import UNIT_EMBEDDING, EnginePort, LaneStats, OnAnswers, PortStats, Submission
+from bei.processes import port_server, remote_port
+from bei.processes.channel import Channel
+from bei.processes.port_server import PortServer, ServedModel
+from bei.processes.remote_port import RemotePort, ask_hello
+from bei.processes.sequences import submitted
+from bei.processes.wire import Open, Stats, Welcome
+from tests.bei.batching.front import LIMITS, wait_until
+from tests.bei.processes.chain import (
+    MODEL,
+    Asker,
+    Place,
+    abandon,
+    hello_of,
+    inode_and_offset,
+    own_metrics,
+    places,
+    serve_port,
+    served_model,
+)
+from tests.engines import DEADLINE_S, GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, token_rows
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with places(1) as (made,):
+        yield made
+
+
+class Both:
+    """A front end and its batch manager, over an engine in this process."""
+
+    def __init__(self, place: Place, engine: Any, **rules: Any) -> None:
+        self.engine = engine
+        self.server = serve_port(place, {MODEL: served_model(engine, **rules)})
+        self.asker = Asker(place.address)
+        self.port = self.asker.port
+
+    def close(self) -> None:
+        if isinstance(self.engine, GatedEngine):
+            self.engine.open(10)
+        self.port.close()
+        self.server.close()
+
+
+@pytest.fixture
+def both(place: Place) -> Iterator[Any]:
+    made: list[Both] = []
+
+    def make(engine: Any, **rules: Any) -> Both:
+        made.append(Both(place, engine, **rules))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+# Answers
+
+
+def test_every_field_of_an_encoding_reaches_the_engine(both: Any) -> None:
+    engine = FakeEngine(LIMITS)
+    asker = both(engine).asker
+    full = Encoding(ids(5, 6, 7), ids(0, 1, 1), num_keys=2, num_unpooled=1)
+    (row,) = asker.rows(full)
+    assert row["embedding"].tolist() == fake_row(full.input_ids, full.token_type_ids).tolist()
+    (batch,) = engine.batches
+    assert batch.token_type_ids is not None
+    assert batch.key_lens is not None
+    assert batch.unpooled_lens is not None
+    assert (batch.token_type_ids.tolist(), batch.key_lens.tolist(), batch.unpooled_lens.tolist()) == (
+        [0, 1, 1],
+        [2],
+        [1],
+    )
+
+
+def test_outputs_per_token_and_unit_embeddings_arrive(both: Any) -> None:
+    asker = both(TokenEngine(LIMITS)).asker
+    rows = asker.rows([1, 2, 3], [4], outputs=["token_ids", "embedding", UNIT_EMBEDDING])
+    for row, values in zip(rows, ([1, 2, 3], [4]), strict=True):
+        assert set(row) == {"token_ids", "embedding", UNIT_EMBEDDING}
+        np.testing.assert_array_equal(row["token_ids"], token_rows(ids(*values)))
+        assert row["embedding"].tolist() == fake_row(ids(*values)).tolist()
+        assert np.linalg.norm(row[UNIT_EMBEDDING]) == pytest.approx(1.0)
+
+
+def test_an_answer_has_the_times_of_its_step_and_one_from_the_cache_has_none(both: Any) -> None:
+    asker = both(FakeEngine(LIMITS), cache_bytes=100_000).asker
+    before_s = time.monotonic()
+    first = asker.submit([1])
+    wait_until(lambda: (first, 0) in asker.answers, "it is answered")
+    step = asker.answers[first, 0].step
+    assert step is not None
+    assert before_s <= step.started_s <= step.ended_s <= time.monotonic()
+    again = asker.submit([1])
+    wait_until(lambda: (again, 0) in asker.answers, "it is answered")
+    assert asker.answers[again, 0].step is None
+    assert asker.answers[again, 0].result["embedding"].tolist() == fake_row(ids(1)).tolist()  # type: ignore[index]
+
+
+def test_errors_arrive_as_they_are(both: Any) -> None:
+    asker = both(NaNEngine(LIMITS, 9)).asker
+    good, bad = asker.wait(asker.submit([1], [9]), 2)
+    assert not isinstance(good, BeiError)
+    assert type(bad) is NonFiniteOutputError
+    (late,) = asker.wait(asker.submit([2], deadline_s=time.monotonic() - 1))
+    assert type(late) is DeadlineExceededError
+
+
+def test_twins_of_two_front_ends_are_computed_once(both: Any, place: Place) -> None:
+    engine = GatedEngine(LIMITS)
+    one = both(engine)
+    other = Asker(place.address)
+    one.asker.submit([7])
+    engine.wait_entered()
+    first, second = one.asker.submit([1, 2]), other.submit([1, 2])
+    wait_until(lambda: sum(s.num_sequences for s in other.port.stats().lanes.values()) == 1, "both are one entry")
+    engine.open(4)
+    rows = one.asker.wait(first), other.wait(second)
+    assert [row["embedding"].tolist() for (row,) in rows] == [fake_row(ids(1, 2)).tolist()] * 2  # type: ignore[call-overload]
+    assert len(engine.batches) == 2
+    other.port.close()
+
+
+class WideEngine(FakeEngine):
+    """Rows of 4 MB."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.info = replace(self.info, outputs={"wide": 1 << 20})
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        starts = batch.input_ids[batch.cu_seqlens[:-1]].astype(np.float32)
+        return {"wide": np.repeat(starts[:, None], 1 << 20, axis=1)}
+
+
+def test_answers_larger_than_a_segment_arrive_and_their_memory_is_given_back(both: Any) -> None:
+    """Of 16 MB, the rows of a step; a segment has 8 MiB."""
+    one = both(WideEngine(LIMITS))
+    for first in range(0, 24, 12):
+        rows = one.asker.rows(*([value] for value in range(first, first + 12)), outputs=["wide"])
+        assert [float(row["wide"][0]) for row in rows] == [float(value) for value in range(first, first + 12)]
+        assert all((row["wide"] == row["wide"][0]).all() for row in rows)
+    del rows
+    gc.collect()
+    (client,) = one.server._clients
+    wait_until(lambda: client.lender.num_leases == 0, "everything is released")
+
+
+# Copies
+
+
+def test_a_row_of_a_cache_is_copied_once_and_one_in_a_segment_never(both: Any) -> None:
+    one = both(FakeEngine(LIMITS), cache_bytes=100_000)
+    first, again = one.asker.rows([1]), one.asker.rows([1])
+    (client,) = one.server._clients
+    assert (client.lender.num_copied, client.lender.num_referred) == (2, 0)
+    assert inode_and_offset(first[0]["embedding"]) != inode_and_offset(again[0]["embedding"])
+
+
+# Cancelling and leaving
+
+
+def test_what_is_cancelled_is_not_run_and_not_answered(both: Any) -> None:
+    engine = GatedEngine(LIMITS)
+    one = both(engine)
+    running = one.asker.submit([1])
+    engine.wait_entered()
+    cancelled, kept = one.asker.submit([2], [3]), one.asker.submit([4])
+    one.port.cancel(cancelled)
+    one.port.cancel(running)
+    engine.open(5)
+    one.asker.wait(kept)
+    one.port.close()
+    assert one.asker.num_answers == 1
+    assert [batch.input_ids.tolist() for batch in engine.batches] == [[1], [4]]
+
+
+def test_a_front_end_that_ends_takes_its_work_along_and_frees_what_it_held(both: Any, place: Place) -> None:
+    engine = GatedEngine(LIMITS)
+    one = both(engine)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(place.address))
+    dying: Channel[Any] = Channel(sock, remote_port._decoder)
+    dying.send(Open(MODEL))
+    for number, first in enumerate((10, 20), 1):
+        items = [(index, Encoding(ids(first + index))) for index in range(3)]
+        submission = Submission(number, "bulk", frozenset({"embedding"}), items)  # type: ignore[arg-type]
+        dying.send(*submitted(submission, number))
+    engine.wait_entered()
+    engine.let_one_through()
+    engine.wait_entered()  # rows of the first step are with the front end, or on their way
+    wait_until(lambda: sum(client.lender.num_leases for client in one.server._clients) == 3, "it holds rows")
+    kept = one.asker.submit([1])
+    dying.end()
+    wait_until(lambda: len(one.server._clients) == 1, "its end is seen")
+    engine.open(5)
+    one.asker.wait(kept)
+    port = one.server._ports[MODEL]
+    assert port._asked == {}
+    assert sum(batch.batch_size for batch in engine.batches) <= 3 + 3 + 1
+    wait_until(lambda: all(part.free.is_whole for part in _reclaimed(port.arena)), "its memory is free")
+
+
+def _reclaimed(arena: Any) -> Any:
+    arena.trim(0.0)
+    return arena._parts
+
+
+def test_a_front_end_that_does_not_read_keeps_nobody_waiting(both: Any, place: Place) -> None:
+    one = both(TokenEngine(Limits(4096, 64, 4096)))
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(place.address))
+    stopped: Channel[Any] = Channel(sock, remote_port._decoder)
+    stopped.send(Open(MODEL))
+    for number in range(1, 41):
+        items = [(index, Encoding(ids(number, index))) for index in range(200)]
+        submission = Submission(number, "bulk", frozenset({"token_ids"}), items)  # type: ignore[arg-type]
+        stopped.send(*submitted(submission, number))
+    wait_until(lambda: any(client.channel.is_behind for client in one.server._clients), "nobody reads its answers")
+    began_s = time.monotonic()
+    for value in range(20):
+        one.asker.rows([value], outputs=["token_ids"])
+    assert time.monotonic() - began_s < DEADLINE_S / 2
+    stopped.end()
+
+
+def test_submitting_never_waits_for_a_process_that_does_not_read(place: Place) -> None:
+    stopped: list[Channel[Any]] = []
+
+    def accept() -> None:
+        """Say hello, and stop."""
+        channel: Channel[Any] = Channel(place.listener.accept()[0], port_server._decoder)
+        stopped.append(channel)
+        channel.receive()
+        channel.send(Welcome(hello_of(FakeEngine(LIMITS)), Stats(_STATS, 0.0, 0)))
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    asker = Asker(place.address)
+    began_s = time.monotonic()
+    request = asker.submit(*([1] * 16 for _ in range(20_000)))
+    assert time.monotonic() - began_s < DEADLINE_S / 2
+    assert asker.port._session is not None
+    assert asker.port._session.channel.is_behind
+    assert asker.port.stats().lanes["bulk"].num_tokens == 16 * 20_000
+    asker.port.cancel(request)
+    asker.port.close()
+    accepting.join()
+    stopped[0].end()
+
+
+# Closing and being refused
+
+
+def test_closing_a_port_answers_what_waits(both: Any) -> None:
+    engine = GatedEngine(LIMITS)
+    one = both(engine)
+    request = one.asker.submit(*([value] for value in range(9)))
+    engine.wait_entered()
+    closing = threading.Thread(target=one.port.close)
+    closing.start()
+    wait_until(lambda: one.port._is_closing, "it closes")
+    with pytest.raises(ShuttingDownError):
+        one.asker.submit([1])
+    assert closing.is_alive()
+    engine.open(9)
+    closing.join(DEADLINE_S)
+    assert one.asker.num_answers == 9
+    assert one.asker.wait(request, 9)
+    assert not one.port.stats().is_alive
+
+
+def test_rows_outlive_their_port(both: Any, place: Place) -> None:
+    one = both(FakeEngine(LIMITS))
+    (row,) = one.asker.rows([1, 2])
+    one.port.close()
+    other = Asker(place.address)
+    for value in range(50):
+        other.rows([value])
+    assert row["embedding"].tolist() == fake_row(ids(1, 2)).tolist()
+    del row
+    wait_until(lambda: len(one.server._clients) == 1, "the former connection ends with its last row")
+    other.port.close()
+
+
+def test_a_model_that_is_not_served_is_refused_by_name(place: Place) -> None:
+    server = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
+    with pytest.raises(ModelNotFoundError, match="other@1"):
+        ask_hello(place.address, "other@1")
+    assert ask_hello(place.address, MODEL).engine.limits == LIMITS
+    server.close()
+
+
+def test_hello_waits_for_a_process_to_come_and_not_for_ever(place: Place) -> None:
+    with pytest.raises(EngineDiedError, match="tiny@0"):
+        ask_hello(place.address, MODEL, timeout_s=0.05)
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(ask_hello(place.address, MODEL).model))
+    asking.start()
+    server = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
+    asking.join(DEADLINE_S)
+    assert found == [MODEL]
+    server.close()
+
+
+def test_models_come_and_go(both: Any, place: Place) -> None:
+    one = both(FakeEngine(LIMITS))
+    one.server.add_model("tiny@1", served_model(TokenEngine(LIMITS)))
+    newer = Asker(place.address, "tiny@1")
+    assert newer.rows([1], outputs=["token_ids"])
+    one.server.retire_model("tiny@1")
+    (refused,) = newer.wait(newer.submit([1]))
+    assert type(refused) is ShuttingDownError
+    with pytest.raises(ModelNotFoundError):
+        ask_hello(place.address, "tiny@1")
+    assert one.asker.rows([1])
+    newer.port.close()
+
+
+def test_a_dead_engine_is_an_answer_and_the_end_of_the_port(both: Any) -> None:
+    asker = both(PickyEngine(LIMITS, lambda values: 9 in values, EngineDeadError)).asker
+    (dead,) = asker.wait(asker.submit([9]))
+    assert type(dead) is EngineDeadError
+    (after,) = asker.wait(asker.submit([1]))
+    assert type(after) is EngineDeadError
+    wait_until(lambda: not asker.port.stats().is_alive, "front ends hear of it")
+
+
+# The batch manager's process ends
+
+
+def test_what_is_unanswered_is_submitted_to_the_next_process_and_answered_once(place: Place) -> None:
+    engine = GatedEngine(LIMITS)
+    first = serve_port(place, {MODEL: served_model(engine)})
+    asker = Asker(place.address)
+    request = asker.submit(*([value, value] for value in range(6)))
+    engine.wait_entered()
+    engine.let_one_through()
+    engine.wait_entered()
+    wait_until(lambda: asker.num_answers == 4, "one step is answered")
+    abandon(first)
+    wait_until(lambda: asker.port.stats().is_stalled, "it is away")
+    assert asker.port.stats().is_alive
+    assert asker.port.stats().lanes["bulk"][:2] == (2, 4)
+    meanwhile = asker.submit([50])
+    second_engine = FakeEngine(LIMITS)
+    second = serve_port(place, {MODEL: served_model(second_engine)})
+    rows = asker.wait(request, 6)
+    assert [row["embedding"].tolist() for row in rows] == [  # type: ignore[call-overload]
+        fake_row(ids(value, value)).tolist() for value in range(6)
+    ]
+    asker.wait(meanwhile)
+    assert not asker.port.stats().is_stalled
+    assert sum(batch.batch_size for batch in second_engine.batches) == 3
+    engine.open(9)
+    asker.port.close()
+    second.close()
+    assert asker.num_answers == 7
+
+
+def test_an_item_that_three_processes_were_given_gets_an_error_and_no_fourth(place: Place) -> None:
+    engines = [GatedEngine(LIMITS) for _ in range(3)]
+    server = serve_port(place, {MODEL: served_model(engines[0])})
+    asker = Asker(place.address)
+    poison = asker.submit([66])
+    for former, engine in pairwise(engines):
+        former.wait_entered()
+        abandon(server)
+        server = serve_port(place, {MODEL: served_model(engine)})
+    engines[-1].wait_entered()
+    fresh = asker.submit([1])
+    wait_until(lambda: asker.port.stats().lanes["bulk"].num_sequences == 1, "it waits")
+    abandon(server)
+    last = FakeEngine(LIMITS)
+    server = serve_port(place, {MODEL: served_model(last)})
+    (error,) = asker.wait(poison)
+    assert type(error) is EngineError
+    assert "3 processes" in str(error)
+    (row,) = asker.wait(fresh)
+    assert not isinstance(row, BeiError)
+    assert [batch.input_ids.tolist() for batch in last.batches] == [[1]]
+    for engine in engines:
+        engine.open(9)
+    asker.port.close()
+    server.close()
+
+
+def test_rows_of_a_process_that_has_ended_stay_as_they_are(place: Place) -> None:
+    first = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
+    asker = Asker(place.address)
+    (row,) = asker.rows([1, 2, 3])
+    abandon(first)
+    second = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
+    asker.rows([4])
+    assert row["embedding"].tolist() == fake_row(ids(1, 2, 3)).tolist()
+    asker.port.close()
+    second.close()
+
+
+def test_without_a_process_what_waits_is_given_up_in_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_port, "_PATIENCE_S", 0.05)
+    engine = GatedEngine(LIMITS)
+    server = serve_port(place, {MODEL: served_model(engine)})
+    asker = Asker(place.address)
+    request = asker.submit([1])
+    engine.wait_entered()
+    abandon(server)
+    (error,) = asker.wait(request)
+    assert type(error) is EngineDeadError
+    with pytest.raises(EngineDeadError):
+        asker.submit([2])
+    assert not asker.port.stats().is_alive
+    engine.open(9)
+    asker.port.close()
+
+
+def test_a_port_that_cannot_read_its_answers_fails_what_waits(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = both(FakeEngine(LIMITS))
+    monkeypatch.setattr(one.port._session.borrower, "row", lambda *_: 1 // 0)
+    (error,) = one.asker.wait(one.asker.submit([1]))
+    assert type(error) is EngineDeadError
+    assert not one.port.stats().is_alive
+
+
+# The state
+
+
+class StatedPort:
+    """A port with a state of the test's."""
+
+    def __init__(self, stats: PortStats) -> None:
+        self.now = stats
+
+    def submit(self, submission: Submission) -> None: ...
+
+    def cancel(self, request_id: int) -> None: ...
+
+    def stats(self) -> PortStats:
+        return self.now
+
+    def close(self) -> None: ...
+
+
+_STATS = PortStats(
+    lanes={"interactive": LaneStats(1, 10, 0.5), "bulk": LaneStats(0, 0, 0.0)},
+    running_s=1000.0,
+    slowdown=0.5,
+    is_alive=True,
+    is_stalled=False,
+    is_busy=True,
+    last_step_s=float("-inf"),
+    step_cap_s=0.25,
+    overtaking=3.0,
+    device="a device",
+    num_streams=2,
+)
+
+
+def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place) -> None:
+    engine, costs, num_ready = FakeEngine(LIMITS), CostModel.assumed(LIMITS), [2]
+    port = StatedPort(_STATS)
+
+    def open_port(on_answers: OnAnswers, metrics: object) -> EnginePort:
+        return port
+
+    served = ServedModel(open_port, hello_of(engine), own_metrics(), costs, lambda: num_ready[0])
+    server: PortServer = serve_port(place, {MODEL: served})
+    own = CostModel.assumed(LIMITS)
+    remote = RemotePort(place.address, MODEL, lambda answers: None, own_metrics(), own)
+
+    def seen() -> PortStats:
+        return remote.stats()._replace(running_s=1000.0)
+
+    assert seen() == _STATS
+    assert 990 < remote.stats().running_s <= 1000
+    costs.follow(0.125)
+    port.now = _STATS._replace(is_busy=False, last_step_s=5.0)
+    wait_until(lambda: seen() == port.now and own.speed == 0.125, "the change is told")
+    num_ready[0] = 1
+    wait_until(lambda: remote.stats().slowdown == 1.0, "a device is away")
+    assert not remote.stats().is_stalled
+    num_ready[0] = 0
+    wait_until(lambda: remote.stats().is_stalled, "all devices are away")
+    num_ready[0] = 2
+    wait_until(lambda: not remote.stats().is_stalled, "they are back")
+    # What was submitted and is not in the other side's state yet is added here; it is in the next.
+    item = (0, Encoding(ids(1, 2, 3)))
+    with port_server_says_nothing(server):
+        wait_until(lambda: time.monotonic() - remote._heard_s > 0.02, "nothing is on its way")
+        remote.submit(Submission(1, "bulk", frozenset({"embedding"}), [item]))  # type: ignore[list-item]
+        lanes = remote.stats().lanes
+        assert lanes["interactive"] == _STATS.lanes["interactive"]
+        assert lanes["bulk"] == LaneStats(1, 3, own.sequence_seconds(3))
+    wait_until(lambda: remote.stats().lanes == dict(_STATS.lanes), "the other side has seen it")
+    remote._unanswered.forget(1)
+    remote.close()
+    server.close()
+
+
+class port_server_says_nothing:
+    """Until the block ends."""
+
+    def __init__(self, server: PortServer) -> None:
+        self._lock = server._lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_process_that_says_nothing_any_more_is_taken_to_hang(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = both(FakeEngine(LIMITS))
+    assert not one.port.stats().is_stalled
+    monkeypatch.setattr(remote_port, "_SILENT_S", 0.3)
+    with port_server_says_nothing(one.server):
+        wait_until(lambda: one.port.stats().is_stalled, "it is silent")
+    wait_until(lambda: not one.port.stats().is_stalled, "it speaks again")
+
+
+def test_the_gauges_of_a_front_end_are_those_of_its_port_until_it_is_closed(both: Any) -> None:
+    one = both(FakeEngine(LIMITS))
+    assert one.asker.metrics._gauges.ports == (one.port.stats,)
+    one.port.close()
+    assert one.asker.metrics._gauges.ports == ()
+
+
+def test_nothing_is_left_of_ports_that_were_closed() -> None:
+    gc.collect()
+    before, num_threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    with places(1) as (place,):
+        one = Both(place, FakeEngine(LIMITS))
+        one.asker.rows([1], [2])
+        one.close()
+        wait_until(lambda: threading.active_count() <= num_threads, "all threads end")
+        del one
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
