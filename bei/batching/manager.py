@@ -225,6 +225,7 @@ class BatchManager:
             while (step := self._take(worker)) is not None:
                 answers = run_isolating(worker.engine, step.entries, partial(self._note_failure, step))
                 self._record(worker, step, answers)
+                del step, answers  # while this waits for the next ones, their memory is to be free
         except BaseException as error:  # a bug of ours, or of the engine's library: whoever waits must hear of it
             log.exception("an engine thread has died")
             with self._lock:
@@ -300,6 +301,7 @@ class BatchManager:
                     self._account(done, *done.step)
                 except Exception:  # a border: without this thread nobody would get an answer any more
                     log.exception("a step could not be counted")
+            del done, answers  # as above
 
     def _settled(self, done: Done) -> list[Answer]:
         """The answers to everybody who waits for the entries of ``done``, which are forgotten."""

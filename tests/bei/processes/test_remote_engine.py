@@ -142,9 +142,11 @@ def test_a_vector_is_copied_once_on_its_way_from_engine_to_front_end(machine: An
     """By the engine's process, into its arena. The others name the place, which is the same everywhere."""
     one = machine(TokenEngine(LIMITS))
     seen: list[Outputs] = []
+    batches: list[PackedBatch] = []
     run = one.remote.run
 
     def noting(batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        batches.append(batch)
         seen.append(run(batch, outputs))
         return seen[-1]
 
@@ -156,12 +158,15 @@ def test_a_vector_is_copied_once_on_its_way_from_engine_to_front_end(machine: An
         (front,) = [client.lender for client in server._clients]
         assert (lender.num_copied, lender.num_referred) == (2, 0)  # the arrays of one step
         assert (front.num_copied, front.num_referred) == (2, 4)  # unit embeddings are computed here
-        by_length = sorted(rows, key=lambda row: len(row["token_ids"]), reverse=True)
+        of_length = {len(row["token_ids"]): row for row in rows}
+        first, second = (of_length[len(sequence)] for sequence in sequences_of(batches[0]))
         segment, start = inode_and_offset(seen[0]["embedding"])
-        assert [inode_and_offset(row["embedding"]) for row in by_length] == [(segment, start), (segment, start + 32)]
+        assert inode_and_offset(first["embedding"]) == (segment, start)
+        assert inode_and_offset(second["embedding"]) == (segment, start + 4 * len(first["embedding"]))
         segment, start = inode_and_offset(seen[0]["token_ids"])
-        assert [inode_and_offset(row["token_ids"]) for row in by_length] == [(segment, start), (segment, start + 24)]
-        del rows, by_length
+        assert inode_and_offset(first["token_ids"]) == (segment, start)
+        assert inode_and_offset(second["token_ids"]) == (segment, start + first["token_ids"].nbytes)
+        del rows, of_length, first, second
         seen.clear()
         gc.collect()
         wait_until(lambda: lender.num_leases == 0, "the engine's process has its memory back")

@@ -28,7 +28,7 @@ from bei.errors import (
     NonFiniteOutputError,
     ShuttingDownError,
 )
-from bei.port import UNIT_EMBEDDING, EnginePort, LaneStats, OnAnswers, PortStats, Submission
+from bei.port import UNIT_EMBEDDING, EnginePort, Item, LaneStats, OnAnswers, PortStats, Submission
 from bei.processes import port_server, remote_port
 from bei.processes.channel import Channel
 from bei.processes.port_server import PortServer, ServedModel
@@ -216,13 +216,14 @@ def test_a_front_end_that_ends_takes_its_work_along_and_frees_what_it_held(both:
     dying: Channel[Any] = Channel(sock, remote_port._decoder)
     dying.send(Open(MODEL))
     for number, first in enumerate((10, 20), 1):
-        items = [(index, Encoding(ids(first + index))) for index in range(3)]
-        submission = Submission(number, "bulk", frozenset({"embedding"}), items)  # type: ignore[arg-type]
+        items = [Item(index, Encoding(ids(first + index))) for index in range(3)]
+        submission = Submission(number, "bulk", frozenset({"embedding"}), items)
         dying.send(*submitted(submission, number))
     engine.wait_entered()
     engine.let_one_through()
     engine.wait_entered()  # rows of the first step are with the front end, or on their way
-    wait_until(lambda: sum(client.lender.num_leases for client in one.server._clients) == 3, "it holds rows")
+    held = engine.batches[0].batch_size
+    wait_until(lambda: sum(client.lender.num_leases for client in one.server._clients) == held, "it holds rows")
     kept = one.asker.submit([1])
     dying.end()
     wait_until(lambda: len(one.server._clients) == 1, "its end is seen")
@@ -246,8 +247,8 @@ def test_a_front_end_that_does_not_read_keeps_nobody_waiting(both: Any, place: P
     stopped: Channel[Any] = Channel(sock, remote_port._decoder)
     stopped.send(Open(MODEL))
     for number in range(1, 41):
-        items = [(index, Encoding(ids(number, index))) for index in range(200)]
-        submission = Submission(number, "bulk", frozenset({"token_ids"}), items)  # type: ignore[arg-type]
+        items = [Item(index, Encoding(ids(number, index))) for index in range(200)]
+        submission = Submission(number, "bulk", frozenset({"token_ids"}), items)
         stopped.send(*submitted(submission, number))
     wait_until(lambda: any(client.channel.is_behind for client in one.server._clients), "nobody reads its answers")
     began_s = time.monotonic()
@@ -517,10 +518,10 @@ def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place
     num_ready[0] = 2
     wait_until(lambda: not remote.stats().is_stalled, "they are back")
     # What was submitted and is not in the other side's state yet is added here; it is in the next.
-    item = (0, Encoding(ids(1, 2, 3)))
+    item = Item(0, Encoding(ids(1, 2, 3)))
     with port_server_says_nothing(server):
         wait_until(lambda: time.monotonic() - remote._heard_s > 0.02, "nothing is on its way")
-        remote.submit(Submission(1, "bulk", frozenset({"embedding"}), [item]))  # type: ignore[list-item]
+        remote.submit(Submission(1, "bulk", frozenset({"embedding"}), [item]))
         lanes = remote.stats().lanes
         assert lanes["interactive"] == _STATS.lanes["interactive"]
         assert lanes["bulk"] == LaneStats(1, 3, own.sequence_seconds(3))
