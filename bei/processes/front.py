@@ -8,8 +8,6 @@ import logging
 import socket
 from typing import NamedTuple
 
-import uvloop
-
 from bei.config import ServeConfig
 from bei.costs import CostModel
 from bei.loading import encoder_of, next_encoder
@@ -34,9 +32,10 @@ from bei.processes.shared_page import SharedPage
 from bei.processes.sockets import path_of
 from bei.server.app import create_app
 from bei.server.connections import Connections
-from bei.server.descriptors import MOST_HANDSHAKES, fitting_connections, raise_limit
+from bei.server.descriptors import MOST_HANDSHAKES, fitting_connections
 from bei.server.draining import DrainingServer, uvicorn_config
-from bei.server.interpreter import collect_rarely, switch_quickly
+from bei.server.event_loop import run_on_loop
+from bei.server.interpreter import collect_rarely
 from bei.server.keys import keyring_of
 from bei.server.models import Models
 from bei.server.request_log import request_log_of
@@ -56,13 +55,7 @@ _WATCH_EVERY_S = 0.5
 
 def run(channel: Channel) -> None:
     """Be one until the supervisor says stop."""
-    switch_quickly()
-    raise_limit()
-    loop = uvloop.new_event_loop()
-    try:
-        loop.run_until_complete(FrontEnd(channel).run())
-    finally:
-        loop.close()
+    run_on_loop(FrontEnd(channel).run())
 
 
 class _Received(NamedTuple):

@@ -8,8 +8,6 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 
-import uvloop
-
 from bei.artifact import Artifact
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
@@ -17,9 +15,10 @@ from bei.loading import Loaded, Standing, load_model, load_next
 from bei.metrics import Metrics
 from bei.server.app import create_app
 from bei.server.connections import Connections
-from bei.server.descriptors import MOST_HANDSHAKES, fitting_connections, raise_limit
+from bei.server.descriptors import MOST_HANDSHAKES, fitting_connections
 from bei.server.draining import DrainingServer, uvicorn_config
-from bei.server.interpreter import collect_rarely, switch_quickly
+from bei.server.event_loop import run_on_loop
+from bei.server.interpreter import collect_rarely
 from bei.server.keys import keyring_of
 from bei.server.models import Models
 from bei.server.reloading import Reloading
@@ -41,13 +40,7 @@ def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
 
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, before it serves.
     """
-    switch_quickly()
-    raise_limit()
-    loop = uvloop.new_event_loop()
-    try:
-        loop.run_until_complete(_serve(artifacts, config))
-    finally:
-        loop.close()
+    run_on_loop(_serve(artifacts, config))
 
 
 async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:

@@ -92,7 +92,7 @@ class Server:
     def wait_until_up(self) -> None:
         """Return when it answers, and set ``url``."""
         line = self.wait_for_log(r"listening on (http://\S+)")
-        self.url = line.split("listening on ")[1]
+        self.url = line.split("listening on ")[1].rstrip('"}')  # the log may be JSON
         wait_until(lambda: self.get_status("/health") == 200, "/health")
 
     def _kill(self) -> None:

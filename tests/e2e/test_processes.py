@@ -299,11 +299,14 @@ def test_a_signal_while_the_server_starts_ends_it(
     save_build(tmp_path / "tiny", 1, waits=True)
     command = [sys.executable, "-m", "tests.e2e.processes_server", tmp_path / "tiny", *("--http-workers", "2")]
     server = Server(command, env, tmp_path)
-    server.wait_for_log("engine is being loaded")
-    processes = children(server)
-    server.send_signal(number)
-    assert server.wait_exit() == 128 + number
-    assert psutil.wait_procs([*processes.values()], READY_AGAIN_S)[1] == []
+    try:
+        server.wait_for_log("engine is being loaded")
+        processes = children(server)
+        server.send_signal(number)
+        assert server.wait_exit() == 128 + number
+        assert psutil.wait_procs([*processes.values()], READY_AGAIN_S)[1] == []
+    finally:
+        server._kill()
 
 
 @pytest.mark.slow

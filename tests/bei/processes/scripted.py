@@ -18,6 +18,10 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=os.dup(0)), sys.argv[1])
     is_over = threading.Event()
 
+    def ask(number: int) -> None:
+        replies = asyncio.run(channel.ask("name"))
+        channel.failed(number, ConfigError(f"{dict(replies.answers)} {replies.silent}"))
+
     def act(number: int, step: Step, descriptors: list[int]) -> None:
         if isinstance(step, Reload):  # with descriptors: says which they are
             for descriptor in descriptors:
@@ -36,8 +40,7 @@ def main() -> None:
                 channel.offer("nothing", lambda: b"" + None)  # type: ignore[operator]
                 channel.done(number)
             elif step.key == "ask":
-                replies = asyncio.run(channel.ask("name"))
-                channel.failed(number, ConfigError(f"{dict(replies.answers)} {replies.silent}"))
+                threading.Thread(target=ask, args=(number,)).start()
         elif isinstance(step, Stop):
             is_over.set()
 
