@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 class Acceptor:
     """Calls ``on_connection`` for each connection, in a thread of its own."""
 
-    def __init__(self, listener: socket.socket, on_connection: Callable[[socket.socket], None]) -> None:
+    def __init__(self, listener: socket.socket, on_connection: Callable[[socket.socket], object]) -> None:
         self._listener = listener
         self._on_connection = on_connection
         self._is_closed = False

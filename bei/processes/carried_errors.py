@@ -31,8 +31,8 @@ def arrived(data: CarriedError) -> BeiError:
     kinds = list(_tree(BeiError))
     named = [kind for kind in kinds if kind.__name__ == data.name]
     alike = [kind for kind in kinds if kind.code == data.code]
-    kind = (*named, *alike, EngineError)[0]
-    error = kind.__new__(kind, data.message)  # not __init__, whose arguments made the message
+    kind: type[BeiError] = (*named, *alike, EngineError)[0]
+    error: BeiError = kind.__new__(kind, data.message)  # not __init__, whose arguments made the message
     vars(error).update(data.attributes)
     return error
 

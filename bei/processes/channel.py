@@ -85,7 +85,7 @@ class Channel(Generic[MessageT]):
         header = _encoder.encode(message)
         arrays = [values for values in payload if values.nbytes]
         prefix = _PREFIX.pack(len(header), segment is not None, sum(values.nbytes for values in arrays))
-        buffers = [memoryview(prefix + header), *(memoryview(values).cast("B") for values in arrays)]
+        buffers = [memoryview(prefix + header), *(values.data.cast("B") for values in arrays)]
         outgoing = _Outgoing(buffers, segment)
         with self._lock:
             if self._is_closed:
@@ -224,7 +224,7 @@ class Channel(Generic[MessageT]):
         known = min(size, self._end - self._start)
         values[:known] = np.frombuffer(self._input, np.uint8, known, self._start)
         self._start += known
-        rest = memoryview(values)[known:]
+        rest = values.data[known:]
         while len(rest):
             num_read = self._receive_into(rest)
             if not num_read:

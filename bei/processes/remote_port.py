@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bei.core import Row
 from bei.costs import CostModel
 from bei.errors import BeiError, EngineDeadError, EngineError, ShuttingDownError
 from bei.metrics import ModelMetrics
@@ -28,7 +29,7 @@ from bei.processes.hello import Hello
 from bei.processes.lending import Borrower
 from bei.processes.sequences import submitted
 from bei.processes.unanswered import Given, Unanswered
-from bei.processes.wire import Announce, Answers, Bye, Cancel, Forget, Stats, ToRemotePort, Welcome
+from bei.processes.wire import Announce, Answers, Bye, Cancel, ErrorAt, Forget, RowAt, Stats, ToRemotePort, Welcome
 from bei.service import OpenPort
 
 log = logging.getLogger(__name__)
@@ -250,10 +251,11 @@ class RemotePort:
     def _settled(self, message: Answers, payload: npt.NDArray[np.uint8], borrower: Borrower) -> list[Answer]:
         """The answers that somebody waits for."""
         answers = []
-        rows = [borrower.row(at.row, payload) for at in message.rows]
-        errors = [arrived(at.error) for at in message.errors]
+        found: list[tuple[RowAt | ErrorAt, Row | BeiError]] = []
+        found += [(at, borrower.row(at.row, payload)) for at in message.rows]
+        found += [(error_at, arrived(error_at.error)) for error_at in message.errors]
         with self._lock:
-            for at, result in (*zip(message.rows, rows, strict=True), *zip(message.errors, errors, strict=True)):
+            for at, result in found:
                 if self._unanswered.settle(at.request_id, at.place):
                     times = message.steps[at.step] if at.step >= 0 else None
                     answers.append(Answer(at.request_id, at.place, result, times))

@@ -35,7 +35,7 @@ class Lent(NamedTuple):
     arrays: list[ArrayAt]
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _Message(msgspec.Struct, array_like=True, tag=True):
     """Each is a list in msgpack, with its name first."""
 
 

@@ -20,6 +20,7 @@ from bei.costs import CostModel
 from bei.errors import BeiError
 from bei.metrics import Metrics, ModelMetrics
 from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, Submission
+from bei.processes.channel import Channel
 from bei.processes.engine_server import EngineServer, ServedEngine
 from bei.processes.hello import Hello
 from bei.processes.memory import place_of
@@ -93,8 +94,9 @@ def abandon(server: PortServer | EngineServer) -> None:
     """What is left of a process that was killed: its connections have ended, and nobody accepts."""
     server._acceptor.close()
     server._stopped.set()
-    for client in list(server._clients):
-        client.channel.close()
+    channels: list[Channel[Any]] = [client.channel for client in server._clients]
+    for channel in channels:
+        channel.close()
 
 
 class Asker:
@@ -143,6 +145,11 @@ class Asker:
         rows = [row for row in found if not isinstance(row, BeiError)]
         assert len(rows) == len(inputs), found
         return rows
+
+
+def embeddings(answers: Sequence[Row | BeiError]) -> list[list[float]]:
+    """Those of the answers that are no errors."""
+    return [row["embedding"].tolist() for row in answers if not isinstance(row, BeiError)]
 
 
 def inode_and_offset(values: npt.NDArray[Any]) -> tuple[int, int]:

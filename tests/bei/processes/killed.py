@@ -15,6 +15,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from bei.core import Outputs, PackedBatch
+from bei.processes.remote_engine import RemoteEngines
 from tests.bei.batching.front import LIMITS
 from tests.engines import TokenEngine, sequences_of
 
@@ -53,7 +54,7 @@ def main(role: str, fd: int, address: str = "") -> None:
     if role in ("engine", "waiting"):
         chain.serve_engine(place, TalkingEngine(role == "waiting"))
     elif role == "manager":
-        engines = chain.RemoteEngines([Path(address)], chain.MODEL, hang_timeout_s=0.0)
+        engines = RemoteEngines([Path(address)], chain.MODEL, hang_timeout_s=0.0)
         chain.serve_port(place, {chain.MODEL: chain.served_model(engines)})
     else:
         asker = chain.Asker(Path(address))

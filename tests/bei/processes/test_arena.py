@@ -24,7 +24,8 @@ _sizes = st.integers(1, 3 * _SEGMENT)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 10)), max_size=60))
 def test_free_ranges_never_give_a_byte_twice_and_join_again(steps: list[tuple[int, int]]) -> None:
     """Each step takes so many bytes, or, where there is no room, gives back one of the ranges that were taken."""
-    ranges, taken = FreeRanges(128), []
+    ranges = FreeRanges(128)
+    taken: list[tuple[int, int]] = []
     for size, which in steps:
         start = ranges.take(size)
         if start is not None:

@@ -10,15 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from bei.core import Row
 from bei.engine.fake import fake_row
-from bei.errors import BeiError, EngineDiedError
+from bei.errors import EngineDiedError
 from bei.processes.remote_engine import RemoteEngines
 from tests.bei.batching.front import wait_until
-from tests.bei.processes.chain import MODEL, Asker, Place, places, serve_port, served_model
+from tests.bei.processes.chain import MODEL, Asker, Place, embeddings, places, serve_port, served_model
 from tests.bei.processes.killed import CRASHES, WAITS
 from tests.engines import DEADLINE_S, ids
 
@@ -32,7 +32,7 @@ class Child:
         command += [] if address is None else [str(address.address)]
         self._process = subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE, text=True)
 
-    def next_step(self) -> object:
+    def next_step(self) -> Any:
         """What it says next."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -76,10 +76,6 @@ def children() -> Iterator[Children]:
     made.close()
 
 
-def embeddings(answers: list[Row | BeiError]) -> list[list[float]]:
-    return [row["embedding"].tolist() for row in answers if not isinstance(row, BeiError)]
-
-
 def expected(*sequences: list[int]) -> list[list[float]]:
     return [fake_row(ids(*values)).tolist() for values in sequences]
 
@@ -112,7 +108,7 @@ def test_engine_processes_that_are_killed_or_crash_cost_only_the_sequence_that_i
         answers = asker.wait(request, 3)
         assert [type(answer) for answer in answers] == [EngineDiedError, dict, dict]
         assert embeddings(answers) == expected([4], [5, 5])
-        assert embeddings(list(kept)) == expected([1, 2, 3])  # its memory outlived two processes
+        assert embeddings(kept) == expected([1, 2, 3])  # its memory outlived two processes
         assert asker.num_answers == 3 + 1 + 1 + 3
         asker.port.close()
         server.close()
@@ -126,10 +122,8 @@ def test_a_batch_manager_that_is_killed_is_replaced_and_every_item_is_answered_o
         kept = asker.rows([1, 2])
         assert engine.next_step() == [[1, 2]]
         request = asker.submit([WAITS], *([value] for value in range(10)))
-        began = engine.next_step()
-        assert isinstance(began, list)
-        while [WAITS] not in began:
-            began = engine.next_step()
+        while [WAITS] not in engine.next_step():
+            pass
         manager.kill()
         engine.kill()  # with the step that waits
         wait_until(lambda: asker.port.stats().is_stalled, "it is away")
@@ -139,7 +133,7 @@ def test_a_batch_manager_that_is_killed_is_replaced_and_every_item_is_answered_o
         sequences = [[WAITS], *([value] for value in range(10))]
         assert embeddings(asker.wait(request, 11)) == expected(*sequences)
         assert embeddings(asker.wait(meanwhile)) == expected([20])
-        assert embeddings(list(kept)) == expected([1, 2])
+        assert embeddings(kept) == expected([1, 2])
         assert asker.num_answers == 1 + 11 + 1
         asker.port.close()
 
@@ -165,7 +159,7 @@ def test_a_front_end_that_is_killed_leaves_nothing_in_the_others(children: Child
         engine.kill()
         children.start("engine", engine_place)
         asker = Asker(port_place.address)
-        assert embeddings(list(asker.rows([9]))) == expected([9])
+        assert embeddings(asker.rows([9])) == expected([9])
         asker.port.close()
         del client
         wait_until(lambda: threading.active_count() <= num_threads, "its threads have ended")

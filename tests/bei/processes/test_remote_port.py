@@ -41,6 +41,7 @@ from tests.bei.processes.chain import (
     Asker,
     Place,
     abandon,
+    embeddings,
     hello_of,
     inode_and_offset,
     own_metrics,
@@ -127,7 +128,7 @@ def test_an_answer_has_the_times_of_its_step_and_one_from_the_cache_has_none(bot
     again = asker.submit([1])
     wait_until(lambda: (again, 0) in asker.answers, "it is answered")
     assert asker.answers[again, 0].step is None
-    assert asker.answers[again, 0].result["embedding"].tolist() == fake_row(ids(1)).tolist()  # type: ignore[index]
+    assert embeddings(asker.wait(again)) == [fake_row(ids(1)).tolist()]
 
 
 def test_errors_arrive_as_they_are(both: Any) -> None:
@@ -148,8 +149,8 @@ def test_twins_of_two_front_ends_are_computed_once(both: Any, place: Place) -> N
     first, second = one.asker.submit([1, 2]), other.submit([1, 2])
     wait_until(lambda: sum(s.num_sequences for s in other.port.stats().lanes.values()) == 1, "both are one entry")
     engine.open(4)
-    rows = one.asker.wait(first), other.wait(second)
-    assert [row["embedding"].tolist() for (row,) in rows] == [fake_row(ids(1, 2)).tolist()] * 2  # type: ignore[call-overload]
+    rows = [*one.asker.wait(first), *other.wait(second)]
+    assert embeddings(rows) == [fake_row(ids(1, 2)).tolist()] * 2
     assert len(engine.batches) == 2
     other.port.close()
 
@@ -201,6 +202,7 @@ def test_what_is_cancelled_is_not_run_and_not_answered(both: Any) -> None:
     cancelled, kept = one.asker.submit([2], [3]), one.asker.submit([4])
     one.port.cancel(cancelled)
     one.port.cancel(running)
+    wait_until(lambda: one.port.stats().lanes["bulk"].num_sequences == 1, "it has left the queue")
     engine.open(5)
     one.asker.wait(kept)
     one.port.close()
@@ -380,9 +382,7 @@ def test_what_is_unanswered_is_submitted_to_the_next_process_and_answered_once(p
     second_engine = FakeEngine(LIMITS)
     second = serve_port(place, {MODEL: served_model(second_engine)})
     rows = asker.wait(request, 6)
-    assert [row["embedding"].tolist() for row in rows] == [  # type: ignore[call-overload]
-        fake_row(ids(value, value)).tolist() for value in range(6)
-    ]
+    assert embeddings(rows) == [fake_row(ids(value, value)).tolist() for value in range(6)]
     asker.wait(meanwhile)
     assert not asker.port.stats().is_stalled
     assert sum(batch.batch_size for batch in second_engine.batches) == 3
