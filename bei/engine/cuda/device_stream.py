@@ -60,7 +60,7 @@ class DeviceStream:
             steps = ((step.sizes, step) for step in self._recorded)
             recorded = fitting(steps, batch, self._input_names)
             if recorded is None:
-                return self._computed(batch, eager_sizes(batch, self._input_names), wanted)
+                return self._computed(batch, eager_sizes(batch), wanted)
             return self._replayed(recorded, batch, wanted)
         except BaseException as error:
             self._settle(error, batch)

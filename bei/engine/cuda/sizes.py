@@ -29,11 +29,11 @@ def pads(inputs: Sequence[str]) -> bool:
     return "pad_index" in inputs
 
 
-def eager_sizes(batch: PackedBatch, inputs: Sequence[str]) -> Sizes:
-    """As ``bei.packing.graph_inputs`` would choose them, but for at least two sequences."""
+def eager_sizes(batch: PackedBatch) -> Sizes:
+    """As ``bei.packing.graph_inputs`` would choose them, for two sequences or more; filler ones own a token each."""
     sequences = max(LEAST_SEQUENCES, bucket(batch.batch_size, min_step=1))
-    fillers = sequences - batch.batch_size if "cu_query_lens" in inputs else 0
-    return Sizes(bucket(batch.num_tokens + fillers), sequences, bucket(int(np.diff(batch.cu_seqlens).max())))
+    tokens = bucket(batch.num_tokens + sequences - batch.batch_size)
+    return Sizes(tokens, sequences, bucket(int(np.diff(batch.cu_seqlens).max())))
 
 
 def recorded_sizes(limits: Limits, inputs: Sequence[str]) -> list[Sizes]:

@@ -77,7 +77,7 @@ class CudaCompiler:
 
     def machine(self) -> list[str]:
         """PyTorch, and what it compiles for."""
-        return [self._torch.__version__, self._device, *self._capabilities]
+        return [str(self._torch.__version__), self._device, *self._capabilities]
 
     def compile(
         self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
@@ -98,7 +98,7 @@ class CudaCompiler:
         self._write(model, folder)
         needs = EngineRequirements(
             compiler="aotinductor",
-            compiler_version=torch.__version__,
+            compiler_version=str(torch.__version__),  # it is of a class of its own
             device=self._device,
             capabilities=self._capabilities,
             package=self._described(model),
@@ -115,17 +115,20 @@ class CudaCompiler:
 
         from bei_build.torch_graph.package import write_package
 
+        failure: Exception | None = None
         with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings(), fresh_cache(dir=scratch):
             warnings.simplefilter("ignore")  # PyTorch's compiler uses what PyTorch itself has deprecated
             try:
                 write_package(model, folder / CUDA_PACKAGE)
-            except CompileError:
-                raise
-            except Exception as error:  # its parts raise classes of their own, of many modules
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise CompileError(
-                    f"PyTorch {self._torch.__version__} could not compile the model: {reason[:_MOST_OF_REASON]}"
-                ) from error
+            except Exception as error:  # the compiler's parts raise classes of their own; fresh_cache would log them
+                failure = error
+        if isinstance(failure, CompileError):
+            raise failure
+        if failure is not None:
+            reason = " ".join(str(failure).split()) or type(failure).__name__
+            raise CompileError(
+                f"PyTorch {self._torch.__version__} could not compile the model: {reason[:_MOST_OF_REASON]}"
+            ) from failure
 
     def _described(self, model: Any) -> Package:
         layers = model.spec.layers + (model.spec.decoder.layers if model.spec.decoder else ())

@@ -38,7 +38,7 @@ from bei_build.torch_graph import package
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.test_parity_matrix import BY_NAME, TOLERANCE, save
 from tests.model_matrix import difference, least_cosine, pooled
-from tests.zoo import FIRST_OF_FAMILY, MAX_TOKENS, Case
+from tests.zoo import FIRST_OF_FAMILY, Case
 
 # One of each: tokens' outputs, a decoder, soft caps and windows, relative biases, scores of a vocabulary.
 STRUCTURES = (
@@ -189,8 +189,8 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return None
 
 
-def twin_of(folder: Path, out: Path, precision: str = "fp32") -> Artifact:
-    return build_artifact(folder, out, load_engine, target="cuda-twin", precision=precision, max_seq_len=MAX_TOKENS)
+def twin_of(folder: Path, out: Path, **settings: Any) -> Artifact:
+    return build_artifact(folder, out, load_engine, target="cuda-twin", **settings)
 
 
 def rows_of(artifact: Artifact, output: str, encodings: list[Encoding]) -> tuple[list[Any], list[Any]]:
@@ -233,7 +233,9 @@ def test_the_engine_equals_the_hf_class_in_batches_and_alone(name: str, tmp_path
 def test_in_16_bits_it_stays_close(precision: str, tmp_path: Path) -> None:
     case = BY_NAME["BertForTokenClassification"]
     saved = save(case, tmp_path / "checkpoint")
-    actual, _ = rows_of(twin_of(saved.folder, tmp_path / "artifact", precision), case.output, saved.encodings)
+    # Logits of random weights are too close to each other for the certificate.
+    artifact = twin_of(saved.folder, tmp_path / "artifact", precision=precision, allow_below_threshold=True)
+    actual, _ = rows_of(artifact, case.output, saved.encodings)
     expected = pooled(case, saved.rows, None)
     assert least_cosine(case, actual, expected) >= 0.999
     assert difference(actual, expected) > 1e-5  # it is not FP32 under another name

@@ -61,7 +61,7 @@ def test_it_states_its_facts(engine: CudaEngine) -> None:
 
 
 @given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=16))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_sequence_gets_its_own_answer_recorded_or_not(warm: CudaEngine, lengths: list[int]) -> None:
     check(warm, batch_of(lengths, seed=sum(lengths)))
 

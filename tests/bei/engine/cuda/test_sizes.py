@@ -24,12 +24,11 @@ LIMITS = st.tuples(st.integers(1, 4096), st.integers(1, 600), st.integers(1, 409
 )
 
 
-@FORMS
 @given(lengths=LENGTHS)
-def test_an_eager_step_holds_its_batch_in_two_sequences_or_more(inputs: list[str], lengths: list[int]) -> None:
+def test_an_eager_step_holds_its_batch_in_two_sequences_or_more(lengths: list[int]) -> None:
     batch = batch_of(lengths)
-    sizes = eager_sizes(batch, inputs)
-    graph_inputs(batch, inputs, sizes)  # raises where it does not
+    sizes = eager_sizes(batch)
+    graph_inputs(batch, PADDED, sizes)  # raises where it does not
     assert sizes.sequences >= LEAST_SEQUENCES
     assert sizes.tokens <= max(16, batch.num_tokens * 17 // 16 + 8 + sizes.sequences)
 
@@ -72,7 +71,7 @@ def test_two_halves_are_the_batch(lengths: list[int], with_all: bool) -> None:
         types = (batch.input_ids % 2).astype(np.int32)
         batch = PackedBatch(batch.input_ids, batch.cu_seqlens, types, count, count // 2)
     parts = halves(batch)
-    assert [part.batch_size for part in parts] == [n for n in (part.batch_size for part in parts) if n >= 1]
+    assert min(part.batch_size for part in parts) >= 1
     for name in ("input_ids", "token_type_ids", "key_lens", "unpooled_lens"):
         whole = getattr(batch, name)
         pieces = [getattr(part, name) for part in parts]
