@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -174,7 +173,7 @@ class Uncompiled:
 
 
 @pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[Any] = []
 
     def write_package(model: Any, path: Path) -> None:
@@ -186,7 +185,6 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(package, "write_package", write_package)
     monkeypatch.setattr(TwinDevice, "load", loaded)
-    return None
 
 
 def twin_of(folder: Path, out: Path, **settings: Any) -> Artifact:

@@ -55,7 +55,7 @@ def test_it_states_its_facts(engine: CudaEngine) -> None:
     info = engine.info
     assert (info.target, info.precision, info.device) == ("cuda", "fp32", "Simulated GPU (SM90)")
     assert info.limits == Limits(**LIMITS)
-    assert (info.outputs, info.per_token) == ({"embedding": 4, "token_embedding": 2}, {"token_embedding"})
+    assert (info.outputs, info.per_token) == ({"embedding": 4, "token_embedding": 2}, frozenset({"token_embedding"}))
     assert (info.num_streams, info.memory_bytes, info.is_replaceable) == (2, 1000, False)
     assert info.token_buckets == (16, 32, 64, 128, 256, 512)
 
