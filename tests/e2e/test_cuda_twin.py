@@ -1,6 +1,6 @@
 """Target cuda from checkpoint to HTTP without a GPU: the same way with the slow form of every kernel, compiled.
 
-One model, since PyTorch takes a dozen seconds to compile it.
+One model, since PyTorch takes a dozen seconds to compile it, and twice as long for the first of a process: second tier.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from bei.engine import load_engine
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.e2e.process import ROOT, Server, run, serve
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++"),
+]
 
 TEXTS = ["hello world", "a", "the cat sat on a mat", "hello the world " * 20]
 
 
 @pytest.fixture(scope="module")
 def twin(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """``checkpoint``, compiled; its C++ as fast as may be, whatever that costs the code. Read-only."""
-    from torch._inductor import config
-
+    """``checkpoint``, compiled. Read-only."""
     out = tmp_path_factory.mktemp("artifacts") / "twin"
-    hasty = {"aot_inductor.compile_wrapper_opt_level": "O0", "aot_inductor.precompile_headers": False}
-    with config.patch(hasty):
-        return build_artifact(checkpoint, out, load_engine, target="cuda-twin", name="twin")
+    return build_artifact(checkpoint, out, load_engine, target="cuda-twin", name="twin")
 
 
 @pytest.fixture(scope="module")

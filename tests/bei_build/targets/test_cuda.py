@@ -1,7 +1,7 @@
 """Targets cuda and cuda-twin: what is refused and why, what ``auto`` is, and parity through compiler and engine.
 
-Compiling takes PyTorch a dozen seconds a model. The first tier does it once (tests/e2e/test_cuda_twin.py); here its
-package is the module itself there, and is compiled in the second tier.
+Compiling takes PyTorch a dozen seconds a model. In the first tier the module itself stands for its package; the second
+compiles packages, here and in tests/e2e/test_cuda_twin.py.
 """
 
 from __future__ import annotations
