@@ -12,6 +12,9 @@ from bei.errors import ConfigError
 
 _MOST = 128
 
+# Targets whose engines run on cores: OpenVINO's, and those of tests.
+_ON_CPUS = frozenset(("cpu", "cuda-twin", "fake"))
+
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _INDEX = re.compile(r"[0-9]{1,4}")
 _CORES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(\+[0-9]{1,5}(-[0-9]{1,5})?)*")
@@ -74,7 +77,7 @@ def devices_of(names: Seq[str], targets: Mapping[str, str], env: Mapping[str, st
 
 def is_for_gpus(target: str) -> bool:
     """Whether engines of ``target`` run on GPUs."""
-    return target not in ("cpu", "fake")
+    return target not in _ON_CPUS
 
 
 def _gpu(name: str, env: Mapping[str, str]) -> Device:

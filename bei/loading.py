@@ -196,7 +196,7 @@ def warm_next(artifact: Artifact, standing: Standing, config: ServeConfig) -> Wa
     return _warmed(artifact, engine, lambda artifact: costs_while_serving(artifact, engine, config, standing.costs))
 
 
-def warm_again(artifact: Artifact, config: ServeConfig, num_streams: int) -> Engine:
+def warm_again(artifact: Artifact, config: ServeConfig, num_streams: int | None) -> Engine:
     """Another engine of an artifact of which one was loaded before. Refers to none that there is: that one's memory is
     freed as soon as it can be. Raises ArtifactError, EngineError."""
     engine = _opener(artifact, config)(num_streams)

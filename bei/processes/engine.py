@@ -65,7 +65,10 @@ class EngineProcess:
         served, former = step.served, step.replaces
         if not step.is_first:
             assert served.costs is not None, "the first engine has said what steps cost"
-            engine = warm_again(served.artifact, self._config, served.num_streams)
+            # Not every target has the option: only what was asked for is said, or found out by measuring.
+            measured = self._config.engine_streams == 0 and served.artifact.manifest.target == "cpu"
+            num_streams = served.num_streams if measured else self._config.engine_streams or None
+            engine = warm_again(served.artifact, self._config, num_streams)
             return WarmEngine(served.artifact, engine, CostModel.from_json(served.costs))
         if former is None:
             return warm_first(served.artifact, self._config)
