@@ -81,12 +81,12 @@ class Child:
         self._questions: dict[int, tuple[str, asyncio.Future[bytes | None]]] = {}
         self._sending = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
         ours, theirs = socket.socketpair()
         with theirs:
             # A session of its own: Ctrl-C in a terminal is for the supervisor, which knows what to do in which order.
             self._process = subprocess.Popen(
-                [*command, place.name], stdin=theirs, env=_environment(place), start_new_session=True
+                [*command, place.name], stdin=theirs.fileno(), env=_environment(place), start_new_session=True
             )
         ours.setblocking(False)
         self._sock = ours
@@ -155,8 +155,7 @@ class Child:
 
     async def wait(self) -> int:
         """Its exit code, or minus the signal that ended it, as soon as it has ended."""
-        code: int = await asyncio.shield(self._ended)
-        return code
+        return await asyncio.shield(self._ended)
 
     async def stop(self, step: Step, patience_s: float) -> None:
         """Ask it to end, by ``step``, and end it if it has not in time."""

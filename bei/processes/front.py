@@ -143,7 +143,8 @@ class FrontEnd:
 
     async def _open(self, step: Open) -> None:
         """Connect to the model's batch manager, and ask the canary. Raises BeiError."""
-        served, former = step.served, step.replaces and self._opened.get(step.replaces.key)
+        served = step.served
+        former = None if step.replaces is None else self._opened.get(step.replaces.key)
         assert served.costs is not None, "the engine has said what steps cost"
         if former is None:
             encoder = encoder_of(served.artifact, self._config)

@@ -14,6 +14,7 @@ import msgspec
 
 from bei.artifact import Artifact
 from bei.config import ServeConfig
+from bei.metrics import SwapResult
 
 HEADER = struct.Struct(">IB")
 MOST_DESCRIPTORS = 250  # Linux lets 253 travel at once
@@ -87,7 +88,7 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
     """The batch manager counts: the artifact of this model was looked at again."""
 
     name: str
-    result: str
+    result: SwapResult
 
 
 class Reload(msgspec.Struct, frozen=True, tag=True):

@@ -87,7 +87,7 @@ def dies_of(name: str) -> None:
             raise SystemExit
         encode(pool, job)
 
-    tokenizer_pool.TokenizerPool._run = run  # type: ignore[method-assign]
+    tokenizer_pool.TokenizerPool._run = run  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

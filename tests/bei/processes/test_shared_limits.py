@@ -45,7 +45,8 @@ LIMIT = 100
 def admission(limits: SharedLimits | None = None, stats: PortStats | None = None) -> Admission:
     rules = AdmissionLimits(LIMIT, {"interactive": inf, "bulk": 10.0}, 4, 100, 0.2)
     found = stats or stats_of()
-    return Admission(rules, LinearCosts(), lambda: found, lambda: None, limits and limits.accepted("a"))
+    elsewhere = None if limits is None else limits.accepted("a")
+    return Admission(rules, LinearCosts(), lambda: found, lambda: None, elsewhere)
 
 
 def admitted(desk: Admission, tokens: int, lane: Lane) -> Ticket | str:
