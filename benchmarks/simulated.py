@@ -6,8 +6,9 @@ The server measures its engine at its first start, as ``bei tune`` does, and the
 engine alone, in its quiet moments. So a calibration goes before each trace, on texts of its own: two closed loops of
 one client say what the front takes of a request and of a text, and a backfill of smaller requests says how much the
 server can do and what its steps take there (``Calibration``). Traces are Poisson arrivals, of shares of what the server
-can do, and another backfill. Each is predicted twice, as tuned and as calibrated, before it is sent. Figures are of the
-requests of all repetitions together.
+can do, and another backfill. Each is predicted twice, as tuned and as calibrated, before it is sent; and once more
+afterwards, at the speed that the machine turned out to have meanwhile (one number: a shared machine drifts by a tenth
+in a minute). Figures are of the requests of all repetitions together.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _LONG_S = 300.0  # of the trace whose mean tokens a second scale the others
 _OTHER_SEED = 1000  # of calibrations
 # Of the closed loops of a calibration: requests, and texts of each.
 _LOOPS = ((60, 1), (12, 32))
-_SIDES = ("as tuned", "as calibrated")
+_SIDES = ("as tuned", "as calibrated", "at its own speed")
 _FIGURES = ("p50", "p90", "p99", "tokens_per_s")
 
 
@@ -105,12 +106,12 @@ class Side:
         """Run a backfill that is none of those predicted. Its steps while the server was full count."""
         front = self.front(seed)
         mix = Mix(_CALIBRATION_S, interactive_share=_INTERACTIVE_SHARE, seed=_OTHER_SEED + seed, **_CALIBRATION)
-        self._fresh_steps()
+        self.fresh_steps()
         answered = self.send(WORKLOADS["backfill"](Fleet(table), mix))
-        samples = self._fresh_steps()
+        samples = self.fresh_steps()
         in_service = fit(samples, table.model().limits)
         ratios = [sample.seconds / in_service.seconds(*sample[:3]) for sample in samples]
-        np.random.default_rng(seed).shuffle(ratios)  # their order belongs to the steps of this backfill
+        np.random.default_rng(seed).shuffle(ratios)  # their order is of the steps of this backfill
         costs = CostTable("in service", "steps of a server at work", False, table.num_streams, in_service.to_json())
         tokens_per_s = sum(
             _tokens_per_s([each for each in answered if each.lane == lane], _CALIBRATION_S) for lane in LANES
@@ -145,7 +146,8 @@ class Side:
         """Of all steps so far."""
         return metric(self.port, "bei_engine_seconds_sum", model=self._model) or 0.0
 
-    def _fresh_steps(self) -> list[Sample]:
+    def fresh_steps(self) -> list[Sample]:
+        """Those that have run since the last call."""
         time.sleep(0.5)  # steps are written down after their answers
         samples, self._steps_read = read_steps(self._steps, self._steps_read)
         return samples
@@ -199,7 +201,7 @@ def _measured(side: Side, table: CostTable, options: argparse.Namespace) -> list
 
 
 def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name: str, *, seed: int) -> Measurement:
-    """Calibrate, predict, send."""
+    """Calibrate, predict, send, and predict at the speed that was seen."""
     calibration = side.calibrate(table, seed)
     front, tuned = calibration.front, Fleet(table)
     trace = _trace(_kinds(options)[name], tuned, calibration.tokens_per_s, options.seconds, seed)
@@ -207,14 +209,26 @@ def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name
         "as tuned": _predicted(trace, table, tuned, replace(front, shared_cores=usable_cores())),
         "as calibrated": _predicted(trace, table, calibration.fleet, front),
     }
+    side.fresh_steps()
     answered["measured"] = side.send(trace)
+    drift = _slowdown(side.fresh_steps(), calibration.fleet)
+    moved = replace(calibration.fleet, ratios=[drift * ratio for ratio in calibration.fleet.ratios])
+    answered["at its own speed"] = _predicted(trace, table, moved, front)
     about = {
+        "steps, times as long as in the calibration": round(drift, 3),
         "front, ms a request": round(1e3 * front.request_s, 3),
         "front, us a text": round(1e6 * front.text_s, 1),
         "tokens a second at the limit": round(calibration.tokens_per_s),
         "steps of the calibration": len(calibration.fleet.ratios),
     }
     return Measurement(name, answered, about)
+
+
+def _slowdown(samples: Sequence[Sample], fleet: Fleet) -> float:
+    """How many times as long as ``fleet`` says steps took."""
+    costs = fleet.table.model()
+    expected_s = float(np.mean(fleet.ratios)) * sum(costs.seconds(*sample[:3]) for sample in samples)
+    return sum(sample.seconds for sample in samples) / expected_s
 
 
 def _kinds(options: argparse.Namespace) -> dict[str, float | None]:
