@@ -51,7 +51,11 @@ http {{
 """
 _NGINX_SERVER = """
   upstream {name} {{ server 127.0.0.1:{behind}; keepalive 64; }}
-  server {{ listen 127.0.0.1:{port}; access_log {folder}/{name}.log times; location / {{ proxy_pass http://{name}; }} }}
+  server {{
+    listen 127.0.0.1:{port};
+    access_log {folder}/nginx-{name}.log times;
+    location / {{ proxy_pass http://{name}; }}
+  }}
 """
 
 
@@ -102,7 +106,7 @@ class Proxy:
         Ends the program where one was not answered with 200.
         """
         time.sleep(0.5)  # the last line is written when the answer has been sent
-        lines = (self._folder / f"{name}.log").read_text().splitlines()
+        lines = (self._folder / f"nginx-{name}.log").read_text().splitlines()
         fresh, self._num_read[name] = lines[self._num_read[name] :], len(lines)
         rows = [line.split() for line in fresh if line.endswith(" POST")]
         if any(status != "200" for _, status, _ in rows):

@@ -38,9 +38,9 @@ def _record(path: Path) -> None:
         file.write(json.dumps([sum(lengths), len(lengths), max(lengths), engine_s]) + "\n")
         batch(self, lengths, engine_s=engine_s, **others)
 
-    ModelMetrics.batch = recorded  # type: ignore[method-assign, assignment]
+    ModelMetrics.batch = recorded  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
     _record(Path(os.environ[FILE]))
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
