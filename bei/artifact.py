@@ -49,7 +49,7 @@ from bei.signatures import Signed, read_signature, write_signature
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -60,6 +60,7 @@ REFERENCE_DIR = "reference"
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
 TENSORRT_PLAN = "model.plan"  # in engine/, targets tensorrt and tensorrt-rtx
 TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights: where the engine takes them from
+CUDA_PACKAGE = "model.pt2"  # in engine/, targets cuda and cuda-twin
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +132,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     refit: bool = False
 
 
+class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a package of AOTInductor was compiled.
+
+    ``cuda``: CUDA's version in the PyTorch that compiled it; None for a CPU. ``inputs``: the tensors that it takes, by
+    their names in ``bei.packing.graph_inputs``, in order. ``kernels``: that of each attention layer, in order.
+    ``fallbacks``: why a layer has no faster one, a sentence each. ``weight_bytes``: what the weights take of the
+    device's memory.
+    """
+
+    cuda: str | None
+    inputs: list[str]
+    kernels: list[Literal["flash", "ragged", "plain"]]
+    fallbacks: list[str]
+    weight_bytes: int
+
+
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``, ``SM89``): a CPU
     needs all of them, a GPU is one of them. ``unit_vectors``: the engine itself makes embeddings unit length, so
@@ -141,6 +158,7 @@ class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     device: str
     capabilities: list[str]
     plan: Plan | None = None
+    package: Package | None = None
     unit_vectors: bool = False
 
 

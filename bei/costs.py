@@ -32,6 +32,11 @@ _Array = npt.NDArray[np.float64]
 # cost a server full of them their throughput.
 _EFFICIENT = 0.99
 
+# Bulk work alone runs in larger steps than the smallest efficient ones, where larger ones are as efficient: in a server
+# a step costs more than when it was measured, as other threads want the cores at its ends. But so much larger at most,
+# since interactive work that comes unexpectedly waits for the end of a step.
+_LARGEST_EFFICIENT = 2
+
 # A round step (``round_tokens``) may be so much less efficient by prediction, which knows nothing of round steps.
 _ROUND_EFFICIENT = 0.95
 
@@ -123,7 +128,7 @@ class CostModel:
         self.is_measured = is_measured
         self._initial_speed = self._speed = speed
         self._tokens, self._rows, self._widths = _tables(limits, coefficients)
-        self._efficient, self._shares = _efficient_steps(limits, coefficients)
+        self._efficient, self._largest, self._shares = _efficient_steps(limits, coefficients)
         self._lock = threading.Lock()
         self._ratios: deque[float] = deque([1.0] * _PRIOR_STEPS if is_measured else [], _WINDOW)
         self._sorted_ratios = sorted(self._ratios)
@@ -163,6 +168,13 @@ class CostModel:
         predicted to be much slower, never above ``limits.max_num_tokens``.
         """
         return self._efficient[min(len(self._efficient) - 1, (length + _GRAIN - 1) >> _GRAIN_LOG2)]
+
+    def largest_efficient_tokens(self, length: int) -> int:
+        """The largest step within 1 % of the best rate, in tokens, for work that nobody waits for at once.
+
+        At least ``efficient_tokens(length)``, and at most twice as many.
+        """
+        return self._largest[min(len(self._largest) - 1, (length + _GRAIN - 1) >> _GRAIN_LOG2)]
 
     def observe(self, num_tokens: int, batch_size: int, longest: int, seconds: float) -> None:
         """A step took so long. The speed becomes the median over the last steps; what is no duration is passed over."""
@@ -355,8 +367,9 @@ def _seconds_beyond(coefficients: Coefficients, num_tokens: int, batch_size: int
     return float(_fitted(coefficients, tokens, rows, widths)[0])
 
 
-def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[int], list[float]]:
-    """By length in grains: tokens of the smallest efficient step of such sequences, and a sequence's share of it."""
+def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[int], list[int], list[float]]:
+    """By length in grains: tokens of the smallest efficient step of such sequences, those of the largest, and a
+    sequence's share of the smallest one's time."""
     lengths = np.minimum(np.arange(_GRAIN, limits.max_seq_len + _GRAIN, _GRAIN), limits.max_seq_len)
     most = np.clip(limits.max_num_tokens // lengths, 1, limits.max_batch_size)
     # Batch sizes to choose from: geometric, from 1 to the most, [lengths, candidates].
@@ -367,12 +380,19 @@ def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[i
         return counts / _fitted(coefficients, counts * widths, counts, widths)
 
     rates = rates_of(counts)
-    best = np.argmax(rates >= _EFFICIENT * rates.max(axis=1, keepdims=True), axis=1)[:, None]
+    is_near_best = rates >= _EFFICIENT * rates.max(axis=1, keepdims=True)
+    best = np.argmax(is_near_best, axis=1)[:, None]
     chosen, rate = (np.take_along_axis(values, best, axis=1)[:, 0] for values in (counts, rates))
     tokens = chosen.astype(np.int64) * lengths
     rounded = np.minimum([round_tokens(count) for count in tokens.tolist()], limits.max_num_tokens)
     # Where the time of a token rises, the round step may lie behind the knee.
     is_efficient = rates_of((rounded // lengths)[:, None].astype(np.float64))[:, 0] >= _ROUND_EFFICIENT * rate
-    efficient = np.where(is_efficient, rounded, tokens).tolist()
+    efficient = np.where(is_efficient, rounded, tokens)
+    largest = np.where(is_near_best & (counts <= _LARGEST_EFFICIENT * chosen[:, None]), counts, 0.0).max(axis=1)
+    # A step of the most sequences is one of the most tokens: those of a length are rarely all that wait.
+    most_tokens = np.where(largest == most, limits.max_num_tokens, largest.astype(np.int64) * lengths)
+    largest_tokens = np.clip(most_tokens, efficient, _LARGEST_EFFICIENT * efficient)
     shares = np.maximum.accumulate(1 / rate)
-    return [efficient[0], *efficient], [float(shares[0]), *shares.tolist()]
+    by_length = efficient.tolist(), largest_tokens.tolist(), shares.tolist()
+    of_efficient, of_largest, of_shares = ([values[0], *values] for values in by_length)
+    return of_efficient, of_largest, of_shares

@@ -6,10 +6,11 @@ The certificate by itself: ``bei.certification.terminal``.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import msgspec
 
-from bei.artifact import Artifact, Certificate, Plan, Role
+from bei.artifact import Artifact, Certificate, Package, Plan, Role
 from bei.files import printable
 from bei.signatures import Signed
 
@@ -87,11 +88,13 @@ def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:
     size = sum(file.size for file in manifest.files)
     needs = ", ".join(manifest.engine.capabilities) or "nothing special"
     plan = [] if manifest.engine.plan is None else _plan_rows(manifest.engine.plan)
+    package = [] if manifest.engine.package is None else _package_rows(manifest.engine.package)
     return [
         ("target", f"{manifest.target}, {manifest.precision}"),
         ("compiler", f"{manifest.engine.compiler} {manifest.engine.compiler_version}"),
         ("needs", f"{manifest.engine.device}: {needs}"),
         *plan,
+        *package,
         ("max_num_tokens", str(manifest.max_num_tokens)),
         ("max_batch_size", str(manifest.max_batch_size)),
         ("max_seq_len", str(manifest.max_seq_len)),
@@ -108,9 +111,20 @@ def _signature_rows(signed: Signed | None) -> list[tuple[str, str]]:
     return [("signed by", f"{signed.key}, {signed.algorithm}"), *unchecked]
 
 
+def _layers_row(kinds: Sequence[str]) -> tuple[str, str]:
+    """How many attention layers are of which kind."""
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    return "attention", ", ".join(f"{kind} ({count} layers)" for kind, count in counts.items()) or "none"
+
+
+def _package_rows(package: Package) -> list[tuple[str, str]]:
+    cuda = [] if package.cuda is None else [("CUDA", package.cuda)]
+    weights = ("weights", f"{package.weight_bytes / 1e6:.1f} MB of the device's memory")
+    return [*cuda, _layers_row(package.kernels), weights, *(("fallback", why) for why in package.fallbacks)]
+
+
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
-    counts = {name: plan.lowerings.count(name) for name in dict.fromkeys(plan.lowerings)}
-    rows = [("attention", ", ".join(f"{name} ({count} layers)" for name, count in counts.items()) or "none")]
+    rows = [_layers_row(plan.lowerings)]
     for one in plan.profiles:
         most = f"up to {one.tokens[2]} tokens, {one.sequences[2]} sequences, {one.longest[2]} tokens of one"
         rows.append((f"profile {one.name}", most))

@@ -16,7 +16,7 @@ from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.files import MOST_JSON_BYTES, MOST_TOKENIZER_BYTES, UnfitError, check_regular, unlisted, within
 
 if TYPE_CHECKING:
-    from bei.artifact import Certificate, Manifest, Plan
+    from bei.artifact import Certificate, Manifest, Package, Plan
 
 # Which outputs each task reads: one of them is needed.
 OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
@@ -212,6 +212,8 @@ def _engine(manifest: Manifest) -> Iterator[str]:
             yield f"engine: {fault}"
     if engine.plan is not None:
         yield from _plan(engine.plan)
+    if engine.package is not None:
+        yield from _package(engine.package)
 
 
 def _plan(plan: Plan) -> Iterator[str]:
@@ -221,6 +223,16 @@ def _plan(plan: Plan) -> Iterator[str]:
             least, usual, most = getattr(profile, field)
             if not 1 <= least <= usual <= most <= MOST_TOKENS:
                 yield f"the plan's profile {_shown(profile.name)} has {field} {least}, {usual}, {most}"
+
+
+def _package(package: Package) -> Iterator[str]:
+    if package.cuda is not None and (fault := name_fault(package.cuda)):
+        yield f"the package's cuda: {fault}"
+    yield from _repeated("the package's inputs", package.inputs)
+    if "input_ids" not in package.inputs:
+        yield "the package's inputs have no input_ids: it reads no text"
+    if not 0 <= package.weight_bytes < 1 << 62:
+        yield f"the package has weight_bytes {_shown(package.weight_bytes)}"
 
 
 def _files(manifest: Manifest) -> Iterator[str]:

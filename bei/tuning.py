@@ -35,7 +35,7 @@ MEASURE_BUDGET_S = 20.0
 _METHOD = 1
 
 # The distributions whose version decides how fast an engine is. A plan runs with the version that made it, no other.
-_LIBRARIES = {"cpu": "openvino", "cuda": "torch", "trtllm": "tensorrt_llm"}
+_LIBRARIES = {"cpu": "openvino", "cuda": "torch", "cuda-twin": "torch", "trtllm": "tensorrt_llm"}
 
 # The grid: lengths and totals as texts have them. Powers of two alone would flatter the engine: matrix kernels like
 # aligned sizes, which traffic rarely has (docs/decisions.md, "What a step costs").

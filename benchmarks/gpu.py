@@ -1,10 +1,12 @@
 """One NVIDIA GPU in minutes: its ceilings, then our packed module and its peers on models of real shapes.
 
-    PYTHONPATH=.:build python -m benchmarks.gpu [--minutes 8] [--out FILE] [--wheels FOLDER] [--only TEXT] [--dry-run]
+    PYTHONPATH=.:build python -m benchmarks.gpu [--minutes 8] [--out FILE] [--wheels FOLDER] [--only TEXT]
+                                                [--dry-run [--compile]]
 
 Needs torch >= 2.11, and of bei's other dependencies numpy; what else is missing is skipped by name. Measurements come
 in the order of their worth and are kept one by one (results/gpu.json): what is finished is not measured again, what
-failed or did not fit into the minutes is tried in the next run. ``--dry-run`` does all of it on tiny models on the CPU.
+failed or did not fit into the minutes is tried in the next run. ``--dry-run`` does all of it on tiny models on the CPU,
+but for what is compiled into packages, which ``--compile`` adds: PyTorch takes a dozen seconds each.
 
 Weights are random and BF16's; the module's outputs are compared with the same model in FP32 (the plain kernel), on the
 same device in the same run, and every other way to run it with the module's. Operations are counted from the spec
@@ -31,7 +33,8 @@ from bei.packing import graph_inputs
 from bei_build.flops import flops
 from bei_build.torch_graph.model import PackedModel, tensors_of
 from benchmarks import gpu_ceilings, gpu_kernels
-from benchmarks.gpu_engines import CapturedEngine, Engine, Inputs, Served, compiled, packaged
+from benchmarks.gpu_built import Built, built_from_a_checkpoint
+from benchmarks.gpu_engines import CapturedEngine, Engine, Inputs, compiled
 from benchmarks.gpu_peers import SentenceTransformers, Transformers
 from benchmarks.gpu_record import Found, Record, Skipped, agreement, latency, machine_of, rounded, throughput
 from benchmarks.gpu_rtx import plan_on_this_gpu
@@ -55,9 +58,11 @@ class Measurement:
 class Bench:
     """What the measurements share: the device, one model at a time, FP32 answers of each."""
 
-    def __init__(self, device: torch.device, wheels: Path | None, *, is_dry: bool) -> None:
+    def __init__(self, device: torch.device, wheels: Path | None, *, is_dry: bool, with_packages: bool = True) -> None:
         self.device = device
         self.is_dry = is_dry
+        self._with_packages = with_packages
+        self._built: tuple[str, Built] | None = None
         self._wheels = wheels
         self._budget_s = 0.01 if is_dry else 1.0
         self._held: tuple[str, PackedModel] | None = None
@@ -103,20 +108,45 @@ class Bench:
         shape, model = self.shape(name), self._model(name)
         batch = batch_of(lengths, shape.sizes.vocab)
         inputs = tensors_of(model, batch)
-        with tempfile.TemporaryDirectory() as scratch:
-            engine, facts = self._engine(kind, model, inputs, Path(scratch))
-            with torch.inference_mode():
-                expected = self._real(model, model(inputs), batch)
-                started = time.monotonic()
-                actual = self._real(model, engine(inputs), batch)
-                facts["first_call_s"] = round(time.monotonic() - started, 2)
-                work: Callable[[], object] = partial(engine, inputs)
-                if kind == "with copies":
-                    work = Served(engine, model, batch, self.device)
-                timed = (latency if is_latency else throughput)(work, self.device, budget_s=self._budget_s)
+        facts: Found = {}
+        engine = self._engine(kind, model, inputs)
+        with torch.inference_mode():
+            expected = self._real(model, model(inputs), batch)
+            started = time.monotonic()
+            actual = self._real(model, engine(inputs), batch)
+            facts["first_call_s"] = round(time.monotonic() - started, 2)
+            work = partial(engine, inputs)
+            timed = (latency if is_latency else throughput)(work, self.device, budget_s=self._budget_s)
         facts["cosine to FP32"] = agreement(self._answers(model, shape), self._reference(shape))
         facts["cosine to eager"] = agreement(actual, expected)
         return {**_rates(timed, flops(shape.spec, lengths), sum(lengths)), **facts, "kernels": _kernels(model)}
+
+    def engine(self, name: str, lengths: list[int], *, is_latency: bool = False) -> Found:
+        """The engine of target cuda with the same weights: indices, copies and both streams included."""
+        shape, built = self.shape(name), self._engine_of(name)
+        batch = batch_of(lengths, shape.sizes.vocab)
+        timed = built.one_by_one(batch, self.device, self._budget_s) if is_latency else built.all_streams(batch)
+        same = {"cosine to FP32": agreement(built.answers(self._parity_batch(shape)), self._reference(shape))}
+        return {**_rates(timed, flops(shape.spec, lengths), sum(lengths)), **built.facts, **same}
+
+    def build(self, name: str) -> Found:
+        """``bei build`` from a checkpoint to a certificate."""
+        self._need_packages()
+        self._drop()
+        return built_from_a_checkpoint(self.shape(name), self.device)
+
+    def _need_packages(self) -> None:
+        if not self._with_packages:
+            raise Skipped("compiling a package for a CPU takes PyTorch a dozen seconds: --compile")
+
+    def _engine_of(self, name: str) -> Built:
+        """Kept for the next measurement of the same shape."""
+        self._need_packages()
+        if self._built is None or self._built[0] != name:
+            self._drop()
+            model = random_model(self.shape(name), self.device, torch.bfloat16, joined=False)
+            self._built = name, Built(self.shape(name), model, self.device)
+        return self._built[1]
 
     def rtx(self, name: str, lengths: list[int]) -> Found:
         """TensorRT-RTX on the same weights and batch."""
@@ -163,27 +193,25 @@ class Bench:
     def _drop(self) -> None:
         """Free what is not needed any more, also of measurements that failed."""
         self._held = None
+        if self._built is not None:
+            self._built[1].close()
+            self._built = None
         if self.device.type == "cuda":
             torch.compiler.reset()  # compiled functions hold their modules
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _engine(self, kind: str, model: PackedModel, inputs: Inputs, folder: Path) -> tuple[Engine, Found]:
-        if kind in ("eager", "with copies"):
-            return model, {}
+    def _engine(self, kind: str, model: PackedModel, inputs: Inputs) -> Engine:
+        if kind == "eager":
+            return model
         if kind == "compiled":
-            return compiled(model, self.device, dynamic=False), {}
+            return compiled(model, self.device, dynamic=False)
         if kind == "compiled for any shape":
-            return compiled(model, self.device, dynamic=True), {}
-        if kind == "graph":
-            with torch.inference_mode():
-                return CapturedEngine(model, inputs, self.device), {}
-        if kind == "compiled graph":
-            with torch.inference_mode():
-                return CapturedEngine(compiled(model, self.device, dynamic=False), inputs, self.device), {}
-        assert kind == "package"
-        engine, facts = packaged(model, self.device, folder)
-        return engine, dict(facts)
+            return compiled(model, self.device, dynamic=True)
+        assert kind in ("graph", "compiled graph")
+        recorded = model if kind == "graph" else compiled(model, self.device, dynamic=False)
+        with torch.inference_mode():
+            return CapturedEngine(recorded, inputs, self.device)
 
     def _parity_batch(self, shape: Shape) -> PackedBatch:
         return batch_of([min(length, shape.max_seq_len) for length in _PARITY_LENGTHS], shape.sizes.vocab)
@@ -220,14 +248,19 @@ def _kernels(model: PackedModel) -> dict[str, list[str]]:
 
 def measurements(bench: Bench) -> list[Measurement]:
     """All of them, the most telling first."""
+    one = "one query of 32 tokens"
     long = bench.lengths(fixed, 32_768, 512)
     query = bench.lengths(fixed, 32, 32)
     mixed = bench.lengths(uniform, 32_768, 16, 512)
     pages = bench.lengths(lognormal, 32_768, 250, 2048)
 
     def ours(shape: str, what: str, lengths: list[int], kind: str, estimate_s: float) -> Measurement:
-        work = partial(bench.ours, shape, lengths, kind, is_latency=what == "one query of 32 tokens")
+        work = partial(bench.ours, shape, lengths, kind, is_latency=what == one)
         return Measurement(f"{shape}, {what}: {kind}", estimate_s, work)
+
+    def engine(shape: str, what: str, lengths: list[int], estimate_s: float) -> Measurement:
+        work = partial(bench.engine, shape, lengths, is_latency=what == one)
+        return Measurement(f"{shape}, {what}: engine", estimate_s, work)
 
     def peer(
         shape: str, what: str, lengths: list[int], attention: str, estimate_s: float, *, is_compiled: bool = False
@@ -235,7 +268,6 @@ def measurements(bench: Bench) -> list[Measurement]:
         work = partial(bench.peer, shape, lengths, attention, is_compiled=is_compiled)
         return Measurement(f"{shape}, {what}: transformers, {attention}{', compiled' * is_compiled}", estimate_s, work)
 
-    one = "one query of 32 tokens"
     return [
         *bench.ceilings(),
         ours("bert-large", "512 tokens", long, "eager", 15),
@@ -244,6 +276,9 @@ def measurements(bench: Bench) -> list[Measurement]:
         Measurement("bert-base, 512 tokens: TensorRT-RTX", 40, partial(bench.rtx, "bert-base", long)),
         ours("bert-base", "512 tokens", long, "compiled", 40),
         ours("bert-large", "512 tokens", long, "compiled", 70),
+        engine("bert-base", "512 tokens", long, 120),
+        engine("bert-base", one, query, 5),
+        engine("bert-base", "16 to 512 tokens", mixed, 5),
         ours("bert-large", one, query, "graph", 8),
         ours("minilm", one, query, "graph", 5),
         ours("mistral-7b", "512 tokens", bench.lengths(fixed, 16_384, 512), "eager", 30),
@@ -255,8 +290,13 @@ def measurements(bench: Bench) -> list[Measurement]:
         peer("bge-m3", "mixed lengths", pages, "sdpa", 15),
         peer("bge-m3", "mixed lengths", pages, "flash_attention_2", 15),
         ours("bert-base", "16 to 512 tokens", mixed, "eager", 8),
-        ours("bert-base", "512 tokens", long, "with copies", 8),
-        ours("bert-base", "512 tokens", long, "package", 120),
+        engine("bert-large", "512 tokens", long, 150),
+        engine("bert-large", one, query, 5),
+        engine("minilm", one, query, 60),
+        engine("bge-m3", "mixed lengths", pages, 150),
+        engine("mistral-7b", "512 tokens", bench.lengths(fixed, 16_384, 512), 300),
+        engine("mistral-7b", one, query, 5),
+        Measurement("minilm: bei build --target cuda", 90, partial(bench.build, "minilm")),
         ours("bert-large", one, query, "compiled graph", 60),
         ours("minilm", one, query, "compiled graph", 30),
         ours("bert-base", "16 to 512 tokens", mixed, "compiled for any shape", 60),
@@ -291,10 +331,11 @@ def run(bench: Bench, record: Record, minutes: float, only: str) -> None:
 
 
 def _digest_of_sources() -> str:
-    """Of the module's code, which a figure is of: a copy of the tree on a GPU machine has no history."""
+    """Of the code that a figure is of: a copy of the tree on a GPU machine has no history."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "build" / "bei_build" / "torch_graph").glob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in (ROOT / "build" / "bei_build" / "torch_graph", ROOT / "bei" / "engine" / "cuda"):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -328,6 +369,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny models on the CPU: do all parts of this script run?"
     )
+    parser.add_argument("--compile", action="store_true", help="with --dry-run: packages too, for this CPU")
     options = parser.parse_args(arguments)
     if not options.dry_run and not torch.cuda.is_available():
         raise SystemExit("This measures an NVIDIA GPU, and torch sees none. --dry-run tries the script on the CPU.")
@@ -337,7 +379,9 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         kept = Path(scratch) / "gpu.json" if options.dry_run else RESULTS
         record = Record(options.out or kept, machine_of(device))
-        run(Bench(device, options.wheels, is_dry=options.dry_run), record, options.minutes, options.only)
+        with_packages = options.compile or not options.dry_run
+        bench = Bench(device, options.wheels, is_dry=options.dry_run, with_packages=with_packages)
+        run(bench, record, options.minutes, options.only)
         print(table(record))
 
 

@@ -76,31 +76,38 @@ def _settings(shape: Shape) -> dict[str, Any]:
     }
 
 
+def random_checkpoint(shape: Shape, folder: Path) -> int:
+    """Save a random model of transformers' class for ``shape``, with a tokenizer of words w0, w1, ... that are a token
+    each. Returns how many words there are."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{index}": index for index in range(shape.sizes.vocab - 2)}
+    special = {"[PAD]": len(words), "[UNK]": len(words) + 1}
+    tokenizer = Tokenizer(models.WordLevel({**words, **special}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast: Any = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=shape.max_seq_len
+    )
+    config_name, model_name = shape.hf
+    config = getattr(transformers, config_name)(**_settings(shape))
+    getattr(transformers, model_name)(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return len(words)
+
+
 class SentenceTransformers:
     """sentence-transformers around such a model: texts of one-token words, its own batching and copies."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         require("sentence_transformers", "transformers", "tokenizers")
         import sentence_transformers
-        import transformers
-        from tokenizers import Tokenizer, models, pre_tokenizers
 
-        words = {f"w{index}": index for index in range(shape.sizes.vocab - 2)}
-        special = {"[PAD]": len(words), "[UNK]": len(words) + 1}
-        tokenizer = Tokenizer(models.WordLevel({**words, **special}, unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        fast: Any = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=shape.max_seq_len
-        )
-        config_name, model_name = shape.hf
-        config = getattr(transformers, config_name)(**_settings(shape))
         with tempfile.TemporaryDirectory() as folder:
-            getattr(transformers, model_name)(config).save_pretrained(folder)
-            fast.save_pretrained(folder)
+            self._num_words = random_checkpoint(shape, Path(folder))
             self._model: Any = sentence_transformers.SentenceTransformer(
-                str(Path(folder)), device=str(device), model_kwargs={"dtype": torch.bfloat16}
+                folder, device=str(device), model_kwargs={"dtype": torch.bfloat16}
             )
-        self._num_words = len(words)
 
     def texts(self, lengths: list[int]) -> list[str]:
         """A text for each of ``lengths``, of so many tokens."""

@@ -226,6 +226,11 @@ def plan(*profiles: Mapping[str, object]) -> Spoil:
     return says("engine", "plan", value={**fields, "hardware_compatible": False, "refit": False})
 
 
+def package(**changes: object) -> Spoil:
+    fields = {"cuda": "13.0", "inputs": ["input_ids"], "kernels": ["flash"], "fallbacks": [], "weight_bytes": 1}
+    return says("engine", "package", value={**fields, **changes})
+
+
 _LIMITS = {
     f"{name} {value}": Hostile(says(name, value=value), f"{name} is -?[0-9]+, and must be from 1 to")
     for name in ("max_num_tokens", "max_batch_size", "max_seq_len")
@@ -410,6 +415,10 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "a profile of nothing": Hostile(plan({**PROFILE, "longest": [0, 0, 0]}), "has longest 0, 0, 0"),
     "a profile twice": Hostile(plan(PROFILE, PROFILE), "has 'latency' twice"),
+    "a package that reads no text": Hostile(package(inputs=["slot_ids"]), "have no input_ids"),
+    "a package that reads a text twice": Hostile(package(inputs=["input_ids"] * 2), "has 'input_ids' twice"),
+    "a package of less than nothing": Hostile(package(weight_bytes=-1), "has weight_bytes -1"),
+    "a package for a CUDA that a terminal obeys": Hostile(package(cuda="\x1b[31m13"), "cannot be printed"),
     "a capability that a terminal obeys": Hostile(
         says("engine", "capabilities", value=["\x1b[31mBF16"]), "characters that cannot be printed"
     ),

@@ -34,6 +34,9 @@ class StepCosts(Protocol):
     def efficient_tokens(self, length: int) -> int:
         """The smallest step of sequences of this length, in tokens, at nearly the best rate."""
 
+    def largest_efficient_tokens(self, length: int) -> int:
+        """The largest such step that bulk work alone should run in."""
+
 
 class QueueKey(NamedTuple):
     """A queued sequence as the policy sees it. Ordered by length, then by arrival."""
@@ -94,13 +97,14 @@ def step_bounds(
     capped step, it is answered within one and a quarter of them.
     """
     view = lanes[lead]
-    max_tokens = costs.efficient_tokens(view.queued[view.urgent].num_tokens)
+    length = view.queued[view.urgent].num_tokens
     if lead == "interactive":
         least_s = _LEAST_RIDERS * cap_s
-        return StepBounds(lead, max_tokens, rider_s=min(cap_s, max(cap_s + least_s - waited_s, least_s)))
+        rider_s = min(cap_s, max(cap_s + least_s - waited_s, least_s))
+        return StepBounds(lead, costs.efficient_tokens(length), rider_s=rider_s)
     if interactive_expected or lanes["interactive"].queued:
-        return StepBounds(lead, max_tokens, cap_s)
-    return StepBounds(lead, max_tokens)
+        return StepBounds(lead, costs.efficient_tokens(length), cap_s)
+    return StepBounds(lead, costs.largest_efficient_tokens(length))
 
 
 def next_batch(

@@ -22,7 +22,7 @@ _PURPOSES = {
     "openvino": "target cpu",
     "onnx": "building",
     "transformers": "building",
-    "torch": "building: verification against the HF model",
+    "torch": "target cuda; building: verification against the HF model",
     "cuda-bindings": "GPU targets",
     "tensorrt-llm": "target trtllm",
 }

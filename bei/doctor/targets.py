@@ -19,17 +19,22 @@ from bei.errors import (
     MissingDependencyError,
 )
 from bei.nvidia import LIBRARIES, RTX_CAPABILITIES, current_gpu, load_cuda, load_library
+from bei.pytorch import LEAST, found_gpu, load_torch
 
 TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "cuda", "trtllm")
 ENGINES = {
     "cpu": "bei.engine.openvino",
     "tensorrt": "bei.engine.tensorrt",
     "tensorrt-rtx": "bei.engine.tensorrt",
+    "cuda": "bei.engine.cuda",
     "trtllm": "bei.engine.trtllm",
 }
 ELSEWHERE = ("89", "120")  # compute capabilities that tensorrt-rtx is asked about where this machine has none
 
-_BUILDS_ON_ITS_GPU = ("tensorrt",)
+_BUILDS_ON_ITS_GPU = ("tensorrt", "cuda")
+
+# Not the extra: pip is content with a PyTorch without CUDA.
+_TORCH_REMEDY = f"install a build of PyTorch with CUDA, {'.'.join(map(str, LEAST))} or newer"
 
 
 class Compiler(Protocol):
@@ -139,6 +144,8 @@ def _why_no_serving(name: str) -> Iterator[Exception]:
     ]
     if name == "cpu":
         checks = [cpu_capabilities]
+    elif name == "cuda":
+        checks = [lambda: found_gpu(load_torch(purpose), purpose)]
     elif name in LIBRARIES:
         checks.insert(0, lambda: load_library(name, purpose))
     else:
@@ -195,7 +202,7 @@ def _remedies(errors: Sequence[Exception], name: str, nvidia: Nvidia) -> list[st
         if isinstance(error, MissingDependencyError):
             steps.append(error.remedy)
         elif isinstance(error, LibraryVersionError):
-            steps.append(f"pip install 'bei[{name}]'")
+            steps.append(_TORCH_REMEDY if name == "cuda" else f"pip install 'bei[{name}]'")
         elif isinstance(error, DeviceNotFoundError):
             steps.insert(0, gpu_remedy(nvidia))
     return steps

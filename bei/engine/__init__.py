@@ -18,7 +18,8 @@ def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | N
     """The engine in ``folder`` (an artifact's ``engine/``), described by ``manifest``.
 
     ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``, for ``tensorrt`` and ``tensorrt-rtx``
-    those of ``TensorRTOptions``, for ``trtllm`` those of ``TRTLLMOptions``. What is left out has its default. Raises
+    those of ``TensorRTOptions``, for ``cuda`` and ``cuda-twin`` those of ``CudaOptions``, for ``trtllm`` those of
+    ``TRTLLMOptions``. What is left out has its default. Raises
     ConfigError for an option that the target does not have, ArtifactWrongTargetError, ArtifactWrongDeviceError,
     ArtifactWrongVersionError, DeviceNotFoundError, MissingDependencyError, LibraryVersionError, EngineError.
     """
@@ -30,6 +31,10 @@ def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | N
         from bei.engine.tensorrt import TensorRTEngine, TensorRTOptions
 
         return TensorRTEngine(folder, manifest, _options(TensorRTOptions, manifest.target, options or {}))
+    if manifest.target in ("cuda", "cuda-twin"):
+        from bei.engine.cuda import CudaEngine, CudaOptions
+
+        return CudaEngine(folder, manifest, _options(CudaOptions, manifest.target, options or {}))
     if manifest.target == "trtllm":
         from bei.engine.trtllm import TRTLLMEngine, TRTLLMOptions
 

@@ -16,7 +16,7 @@ from bei_build.job import OpenEngine
 from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.targets import compiler_for
+from bei_build.targets import compiler_for, with_target
 
 
 def build_cached(
@@ -29,6 +29,7 @@ def build_cached(
     machine, and the versions of bei.
     Raises what ``build`` raises.
     """
+    config = with_target(config)
     location = locate(config.model, config.revision)
     compiler = compiler_for(config)
     precision = compiler.resolve_precision(config.precision)

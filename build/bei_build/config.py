@@ -18,11 +18,12 @@ _OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_bud
 
 
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
+_ALL_TARGETS = ("auto", *TARGETS)
 _QUANTIZED = ("fp8", "int8")
 _CALIBRATED_TARGETS = ("cpu", *_TENSORRT)
 
 
-def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: tuple[str, ...] = TARGETS) -> Any:
+def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: tuple[str, ...] = _ALL_TARGETS) -> Any:
     """A setting; of ``targets`` only, where it means nothing to others."""
     return field(default=default, metadata={"help": text, "choices": choices, "targets": targets})
 
@@ -47,7 +48,7 @@ class BuildConfig:
         default="", metadata={"help": "checkpoint: folder, installed package or hub id", "positional": True}
     )
     out: str | None = _option(None, "directory of the artifact (default: <name>-<target>-<precision>)")
-    target: str = _option("cpu", "what to compile for", TARGETS)
+    target: str = _option("cpu", "what to compile for; auto: this machine's GPU, else its CPU", _ALL_TARGETS)
     precision: str = _option("auto", "auto: what the device does best", ("auto", *PRECISIONS))
     name: str | None = _option(None, "name the model is served under (default: the checkpoint's)")
     revision: str | None = _option(None, "revision of the hub repository")
@@ -152,7 +153,7 @@ class BuildConfig:
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
         for option in fields(self):
-            targets = option.metadata.get("targets", TARGETS)
+            targets = option.metadata.get("targets", _ALL_TARGETS)
             if self.target not in targets and getattr(self, option.name) != option.default:
                 only = " or ".join(targets)
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")

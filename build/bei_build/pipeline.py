@@ -49,7 +49,7 @@ from bei_build.progress import Progress
 from bei_build.quantizing import Calibrated, calibrated
 from bei_build.questions import Questions, check_verifiable
 from bei_build.remote_code import attention_of
-from bei_build.targets import Compiler, Numerics, compiler_for
+from bei_build.targets import Compiler, Numerics, compiler_for, with_target
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -61,6 +61,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     Raises BuildError and its subclasses, ConfigError, MissingDependencyError. A failed build leaves nothing behind.
     """
     # 1. Can this machine do it at all? Ask before reading gigabytes.
+    config = with_target(config)
     compiler = compiler_for(config)
     precision = compiler.resolve_precision(config.precision)
     compiler.check_able()
@@ -120,8 +121,9 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             with progress.step(f"Compile ({config.target}, {precision})") as step:
                 requirements = job.compile(Numerics(precision, scales.quantization if scales else None), step.say)
                 step.details.append(shown_size(_size(scratch / ENGINE_DIR)))
-            for fallback in requirements.plan.fallbacks if requirements.plan else ():
-                progress.note(fallback)
+            for compiled in (requirements.plan, requirements.package):
+                for fallback in compiled.fallbacks if compiled else ():
+                    progress.note(fallback)
             # 5. Tokenizer.
             checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
             # 6. Is the engine what it should be?

@@ -75,6 +75,20 @@ def test_the_efficient_step_fits_the_limits_and_is_efficient(model: CostModel, d
     assert rate(count) >= 0.85 * max(rate(other) for other in range(1, most + 1))
 
 
+@given(models(), st.integers(1, 600))
+def test_the_largest_efficient_step_is_up_to_twice_the_smallest_and_as_fast(model: CostModel, length: int) -> None:
+    smallest, largest = model.efficient_tokens(length), model.largest_efficient_tokens(length)
+    assert smallest <= largest <= min(2 * smallest, model.limits.max_num_tokens)
+
+
+def test_a_larger_step_is_not_efficient_behind_a_knee() -> None:
+    width = Curve((0,), (0.0,))
+    linear = CostModel(LIMITS, Coefficients(1e-4, 0.0, Curve((0,), (1e-3,)), width))
+    assert linear.largest_efficient_tokens(8) == 2 * linear.efficient_tokens(8) < LIMITS.max_num_tokens
+    knee = CostModel(LIMITS, Coefficients(1e-4, 0.0, Curve((0, 8), (1e-3, 2e-3)), width))
+    assert knee.largest_efficient_tokens(8) == knee.efficient_tokens(8) == 8
+
+
 def test_a_step_is_not_rounded_over_a_knee() -> None:
     """A round step of 768 tokens would take 2.5 times as long as one of 692."""
     width = Curve((0,), (0.0,))

@@ -28,7 +28,7 @@ def test_a_model_is_required() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"target": "tpu"}, "target must be one of cpu, tensorrt, tensorrt-rtx, trtllm, not 'tpu'"),
+        ({"target": "tpu"}, "target must be one of auto, cpu, tensorrt, tensorrt-rtx, cuda, cuda-twin, trtllm, not"),
         ({"precision": "fp64"}, "precision must be one of auto, bf16"),
         ({"pooling": "median"}, "pooling must be one of cls, max, mean, .*not 'median'"),
         ({"reference": "onnx"}, "reference must be one of auto, hf, engine"),

@@ -17,9 +17,9 @@ from benchmarks.gpu_shapes import SHAPES, fixed, lognormal, uniform
 MACHINE = {"device": "a test"}
 # What a CPU cannot show; nothing else may be left out.
 NOT_ON_CPUS = (
-    *("FP8 product", "ceiling: copy", "attention: ", "graph", "package", "TensorRT-RTX", "compiled"),
-    "flash_attention_2",
+    *("FP8 product", "ceiling: copy", "attention: ", "graph", "TensorRT-RTX", "compiled", "flash_attention_2"),
 )
+PACKAGES = (": engine", ": bei build")  # of the second tier
 PEERS = ("sentence-transformers",)
 
 
@@ -40,12 +40,22 @@ def test_a_dry_run_makes_every_measurement_that_needs_no_gpu(
     assert found.keys() == {each.name for each in measurements(Bench(torch.device("cpu"), None, is_dry=True))}
     assert {name: each["error"] for name, each in found.items() if "error" in each} == {}
     for name in (name for name, each in found.items() if "skipped" in each):
-        assert any(part in name for part in (*NOT_ON_CPUS, *PEERS)), (name, found[name])
+        assert any(part in name for part in (*NOT_ON_CPUS, *PACKAGES, *PEERS)), (name, found[name])
     ours = [each for each in found.values() if "cosine to FP32" in each]
     assert len(ours) > 5
     assert all(cosine >= 0.999 for each in ours for cosine in each["cosine to FP32"].values())
     printed = capsys.readouterr().out
     assert "| bert-large, 512 tokens: eager |" in printed
+
+
+@pytest.mark.slow
+def test_a_dry_run_compiles_packages_where_it_is_asked_to(tmp_path: Path) -> None:
+    for only in ("minilm, one query of 32 tokens: engine", "bge-m3, mixed lengths: engine", ": bei build"):
+        out = tmp_path / f"{only[:6]}.json"
+        gpu.main(["--dry-run", "--compile", "--out", str(out), "--only", only])
+        (found,) = json.loads(out.read_bytes())["measurements"].values()
+        assert found["ms"] > 0, found
+        assert all(cosine >= 0.999 for cosine in found["cosine to FP32"].values())
 
 
 class Counted:

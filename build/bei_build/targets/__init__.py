@@ -1,15 +1,15 @@
-"""Compilers: packed ONNX graph in, engine files out. One module a target, chosen by ``compiler_for``."""
+"""Compilers: a model's spec and weights in, engine files out. One module a target, chosen by ``compiler_for``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bei.artifact import EngineRequirements
 from bei.core import Limits
-from bei.errors import ConfigError
+from bei.errors import BeiError, ConfigError
 from bei_build.graph.writer import Observed
 from bei_build.model_weights import ModelWeights
 from bei_build.quantization.scheme import Quantization
@@ -65,7 +65,10 @@ class Compiler(Protocol):
         """Compile ``spec`` into ``folder``; returns what the engine needs of a machine. Raises CompileError."""
 
 
-TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "trtllm")
+TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "cuda", "cuda-twin", "trtllm")
+
+# What "auto" looks for, the best first; the last of them needs no device.
+_BEST_FIRST = ("tensorrt", "cuda", "cpu")
 
 
 def compiler_for(config: BuildConfig) -> Compiler:
@@ -78,8 +81,29 @@ def compiler_for(config: BuildConfig) -> Compiler:
         from bei_build.targets.tensorrt import TensorRTCompiler
 
         return TensorRTCompiler(config)
+    if config.target in ("cuda", "cuda-twin"):
+        from bei_build.targets.cuda import CudaCompiler
+
+        return CudaCompiler(config.target)
     if config.target == "trtllm":
         from bei_build.targets.trtllm import TRTLLMCompiler
 
         return TRTLLMCompiler()
     raise ConfigError(f"Target {config.target!r} is not known. Targets: {', '.join(TARGETS)}.")
+
+
+def with_target(config: BuildConfig) -> BuildConfig:
+    """``config`` with the target that "auto" means on this machine: the first that could be built here.
+
+    TensorRT where it and a GPU are there, else PyTorch's packages where its CUDA and a GPU are, else the CPU.
+    """
+    if config.target != "auto":
+        return config
+    for target in _BEST_FIRST[:-1]:
+        candidate = replace(config, target=target)
+        try:
+            compiler_for(candidate).check_able()
+        except BeiError:
+            continue
+        return candidate
+    return replace(config, target=_BEST_FIRST[-1])

@@ -37,6 +37,9 @@ class LinearCosts:
     def efficient_tokens(self, length: int) -> int:
         return max(length, self.efficient)
 
+    def largest_efficient_tokens(self, length: int) -> int:
+        return 2 * self.efficient_tokens(length)
+
 
 PACKED = LinearCosts(per_slot=0.0)  # an engine that does not pad
 
@@ -189,9 +192,9 @@ def views_of(interactive: int, bulk: int) -> dict[Lane, LaneView]:
     }
 
 
-def test_bulk_work_alone_runs_in_efficient_steps() -> None:
+def test_bulk_work_alone_runs_in_the_largest_efficient_steps() -> None:
     bounds = step_bounds(views_of(0, 9), "bulk", LinearCosts(), 0.01, interactive_expected=False)
-    assert bounds == StepBounds("bulk", 512)
+    assert bounds == StepBounds("bulk", 1024)
 
 
 @pytest.mark.parametrize(("waiting", "expected"), [(0, True), (3, False), (3, True)])

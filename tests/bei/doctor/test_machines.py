@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from bei.doctor import targets
 from bei.doctor.report import Report
 from bei.errors import ConfigError, MissingDependencyError
 from tests.bei.doctor.machines import (
@@ -245,7 +246,10 @@ def test_a_target_that_the_compiler_refuses_has_the_compiler_s_reason(tmp_path: 
     assert (report.targets[0].can_build.verdict, report.targets[0].can_build.reason) == ("no", "not here")
 
 
-def test_what_this_version_has_not_is_said_plainly_and_nothing_is_to_be_installed_for_it(tmp_path: Path) -> None:
+def test_what_this_version_has_not_is_said_plainly_and_nothing_is_to_be_installed_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(targets.ENGINES, "cuda")
     target = target_of(examined(machine(tmp_path)), "cuda")
     assert target.verdicts == ("no", "no")
     assert target.can_build.reason == "this version of bei has no target cuda yet"

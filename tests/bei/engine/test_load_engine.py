@@ -13,7 +13,7 @@ from bei.errors import ArtifactWrongDeviceError, ArtifactWrongTargetError, Engin
 from tests.artifacts import save_artifact
 
 
-@pytest.mark.parametrize("target", ["cuda", "fake", ""])
+@pytest.mark.parametrize("target", ["fake", ""])
 def test_a_target_without_an_engine_says_how_to_get_one(tmp_path: Path, target: str) -> None:
     artifact = save_artifact(tmp_path / "artifact", target=target)
     with pytest.raises(ArtifactWrongTargetError, match="Build it again with --target cpu"):

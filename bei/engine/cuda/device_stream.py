@@ -1,0 +1,200 @@
+"""One stream of the engine, with the memory in which its steps are staged, and its recorded steps.
+
+A stream runs one batch at a time; two of them hold two batches in flight, so that one is prepared and copied while the
+other is computed. Memory for staging grows with the largest step that came, and is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.artifact import OutputInfo
+from bei.core import Float32Array, Outputs, PackedBatch
+from bei.engine.cuda.device import Block, Device, Graph, LoadedPackage, Place, Results, Tensor
+from bei.engine.cuda.sizes import eager_sizes, fitting
+from bei.errors import EngineDeadError, EngineError
+from bei.packing import Sizes, graph_inputs
+
+_ALIGNMENT = 256  # of tensors in a block, as of CUDA's own allocations
+_FLOAT_BYTES = np.dtype(np.float32).itemsize
+# A recorded step must answer as the same step does unrecorded: by the same kernels, which may add in another order.
+_SAME_REL, _SAME_ABS = 1e-2, 1e-3
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+class NoMemoryError(Exception):
+    """The device had no memory for a step; smaller ones may fit. Never leaves the engine."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A step of ``sizes``, which reads what was uploaded to ``block``."""
+
+    sizes: Sizes
+    block: Block
+    graph: Graph
+
+
+class DeviceStream:
+    """Runs steps of ``package``, which takes the tensors ``inputs`` and gives ``outputs``, one at a time."""
+
+    def __init__(
+        self, device: Device, package: LoadedPackage, inputs: Sequence[str], outputs: Sequence[OutputInfo]
+    ) -> None:
+        self._device, self._package = device, package
+        self._input_names, self._outputs = inputs, outputs
+        self._stream = device.stream()
+        self._block: Block | None = None
+        self._results: Results | None = None
+        self._recorded: list[_Recorded] = []
+
+    def run(self, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
+        """The outputs ``wanted`` of ``batch``, copies. Raises NoMemoryError, EngineError; EngineDeadError if the device
+        is lost to us."""
+        try:
+            steps = ((step.sizes, step) for step in self._recorded)
+            recorded = fitting(steps, batch, self._input_names)
+            if recorded is None:
+                return self._computed(batch, eager_sizes(batch), wanted)
+            return self._replayed(recorded, batch, wanted)
+        except BaseException as error:
+            self._settle(error, batch)
+            raise
+
+    def drop(self) -> None:
+        """Let go of graphs, memory and package; the stream cannot be used afterwards."""
+        self._recorded.clear()
+        self._block = self._results = self._package = self._stream = None
+
+    def _computed(self, batch: PackedBatch, sizes: Sizes, wanted: Sequence[OutputInfo]) -> Outputs:
+        arrays = graph_inputs(batch, self._input_names, sizes)
+        places = _places(arrays)
+        if self._block is None or self._block.size < places[-1].end:
+            self._block = None  # the old one first
+            self._block = self._device.block(_rounded_up(places[-1].end))
+        inputs = self._uploaded(self._block, arrays, places)
+        return self._downloaded(self._device.compute(self._package, inputs, self._stream), batch, wanted)
+
+    def _replayed(self, recorded: _Recorded, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
+        arrays = graph_inputs(batch, self._input_names, recorded.sizes)
+        self._upload(recorded.block, arrays, _places(arrays))
+        self._device.replay(recorded.graph, self._stream)
+        return self._downloaded(recorded.graph.outputs, batch, wanted)
+
+    def _uploaded(self, block: Block, arrays: Arrays, places: Sequence[Place]) -> list[Tensor]:
+        self._upload(block, arrays, places)
+        return self._device.views(block, places)
+
+    def _upload(self, block: Block, arrays: Arrays, places: Sequence[Place]) -> None:
+        """Lay ``arrays`` into the block and copy them at once. Its host side is free: the step before was awaited."""
+        for array, place in zip(arrays.values(), places, strict=True):
+            block.host[place.start : place.end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._device.upload(block, places[-1].end, self._stream)
+
+    def _downloaded(self, tensors: Sequence[Tensor], batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
+        """Copy the rows that are not filler and wait; then copy once more, since the memory is the next step's."""
+        shapes = {
+            output.name: (batch.num_tokens if output.per_token else batch.batch_size, output.dimension)
+            for output in wanted
+        }
+        starts, end = {}, 0
+        for name, (rows, width) in shapes.items():
+            starts[name] = end
+            end += _aligned(rows * width * _FLOAT_BYTES)
+        if self._results is None or self._results.size < end:
+            self._results = None
+            self._results = self._device.results(_rounded_up(end))
+        for output, tensor in zip(self._outputs, tensors, strict=True):
+            if output.name in shapes:
+                count = shapes[output.name][0]
+                self._device.download(tensor, count, self._results, starts[output.name], self._stream)
+        self._device.wait(self._stream)
+        return {name: _rows(self._results, starts[name], shape) for name, shape in shapes.items()}
+
+    def _settle(self, error: BaseException, batch: PackedBatch) -> None:
+        """Wait for what a failed step has left on the stream, which still uses the memory; say what failed."""
+        is_out_of_memory = isinstance(error, RuntimeError) and self._device.is_out_of_memory(error)
+        lost = self._device.settle(self._stream)
+        if lost is not None:
+            raise EngineDeadError(
+                f"The GPU does not answer this process any more ({lost}): restart the server. It began with: "
+                f"{first_line(error)}"
+            ) from error
+        if is_out_of_memory:
+            raise NoMemoryError(first_line(error)) from error
+        if isinstance(error, RuntimeError):
+            raise EngineError(
+                f"PyTorch failed on a batch of {batch.batch_size} sequences and {batch.num_tokens} tokens: "
+                f"{first_line(error)}"
+            ) from error
+
+    def record(self, sizes: Sizes) -> None:
+        """Record the step of ``sizes``, and compare its answers with those of the same step unrecorded.
+
+        Raises EngineError where it cannot be recorded or answers otherwise, NoMemoryError, EngineDeadError.
+        """
+        first, second = filled(sizes, 0), filled(sizes, 1)
+        try:
+            expected = self._computed(second, sizes, self._outputs)  # also: kernels are loaded before the recording
+            recorded = self._newly_recorded(sizes, first)
+            self._replayed(recorded, first, self._outputs)  # another answer where the second one goes
+            answers = self._replayed(recorded, second, self._outputs)
+        except BaseException as error:
+            self._settle(error, second)
+            raise
+        for name, rows in answers.items():
+            if not np.allclose(rows, expected[name], rtol=_SAME_REL, atol=_SAME_ABS, equal_nan=True):
+                raise EngineError(f"the recorded step of {sizes} answers otherwise than it did unrecorded")
+        self._recorded.append(recorded)
+
+    def _newly_recorded(self, sizes: Sizes, batch: PackedBatch) -> _Recorded:
+        arrays = graph_inputs(batch, self._input_names, sizes)
+        places = _places(arrays)
+        block = self._device.block(places[-1].end)
+        inputs = self._uploaded(block, arrays, places)
+        self._device.wait(self._stream)
+        return _Recorded(sizes, block, self._device.record(self._package, inputs, self._stream))
+
+
+def filled(sizes: Sizes, token_id: int) -> PackedBatch:
+    """A batch that needs all of ``sizes``, or nearly: one long sequence, and others of equal lengths."""
+    others = sizes.sequences - 1
+    longest = min(sizes.longest, sizes.tokens - others)
+    rest = (sizes.tokens - longest) // others if others else 0
+    lengths = [longest, *[min(rest, longest)] * others]
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)
+
+
+def _places(arrays: Arrays) -> list[Place]:
+    """One behind the other."""
+    places: list[Place] = []
+    end = 0
+    for array in arrays.values():
+        places.append(Place(end, array.shape, array.dtype))
+        end = _aligned(places[-1].end)
+    return places
+
+
+def _rows(results: Results, start: int, shape: tuple[int, int]) -> Float32Array:
+    num_bytes = shape[0] * shape[1] * _FLOAT_BYTES
+    return results.host[start : start + num_bytes].view(np.float32).reshape(shape).copy()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _rounded_up(size: int) -> int:
+    """To a power of two, so that memory is seldom allocated anew."""
+    return max(_ALIGNMENT, 1 << (size - 1).bit_length())
+
+
+def first_line(error: BaseException) -> str:
+    """What PyTorch says in front of the stack of its C++ frames."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

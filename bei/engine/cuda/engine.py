@@ -1,0 +1,204 @@
+"""Targets ``cuda`` and ``cuda-twin``: a package of AOTInductor, on an NVIDIA GPU or, in its slow form, on a CPU.
+
+Has not met a GPU yet: it runs end to end on the CPU with packages of ``cuda-twin``, and its logic on a simulated
+device (tests/bei/engine/cuda). What of it is unmeasured: docs/decisions.md, "A target for GPUs without TensorRT".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bei.artifact import CUDA_PACKAGE, Manifest, OutputInfo
+from bei.core import EngineInfo, Outputs, PackedBatch
+from bei.engine.cuda.device import Device, LoadedPackage, TorchDevice, TwinDevice
+from bei.engine.cuda.device_stream import DeviceStream, NoMemoryError, first_line
+from bei.engine.cuda.requirements import check
+from bei.engine.cuda.sizes import recorded_sizes
+from bei.engine.cuda.splitting import halves
+from bei.engine.tensorrt.stream_pool import StreamPool
+from bei.errors import ConfigError, EngineDeadError, EngineError
+from bei.packing import graph_inputs
+from bei.pytorch import load_torch
+
+log = logging.getLogger(__name__)
+
+_MEGABYTE = 1_000_000
+_MOST_STREAMS = 8  # each has memory for a step of its own
+_WARMUP_LENGTH = 128
+_CLOSE_PATIENCE_S = 30.0  # for steps that run when the engine is closed
+
+
+@dataclass(frozen=True)
+class CudaOptions:
+    """``num_streams``: batches in flight. ``cuda_graphs``: memory for recorded steps, in MB; 0: none are recorded."""
+
+    num_streams: int = 2
+    cuda_graphs: int = 256
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_streams <= _MOST_STREAMS:
+            raise ConfigError(f"An engine on a GPU has 1 to {_MOST_STREAMS} streams, not {self.num_streams}.")
+        if self.cuda_graphs < 0:
+            raise ConfigError(f"Memory for CUDA graphs cannot be {self.cuda_graphs} MB; 0 means none.")
+
+
+class CudaEngine:
+    """A loaded package and its streams.
+
+    ``device`` is what to run on; None: what the target says, once it was checked. Raises MissingDependencyError,
+    LibraryVersionError, DeviceNotFoundError, ArtifactWrongDeviceError, ArtifactWrongVersionError,
+    ArtifactManifestError, EngineError.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, options: CudaOptions, *, device: Device | None = None) -> None:
+        about = manifest.engine.package
+        if device is None:
+            purpose = f"Serving {manifest.name} (target {manifest.target})"
+            torch = load_torch(purpose)
+            about = check(manifest, torch, purpose)
+            device = TwinDevice(torch) if manifest.target == "cuda-twin" else TorchDevice(torch, purpose)
+        assert about is not None, "whoever brings a device brings a manifest that describes the package"
+        if manifest.target == "cuda-twin":
+            log.warning("%s: cuda-twin is the slow form of target cuda, for tests: do not serve with it", manifest.name)
+        _check_inputs(about.inputs)
+        self._device = device
+        self._outputs: Sequence[OutputInfo] = manifest.outputs
+        self._graph_bytes = options.cuda_graphs * _MEGABYTE
+        records = device.is_gpu and options.cuda_graphs > 0
+        self._planned = recorded_sizes(manifest.limits, about.inputs) if records else []
+        package = _loaded(device, folder / CUDA_PACKAGE, about.weight_bytes)
+        streams = [DeviceStream(device, package, about.inputs, self._outputs) for _ in range(options.num_streams)]
+        self._all_streams = streams
+        self._streams = StreamPool(streams)
+        self._has_split = False
+        self._info = EngineInfo(
+            target=manifest.target,
+            precision=manifest.precision,
+            device=device.name,
+            limits=manifest.limits,
+            outputs={output.name: output.dimension for output in self._outputs},
+            per_token=frozenset(output.name for output in self._outputs if output.per_token),
+            num_streams=options.num_streams,
+            # As far as the memory for graphs goes; a step that got none of it is filled up less.
+            token_buckets=tuple(sorted({sizes.tokens for sizes in self._planned})),
+            memory_bytes=about.weight_bytes if device.is_gpu else None,
+            is_replaceable=not device.is_gpu,  # a new one would have the same CUDA context
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """The facts. Of the device's memory it says the weights; what steps take comes and goes."""
+        return self._info
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        """Compute ``outputs`` (None: all), float32, a row a sequence or a token. Raises EngineError, EngineDeadError.
+
+        A call more than there are streams waits for one. What the device has no memory for is computed in parts.
+        """
+        wanted = [output for output in self._outputs if outputs is None or output.name in outputs]
+        with self._streams.taken() as (stream,):
+            return self._answered(stream, batch, wanted)
+
+    def _answered(self, stream: DeviceStream, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
+        try:
+            return stream.run(batch, wanted)
+        except NoMemoryError as error:
+            reason = str(error)
+        # Behind the handler: its error keeps the frames of the step that failed, and the tensors in them.
+        if batch.batch_size == 1:
+            raise EngineError(
+                f"The GPU has no memory for a sequence of {batch.num_tokens} tokens ({reason}). Stop what else uses "
+                "it, or build the artifact again with a smaller --max-seq-len."
+            )
+        if not self._has_split:
+            self._has_split = True
+            log.warning(
+                "the GPU has no memory for a step of %d tokens: it is computed in parts, as later ones will be. Stop "
+                "what else uses it, or build the artifact again with a smaller --max-num-tokens (%s)",
+                *(batch.num_tokens, reason),
+            )
+        parts = [self._answered(stream, half, wanted) for half in halves(batch)]
+        return {output.name: np.concatenate([part[output.name] for part in parts]) for output in wanted}
+
+    def warmup(self) -> None:
+        """Run the largest batches and the smallest on every stream, then record the steps that are worth it."""
+        with self._streams.taken(all_of_them=True) as streams:
+            for stream in streams:
+                for batch in self._extreme_batches():
+                    self._answered(stream, batch, self._outputs)
+            self._record(streams)
+
+    def _extreme_batches(self) -> list[PackedBatch]:
+        """One token; as many tokens as may be, in texts of usual length; the longest text. Of a CPU's no full one."""
+        limits = self._info.limits
+        usual = min(limits.max_seq_len, _WARMUP_LENGTH)
+        if not self._device.is_gpu:
+            return [_equal(1, 1), _equal(1, usual)]
+        count = max(1, min(limits.max_batch_size, limits.max_num_tokens // usual))
+        return [_equal(1, 1), _equal(count, usual), _equal(1, limits.max_seq_len)]
+
+    def _record(self, streams: Sequence[DeviceStream]) -> None:
+        """Record steps on all streams until the memory for them is used up, small ones first: they gain most.
+
+        The first that cannot be recorded is the last that is tried; steps that are not recorded run as they are.
+        """
+        num_recorded, before = 0, self._device.free_bytes() or 0
+        try:
+            for sizes in self._planned:
+                if before - (self._device.free_bytes() or 0) >= self._graph_bytes:
+                    log.info("memory for CUDA graphs is used up: %d of %d recorded", num_recorded, len(self._planned))
+                    return
+                for stream in streams:
+                    stream.record(sizes)
+                num_recorded += 1
+        except EngineDeadError:
+            raise
+        except (EngineError, NoMemoryError) as error:
+            log.warning("after %d CUDA graphs no more are recorded: %s", num_recorded, str(error))
+
+    def close(self) -> None:
+        """Refuse calls that wait, wait for the steps that run, then free graphs, memory and weights, once.
+
+        What a step that does not end may still use is not freed: that is said in the log, and a later call tries again.
+        """
+        if not self._streams.close(_CLOSE_PATIENCE_S):
+            log.error("a step has not ended in %.0f s: the memory of %s is kept", _CLOSE_PATIENCE_S, self._info.device)
+            return
+        for stream in self._all_streams:
+            stream.drop()
+        self._all_streams = []
+        self._device.release()
+
+
+def _check_inputs(names: Sequence[str]) -> None:
+    """Every input is one that ``bei.packing`` fills. Raises EngineError."""
+    try:
+        graph_inputs(_equal(1, 1), names)
+    except KeyError as error:
+        raise EngineError(f"The package has an input {error} that this bei does not know: upgrade bei.") from error
+
+
+def _loaded(device: Device, path: Path, weight_bytes: int) -> LoadedPackage:
+    """The package in ``path``. Raises EngineError where there is no memory for its weights, or it cannot be read."""
+    free = device.free_bytes()
+    if free is not None and free < weight_bytes:
+        raise EngineError(
+            f"The weights need {weight_bytes:,} bytes, and {free:,} are free on {device.name}: stop what else uses its "
+            "memory, or build for a smaller precision."
+        )
+    try:
+        return device.load(path)
+    except RuntimeError as error:
+        raise EngineError(
+            f"PyTorch could not load {path}: {first_line(error)}. Copy the artifact anew from its source, or build it "
+            "again."
+        ) from error
+
+
+def _equal(count: int, length: int) -> PackedBatch:
+    return PackedBatch(np.zeros(count * length, np.int32), np.arange(count + 1, dtype=np.int32) * np.int32(length))

@@ -1,0 +1,64 @@
+"""What must hold before a package is loaded: the PyTorch that compiled it, its CUDA, and a GPU of the kind it is for.
+
+Compiled code that does not fit would fail later, in words that name no remedy, or compute something else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bei.artifact import Manifest, Package
+from bei.errors import ArtifactManifestError, ArtifactWrongDeviceError, ArtifactWrongVersionError
+from bei.pytorch import TorchGpu, cpu_name, found_gpu
+
+
+def check(manifest: Manifest, torch: Any, purpose: str) -> Package:
+    """How the package was compiled, once ``torch`` and this machine are what it needs.
+
+    Raises ArtifactManifestError, ArtifactWrongVersionError, ArtifactWrongDeviceError, and what ``found_gpu`` raises.
+    """
+    about = manifest.engine.package
+    if about is None:
+        raise ArtifactManifestError(
+            f"The manifest of {manifest.name} does not describe its package. Build the artifact again."
+        )
+    _check_torch(manifest, about, torch)
+    if manifest.target == "cuda-twin":
+        _check_cpu(manifest, torch)
+    else:
+        _check_gpu(manifest, found_gpu(torch, purpose))
+    return about
+
+
+def _check_torch(manifest: Manifest, about: Package, torch: Any) -> None:
+    """A package calls the libraries of the build of PyTorch that compiled it."""
+    made_by = manifest.engine.compiler_version
+    if torch.__version__ != made_by:
+        raise ArtifactWrongVersionError(
+            f"The artifact of {manifest.name} was compiled by PyTorch {made_by}, {torch.__version__} is installed: "
+            f"build it again, or install PyTorch {made_by}."
+        )
+    if about.cuda is not None and torch.version.cuda != about.cuda:
+        raise ArtifactWrongVersionError(
+            f"The artifact of {manifest.name} was compiled for CUDA {about.cuda}, this machine's PyTorch is for "
+            f"{torch.version.cuda or 'none'}: build it again, or install PyTorch {made_by} for CUDA {about.cuda}."
+        )
+
+
+def _check_gpu(manifest: Manifest, gpu: TorchGpu) -> None:
+    if gpu.architecture not in manifest.engine.capabilities:
+        raise ArtifactWrongDeviceError(
+            f"The artifact of {manifest.name} was compiled for {', '.join(manifest.engine.capabilities)}; this "
+            f"machine's GPU is {gpu.name} ({gpu.architecture}). Build it again on this machine."
+        )
+
+
+def _check_cpu(manifest: Manifest, torch: Any) -> None:
+    """It is compiled for the very CPU that compiles it."""
+    here = cpu_name(), torch.backends.cpu.get_cpu_capability()
+    made_on = manifest.engine.device, *manifest.engine.capabilities
+    if here != made_on:
+        raise ArtifactWrongDeviceError(
+            f"The artifact of {manifest.name} was compiled for {' with '.join(made_on)}; this machine has "
+            f"{' with '.join(here)}. Build it again on this machine."
+        )

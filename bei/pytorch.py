@@ -1,0 +1,80 @@
+"""PyTorch and the GPU that it finds, for the compiler and the engine of target ``cuda`` and for ``bei doctor``.
+
+Imports nothing by itself; whoever uses PyTorch takes the module as an argument.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bei.errors import DeviceNotFoundError, LibraryVersionError, MissingDependencyError
+
+EXTRA = "cuda"
+
+# The oldest version whose interfaces are what the module, its packages and the engine use (docs/decisions.md).
+LEAST = (2, 11)
+
+
+@dataclass(frozen=True)
+class TorchGpu:
+    """PyTorch's device 0 (``CUDA_VISIBLE_DEVICES`` chooses it). ``capability``: 90 of compute capability 9.0."""
+
+    name: str
+    capability: int
+
+    @property
+    def architecture(self) -> str:
+        """``SM90``."""
+        return f"SM{self.capability}"
+
+
+def load_torch(purpose: str) -> Any:
+    """The module. Raises MissingDependencyError that names ``purpose``, LibraryVersionError."""
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise MissingDependencyError("torch", EXTRA, purpose) from error
+        raise LibraryVersionError(
+            f"PyTorch is installed and cannot be loaded ({' '.join(str(error).split())}): install it again with "
+            f"pip install 'bei[{EXTRA}]'."
+        ) from error
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < LEAST:
+        least = ".".join(map(str, LEAST))
+        raise LibraryVersionError(
+            f"PyTorch {torch.__version__} is installed, {purpose[0].lower()}{purpose[1:]} needs {least} or newer: "
+            f"pip install 'bei[{EXTRA}]'."
+        )
+    return torch
+
+
+def found_gpu(torch: Any, purpose: str) -> TorchGpu:
+    """The GPU that ``torch`` uses. Raises LibraryVersionError where it was built without CUDA, DeviceNotFoundError."""
+    if torch.version.cuda is None:
+        raise LibraryVersionError(
+            f"{purpose} needs PyTorch with CUDA; {torch.__version__}, which is installed, was built without: take a "
+            "build of PyTorch's own index whose name has cu in it, with pip install --index-url."
+        )
+    try:
+        torch.cuda.init()
+        name, (major, minor) = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+    except (RuntimeError, AssertionError) as error:  # no driver, an old one, no device
+        raise DeviceNotFoundError(
+            f"{purpose} needs an NVIDIA GPU and its driver. PyTorch says: {' '.join(str(error).split())}"
+        ) from error
+    return TorchGpu(name, 10 * major + minor)
+
+
+def cpu_name() -> str:
+    """The CPU's model, as Linux knows it; its architecture where Linux does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.machine()

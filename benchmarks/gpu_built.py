@@ -1,0 +1,165 @@
+"""The engine of target cuda as a server has it: compiled by the target's compiler, loaded by the runtime, asked for
+rows on the host. And ``bei build --target cuda`` itself, from a checkpoint to a certificate.
+
+On a CPU (a dry run) the target is ``cuda-twin``, the same way with slow kernels.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bei.core import Limits, PackedBatch
+from bei_build.torch_graph.model import PackedModel
+from benchmarks.gpu_peers import random_checkpoint, require
+from benchmarks.gpu_record import Found, latency
+from benchmarks.gpu_shapes import Shape
+
+_MAX_NUM_TOKENS, _MAX_BATCH_SIZE = 36_864, 1024
+_CALLS_A_STREAM = 20
+
+
+class Built:
+    """The engine of ``model``, whose layers are not joined, in BF16. ``facts``: what making it took."""
+
+    def __init__(self, shape: Shape, model: PackedModel, device: torch.device) -> None:
+        require("msgspec", "onnx", "ml_dtypes")  # the builder's and the artifact's own
+        from bei.engine.cuda import CudaEngine, CudaOptions
+        from bei_build.config import BuildConfig
+        from bei_build.targets import Numerics, compiler_for
+
+        with ExitStack() as resources:
+            folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+            target = "cuda" if device.type == "cuda" else "cuda-twin"
+            limits = Limits(max(_MAX_NUM_TOKENS, shape.max_seq_len), _MAX_BATCH_SIZE, shape.max_seq_len)
+            compiler = compiler_for(BuildConfig(model=shape.name, target=target))
+            compiler.check_able()
+            started = time.monotonic()
+            weights: Any = _Weights(model)
+            needs = compiler.compile(shape.spec, weights, Numerics("bf16"), limits, folder, lambda _: None)
+            compiled = time.monotonic()
+            self._engine = CudaEngine(folder, _manifest(shape, target, limits, needs), CudaOptions())
+            resources.callback(self._engine.close)
+            loaded = time.monotonic()
+            self._engine.warmup()
+            seconds = {"compile_s": compiled - started, "load_s": loaded - compiled}
+            seconds["warmup_s"] = time.monotonic() - loaded
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            facts = {name: round(value, 2) for name, value in seconds.items()}
+            self.facts: Found = {**facts, "package_mb": size >> 20}
+            self._resources = resources.pop_all()
+
+    def close(self) -> None:
+        """Free the device and remove the package."""
+        self._resources.close()
+
+    def answers(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """All outputs."""
+        return {name: torch.from_numpy(rows) for name, rows in self._engine.run(batch).items()}
+
+    def one_by_one(self, batch: PackedBatch, device: torch.device, budget_s: float) -> Found:
+        """Milliseconds of one call."""
+        return latency(lambda: self._engine.run(batch), device, budget_s=budget_s)
+
+    def all_streams(self, batch: PackedBatch) -> Found:
+        """Milliseconds a call, with as many callers as the engine has streams."""
+        streams = self._engine.info.num_streams
+
+        def calls() -> None:
+            for _ in range(_CALLS_A_STREAM):
+                self._engine.run(batch)
+
+        with ThreadPoolExecutor(streams) as threads:
+            _all(threads, calls, streams)  # memory of this shape is allocated
+            started = time.perf_counter()
+            _all(threads, calls, streams)
+            seconds = time.perf_counter() - started
+        count = streams * _CALLS_A_STREAM
+        return {"ms": round(1000 * seconds / count, 4), "streams": streams, "repetitions": count}
+
+
+def _all(threads: ThreadPoolExecutor, work: Callable[[], None], count: int) -> None:
+    for future in [threads.submit(work) for _ in range(count)]:
+        future.result()
+
+
+class _Weights:
+    """What the compiler asks of a checkpoint's weights."""
+
+    def __init__(self, model: PackedModel) -> None:
+        self._tensors = model.weights_by_name()
+
+    def read(self, name: str) -> Any:
+        """float32."""
+        return self._tensors[name].float().cpu().numpy()
+
+
+def _manifest(shape: Shape, target: str, limits: Limits, needs: Any) -> Any:
+    """Of a model that has no checkpoint."""
+    from bei import artifact
+
+    spec = shape.spec
+    return artifact.Manifest(
+        schema_version=artifact.SCHEMA_VERSION,
+        bei_version="",
+        name=shape.name,
+        source=artifact.Source(model=shape.name, kind="random", revision=None, sha256="0" * 64),
+        tasks=["embed"],
+        spec=artifact.SpecSummary(
+            family=spec.family,
+            architecture=spec.architecture,
+            num_layers=len(spec.layers),
+            hidden_size=spec.hidden_size,
+            num_heads=shape.sizes.heads,
+            vocab_size=shape.sizes.vocab,
+            num_parameters=spec.num_parameters,
+            attention=None,
+            attention_asked=False,
+        ),
+        outputs=[
+            artifact.OutputInfo(name=head.output, dimension=spec.dimensions[head.output], per_token=not head.pooling)
+            for head in spec.heads
+        ],
+        embedding=None,
+        classification=None,
+        rerank_template=None,
+        prompts={},
+        default_prompt_name=None,
+        roles={},
+        target=target,
+        precision="bf16",
+        engine=needs,
+        max_num_tokens=limits.max_num_tokens,
+        max_batch_size=limits.max_batch_size,
+        max_seq_len=limits.max_seq_len,
+        verification="none",
+        files=[],
+    )
+
+
+def built_from_a_checkpoint(shape: Shape, device: torch.device) -> Found:
+    """``bei build`` of a random checkpoint of transformers' class, and what its certificate says of the engine."""
+    require("transformers", "tokenizers", "onnx", "ml_dtypes", "safetensors", "msgspec", "rich")
+    from bei.engine import load_engine
+    from bei_build.config import BuildConfig
+    from bei_build.pipeline import build
+    from bei_build.progress import Progress
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, out = Path(folder) / "checkpoint", Path(folder) / "artifact"
+        random_checkpoint(shape, checkpoint)
+        target = "cuda" if device.type == "cuda" else "cuda-twin"
+        config = BuildConfig(model=str(checkpoint), out=str(out), target=target, precision="bf16", pooling="mean")
+        started = time.monotonic()
+        certificate = build(config, load_engine, Progress()).certificate
+        seconds = time.monotonic() - started
+        cosines = {output.output: round(output.cosine_min, 6) for output in certificate.outputs}
+        return {"ms": round(1000 * seconds, 1), "cosine to FP32": cosines, "reference": certificate.reference}

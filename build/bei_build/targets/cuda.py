@@ -1,0 +1,168 @@
+"""Targets ``cuda`` and ``cuda-twin``: the packed PyTorch module to a package of AOTInductor.
+
+``cuda`` is compiled on the GPU that it is for, and runs on GPUs of the same compute capability. ``cuda-twin`` is the
+same way from checkpoint to answer with the slow form of every kernel, compiled for this machine's CPU: for tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import shutil
+import tempfile
+import warnings
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bei.artifact import CUDA_PACKAGE, EngineRequirements, Package
+from bei.core import Limits
+from bei.errors import CompileError, DeviceNotFoundError, MissingDependencyError
+from bei.pytorch import EXTRA, TorchGpu, cpu_name, found_gpu, load_torch
+from bei_build.graph.writer import DType
+from bei_build.model_weights import ModelWeights
+from bei_build.precision import PRECISIONS, check_precision
+from bei_build.spec import ModelSpec
+from bei_build.targets import Numerics, Say
+
+_LEAST_CAPABILITY = 80  # 8.0, Ampere: of FlashAttention, and of BF16
+_MOST_OF_REASON = 600  # characters of what PyTorch's compilers say
+_TYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
+
+
+class CudaCompiler:
+    """Compiles for this machine's NVIDIA GPU; as ``cuda-twin`` for its CPU."""
+
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp32")
+    calibrated: tuple[str, ...] = ()
+    longest_by_default = 8192  # rotations and biases have a row a position
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._is_twin = target == "cuda-twin"
+        self._purpose = f"Building for the target {target}"
+
+    def resolve_precision(self, precision: str) -> str:
+        """``auto`` is bf16, which cannot overflow as fp16 can. Of the twin it is fp32: nobody wants its speed."""
+        check_precision(self._target, precision, self.precisions)
+        if precision == "auto":
+            return "fp32" if self._is_twin else "bf16"
+        return precision
+
+    def default_limits(self, max_seq_len: int) -> Limits:
+        """Large batches, which a GPU needs to be busy: nothing is padded. Not measured yet. Of the twin small ones."""
+        max_num_tokens, max_batch_size = (1024, 32) if self._is_twin else (16384, 512)
+        return Limits(max(max_num_tokens, max_seq_len), max_batch_size, max_seq_len)
+
+    def check_able(self) -> None:
+        """PyTorch, a C++ compiler and, but for the twin, PyTorch's CUDA, Triton and the GPU must be here.
+
+        Raises MissingDependencyError, LibraryVersionError, DeviceNotFoundError, CompileError.
+        """
+        torch = self._torch
+        if not self._is_twin:
+            if self._gpu.capability < _LEAST_CAPABILITY:
+                raise CompileError(
+                    f"{self._gpu.name} is of compute capability {self._gpu.capability / 10}, and PyTorch's kernels of "
+                    f"attention need {_LEAST_CAPABILITY / 10}: build with --target tensorrt."
+                )
+            if importlib.util.find_spec("triton") is None:
+                raise MissingDependencyError("triton", EXTRA, self._purpose)
+        if shutil.which("g++") is None and shutil.which("clang++") is None:
+            raise CompileError(f"{self._purpose} needs a C++ compiler for PyTorch {torch.__version__}: install g++.")
+
+    def cannot_run(self) -> str | None:
+        """What is built here runs here."""
+        return None
+
+    def machine(self) -> list[str]:
+        """PyTorch, and what it compiles for."""
+        return [str(self._torch.__version__), self._device, *self._capabilities]
+
+    def compile(
+        self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
+    ) -> EngineRequirements:
+        """Write ``model.pt2`` into ``folder``. Raises CompileError."""
+        if numerics.quantization is not None or numerics.observed:
+            raise CompileError(f"Target {self._target} neither quantizes nor calibrates: build for another target.")
+        torch = self._torch
+        from bei_build.torch_graph.model import packed_model
+        from bei_build.torch_graph.storage import join_linear_layers
+
+        dtype = getattr(torch, _TYPES[PRECISIONS[numerics.precision].storage])
+        say("reading weights")
+        device = "cpu" if self._is_twin else "cuda"
+        model = packed_model(spec, weights.read, limits.max_seq_len, dtype=dtype, device=device)
+        join_linear_layers(model)
+        say("compiling")
+        self._write(model, folder)
+        needs = EngineRequirements(
+            compiler="aotinductor",
+            compiler_version=str(torch.__version__),  # it is of a class of its own
+            device=self._device,
+            capabilities=self._capabilities,
+            package=self._described(model),
+        )
+        del model
+        if not self._is_twin:  # the engine is loaded next, and its weights need the room
+            gc.collect()
+            torch.cuda.empty_cache()
+        return needs
+
+    def _write(self, model: Any, folder: Path) -> None:
+        """What the compiler keeps between calls, gigabytes of large models, goes where it is removed afterwards."""
+        from torch._inductor.utils import fresh_cache
+
+        from bei_build.torch_graph.package import write_package
+
+        failure: Exception | None = None
+        with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings(), fresh_cache(dir=scratch):
+            warnings.simplefilter("ignore")  # PyTorch's compiler uses what PyTorch itself has deprecated
+            try:
+                write_package(model, folder / CUDA_PACKAGE)
+            except Exception as error:  # the compiler's parts raise classes of their own; fresh_cache would log them
+                failure = error
+        if isinstance(failure, CompileError):
+            raise failure
+        if failure is not None:
+            reason = " ".join(str(failure).split()) or type(failure).__name__
+            raise CompileError(
+                f"PyTorch {self._torch.__version__} could not compile the model: {reason[:_MOST_OF_REASON]}"
+            ) from failure
+
+    def _described(self, model: Any) -> Package:
+        layers = model.spec.layers + (model.spec.decoder.layers if model.spec.decoder else ())
+        parts = [part for layer in layers for part in (layer.attention, layer.cross_attention) if part is not None]
+        choices = [model.choices[part] for part in parts]
+        reasons = [f"attention of kind {choice.kernel}: {', '.join(choice.reasons)}" for choice in choices]
+        tensors = [*model.parameters(), *model.buffers()]
+        return Package(
+            cuda=None if self._is_twin else self._torch.version.cuda,
+            inputs=list(model.input_names),
+            kernels=[choice.kernel for choice in choices],
+            fallbacks=list(dict.fromkeys(why for why, choice in zip(reasons, choices, strict=True) if choice.reasons)),
+            weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        )
+
+    @property
+    def _device(self) -> str:
+        return cpu_name() if self._is_twin else self._gpu.name
+
+    @property
+    def _capabilities(self) -> list[str]:
+        """A package holds code for the one GPU, or the one CPU, that compiled it."""
+        return [self._torch.backends.cpu.get_cpu_capability() if self._is_twin else self._gpu.architecture]
+
+    @cached_property
+    def _torch(self) -> Any:
+        return load_torch(self._purpose)
+
+    @cached_property
+    def _gpu(self) -> TorchGpu:
+        try:
+            return found_gpu(self._torch, self._purpose)
+        except DeviceNotFoundError as error:
+            raise DeviceNotFoundError(
+                f"{error} A package is compiled on the GPU that it is for; --target tensorrt-rtx builds for some GPUs "
+                "without having one, and --target cpu needs none."
+            ) from error

@@ -1,0 +1,83 @@
+"""What steps are filled up to, and how a batch is cut in two: laws over all batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bei.core import Limits, PackedBatch
+from bei.engine.cuda.device_stream import filled
+from bei.engine.cuda.sizes import LEAST_SEQUENCES, eager_sizes, fitting, recorded_sizes
+from bei.engine.cuda.splitting import halves
+from bei.packing import graph_inputs
+from tests.bei.engine.cuda.simulated import batch_of
+
+PACKED = ["cu_query_lens", "input_ids", "slot_ids"]
+PADDED = ["cu_query_lens", "input_ids", "pad_index", "slot_ids"]
+FORMS = pytest.mark.parametrize("inputs", [PACKED, PADDED, ["first_index", "input_ids", "pad_index"]], ids=str)
+
+LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40)
+LIMITS = st.tuples(st.integers(1, 4096), st.integers(1, 600), st.integers(1, 4096)).map(
+    lambda found: Limits(max(found[0], found[2]), found[1], found[2])
+)
+
+
+@given(lengths=LENGTHS)
+def test_an_eager_step_holds_its_batch_in_two_sequences_or_more(lengths: list[int]) -> None:
+    batch = batch_of(lengths)
+    sizes = eager_sizes(batch)
+    graph_inputs(batch, PADDED, sizes)  # raises where it does not
+    assert sizes.sequences >= LEAST_SEQUENCES
+    assert sizes.tokens <= max(16, batch.num_tokens * 17 // 16 + 8 + sizes.sequences)
+
+
+@FORMS
+@given(limits=LIMITS)
+def test_recorded_steps_are_few_different_and_of_use(inputs: list[str], limits: Limits) -> None:
+    planned = recorded_sizes(limits, inputs)
+    assert len(set(planned)) == len(planned) <= 30
+    for sizes in planned:
+        assert sizes.sequences >= LEAST_SEQUENCES
+        assert sizes.tokens <= limits.max_num_tokens
+        batch = filled(sizes, 1)
+        graph_inputs(batch, inputs, sizes)  # raises where a batch that needs it does not fit
+
+
+@FORMS
+@given(lengths=LENGTHS)
+def test_the_smallest_recorded_step_that_holds_a_batch_is_taken(inputs: list[str], lengths: list[int]) -> None:
+    batch = batch_of(lengths)
+    planned = recorded_sizes(Limits(16384, 512, 512), inputs)
+    found = fitting([(sizes, sizes) for sizes in planned], batch, inputs)
+    holding = [sizes for sizes in planned if sizes.holds(batch)]
+    assert (found is None) == (not holding)
+    if found is not None:
+        assert found == holding[0]  # they are in the order of their work
+
+
+def test_where_nothing_is_padded_a_long_text_needs_no_step_of_its_own() -> None:
+    limits = Limits(16384, 512, 512)
+    assert len(recorded_sizes(limits, PACKED)) < len(recorded_sizes(limits, PADDED))
+    assert all(sizes.longest == sizes.tokens for sizes in recorded_sizes(limits, PACKED))
+
+
+@given(lengths=st.lists(st.integers(1, 300), min_size=2, max_size=40), with_all=st.booleans())
+def test_two_halves_are_the_batch(lengths: list[int], with_all: bool) -> None:
+    batch = batch_of(lengths)
+    if with_all:
+        count = np.array(lengths, np.int32)
+        types = (batch.input_ids % 2).astype(np.int32)
+        batch = PackedBatch(batch.input_ids, batch.cu_seqlens, types, count, count // 2)
+    parts = halves(batch)
+    assert min(part.batch_size for part in parts) >= 1
+    for name in ("input_ids", "token_type_ids", "key_lens", "unpooled_lens"):
+        whole = getattr(batch, name)
+        pieces = [getattr(part, name) for part in parts]
+        assert (whole is None) == all(piece is None for piece in pieces)
+        if whole is not None:
+            np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    assert np.concatenate([np.diff(part.cu_seqlens) for part in parts]).tolist() == lengths
+    larger = max(part.num_tokens for part in parts)
+    assert larger <= batch.num_tokens / 2 + max(lengths) / 2

@@ -1,0 +1,265 @@
+"""Targets cuda and cuda-twin: what is refused and why, what ``auto`` is, and parity through compiler and engine.
+
+Compiling takes PyTorch a dozen seconds a model. In the first tier the module itself stands for its package; the second
+compiles packages, here and in tests/e2e/test_cuda_twin.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bei.artifact import CUDA_PACKAGE, Artifact
+from bei.core import Encoding, PackedBatch, rows_of_sequences
+from bei.engine import load_engine
+from bei.engine.cuda.device import TwinDevice
+from bei.errors import (
+    BeiError,
+    CompileError,
+    ConfigError,
+    DeviceNotFoundError,
+    LibraryVersionError,
+    MissingDependencyError,
+)
+from bei.pytorch import TorchGpu, cpu_name
+from bei_build import targets
+from bei_build.config import BuildConfig
+from bei_build.quantization.scheme import Quantization
+from bei_build.targets import Numerics, compiler_for, cuda, with_target
+from bei_build.torch_graph import package
+from tests.bei_build.builds import build_artifact
+from tests.bei_build.test_parity_matrix import BY_NAME, TOLERANCE, save
+from tests.model_matrix import difference, least_cosine, pooled
+from tests.zoo import FIRST_OF_FAMILY, Case
+
+# One of each: tokens' outputs, a decoder, soft caps and windows, relative biases, scores of a vocabulary.
+STRUCTURES = (
+    "BertForTokenClassification",
+    "BartForSequenceClassification",
+    "Gemma2Model",
+    "T5EncoderModel-gated",
+    "ModernBertForMaskedLM",
+)
+
+
+def compiler(target: str = "cuda") -> Any:
+    return compiler_for(BuildConfig(model="m", target=target))
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were here."""
+    monkeypatch.setattr(cuda, "found_gpu", lambda torch, purpose: TorchGpu("NVIDIA H200", 90))
+
+
+# What is refused, and why.
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
+def test_without_cuda_a_build_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(LibraryVersionError, match=r"Building for the target cuda needs PyTorch with CUDA; .*without"):
+        compiler().check_able()
+
+
+def test_without_a_gpu_other_targets_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found_gpu(torch: Any, purpose: str) -> TorchGpu:
+        raise DeviceNotFoundError(f"{purpose} needs an NVIDIA GPU.")
+
+    monkeypatch.setattr(cuda, "found_gpu", found_gpu)
+    message = r"compiled on the GPU that it is for; --target tensorrt-rtx builds for some .*--target cpu needs none"
+    with pytest.raises(DeviceNotFoundError, match=message):
+        compiler().check_able()
+
+
+def test_a_gpu_that_is_too_old_for_its_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "found_gpu", lambda torch, purpose: TorchGpu("Tesla T4", 75))
+    with pytest.raises(
+        CompileError, match=r"Tesla T4 is of compute capability 7\.5, .* need 8\.0: .*--target tensorrt"
+    ):
+        compiler().check_able()
+
+
+@pytest.mark.usefixtures("h200")
+def test_what_compiling_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else found(name, *rest)
+    )
+    with pytest.raises(MissingDependencyError, match=r"'triton': pip install 'bei\[cuda\]'"):
+        compiler().check_able()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(CompileError, match=r"needs a C\+\+ compiler .*install g\+\+"):
+        compiler("cuda-twin").check_able()
+
+
+@pytest.mark.parametrize(("target", "best"), [("cuda", "bf16"), ("cuda-twin", "fp32")])
+def test_precisions(target: str, best: str) -> None:
+    assert compiler(target).resolve_precision("auto") == best
+    assert [compiler(target).resolve_precision(one) for one in ("bf16", "fp16", "fp32")] == ["bf16", "fp16", "fp32"]
+    with pytest.raises(ConfigError, match=f"Target {target} has no precision 'int8'"):
+        compiler(target).resolve_precision("int8")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"quantization": Quantization("fp8")}, {"observed": {"x": None}}], ids=["quantization", "observed"]
+)
+def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="neither quantizes nor calibrates"):
+        compiler("cuda-twin").compile(None, None, replace(Numerics("bf16"), **changes), None, tmp_path, print)
+
+
+def test_what_pytorch_cannot_compile_is_one_line(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_package(model: Any, path: Path) -> None:
+        raise AssertionError("an inner\nmatter " + "x" * 5000)
+
+    monkeypatch.setattr(package, "write_package", write_package)
+    with pytest.raises(CompileError, match=rf"PyTorch {torch.__version__.split('+')[0]}.* an inner matter x") as caught:
+        build_artifact(bert, tmp_path / "artifact", load_engine, target="cuda-twin")
+    assert len(str(caught.value)) < 1000
+    assert list(tmp_path.iterdir()) == []
+
+
+# Which target "auto" is.
+
+
+@pytest.mark.parametrize(
+    ("missing", "chosen"),
+    [((), "tensorrt"), (("tensorrt",), "cuda"), (("tensorrt", "cuda"), "cpu"), (("cuda",), "tensorrt")],
+    ids=str,
+)
+def test_auto_is_the_best_target_that_this_machine_has(
+    missing: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stand:
+        def __init__(self, target: str) -> None:
+            self._target = target
+
+        def check_able(self) -> None:
+            if self._target in missing:
+                raise BeiError("not here")
+
+    monkeypatch.setattr(targets, "compiler_for", lambda config: Stand(config.target))
+    assert with_target(BuildConfig(model="m", target="auto", max_seq_len=7)).target == chosen
+    assert with_target(BuildConfig(model="m", target="auto", max_seq_len=7)).max_seq_len == 7
+    assert with_target(BuildConfig(model="m", target="tensorrt-rtx")).target == "tensorrt-rtx"
+
+
+def test_settings_of_one_target_do_not_go_with_auto() -> None:
+    with pytest.raises(ConfigError, match="hardware_compatible is a setting of target tensorrt, not of auto"):
+        BuildConfig(model="m", target="auto", hardware_compatible=True)
+
+
+# Parity through compiler, artifact and engine.
+
+
+class Uncompiled:
+    """The module in the place of its package."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def boxed_run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        tensors = dict(zip(self._model.input_names, inputs, strict=True))
+        inputs.clear()
+        with torch.inference_mode():
+            return list(self._model(tensors).values())
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[Any] = []
+
+    def write_package(model: Any, path: Path) -> None:
+        path.write_text(str(len(models)))
+        models.append(model)
+
+    def loaded(self: TwinDevice, path: Path) -> Uncompiled:
+        return Uncompiled(models[int(path.read_text())])
+
+    monkeypatch.setattr(package, "write_package", write_package)
+    monkeypatch.setattr(TwinDevice, "load", loaded)
+
+
+def twin_of(folder: Path, out: Path, **settings: Any) -> Artifact:
+    return build_artifact(folder, out, load_engine, target="cuda-twin", **settings)
+
+
+def rows_of(artifact: Artifact, output: str, encodings: list[Encoding]) -> tuple[list[Any], list[Any]]:
+    """What the engine gives for all of ``encodings`` in one batch, and one by one."""
+    with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
+        per_token = output in engine.info.per_token
+
+        def rows(some: list[Encoding]) -> list[Any]:
+            batch = PackedBatch.from_encodings(some)
+            return rows_of_sequences(engine.run(batch, {output})[output], batch, per_token=per_token)
+
+        return rows(encodings), [rows([one])[0] for one in encodings]
+
+
+def check_parity(case: Case, folder: Path) -> Artifact:
+    saved = save(case, folder / "checkpoint")
+    artifact = twin_of(saved.folder, folder / "artifact")
+    expected = pooled(case, saved.rows, None)
+    in_one_batch, alone = rows_of(artifact, case.output, saved.encodings)
+    assert difference(in_one_batch, expected) <= TOLERANCE
+    assert difference(alone, expected) <= TOLERANCE
+    return artifact
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_the_engine_equals_the_hf_class_in_batches_and_alone(name: str, tmp_path: Path) -> None:
+    artifact = check_parity(BY_NAME[name], tmp_path)
+    needs = artifact.manifest.engine
+    assert (needs.compiler, needs.compiler_version, needs.device) == ("aotinductor", torch.__version__, cpu_name())
+    assert needs.package is not None
+    assert set(needs.package.kernels) == {"plain"}
+    assert needs.package.cuda is None
+    assert needs.package.weight_bytes > 1000
+    assert any("packed kernels need CUDA" in why for why in needs.package.fallbacks)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_16_bits_it_stays_close(precision: str, tmp_path: Path) -> None:
+    case = BY_NAME["BertForTokenClassification"]
+    saved = save(case, tmp_path / "checkpoint")
+    # Logits of random weights are too close to each other for the certificate.
+    artifact = twin_of(saved.folder, tmp_path / "artifact", precision=precision, allow_below_threshold=True)
+    actual, _ = rows_of(artifact, case.output, saved.encodings)
+    expected = pooled(case, saved.rows, None)
+    assert least_cosine(case, actual, expected) >= 0.999
+    assert difference(actual, expected) > 1e-5  # it is not FP32 under another name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
+@pytest.mark.parametrize("case", FIRST_OF_FAMILY, ids=lambda case: case.name)
+def test_a_package_of_each_family_equals_the_hf_class(case: Case, tmp_path: Path) -> None:
+    artifact = check_parity(case, tmp_path)
+    names = {info.path for info in artifact.manifest.files if info.path.startswith("engine/")}
+    assert names == {f"engine/{CUDA_PACKAGE}"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("not torch.cuda.is_available()", reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_on_a_gpu_packages_stay_close_recorded_or_not(name: str, tmp_path: Path) -> None:
+    case = BY_NAME[name]
+    saved = save(case, tmp_path / "checkpoint")
+    artifact = build_artifact(saved.folder, tmp_path / "artifact", load_engine, target="cuda", precision="bf16")
+    expected = pooled(case, saved.rows, None)
+    with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
+        for _ in range(2):  # as it is, then recorded
+            batch = PackedBatch.from_encodings(saved.encodings)
+            rows = engine.run(batch, {case.output})[case.output]
+            actual = rows_of_sequences(rows, batch, per_token=case.output in engine.info.per_token)
+            assert least_cosine(case, actual, expected) >= 0.999
+            engine.warmup()
