@@ -46,7 +46,9 @@ def random_encodings(lengths: list[int], vocab_size: int, seed: int = 0) -> list
 def random_texts(tokenizer: Tokenizer, lengths: list[int], seed: int = 0) -> list[str]:
     """Distinct texts of about ``lengths`` tokens: whole words of the vocabulary, two special tokens counted in."""
     rng = np.random.default_rng(seed)
-    words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 2)
+    words = np.array(
+        sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 2)
+    )
     return [" ".join(rng.choice(words, max(1, length - 2))) for length in lengths]
 
 

@@ -82,7 +82,7 @@ def _standin(workers: Sequence[int], sizes: Sizes, repetitions: int, scratch: Pa
             server = serving(
                 artifact,
                 f"--http-workers={number}",
-                command=("benchmarks.standin", "serve"),
+                program="benchmarks.standin",
                 home=scratch / "home",
                 env={COPIES: str(copies[number])},
             )

@@ -48,21 +48,20 @@ def serving(
     home: Path | None = None,
     env: Mapping[str, str] | None = None,
     wait: bool = True,
-    command: Sequence[str] = ("bei", "serve"),
+    program: str = "bei",
 ) -> Iterator[Server]:
     """A server that is ready; stopped by SIGTERM at the end.
 
-    ``command``: another module than bei that serves, and what it is told in front of the artifacts.
     ``checkout``: the folder whose ``bei`` runs. ``home``: HOME of the process, where it keeps what it measures at its
     first start: give the same one to all servers of a run. BEI_* variables of this process are not passed on; ``env``
-    is. ``wait`` False: the caller waits until it is ready (``wait_ready``).
+    is. ``wait`` False: the caller waits until it is ready (``wait_ready``). ``program``: the module that is run.
     """
     paths = [artifacts] if isinstance(artifacts, Path) else list(artifacts)
     port = free_port()
-    arguments = [sys.executable, "-m", *command, *map(str, paths), "--port", str(port), *flags]
+    command = [sys.executable, "-m", program, "serve", *map(str, paths), "--port", str(port), *flags]
     with tempfile.TemporaryFile() as log:
         # "-m" looks into the working directory first, and into the installed packages last.
-        process = subprocess.Popen(arguments, stderr=log, cwd=checkout, env=environment(checkout, home, env or {}))
+        process = subprocess.Popen(command, stderr=log, cwd=checkout, env=environment(checkout, home, env or {}))
         try:
             if wait:
                 wait_ready(port, process)
@@ -164,12 +163,12 @@ def metric(port: int, name: str, **labels: str) -> float | None:
     return next((each.value for each in samples if each.name == name and each.labels == labels), None)
 
 
-def wait_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Return when the server is ready. Raises TimeoutError."""
+def wait_ready(port: int, process: subprocess.Popen[bytes], path: str = "/ready") -> None:
+    """Return when the server answers ``path`` with 200. Raises TimeoutError."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10):
                 return
         except (OSError, urllib.error.URLError):
             time.sleep(0.02)

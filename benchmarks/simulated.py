@@ -1,20 +1,24 @@
 """The simulator against the real CPU engine: one and the same trace, simulated and sent to a server of MiniLM.
 
-    python -m benchmarks.simulated [--traces poisson backfill] [--seconds 40] [--repetitions 3] [--load 0.6]
+    python -m benchmarks.simulated [--loads 0.7 0.85] [--seconds 25] [--repetitions 3]
 
-The server measures its engine at its first start, as ``bei tune`` does, and the simulator reads that file. Before every
-repetition two short closed loops of one client, on other texts, say what the front takes of a request and of a text,
-and how many times as long as in the file steps take now: measured costs are the shortest times of quiet moments. Each
-trace is predicted twice, with the costs as they were tuned and with the speed that was just observed, and then sent.
+The server measures its engine at its first start, as ``bei tune`` does, and the simulator reads that file. It knows the
+engine alone, in its quiet moments. So a calibration goes before each trace, on texts of its own: two closed loops of
+one client say what the front takes of a request and of a text, and a backfill of smaller requests says how much the
+server can do and what its steps take there (``Calibration``). Traces are Poisson arrivals, of shares of what the server
+can do, and another backfill. Each is predicted twice, as tuned and as calibrated, before it is sent; and once more
+afterwards, at the speed that the machine turned out to have meanwhile (one number: a shared machine drifts by a tenth
+in a minute). Figures are of the requests of all repetitions together.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from tokenizers import Tokenizer
 from bei.artifact import TOKENIZER
 from bei.batching.scheduler import SchedulingRules
 from bei.cores import usable_cores
+from bei.costs import Sample, fit
 from bei.port import LANES, Lane
 from bei.simulation.devices import CostTable, Fleet, read_table
 from bei.simulation.front import Front
@@ -35,35 +40,47 @@ from bei.simulation.workloads import PASSAGES, QUERIES, WORKLOADS, Mix
 from benchmarks.common import Quiet, random_texts, with_foreign_load, write
 from benchmarks.load import LANE, Stream, closed_loop, drive, embeddings_body
 from benchmarks.models import built, minilm_folder
+from benchmarks.recorded import FILE, read_steps
 from benchmarks.server import metric, serving
 from benchmarks.summaries import latency_ms
 
 _MAX_SEQ_LEN = 256
 _WARM_PART = 0.1
-_BULK_TEXTS = 32
 _INTERACTIVE_SHARE = 0.15
-_CONCURRENCY = 4  # of a backfill
-# Of the closed loops before a repetition: requests, and texts of each.
-_LOOPS = ((100, 1), (20, 32))
-_SIDES = ("as tuned", "speed observed")
+# Of bulk work: texts of a request, and requests of a backfill on their way.
+_BULK = {"bulk_texts": 32, "concurrency": 4}
+_CALIBRATION = {"bulk_texts": 16, "concurrency": 6}
+_CALIBRATION_S = 10.0
+_LONG_S = 300.0  # of the trace whose mean tokens a second scale the others
+_OTHER_SEED = 1000  # of calibrations
+# Of the closed loops of a calibration: requests, and texts of each.
+_LOOPS = ((60, 1), (12, 32))
+_SIDES = ("as tuned", "as calibrated", "at its own speed")
+_FIGURES = ("p50", "p90", "p99", "tokens_per_s")
 
 
 @dataclass(frozen=True)
-class Observed:
-    """What the closed loops say: the front, and how many times as long as in the file steps take."""
+class Calibration:
+    """What a server told of itself in service.
+
+    ``fleet``: costs fitted to its steps, and how many times as long as that fit each of them took. So they hold what
+    front and client take from the engine's cores meanwhile. ``tokens_per_s``: of all that it answered, at its limit.
+    """
 
     front: Front
-    slowdown: float
+    fleet: Fleet
+    tokens_per_s: float
 
 
 class Side:
     """The real server, and texts for it that it has not met."""
 
-    def __init__(self, port: int, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, port: int, model: str, tokenizer: Tokenizer, steps: Path) -> None:
         self.port = port
         self._model = model
         self._tokenizer = tokenizer
         self._num_drawn = 0
+        self._steps, self._steps_read = steps, 0
 
     def bodies(self, requests: Sequence[Request]) -> list[str]:
         """A body for each request, with texts of its lengths."""
@@ -72,27 +89,34 @@ class Side:
         texts = iter(random_texts(self._tokenizer, lengths, seed=self._num_drawn))
         return [embeddings_body([next(texts) for _ in request.tokens]) for request in requests]
 
-    def engine_s(self) -> float:
-        """Of all steps so far."""
-        return metric(self.port, "bei_engine_seconds_sum", model=self._model) or 0.0
-
-    def observe(self, table: CostTable, seed: int) -> Observed:
-        """Run the closed loops, and simulate them."""
-        beside_s, engine_s, simulated_s = [], 0.0, 0.0
+    def front(self, seed: int) -> Front:
+        """Run the closed loops: what of a request's time is not the engine's."""
+        beside_s = []
         for count, num_texts in _LOOPS:
             lengths = (QUERIES if num_texts == 1 else PASSAGES).draw(np.random.default_rng(seed), count * num_texts)
             requests = [Request("bulk", tuple(lengths[i * num_texts : (i + 1) * num_texts])) for i in range(count)]
-            began_s = self.engine_s()
+            began_s = self._engine_s()
             outcome, _ = closed_loop(self.port, 1, self.bodies(requests))
-            spent_s = self.engine_s() - began_s
-            beside_s.append(float(np.mean(outcome.latencies_s)) - spent_s / count)
-            engine_s += spent_s
-            run = _run(Trace((), requests), Fleet(table), Front())
-            simulated_s += sum(step.ended_s - step.started_s for step in run.steps)
+            beside_s.append(float(np.mean(outcome.latencies_s)) - (self._engine_s() - began_s) / count)
         (_, few), (_, many) = _LOOPS
         text_s = max(0.0, (beside_s[1] - beside_s[0]) / (many - few))
-        front = Front(max(0.0, beside_s[0] - few * text_s), text_s, usable_cores())
-        return Observed(front, engine_s / simulated_s)
+        return Front(max(0.0, beside_s[0] - few * text_s), text_s)
+
+    def calibrate(self, table: CostTable, seed: int) -> Calibration:
+        """Run a backfill that is none of those predicted. Its steps while the server was full count."""
+        front = self.front(seed)
+        mix = Mix(_CALIBRATION_S, interactive_share=_INTERACTIVE_SHARE, seed=_OTHER_SEED + seed, **_CALIBRATION)
+        self.fresh_steps()
+        answered = self.send(WORKLOADS["backfill"](Fleet(table), mix))
+        samples = self.fresh_steps()
+        in_service = fit(samples, table.model().limits)
+        ratios = [sample.seconds / in_service.seconds(*sample[:3]) for sample in samples]
+        np.random.default_rng(seed).shuffle(ratios)  # their order is of the steps of this backfill
+        costs = CostTable("in service", "steps of a server at work", False, table.num_streams, in_service.to_json())
+        tokens_per_s = sum(
+            _tokens_per_s([each for each in answered if each.lane == lane], _CALIBRATION_S) for lane in LANES
+        )
+        return Calibration(front, Fleet(costs, ratios=ratios), tokens_per_s)
 
     def send(self, trace: Trace) -> list[Answered]:
         """Send the trace as it is; what became of its requests."""
@@ -118,67 +142,115 @@ class Side:
                 found.append(_answered(lane, mine[body], due_s, done_s))
         return found
 
+    def _engine_s(self) -> float:
+        """Of all steps so far."""
+        return metric(self.port, "bei_engine_seconds_sum", model=self._model) or 0.0
+
+    def fresh_steps(self) -> list[Sample]:
+        """Those that have run since the last call."""
+        time.sleep(0.5)  # steps are written down after their answers
+        samples, self._steps_read = read_steps(self._steps, self._steps_read)
+        return samples
+
 
 def main() -> None:
     """Predict, measure, and write ``results/simulated.json``."""
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), "bf16", Path(scratch), _MAX_SEQ_LEN, "minilm")
-        home = Path(scratch) / "home"
-        with serving(artifact.path, "--bulk-max-wait", "600", home=home) as server:
+        home, steps = Path(scratch) / "home", Path(scratch) / "steps.jsonl"
+        with serving(
+            artifact.path, "--bulk-max-wait=600", home=home, env={FILE: str(steps)}, program="benchmarks.recorded"
+        ) as server:
             (file,) = (home / ".cache" / "bei" / "costs").glob("minilm-*.json")
             table = read_table(str(file))
-            side = Side(server.port, "minilm", Tokenizer.from_file(str(artifact.path / TOKENIZER)))
-            side.observe(table, seed=10_000)  # warms the server up
-            found = {name: _repeated(name, side, table, options) for name in options.traces}
-    summary = {name: _summary(rows) for name, rows in found.items()}
-    about = {"load": options.load, "seconds": options.seconds, "costs": table.source}
-    write("simulated", {**about, "predicted / measured, medians": summary, "repetitions": found})
+            side = Side(server.port, "minilm", Tokenizer.from_file(str(artifact.path / TOKENIZER)), steps)
+            side.calibrate(table, seed=0)  # warms the server up
+            measurements = _measured(side, table, options)
+    found = {}
+    for name in _kinds(options):
+        mine = [each for each in measurements if each.name == name]
+        found[name] = _pooled([each.answered for each in mine], options.seconds)
+        found[name]["repetitions"] = [{**each.about, **_pooled([each.answered], options.seconds)} for each in mine]
+        _show(f"{name}, all repetitions", found[name])
+    write("simulated", {"seconds": options.seconds, "costs": table.source, "traces": found})
 
 
-def _repeated(name: str, side: Side, table: CostTable, options: argparse.Namespace) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    quiet = Quiet(options.repetitions)
-    while len(rows) < options.repetitions:
-        row, foreign = with_foreign_load(lambda: _repetition(name, side, table, options, seed=len(rows)))
+@dataclass(frozen=True)
+class Measurement:
+    """What became of the requests of a trace called ``name``: measured, and by each side's prediction."""
+
+    name: str
+    answered: Mapping[str, Sequence[Answered]]
+    about: Mapping[str, float]
+
+
+def _measured(side: Side, table: CostTable, options: argparse.Namespace) -> list[Measurement]:
+    """All traces, ``options.repetitions`` times. At most two are made again that others disturbed."""
+    found: list[Measurement] = []
+    names = [*_kinds(options)]
+    quiet = Quiet(1)
+    while len(found) < options.repetitions * len(names):
+        repetition, index = divmod(len(found), len(names))
+        measure = partial(_measurement, side, table, options, names[index], seed=1 + len(found))
+        one, foreign = with_foreign_load(measure)
         if quiet.keeps([foreign]):
-            rows.append({**row, "foreign_load": foreign})
-    return rows
+            found.append(replace(one, about={**one.about, "foreign_load": foreign}))
+            _show(f"{one.name}, repetition {repetition + 1}", _pooled([one.answered], options.seconds))
+    return found
 
 
-def _repetition(name: str, side: Side, table: CostTable, options: argparse.Namespace, *, seed: int) -> dict[str, Any]:
-    observed = side.observe(table, seed)
-    mix = Mix(
-        seconds=options.seconds,
-        load=options.load,
-        interactive_share=_INTERACTIVE_SHARE,
-        bulk_texts=_BULK_TEXTS,
-        concurrency=_CONCURRENCY,
-        seed=seed,
-    )
-    fleet = Fleet(table, slowdown=observed.slowdown)
-    trace = WORKLOADS[name](fleet, mix)
-    predicted = {
-        "as tuned": _run(trace, replace(fleet, slowdown=1.0), observed.front).answered,
-        "speed observed": _run(trace, fleet, observed.front).answered,
+def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name: str, *, seed: int) -> Measurement:
+    """Calibrate, predict, send, and predict at the speed that was seen."""
+    calibration = side.calibrate(table, seed)
+    front, tuned = calibration.front, Fleet(table)
+    trace = _trace(_kinds(options)[name], tuned, calibration.tokens_per_s, options.seconds, seed)
+    answered = {
+        "as tuned": _predicted(trace, table, tuned, replace(front, shared_cores=usable_cores())),
+        "as calibrated": _predicted(trace, table, calibration.fleet, front),
     }
-    measured = _figures(side.send(trace), options.seconds)
-    front = {"request_ms": 1e3 * observed.front.request_s, "text_us": 1e6 * observed.front.text_s}
-    row = {
-        "slowdown": round(observed.slowdown, 3),
-        "front": {key: round(value, 3) for key, value in front.items()},
-        "measured": measured,
-        "predicted": {kind: _figures(answered, options.seconds) for kind, answered in predicted.items()},
+    side.fresh_steps()
+    answered["measured"] = side.send(trace)
+    drift = _slowdown(side.fresh_steps(), calibration.fleet)
+    moved = replace(calibration.fleet, ratios=[drift * ratio for ratio in calibration.fleet.ratios])
+    answered["at its own speed"] = _predicted(trace, table, moved, front)
+    about = {
+        "steps, times as long as in the calibration": round(drift, 3),
+        "front, ms a request": round(1e3 * front.request_s, 3),
+        "front, us a text": round(1e6 * front.text_s, 1),
+        "tokens a second at the limit": round(calibration.tokens_per_s),
+        "steps of the calibration": len(calibration.fleet.ratios),
     }
-    _show(name, row)
-    return row
+    return Measurement(name, answered, about)
 
 
-def _run(trace: Trace, fleet: Fleet, front: Front) -> Run:
-    """bei's scheduler on ``trace``, played. It begins with the table's costs, and observes the fleet's."""
-    run = Run(trace, fleet, POLICIES["bei"](fleet.table.model(), SchedulingRules()), front)
+def _slowdown(samples: Sequence[Sample], fleet: Fleet) -> float:
+    """How many times as long as ``fleet`` says steps took."""
+    costs = fleet.table.model()
+    expected_s = float(np.mean(fleet.ratios)) * sum(costs.seconds(*sample[:3]) for sample in samples)
+    return sum(sample.seconds for sample in samples) / expected_s
+
+
+def _kinds(options: argparse.Namespace) -> dict[str, float | None]:
+    """The traces by name, and the share of the limit that comes; None: a backfill."""
+    return {**{f"Poisson, {load:.0%} of the limit": load for load in options.loads}, "backfill": None}
+
+
+def _trace(load: float | None, tuned: Fleet, tokens_per_s: float, seconds: float, seed: int) -> Trace:
+    """Poisson arrivals of this share of ``tokens_per_s``, or a backfill."""
+    mix = Mix(seconds, load=1.0, interactive_share=_INTERACTIVE_SHARE, seed=seed, **_BULK)
+    if load is None:
+        return WORKLOADS["backfill"](tuned, mix)
+    whole = WORKLOADS["poisson"](tuned, replace(mix, seconds=_LONG_S))
+    offered = sum(min(length, _MAX_SEQ_LEN) for request in whole.arrivals for length in request.tokens) / _LONG_S
+    return WORKLOADS["poisson"](tuned, replace(mix, load=load * tokens_per_s / offered))
+
+
+def _predicted(trace: Trace, table: CostTable, fleet: Fleet, front: Front) -> list[Answered]:
+    """bei's scheduler on ``trace``, played. It begins with the tuned costs, and observes the fleet's."""
+    run = Run(trace, fleet, POLICIES["bei"](table.model(), SchedulingRules()), front)
     run.play()
-    return run
+    return run.answered
 
 
 def _answered(lane: Lane, request: Request, due_s: float, done_s: float) -> Answered:
@@ -186,65 +258,53 @@ def _answered(lane: Lane, request: Request, due_s: float, done_s: float) -> Answ
     return Answered(lane, float(due_s), float(done_s), len(request.tokens), num_tokens)
 
 
-def _figures(answered: Sequence[Answered], seconds: float) -> dict[str, dict[str, float]]:
-    """By lane: latencies of requests that came after the warm-up, and the rate of those that ended after it in time.
+def _pooled(runs: Sequence[Mapping[str, Sequence[Answered]]], seconds: float) -> dict[str, Any]:
+    """By lane: figures of all ``runs``, measured and predicted, and the predicted by the measured.
 
-    Ends the program where there are none.
+    Ends the program where no request of a lane came after the warm-up.
     """
-    warm_s = _WARM_PART * seconds
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, Any] = {}
     for lane in LANES:
-        mine = [each for each in answered if each.lane == lane]
-        latencies = latency_ms([each.done_s - each.arrived_s for each in mine if each.arrived_s >= warm_s])
-        if not latencies["count"]:
-            raise SystemExit(f"no {lane} request came after the warm-up of {warm_s:g} s: give more --seconds")
-        tokens = sum(each.num_tokens for each in mine if warm_s <= each.done_s <= seconds)
-        found[lane] = {**latencies, "tokens_per_s": round(tokens / (seconds - warm_s), 1)}
+        by_side = {kind: _figures([run[kind] for run in runs], lane, seconds) for kind in ("measured", *_SIDES)}
+        if not by_side["measured"]["count"]:
+            raise SystemExit(f"no {lane} request came after the warm-up: give more --seconds")
+        measured = by_side["measured"]
+        ratios = {kind: {name: round(by_side[kind][name] / measured[name], 3) for name in _FIGURES} for kind in _SIDES}
+        found[lane] = {**by_side, "predicted / measured": ratios}
     return found
 
 
-def _ratios(row: Mapping[str, Any], kind: str) -> dict[str, dict[str, float]]:
-    """Predicted over measured, by lane and figure."""
-    return {
-        lane: {
-            name: row["predicted"][kind][lane][name] / row["measured"][lane][name]
-            for name in ("p50", "p99", "tokens_per_s")
-        }
-        for lane in LANES
-    }
+def _figures(runs: Sequence[Sequence[Answered]], lane: Lane, seconds: float) -> dict[str, float]:
+    """Of requests that came after the warm-up; the rate of those that were answered after it, in time."""
+    mine = [[each for each in answered if each.lane == lane] for answered in runs]
+    warm_s = _WARM_PART * seconds
+    latencies = [each.done_s - each.arrived_s for answered in mine for each in answered if each.arrived_s >= warm_s]
+    rates = [_tokens_per_s(answered, seconds) for answered in mine]
+    return {**latency_ms(latencies), "tokens_per_s": round(float(np.mean(rates)), 1)}
 
 
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    by_row = {kind: [_ratios(row, kind) for row in rows] for kind in _SIDES}
-    return {
-        kind: {
-            lane: {
-                name: round(statistics.median(each[lane][name] for each in ratios), 3)
-                for name in ("p50", "p99", "tokens_per_s")
-            }
-            for lane in LANES
-        }
-        for kind, ratios in by_row.items()
-    }
+def _tokens_per_s(answered: Sequence[Answered], seconds: float) -> float:
+    """Of requests that were answered after the warm-up and within ``seconds``."""
+    warm_s = _WARM_PART * seconds
+    return sum(each.num_tokens for each in answered if warm_s <= each.done_s <= seconds) / (seconds - warm_s)
 
 
-def _show(name: str, row: Mapping[str, Any]) -> None:
-    print(f"{name}: steps take {row['slowdown']} times what was tuned; front {row['front']}", flush=True)
+def _show(title: str, found: Mapping[str, Any]) -> None:
+    print(title, flush=True)
     for lane in LANES:
-        for figure in ("p50", "p99", "tokens_per_s"):
-            values = [row["measured"][lane][figure], *(row["predicted"][kind][lane][figure] for kind in _SIDES)]
-            text = ", ".join(
-                f"{label} {value:,.1f}" for label, value in zip(("measured", *_SIDES), values, strict=True)
+        for figure in _FIGURES:
+            row = found[lane]
+            values = ", ".join(
+                f"{kind} {row[kind][figure]:,.1f} ({row['predicted / measured'][kind][figure]:.2f})" for kind in _SIDES
             )
-            print(f"  {lane:11} {figure:12} {text}", flush=True)
+            print(f"  {lane:11} {figure:12} measured {row['measured'][figure]:,.1f}, {values}", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", nargs="+", choices=tuple(WORKLOADS), default=["poisson", "backfill"])
-    parser.add_argument("--seconds", type=float, default=40.0, help="of a trace")
+    parser.add_argument("--loads", nargs="+", type=float, default=[0.7, 0.85], help="shares of what the server can do")
+    parser.add_argument("--seconds", type=float, default=25.0, help="of a trace")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--load", type=float, default=0.6, help="of the engine, by the costs as they were tuned")
     return parser
 
 

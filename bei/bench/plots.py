@@ -59,10 +59,11 @@ def percentile_chart(result: Result, points: Sequence[PointResult], name: str) -
 
 
 def latency_chart(point: PointResult, name: str) -> str:
-    """Latency over time: the median, and P99 where an interval has a hundred answers, else its highest."""
+    """Latency over time: the median, and P99 if most intervals have answers enough for one, else the highest."""
     lines: list[Line] = []
     for number, load in enumerate(point.loads):
-        has_p99 = any(one.p99 is not None for one in load.intervals)
+        answered = [one for one in load.intervals if one.answers]
+        has_p99 = 2 * sum(one.p99 is not None for one in answered) > len(answered)
         prefix = f"{load.name} " if len(point.loads) > 1 else ""
         color = number % NUM_COLORS + 1
         lines.append(Line(f"{prefix}P50", [(one.at_s, one.p50) for one in load.intervals], color))

@@ -35,7 +35,7 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .75rem; overflow-wrap: an
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; border-bottom: 1px solid var(--line); padding-bottom: .25rem; }
 h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; }
 p { margin: .5rem 0; }
-.verdict { border-left: 6px solid; padding: .5rem .9rem; background: var(--tint); font-size: 1.1rem; }
+.verdict { border-left: 6px solid; margin: .75rem 0; padding: .5rem .9rem; background: var(--tint); font-size: 1.1rem; }
 .pass { border-color: var(--pass); } .pass strong { color: var(--pass); }
 .fail { border-color: var(--fail); } .fail strong { color: var(--fail); }
 .open { border-color: var(--open); } .open strong { color: var(--open); }
@@ -45,7 +45,7 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 caption { text-align: left; color: var(--quiet); padding: .25rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; } tbody th { font-weight: 500; }
-td { overflow-wrap: anywhere; }
+td { overflow-wrap: anywhere; } td:not(.number) { min-width: 5.5rem; }
 .number { width: 1%; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .facts th { width: 14rem; color: var(--quiet); }
 svg { display: block; width: 100%; height: auto; margin: .5rem 0; font: 10.5px system-ui, sans-serif; }
@@ -58,6 +58,7 @@ svg .threshold { stroke: var(--quiet); stroke-dasharray: 4 3; }
 .from-end { direction: rtl; } .from-end svg { direction: ltr; }
 @media (max-width: 40rem) { svg { width: 40rem; } .facts th { width: 8rem; } }
 @media print { * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  table { font-size: 8.5pt; } th, td { padding-right: .5rem; }
   svg, tr, .verdict { break-inside: avoid; } h2, h3 { break-after: avoid; } .scroll { overflow: visible; } }
 """
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,19 @@ class CostTable:
 
 @dataclass(frozen=True)
 class Fleet:
-    """``num_devices`` alike devices in front of one queue. ``slowdown``: how many times as long as in the table steps
-    take; the scheduler does not know it, and observes."""
+    """``num_devices`` alike devices in front of one queue.
+
+    ``ratios``: how many times as long as in the table steps take, one after the other and then from the first again, as
+    they were observed of a real engine. The scheduler does not know them, and observes.
+    """
 
     table: CostTable
     num_devices: int = 1
-    slowdown: float = 1.0
+    ratios: Seq[float] = (1.0,)
 
     def __post_init__(self) -> None:
-        if self.num_devices < 1 or not 0 < self.slowdown < float("inf"):
-            raise ValueError(f"no fleet: {self.num_devices} devices, slowdown {self.slowdown}")
+        if self.num_devices < 1 or not self.ratios or not all(0 < ratio < inf for ratio in self.ratios):
+            raise ValueError(f"no fleet: {self.num_devices} devices, steps that take {self.ratios} times as long")
 
     @property
     def num_streams(self) -> int:

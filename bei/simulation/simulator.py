@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from functools import partial
 from heapq import heappop, heappush
+from itertools import cycle
 from math import inf
 
 import numpy as np
@@ -57,7 +58,7 @@ class Run:
         self._policy = policy
         self._front = front
         self._costs = fleet.table.model()
-        self._slowdown = fleet.slowdown
+        self._ratios = cycle(fleet.ratios)
         self._max_seq_len = self._costs.limits.max_seq_len
         self._arrivals = iter(trace.arrivals)
         self._backfill = deque(trace.backfill)
@@ -123,7 +124,7 @@ class Run:
         if not entries:
             return False
         lengths = [entry.num_tokens for entry in entries]
-        seconds = self._slowdown * self._costs.seconds(sum(lengths), len(lengths), max(lengths)) + self._owed_s
+        seconds = next(self._ratios) * self._costs.seconds(sum(lengths), len(lengths), max(lengths)) + self._owed_s
         self._owed_s = 0.0
         started_s = self.clock.now_s
         self.clock.at(started_s + seconds, partial(self._end, stream, entries, started_s))

@@ -13,6 +13,7 @@ import pytest
 
 from bei.bench.caveats import warnings_of
 from bei.bench.compare import as_text, compared, page
+from bei.bench.plots import latency_chart
 from bei.bench.report import report_page
 from bei.bench.result import SCHEMA, LoadResult, Result, read_result, write_result
 from bei.bench.terminal import summary
@@ -56,6 +57,18 @@ def test_the_page_has_every_number_of_the_json_and_needs_nothing_but_itself(resu
     assert len(ids) == len(set(ids))
     assert elements.names.count("svg") == elements.names.count("desc") >= 3
     assert report_page(result) == shown
+
+
+@pytest.mark.parametrize(("with_p99", "shown"), [(1, "highest"), (3, "P99")])
+def test_p99_over_time_is_shown_where_most_intervals_have_one(with_p99: int, shown: str) -> None:
+    load = SINGLE.points[0].loads[0]
+    intervals = [
+        msgspec.structs.replace(one, p99=7.0 if number < with_p99 else None)
+        for number, one in enumerate(load.intervals)
+    ]
+    point = msgspec.structs.replace(SINGLE.points[0], loads=[msgspec.structs.replace(load, intervals=intervals)])
+    chart = latency_chart(point, "latency")
+    assert [f">{label}<" in chart for label in ("highest", "P99")] == [shown == label for label in ("highest", "P99")]
 
 
 def test_no_text_gets_out_of_its_place() -> None:

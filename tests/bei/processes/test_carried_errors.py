@@ -31,7 +31,7 @@ def made(kind: type[BeiError]) -> BeiError:
     return kind("a message")
 
 
-@pytest.mark.parametrize("kind", tree())
+@pytest.mark.parametrize("kind", list(tree()))
 def test_an_error_arrives_as_it_was(kind: type[BeiError]) -> None:
     error = made(kind)
     found = sent(error)

@@ -218,11 +218,14 @@ def test_a_front_delays_texts_by_chunks_and_shares_cores_with_the_engine() -> No
 
 
 def test_devices_that_are_slower_than_their_table_are_observed() -> None:
-    fleet = Fleet(table(Limits(64, 4, 64)), slowdown=2.0)
+    fleet = Fleet(table(Limits(64, 4, 64)), ratios=(1.5, 2.0, 4.0))
     costs = fleet.table.model()
-    trace = Trace((), [Request("bulk", (16,))] * 40)
-    result = simulate(trace, fleet, POLICIES["bei"](costs, SchedulingRules()))
-    assert result.lanes["bulk"].p50_ms == pytest.approx(2e3 * fleet.table.model().seconds(16, 1, 16))
+    trace = Trace((), [Request("bulk", (16,))] * 60)
+    run = Run(trace, fleet, POLICIES["bei"](costs, SchedulingRules()), Front())
+    run.play()
+    as_tuned_s = fleet.table.model().seconds(16, 1, 16)
+    took_s = [step.ended_s - step.started_s for step in run.steps]
+    assert took_s == pytest.approx([as_tuned_s * ratio for ratio in (1.5, 2.0, 4.0)] * 20)
     assert costs.speed == pytest.approx(2.0)
 
 

@@ -1,0 +1,16 @@
+"""Addresses for a test's length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bei.processes.chain import Place, places
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """Where one process accepts, or several, one after the other."""
+    with places(1) as (made,):
+        yield made
