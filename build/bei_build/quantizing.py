@@ -18,7 +18,7 @@ from bei_build.progress import Progress
 from bei_build.quantization.choice import Chosen, Given, Method, choose, worst
 from bei_build.quantization.layers import LinearLayer, is_projection, linear_layers
 from bei_build.quantization.observation import OUTPUT, PRODUCT, largest_products, observe, observed_layers
-from bei_build.quantization.scheme import FloatArray, Format, Quantization
+from bei_build.quantization.scheme import FloatArray, Format, LayerQuantization, Quantization
 from bei_build.quantization.stored import stored_ranges, stored_row_scales
 from bei_build.quantization.texts import CalibrationTexts, calibration_texts
 from bei_build.verification import encode
@@ -116,6 +116,21 @@ class Calibrated:
             layers=layers,
         )
         (root / QUANTIZATION).write_bytes(msgspec.json.encode(record) + b"\n")
+
+
+def kept_quantization(root: Path) -> Quantization:
+    """What ``quantization.json`` of the artifact at ``root`` says of the layers that are quantized.
+
+    Matrices have scales by their largest values: those that an FP8 checkpoint brought are not in it. Raises OSError and
+    msgspec.DecodeError.
+    """
+    record = msgspec.json.decode((root / QUANTIZATION).read_bytes(), type=_Record)
+    layers = {
+        name: LayerQuantization(layer.input_amax, layer.smoothing, layer.output_amax, layer.per_token)
+        for name, layer in record.layers.items()
+        if not layer.is_high
+    }
+    return Quantization(record.format, layers)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from bei.cli import main
 from bei.errors import ConfigError, VerificationError
 from bei_build.config import BuildConfig
 from bei_build.graph.writer import DType, GraphWriter
-from bei_build.quantizing import QUANTIZATION
+from bei_build.quantizing import QUANTIZATION, kept_quantization
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.targets.rtx import needs_rtx
 from tests.checkpoints import read_tensors, save_checkpoint, save_static, write_tensors
@@ -107,6 +107,9 @@ def test_a_layer_with_an_outlier_is_left_high_and_the_build_says_so(
     assert [name for name, layer in layers.items() if layer["is_high"]] == [OUTLIER]
     assert layers[OUTLIER]["error"] == max(layer["error"] for layer in layers.values())
     assert built.certificate.passed
+    kept = kept_quantization(built.path)
+    assert (kept.format, kept.layers.keys()) == ("int8", layers.keys() - {OUTLIER})
+    assert all(kept.layers[name].input_amax == layers[name]["input_amax"] for name in kept.layers)
 
 
 def test_without_layers_left_high_it_fails(tmp_path: Path) -> None:
