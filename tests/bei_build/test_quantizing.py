@@ -132,7 +132,7 @@ def test_effects_say_which_layers_are_left_high_and_how_many_that_takes() -> Non
         assert more is not None
         assert more.high == set(names)
         assert more.quantization.layers.keys() == set("abcde") - set(names)
-    assert more.with_more_high(0.5) is None  # no more may be
+        assert (more.with_more_high(0.5) is None) == (names == "abc")  # no more may be
 
 
 def test_where_effects_are_not_known_there_are_twice_as_many_by_their_own_errors() -> None:
