@@ -135,8 +135,9 @@ def _quantization(record: QuantizationRecord) -> Iterator[str]:
     if record.layers:
         yield "<h3>Sensitivity of the layers</h3>"
         yield (
-            '<p class="quiet">What quantizing a layer does to its product on the calibration texts: root mean square '
-            "of the difference, divided by that of the exact product. Hatched: left in the higher precision.</p>"
+            '<p class="quiet">What quantizing a layer does to its product, on tokens of the calibration texts: the '
+            "difference's length as a share of the exact product's, averaged by the fourth power. Hatched: left in the "
+            "higher precision.</p>"
         )
         if len(record.layers) > MOST_LAYERS:
             yield f"<p>The {MOST_LAYERS} largest of {len(record.layers)}; certificate.json has all.</p>"

@@ -24,7 +24,7 @@ from bei.errors import VerificationError
 from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.progress import Progress
-from bei_build.quantizing import Calibrated
+from bei_build.quantizing import Calibrated, with_effects
 from bei_build.questions import Questions
 from bei_build.targets import Numerics
 from bei_build.verification import ENGINE_SHARE, uncertified
@@ -85,7 +85,7 @@ def _verified(work: Verification, progress: Progress) -> Certified:
             retrieval=ranked,
         )
         step.details += figures(certificate)
-    higher = None if certificate.passed else _with_more_high(work, progress)
+    higher = None if certificate.passed else _with_more_high(work, allowed_share(certificate), progress)
     if higher is not None:
         return _verified(higher, progress)
     check_certificate(work.job.config, certificate, progress)
@@ -111,10 +111,12 @@ def _opened(work: Verification) -> Iterator[Engine]:
         yield engine
 
 
-def _with_more_high(work: Verification, progress: Progress) -> Verification | None:
+def _with_more_high(work: Verification, share: float, progress: Progress) -> Verification | None:
     """The engine compiled again with more layers left high; None where it is not quantized, or no more may be."""
     job = work.job
-    calibrated = work.calibrated.with_more_high() if work.calibrated is not None else None
+    if work.calibrated is None:
+        return None
+    calibrated = with_effects(job, work.calibrated, progress).with_more_high(share)
     if calibrated is None:
         return None
     shutil.rmtree(job.root / ENGINE_DIR)
@@ -143,6 +145,17 @@ def _to_be_verified(work: Verification, progress: Progress) -> Certified:
     if work.calibrated is not None:
         work.calibrated.keep(root)
     return _with_bytes(work.manifest, expected.texts.rows), certificate
+
+
+def allowed_share(certificate: Certificate) -> float:
+    """Of what a quantized engine changes, the share that its thresholds allow: below 1 where cosines miss them."""
+    needed = certificate.thresholds
+    assert needed is not None, "it was compared"
+    shares = [0.5] if certificate.retrieval and certificate.retrieval.failures else []
+    for row in certificate.outputs:
+        figures = (row.cosine_mean, needed.mean), (row.cosine_p1, needed.p1), (row.cosine_min, needed.min)
+        shares += [(1 - least) / (1 - found) for found, least in figures if found < least]
+    return min(shares, default=1.0)
 
 
 def figures(certificate: Certificate) -> list[str]:

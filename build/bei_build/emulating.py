@@ -8,11 +8,11 @@ from bei.certification.answers import EngineAnswers, ask_engine
 from bei.certification.comparison import compare
 from bei.certification.stored import meaning_of
 from bei_build import memory
-from bei_build.certifying import check_certificate, figures
+from bei_build.certifying import allowed_share, check_certificate, figures
 from bei_build.job import Job
 from bei_build.progress import Progress
 from bei_build.quantization.emulation import emulated
-from bei_build.quantizing import Calibrated
+from bei_build.quantizing import Calibrated, with_effects
 from bei_build.questions import NOT_COMPILED, Questions
 
 
@@ -39,7 +39,9 @@ def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Pro
                 answers, expected.texts, questions.held_out, thresholds, meaning=meaning, quantization=record
             )
             step.details += figures(certificate)
-        more = None if certificate.passed else calibrated.with_more_high()
+        more = None
+        if not certificate.passed:
+            more = with_effects(job, calibrated, progress).with_more_high(allowed_share(certificate))
         if more is None:
             check_certificate(job.config, certificate, progress)
             return calibrated

@@ -16,9 +16,10 @@ from bei_build.heads import tasks_of
 from bei_build.job import Job, opened_fp32
 from bei_build.progress import Progress
 from bei_build.quantization.choice import Chosen, Given, Method, choose, worst
+from bei_build.quantization.effects import effects
 from bei_build.quantization.layers import LinearLayer, is_projection, linear_layers
 from bei_build.quantization.observation import OUTPUT, PRODUCT, largest_products, observe, observed_layers
-from bei_build.quantization.scheme import FloatArray, Format, Quantization
+from bei_build.quantization.scheme import FloatArray, Format, LayerQuantization, Quantization
 from bei_build.quantization.stored import stored_ranges, stored_row_scales
 from bei_build.quantization.texts import CalibrationTexts, calibration_texts
 from bei_build.verification import encode
@@ -29,7 +30,10 @@ _METHODS: dict[Format, Method] = {"fp8": "max", "int8": "mse"}
 
 
 class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A linear layer in ``quantization.json``. Figures as in ``LayerQuantization``; ``error`` as in ``Chosen``."""
+    """A linear layer in ``quantization.json``. Figures as in ``LayerQuantization``; ``error`` as in ``Chosen``.
+
+    ``effect``: what rounding it alone changes of the outputs (``effects``); None where that was not asked.
+    """
 
     input_amax: float
     smoothing: tuple[float, ...] | None
@@ -37,6 +41,7 @@ class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
     per_token: bool
     error: float
     is_high: bool
+    effect: float | None = None
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +59,11 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A quantization, how it was found, and which of its layers are left ``high`` all the same."""
+    """A quantization, how it was found, and which of its layers are left ``high`` all the same.
+
+    ``effects``: by which layers are chosen for that (``with_effects``); None: not asked for yet. Empty: they cannot be
+    measured, and layers' own errors count.
+    """
 
     chosen: Chosen
     method: str
@@ -63,18 +72,29 @@ class Calibrated:
     seed: int
     most_high: int
     high: frozenset[str] = frozenset()
+    effects: Mapping[str, float] | None = None
 
     @property
     def quantization(self) -> Quantization:
         """Of the layers that are quantized."""
         return self.chosen.quantization.without(self.high)
 
-    def with_more_high(self) -> Calibrated | None:
-        """The same with twice as many layers left high, those with the largest errors; None where no more may be."""
-        count = min(max(1, 2 * len(self.high)), self.most_high)
-        if count <= len(self.high):
-            return None
-        return replace(self, high=frozenset(worst(self.chosen.errors, self.chosen.quantization.layers, count)))
+    def with_more_high(self, share: float) -> Calibrated | None:
+        """The same with more layers left high, those that do most; None where no more may be.
+
+        ``share`` of what rounding changes now may stay. Effects of layers add up, nearly, so they say how many layers
+        that takes; where they are not known there are twice as many as before.
+        """
+        layers, count = self.chosen.quantization.layers, len(self.high)
+        ordered = worst(self.effects or self.chosen.errors, layers, len(layers))
+        if self.effects:
+            changes = [self.effects[name] for name in ordered]
+            allowed, least = share * sum(changes[count:]), count + 1 + count // 8
+            count = next((more for more in range(least, len(layers)) if sum(changes[more:]) <= allowed), len(layers))
+        else:
+            count = max(1, 2 * count)
+        count = min(count, self.most_high)
+        return replace(self, high=frozenset(ordered[:count])) if count > len(self.high) else None
 
     @property
     def record(self) -> QuantizationRecord:
@@ -102,6 +122,7 @@ class Calibrated:
                 per_token=layer.per_token,
                 error=self.chosen.errors[name],
                 is_high=name in self.high,
+                effect=self.effects[name] if self.effects else None,
             )
             for name, layer in self.chosen.quantization.layers.items()
         }
@@ -116,6 +137,38 @@ class Calibrated:
             layers=layers,
         )
         (root / QUANTIZATION).write_bytes(msgspec.json.encode(record) + b"\n")
+
+
+def with_effects(job: Job, calibrated: Calibrated, progress: Progress) -> Calibrated:
+    """``calibrated`` with what rounding each layer changes of the outputs, if layers may be left high. Measured once.
+
+    Where that cannot be measured, layers are chosen by their own errors, and a note says so. Raises EngineError.
+    """
+    if calibrated.effects is not None or not calibrated.most_high:
+        return calibrated
+    with progress.step("Measure layers") as step:
+        quantization, encodings = calibrated.chosen.quantization, _encodings(job, calibrated.texts)
+        spec, read, longest = job.checkpoint.spec, job.weights.read, job.limits.max_seq_len
+        found = effects(spec, read, quantization, encodings, longest, job.root)
+        step.details.append(f"what rounding each of {len(quantization.layers)} changes of the outputs")
+    if found is None:
+        progress.note("the effects of layers on the outputs were not measured: they are left high by their own errors")
+    return replace(calibrated, effects=found or {})
+
+
+def kept_quantization(root: Path) -> Quantization:
+    """What ``quantization.json`` of the artifact at ``root`` says of the layers that are quantized.
+
+    Matrices have scales by their largest values: those that an FP8 checkpoint brought are not in it. Raises OSError and
+    msgspec.DecodeError.
+    """
+    record = msgspec.json.decode((root / QUANTIZATION).read_bytes(), type=_Record)
+    layers = {
+        name: LayerQuantization(layer.input_amax, layer.smoothing, layer.output_amax, layer.per_token)
+        for name, layer in record.layers.items()
+        if not layer.is_high
+    }
+    return Quantization(record.format, layers)
 
 
 @dataclass(frozen=True)

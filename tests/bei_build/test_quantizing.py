@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from bei.artifact import Artifact
+from bei.artifact import Artifact, Thresholds
 from bei.cli import main
 from bei.errors import ConfigError, VerificationError
+from bei_build.certifying import allowed_share
 from bei_build.config import BuildConfig
 from bei_build.graph.writer import DType, GraphWriter
-from bei_build.quantizing import QUANTIZATION
+from bei_build.quantization.choice import Chosen
+from bei_build.quantization.scheme import LayerQuantization, Quantization
+from bei_build.quantization.texts import CalibrationTexts
+from bei_build.quantizing import QUANTIZATION, Calibrated, kept_quantization
+from tests.bei.certification.certificates import agreement, certificate, retrieval
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.targets.rtx import needs_rtx
 from tests.checkpoints import read_tensors, save_checkpoint, save_static, write_tensors
@@ -107,6 +112,46 @@ def test_a_layer_with_an_outlier_is_left_high_and_the_build_says_so(
     assert [name for name, layer in layers.items() if layer["is_high"]] == [OUTLIER]
     assert layers[OUTLIER]["error"] == max(layer["error"] for layer in layers.values())
     assert built.certificate.passed
+    kept = kept_quantization(built.path)
+    assert (kept.format, kept.layers.keys()) == ("int8", layers.keys() - {OUTLIER})
+    assert all(kept.layers[name].input_amax == layers[name]["input_amax"] for name in kept.layers)
+
+
+def calibrated_of(effects: dict[str, float] | None) -> Calibrated:
+    """Five layers, of which three may be left high; their own errors rise in the order in which effects fall."""
+    layers = dict.fromkeys("abcde", LayerQuantization(1.0))
+    errors = {name: 0.01 * (1 + index) for index, name in enumerate(layers)}
+    chosen, texts = Chosen(Quantization("fp8", layers), errors), CalibrationTexts("a list", ("a text",))
+    return Calibrated(chosen, "max", texts, num_tokens=3, seed=0, most_high=3, effects=effects)
+
+
+def test_effects_say_which_layers_are_left_high_and_how_many_that_takes() -> None:
+    found = calibrated_of({"a": 8.0, "b": 4.0, "c": 2.0, "d": 1.0, "e": 1.0})
+    for share, names in ((0.5, "a"), (0.25, "ab"), (0.2, "abc"), (0.01, "abc")):
+        more = found.with_more_high(share)
+        assert more is not None
+        assert more.high == set(names)
+        assert more.quantization.layers.keys() == set("abcde") - set(names)
+        assert (more.with_more_high(0.5) is None) == (names == "abc")  # no more may be
+
+
+def test_where_effects_are_not_known_there_are_twice_as_many_by_their_own_errors() -> None:
+    found: Calibrated | None = calibrated_of({})
+    for names in ("e", "ed", "edc"):
+        assert found is not None
+        found = found.with_more_high(0.5)
+        assert found is not None
+        assert found.high == set(names)
+    assert found is not None
+    assert found.with_more_high(0.5) is None
+
+
+def test_the_figure_that_is_farthest_off_says_what_may_stay() -> None:
+    needed = Thresholds(mean=0.99, p1=0.9, min=0.5)
+    row = agreement(cosine_mean=0.98, cosine_p1=0.6, cosine_min=0.4)
+    assert allowed_share(certificate(thresholds=needed, outputs=[agreement(), row])) == pytest.approx(0.25)
+    retrieval_only = certificate(thresholds=needed, outputs=[agreement()], retrieval=retrieval(failures=["lost"]))
+    assert allowed_share(retrieval_only) == 0.5
 
 
 def test_without_layers_left_high_it_fails(tmp_path: Path) -> None:

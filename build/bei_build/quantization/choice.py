@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from bei_build.quantization.layers import LinearLayer
 from bei_build.quantization.observation import Observation
-from bei_build.quantization.rounding import round_rows, round_to
-from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization, rounded
+from bei_build.quantization.rounding import LEAST_SIZE, rounded_product
+from bei_build.quantization.scheme import Format, LayerQuantization, Quantization, rounded
 
 FloatArray = npt.NDArray[np.float32]
 Method: TypeAlias = Literal["max", "percentile", "mse"]
@@ -30,7 +30,6 @@ _SHARES = (0.8, 0.6, 0.5)  # of the largest value, as ranges
 # count for more than many that lose little (docs/decisions.md).
 _POWER = 4
 _BETTER = 0.98  # of the error without it: smoothing costs a multiplication a value
-_LEAST_FACTOR = 1e-5
 # Of the error with one range for all tokens: a range for each takes passes over the input and over the product.
 _WORTH_A_RANGE_A_TOKEN = 0.8
 
@@ -124,17 +123,7 @@ class _Trial:
 
     def error(self, layer: LayerQuantization) -> float:
         """What rounding as ``layer`` says does to the products."""
-        rows, matrix = self._seen.sample, self._matrix
-        if layer.smoothing is not None:
-            factors = np.array(layer.smoothing, np.float32)
-            rows, matrix = rows / factors, matrix * factors
-        if layer.row_scales:
-            matrix = round_to(matrix, np.concatenate(list(layer.row_scales.values()))[:, None], self._format)
-        else:
-            matrix = round_rows(matrix, self._format)
-        sizes = np.maximum(np.abs(rows).max(axis=1, keepdims=True), _LEAST_FACTOR) if layer.per_token else 1.0
-        scales = layer.input_amax / LARGEST[self._format] * np.asarray(sizes)
-        product = round_to(rows, scales, self._format) @ matrix.T
+        product = rounded_product(self._seen.sample, self._matrix, layer, self._format)
         product -= self._exact
         errors = np.square(product, out=product).sum(axis=1)
         known = self._lengths > 0
@@ -144,14 +133,14 @@ class _Trial:
 
     def _smoothed(self, strength: float) -> LayerQuantization:
         seen, stored = self._seen.channel_amax, np.abs(self._matrix).max(axis=0)
-        factors = np.maximum(seen, _LEAST_FACTOR) ** strength / np.maximum(stored, _LEAST_FACTOR) ** (1 - strength)
+        factors = np.maximum(seen, LEAST_SIZE) ** strength / np.maximum(stored, LEAST_SIZE) ** (1 - strength)
         factors /= np.exp(np.log(factors).mean())  # around 1, for 16-bit types
-        kept = tuple(map(rounded, np.maximum(factors, _LEAST_FACTOR).tolist()))
+        kept = tuple(map(rounded, np.maximum(factors, LEAST_SIZE).tolist()))
         return LayerQuantization(_range((seen / np.array(kept, np.float32)).max()), kept)
 
 
 def _range(largest: float | np.floating[npt.NBitBase]) -> float:
-    return rounded(max(float(largest), _LEAST_FACTOR))
+    return rounded(max(float(largest), LEAST_SIZE))
 
 
 def worst(errors: Mapping[str, float], among: Iterable[str], count: int) -> list[str]:

@@ -28,15 +28,7 @@ class EmulatedEngine:
     """The graph at ``path`` in ONNX Runtime, on the CPU."""
 
     def __init__(self, path: Path, spec: ModelSpec, limits: Limits) -> None:
-        onnxruntime = _onnxruntime()
-        options = onnxruntime.SessionOptions()
-        # Its fusion of QuantizeLinear and DequantizeLinear with their neighbours is wrong for FP8 in FP32 graphs.
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its classes have no base of their own
-            raise EngineError(f"ONNX Runtime cannot run the graph: {error}") from error
+        self._session = session_of(path)
         self._input_names = [one.name for one in self._session.get_inputs()]
         outputs = {str(name): width for name, width in spec.dimensions.items()}
         per_token = frozenset(str(head.output) for head in spec.heads if not head.pooling)
@@ -78,6 +70,19 @@ def emulated(
             yield engine
         finally:
             engine.close()
+
+
+def session_of(path: Path) -> Any:
+    """ONNX Runtime's session of the graph at ``path``. Raises EngineError, MissingDependencyError."""
+    onnxruntime = _onnxruntime()
+    options = onnxruntime.SessionOptions()
+    # Its fusion of QuantizeLinear and DequantizeLinear with their neighbours is wrong for FP8 in FP32 graphs.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its classes have no base of their own
+        raise EngineError(f"ONNX Runtime cannot run the graph: {error}") from error
 
 
 def check_able() -> None:

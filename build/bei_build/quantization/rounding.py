@@ -6,9 +6,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.quantization.scheme import LARGEST, Format, scales_of_rows
+from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, scales_of_rows
 
 FloatArray = npt.NDArray[np.float32]
+
+LEAST_SIZE = 1e-5  # of an input, or of a token's
 
 
 def round_to(values: FloatArray, scale: npt.ArrayLike, number_format: Format) -> FloatArray:
@@ -27,3 +29,20 @@ def round_to(values: FloatArray, scale: npt.ArrayLike, number_format: Format) ->
 def round_rows(matrix: FloatArray, number_format: Format) -> FloatArray:
     """``matrix`` [out, in] with a scale a row."""
     return round_to(matrix, scales_of_rows(matrix, number_format)[:, None], number_format)
+
+
+def rounded_product(
+    rows: FloatArray, matrix: FloatArray, layer: LayerQuantization, number_format: Format
+) -> FloatArray:
+    """``rows @ matrix.T`` as a layer that is quantized so computes it; ``rows`` [n, in], ``matrix`` [out, in]."""
+    if layer.smoothing is not None:
+        factors = np.array(layer.smoothing, np.float32)
+        rows, matrix = rows / factors, matrix * factors
+    if layer.row_scales:
+        matrix = round_to(matrix, np.concatenate(list(layer.row_scales.values()))[:, None], number_format)
+    else:
+        matrix = round_rows(matrix, number_format)
+    sizes = np.maximum(np.abs(rows).max(axis=1, keepdims=True), LEAST_SIZE) if layer.per_token else 1.0
+    scales = layer.input_amax / LARGEST[number_format] * np.asarray(sizes)
+    product: FloatArray = round_to(rows, scales, number_format) @ matrix.T
+    return product

@@ -1,0 +1,54 @@
+"""What the benchmark of certificates keeps of one, and the tables it makes."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from bei.artifact import LayerSensitivity, QuantizationRecord
+from benchmarks.certificates import Clock, OutOfTimeError, summary, tables
+from tests.bei.certification.certificates import agreement, certificate, retrieval
+
+LAYERS = [LayerSensitivity(layer=f"layers.{i}.mlp.down", error=i / 100, is_high=i in (3, 9)) for i in range(10)]
+QUANTIZATION = QuantizationRecord(
+    format="fp8",
+    method="max",
+    calibration="Texts.",
+    num_texts=2,
+    num_tokens=3,
+    texts_sha256="b" * 64,
+    layers=LAYERS,
+)
+CERTIFICATE = certificate(quantization=QUANTIZATION, retrieval=retrieval(), outputs=[agreement()])
+
+
+def test_a_summary_has_the_figures_and_no_texts() -> None:
+    kept = json.loads(json.dumps(summary(CERTIFICATE)))
+    (row,) = CERTIFICATE.outputs
+    figures = {name: value for name, value in msgspec.to_builtins(row).items() if name in kept["outputs"][0]}
+    assert kept["outputs"] == [figures]
+    assert figures.keys() == {*msgspec.to_builtins(row)} - {"histogram", "worst_texts"}
+    assert not any(text.text in json.dumps(kept) for text in row.worst_texts)
+    assert kept["quantization"]["left_high"] == {"layers.9.mlp.down": 0.09, "layers.3.mlp.down": 0.03}
+    assert list(kept["quantization"]["worst_others"]) == [f"layers.{i}.mlp.down" for i in (8, 7, 6, 5, 4)]
+
+
+def test_the_tables_name_every_model_and_say_what_was_lost() -> None:
+    results = {
+        "one": {"fp8": summary(CERTIFICATE), "scifact": {"auto": 0.5, "fp8": 0.49}},
+        "two": {"int8": summary(CERTIFICATE)},
+    }
+    said = tables(results)
+    assert "| one | fp8, emulated | passed |" in said
+    assert "| 2 of 10 |" in said
+    assert "| one | 0.5000 | - | 0.4900 (-2.00%) |" in said
+    assert sum(line.startswith("| two") for line in said.splitlines()) == 1
+
+
+def test_nothing_is_begun_after_the_time() -> None:
+    Clock(None).check()
+    Clock(1).check()
+    with pytest.raises(OutOfTimeError):
+        Clock(-1).check()
