@@ -20,6 +20,7 @@ import gc
 import hashlib
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from bei.core import PackedBatch
 from bei.packing import graph_inputs
 from bei_build.flops import flops
 from bei_build.torch_graph.model import PackedModel, tensors_of
-from benchmarks import gpu_ceilings, gpu_kernels
+from benchmarks import gpu_ceilings, gpu_fused, gpu_kernels
 from benchmarks.gpu_built import Built, built_from_a_checkpoint
 from benchmarks.gpu_engines import CapturedEngine, Engine, Inputs, compiled
 from benchmarks.gpu_peers import SentenceTransformers, Transformers
@@ -96,11 +97,21 @@ class Bench:
         return found
 
     def kernels(self) -> list[Measurement]:
-        """Attention by itself."""
-        budget_s = self._budget_s / 4
+        """Attention, the steps between the products, and products in FP8, each by itself."""
+        of = {"budget_s": self._budget_s / 4}
         return [
-            Measurement(f"attention: {name}", 4, partial(gpu_kernels.measured, case, self.device, budget_s=budget_s))
-            for name, case in gpu_kernels.CASES.items()
+            *(
+                Measurement(f"product in FP8: {name}", 3, partial(gpu_fused.product, case, self.device, **of))
+                for name, case in gpu_fused.PRODUCTS.items()
+            ),
+            *(
+                Measurement(f"attention: {name}", 4, partial(gpu_kernels.measured, case, self.device, **of))
+                for name, case in gpu_kernels.CASES.items()
+            ),
+            *(
+                Measurement(f"fused: {name}", 6, partial(gpu_fused.fused, case, self.device, **of))
+                for name, case in gpu_fused.FUSED.items()
+            ),
         ]
 
     def ours(self, name: str, lengths: list[int], kind: str, *, is_latency: bool = False) -> Found:
@@ -119,7 +130,10 @@ class Bench:
             timed = (latency if is_latency else throughput)(work, self.device, budget_s=self._budget_s)
         facts["cosine to FP32"] = agreement(self._answers(model, shape), self._reference(shape))
         facts["cosine to eager"] = agreement(actual, expected)
-        return {**_rates(timed, flops(shape.spec, lengths), sum(lengths)), **facts, "kernels": _kernels(model)}
+        facts["kernels"] = _kernels(model)
+        if shape.is_fp8:
+            facts["products"] = dict(Counter(choice.product for choice in model.products.values()))
+        return {**_rates(timed, flops(shape.spec, lengths), sum(lengths)), **facts}
 
     def engine(self, name: str, lengths: list[int], *, is_latency: bool = False) -> Found:
         """The engine of target cuda with the same weights: indices, copies and both streams included."""
@@ -187,7 +201,8 @@ class Bench:
     def _model(self, name: str) -> PackedModel:
         if self._held is None or self._held[0] != name:
             self._drop()
-            self._held = name, random_model(self.shape(name), self.device, torch.bfloat16)
+            shape = self.shape(name)
+            self._held = name, random_model(shape, self.device, torch.bfloat16, is_fp8=shape.is_fp8)
         return self._held[1]
 
     def _drop(self) -> None:
@@ -283,6 +298,8 @@ def measurements(bench: Bench) -> list[Measurement]:
         ours("minilm", one, query, "graph", 5),
         ours("mistral-7b", "512 tokens", bench.lengths(fixed, 16_384, 512), "eager", 30),
         ours("mistral-7b", one, query, "graph", 8),
+        ours("mistral-7b FP8", "512 tokens", bench.lengths(fixed, 16_384, 512), "eager", 40),
+        ours("mistral-7b FP8", one, query, "graph", 8),
         peer("bert-base", "512 tokens", long, "sdpa", 20),
         peer("bert-large", "512 tokens", long, "sdpa", 10),
         peer("bert-large", "512 tokens", long, "flash_attention_2", 10),
@@ -303,6 +320,9 @@ def measurements(bench: Bench) -> list[Measurement]:
         peer("bge-m3", "mixed lengths", pages, "sdpa", 120, is_compiled=True),
         peer("bert-base", "512 tokens", long, "sdpa", 60, is_compiled=True),
         ours("mistral-7b", "512 tokens", bench.lengths(fixed, 16_384, 512), "compiled", 120),
+        ours("mistral-7b FP8", "512 tokens", bench.lengths(fixed, 16_384, 512), "compiled", 120),
+        ours("bert-large FP8", "512 tokens", long, "eager", 15),
+        ours("bert-large FP8", "512 tokens", long, "compiled", 70),
         Measurement(
             "bert-base, 512 tokens: sentence-transformers", 30, partial(bench.sentence_transformers, "bert-base", long)
         ),
@@ -334,7 +354,7 @@ def _digest_of_sources() -> str:
     """Of the code that a figure is of: a copy of the tree on a GPU machine has no history."""
     digest = hashlib.sha256()
     for folder in (ROOT / "build" / "bei_build" / "torch_graph", ROOT / "bei" / "engine" / "cuda"):
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from bei.core import Encoding, PackedBatch
+from bei_build.quantization.layers import linear_layers
+from bei_build.quantization.scheme import LayerQuantization, Quantization
 from bei_build.spec import (
     AttentionSpec,
     DenseSpec,
@@ -23,9 +25,12 @@ from bei_build.spec import (
     Pooling,
     RopeSpec,
 )
+from bei_build.torch_graph.fp8 import FP8Linear
 from bei_build.torch_graph.kernels import Kernel
 from bei_build.torch_graph.model import PackedModel
 from bei_build.torch_graph.storage import Storage, join_linear_layers
+
+_WIDEST_INPUT = 32.0  # of linear layers of these models
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Shape:
-    """``hf`` names the transformers classes of config and model with these sizes."""
+    """``hf`` names the transformers classes of config and model with these sizes. ``is_fp8``: linear layers are."""
 
     name: str
     sizes: Sizes
     spec_of: Callable[[Sizes], ModelSpec]
     max_seq_len: int
     hf: tuple[str, str]
+    is_fp8: bool = False
 
     @property
     def spec(self) -> ModelSpec:
@@ -131,23 +137,49 @@ SHAPES = {
     )
 }
 
+# The same weights.
+SHAPES |= {
+    f"{name} FP8": replace(SHAPES[name], name=f"{name} FP8", is_fp8=True) for name in ("bert-large", "mistral-7b")
+}
+
 
 def random_model(
-    shape: Shape, device: torch.device, dtype: torch.dtype, *, kernel: Kernel | None = None, joined: bool = True
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    kernel: Kernel | None = None,
+    joined: bool = True,
+    is_fp8: bool = False,
 ) -> PackedModel:
-    """``shape`` with random weights, the same numbers in every type: they are BF16's."""
-    model = PackedModel(shape.spec, shape.max_seq_len, Storage(device, dtype), kernel)
+    """``shape`` with random weights, the same numbers in every type: they are BF16's. ``is_fp8``: all linear layers of
+    its layers are FP8."""
+    quantization = _quantization(shape.spec) if is_fp8 else None
+    model = PackedModel(shape.spec, shape.max_seq_len, Storage(device, dtype), kernel, quantization)
     for name, tensor in model.weights_by_name().items():
-        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-        values = torch.randn(tensor.shape, generator=generator, device=device)
-        if tensor.ndim > 1:
-            values *= tensor.shape[-1] ** -0.5
-        else:  # of norms about 1, biases small
-            values = 0.02 * values + (1.0 if name.endswith("norm.weight") else 0.0)
-        tensor.copy_(values.bfloat16())
+        tensor.copy_(_random(name, tensor.shape, device))
+    for path, module in model.named_modules():
+        if isinstance(module, FP8Linear):
+            module.fill(_random(f"{path}.weight", module.codes.shape, device).float())
     if joined:
         join_linear_layers(model)
     return model
+
+
+def _random(name: str, shape: torch.Size, device: torch.device) -> torch.Tensor:
+    """What the weight ``name`` is in every model, BF16."""
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    values = torch.randn(shape, generator=generator, device=device)
+    if len(shape) > 1:
+        values *= shape[-1] ** -0.5
+    else:  # of norms about 1, biases small
+        values = 0.02 * values + (1.0 if name.endswith("norm.weight") else 0.0)
+    return values.bfloat16()
+
+
+def _quantization(spec: ModelSpec) -> Quantization:
+    """One range for all inputs, wider than any of them: numbers of FP8 are as fine within it as within their own."""
+    return Quantization("fp8", {layer.name: LayerQuantization(_WIDEST_INPUT) for layer in linear_layers(spec)})
 
 
 def fixed(num_tokens: int, length: int) -> list[int]:

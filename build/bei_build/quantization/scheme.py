@@ -19,6 +19,9 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 LARGEST: Mapping[Format, float] = {"fp8": 448.0, "int8": 127.0}
 
+# A row's largest value counts as this at the least: it may be all zeros.
+LEAST_OF_A_ROW = float(np.finfo(np.float32).tiny) * 1024
+
 # Significant digits of scales and factors. What is measured differs in its last bits between machines and numbers of
 # threads, and equal builds are to be equal bytes.
 _DIGITS = 4
@@ -64,6 +67,6 @@ def rounded(value: float) -> float:
 
 def scales_of_rows(matrix: FloatArray, number_format: Format) -> FloatArray:
     """By the largest value of each row of ``matrix`` [out, in], float32 [out]; rows of zeros get a tiny one."""
-    largest = np.maximum(np.abs(matrix).max(axis=1), np.finfo(np.float32).tiny * 1024)
+    largest = np.maximum(np.abs(matrix).max(axis=1), np.float32(LEAST_OF_A_ROW))
     scales: FloatArray = largest / np.float32(LARGEST[number_format])
     return scales

@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Activation functions, and what an MLP makes of its products before the last one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bei_build.spec import Activation
+from bei_build.torch_graph.fp8 import Rounding
+from bei_build.torch_graph.fusions import Fusions
 
 _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -22,8 +24,24 @@ _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "log1p_relu": lambda value: torch.log1p(torch.relu(value)),
     "identity": lambda value: value,
 }
+# Of a row an element: no kernel of ours, and no MLP has it.
+_NOT_FUSED: frozenset[Activation] = frozenset({"log1p_relu"})
 
 
 def activated(value: Tensor, activation: Activation) -> Tensor:
     """``activation`` of ``value``."""
     return _FUNCTIONS[activation](value)
+
+
+def gated(
+    value: Tensor, gate: Tensor | None, activation: Activation, rounding: Rounding | None, fusions: Fusions
+) -> Tensor:
+    """``activation(value) * gate``, [T, width], as ``value`` or as ``rounding`` rounds it. Computed in FP32."""
+    if fusions.has("activation") and activation not in _NOT_FUSED:
+        from bei_build.torch_graph.fused.activate import activate  # Triton is not everywhere
+
+        return activate(value, gate, None if rounding is None else rounding.inverse, activation)
+    wide = activated(value.float(), activation)
+    if gate is not None:
+        wide = wide * gate.float()
+    return wide.to(value.dtype) if rounding is None else rounding(wide)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from bei_build.position_tables import alibi_slopes
 from bei_build.spec import AttentionSpec
 from bei_build.torch_graph import kernels
+from bei_build.torch_graph.fp8 import FP8Linear, Reading, Rounding, read_by, rounded_once, rounding_of
 from bei_build.torch_graph.kernels import Kernel
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.positions import RelativeBias, RelativePositions, Rotation, ScoreTerms
@@ -66,42 +67,59 @@ class Attention(nn.Module):
             self.slopes: Tensor
             self.register_buffer("slopes", slopes, persistent=False)
         self._add_disentangled(hidden_size, storage)
-        joined = (("key", "value"),) if cross else (("query", "key", "value"),)
-        self.joinable = () if spec.disentangled else joined  # DeBERTa's table goes through them one by one
+        self._readers = ("query",) if cross else ("query", "key", "value")
+        # DeBERTa's table goes through them one by one.
+        self.joinable = () if spec.disentangled else (("key", "value") if cross else self._readers,)
+        self._is_rotation_fused = spec.rope is not None and storage.fusions.has("rotation")
 
     def _add_disentangled(self, hidden_size: int, storage: Storage) -> None:
         spec, positions = self._spec, self._spec.disentangled
-        if positions is None or positions.share_keys:
+        if positions is None:
+            return
+        if positions.share_keys:
+            self.read_exactly = ("query", "key")  # the table is no input that scales are made for
             return
         if positions.content_to_position:
             self.position_key = Linear(hidden_size, spec.width, positions.key_bias, storage)
         if positions.position_to_content:
             self.position_query = Linear(hidden_size, spec.width, True, storage)
 
-    def forward(self, hidden: Tensor, step: Step, encoded: Tensor | None = None) -> Tensor:
+    @property
+    def rounding(self) -> Rounding | None:
+        """Of the input, where all that read it do so in FP8 alike."""
+        return read_by(self, self._readers)
+
+    def forward(self, hidden: Reading, step: Step, encoded: Tensor | None = None) -> Tensor:
         """Tokens ``hidden`` [T, hidden] look at each other, or at the states ``encoded`` [T, hidden]."""
         spec = self._spec
+        hidden = rounded_once(hidden, self.rounding, step)
         if encoded is None:
             query, key, value = project(self, hidden, ("query", "key", "value"))
         else:
             query = self.query(hidden)
-            key, value = project(self, encoded, ("key", "value"))
+            names = ("key", "value")
+            key, value = project(self, rounded_once(encoded, read_by(self, names), step), names)
         if spec.clip is not None:
             query, key, value = (part.clamp(-spec.clip, spec.clip) for part in (query, key, value))
-        query = self._placed(query, spec.num_heads, "query", step)
-        key = self._placed(key, spec.num_kv_heads, "key", step)
+        query, key = self._placed(query, key, step)
         value = torch.unflatten(value, -1, (spec.num_kv_heads, spec.head_dim))
-        return self.output(self._context(query, key, value, step).flatten(-2))  # type: ignore[no-any-return]
+        context = self._context(query, key, value, step).flatten(-2)
+        return self.output(rounded_once(context, rounding_of(self.output), step))  # type: ignore[no-any-return]
 
-    def _placed(self, value: Tensor, num_heads: int, role: str, step: Step) -> Tensor:
-        """Queries or keys [T, width] as [T, heads, head_dim], normalized and rotated."""
+    def _placed(self, query: Tensor, key: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Queries and keys [T, width] as [T, heads, head_dim], normalized and rotated."""
         spec = self._spec
         if spec.qk_norm and spec.qk_norm_joint:
-            value = getattr(self, f"{role}_norm")(value)
-        heads = torch.unflatten(value, -1, (num_heads, spec.head_dim))
-        if spec.qk_norm and not spec.qk_norm_joint:
-            heads = getattr(self, f"{role}_norm")(heads)
-        return self.rotation(heads, step) if spec.rope else heads
+            query, key = self.query_norm(query), self.key_norm(key)
+        query = torch.unflatten(query, -1, (spec.num_heads, spec.head_dim))
+        key = torch.unflatten(key, -1, (spec.num_kv_heads, spec.head_dim))
+        has_norms = spec.qk_norm is not None and not spec.qk_norm_joint
+        if self._is_rotation_fused:
+            norms = (self.query_norm, self.key_norm) if has_norms else None
+            return self.rotation.of_both(query, key, norms, step)
+        if has_norms:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return (self.rotation(query, step), self.rotation(key, step)) if spec.rope else (query, key)
 
     def _context(self, query: Tensor, key: Tensor, value: Tensor, step: Step) -> Tensor:
         spec, partial_keys = self._spec, self._partial_keys
@@ -137,5 +155,7 @@ class Attention(nn.Module):
 
     def _products(self, heads: Tensor, rows: Tensor, layer: str) -> Tensor:
         """``heads`` [T, heads, head_dim] with each of ``rows`` through ``layer``, [T, heads, rows]."""
-        projected = getattr(self, layer)(rows).unflatten(-1, (self._spec.num_heads, self._spec.head_dim))
-        return torch.einsum("thd,rhd->thr", heads, projected)
+        module = getattr(self, layer)
+        projected = module.exact(rows) if isinstance(module, FP8Linear) else module(rows)
+        by_head = torch.unflatten(projected, -1, (self._spec.num_heads, self._spec.head_dim))
+        return torch.einsum("thd,rhd->thr", heads, by_head)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bei_build.spec import ExpertsSpec, MLPSpec
 from bei_build.torch_graph.activation import activated
+from bei_build.torch_graph.step import Step
 from bei_build.torch_graph.storage import Linear, Storage
 
 
@@ -35,6 +36,8 @@ class _Stored(nn.Module):
 class Experts(nn.Module):
     """``spec.experts`` on token states [T, hidden_size]. ``grouped`` None: wherever there is a grouped product."""
 
+    rounding = None  # experts are not computed in FP8
+
     def __init__(self, spec: MLPSpec, hidden_size: int, storage: Storage, *, grouped: bool | None = None) -> None:
         super().__init__()
         assert spec.experts is not None
@@ -45,7 +48,7 @@ class Experts(nn.Module):
         self.router = Linear(hidden_size, spec.experts.count, False, storage.fp32)
         self.experts = _Stored(num_rows, hidden_size, spec.down_bias, storage)
 
-    def forward(self, value: Tensor) -> Tensor:
+    def forward(self, value: Tensor, step: Step) -> Tensor:
         """The sum of the outputs of each token's experts, [T, hidden_size]."""
         shares, chosen = self._routed(value)
         total = self._of_chosen(value, shares, chosen) if self._grouped else self._of_all(value, shares, chosen)

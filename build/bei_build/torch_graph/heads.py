@@ -20,6 +20,7 @@ from bei_build.spec import (
     HeadSpec,
     LatentAttentionSpec,
     ModelSpec,
+    NormalizeSpec,
     NormLayerSpec,
     Pooling,
     needs_fp32,
@@ -67,6 +68,7 @@ class Head:
     def __init__(self, head: HeadSpec, spec: ModelSpec, model: nn.Module, storage: Storage) -> None:
         self.spec = head
         self._model_spec = spec
+        self._is_fused = storage.fusions.has("pooling")
         self._token_layers: list[_Layer] = []
         in_fp32 = False
         for layer in head.token_layers:
@@ -87,12 +89,29 @@ class Head:
         value = hidden
         for layer in self._token_layers:
             value = layer(value)
+        layers = self._layers
         if self.spec.pooling:
-            value = torch.cat([pooled(mode, value, self._model_spec, step) for mode in self.spec.pooling], dim=1)
+            # The unit length of one mode is the kernel's.
+            normalizes = self._is_fused and len(self.spec.pooling) == 1 and self._is_normalized_at_once
+            value = self._pooled(value, step, normalizes=normalizes)
+            layers = layers[normalizes:]
         value = value.float()
-        for layer in self._layers:
+        for layer in layers:
             value = layer(value)
         return value
+
+    @property
+    def _is_normalized_at_once(self) -> bool:
+        return bool(self._layers) and isinstance(self._layers[0].spec, NormalizeSpec)
+
+    def _pooled(self, hidden: Tensor, step: Step, *, normalizes: bool) -> Tensor:
+        if self._is_fused:
+            parts = [
+                by_triton(mode, hidden, self._model_spec, step, normalizes=normalizes) for mode in self.spec.pooling
+            ]
+        else:
+            parts = [pooled(mode, hidden, self._model_spec, step) for mode in self.spec.pooling]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
 def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | None:
@@ -120,11 +139,10 @@ def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | 
 
 
 def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step) -> Tensor:
-    """One mode over ``hidden`` [T, width]; float32 [B, width]."""
-    if mode in ("cls", "last"):
-        return hidden.index_select(0, step["first_index" if mode == "cls" else "last_index"]).float()
-    if mode in _MARKS:
-        return hidden.index_select(0, _marked(mode, spec.marked_id, step)).float()
+    """One mode over ``hidden`` [T, width]; float32 [B, width]. The twin of ``fused.pool``."""
+    rows = _rows(mode, spec, step)
+    if rows is not None:
+        return hidden.index_select(0, rows).float()
     if mode == "max":
         return step.of_sequences(hidden.float(), "max")
     weights = _weights(mode, spec, step)
@@ -135,6 +153,26 @@ def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step) -> Tensor
     if spec.unpooled_id is not None:  # there may be no token left
         count = count.clamp(min=1.0)
     return total / (count.sqrt() if mode == "mean_sqrt_len" else count)
+
+
+def by_triton(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, *, normalizes: bool) -> Tensor:
+    """The same by the fused kernel; ``normalizes``: to length 1."""
+    from bei_build.torch_graph.fused.pool import pool  # Triton is not everywhere
+
+    rows = _rows(mode, spec, step)
+    if rows is not None:
+        return pool(hidden, rows, None, "row", 0.0, normalizes)
+    weights = None if mode == "max" else _weights(mode, spec, step)
+    least = 0.0 if spec.unpooled_id is None else 1.0
+    kind = "mean" if mode == "weighted_mean" else mode
+    return pool(hidden, step["cu_query_lens"], weights, kind, least, normalizes)
+
+
+def _rows(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor | None:
+    """The packed position of each sequence's vector, [B]; None where it is made of several."""
+    if mode in ("cls", "last"):
+        return step["first_index" if mode == "cls" else "last_index"]
+    return _marked(mode, spec.marked_id, step) if mode in _MARKS else None
 
 
 def _weights(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor:

@@ -10,9 +10,10 @@ from bei.errors import CompileError
 from bei_build.spec import AttentionSpec, LayerSpec, ModelSpec
 from bei_build.torch_graph.attention import Attention, PositionModules
 from bei_build.torch_graph.experts import Experts
+from bei_build.torch_graph.fp8 import Reading, Rounding
 from bei_build.torch_graph.kernels import Choice
 from bei_build.torch_graph.mlp import MLP
-from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.norms import Norm, States
 from bei_build.torch_graph.step import Step
 from bei_build.torch_graph.storage import Storage
 
@@ -56,33 +57,57 @@ class Layer(nn.Module):
             names += [f"{part}_norm" for part in self._parts if not left_out.get(part)]
         return [*names, "second_attention_norm"] if spec.second_attention_norm else names
 
-    def forward(self, hidden: Tensor, step: Step, encoded: Tensor | None = None) -> Tensor:
-        """[T, hidden] of ``hidden`` [T, hidden]; a decoder's layer also reads the states ``encoded``."""
-        spec = self.spec
-        entering = shared = hidden
-        for part in self._parts:
-            value = hidden
-            if part == "mlp" and spec.parallel:
-                value = shared
-            elif spec.norms_input and (part != "attention" or spec.attention_norm):
-                value = shared = self._norm(f"{part}_norm", hidden)
-            value = self._run(part, value, step, encoded)
-            if spec.norms_output:
-                value = self._norm(f"{part}_post_norm", value)
-            if spec.residual_scale != 1.0:
-                value = value * spec.residual_scale
-            hidden = value + hidden
-            if spec.placement == "post":
-                hidden = self._norm(f"{part}_norm", hidden)
-            if part == "attention" and spec.second_attention_norm:
-                hidden = self._norm("second_attention_norm", hidden + entering)
-        return hidden
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the layer's first part rounds the states that it reads; None where it does not, or a norm is between."""
+        return None if self.spec.norms_input else self.attention.rounding  # type: ignore[no-any-return]
 
-    def _run(self, part: str, value: Tensor, step: Step, encoded: Tensor | None) -> Tensor:
+    def forward(
+        self, states: States, step: Step, encoded: Tensor | None = None, following: Rounding | None = None
+    ) -> States:
+        """The states behind ``states`` [T, hidden]; a decoder's layer also reads the states ``encoded``.
+
+        ``following``: how the next layer rounds them.
+        """
+        spec = self.spec
+        entering = states
+        shared: Reading | None = None
+        for index, part in enumerate(self._parts):
+            states, reading = self._read(part, states, shared, step)
+            shared = reading
+            value = self._run(part, reading, step, encoded)
+            if spec.norms_output:
+                value = getattr(self, f"{part}_post_norm")(value)
+            states = states.plus(value, spec.residual_scale)
+            if spec.placement == "post":
+                is_last, is_followed = index == len(self._parts) - 1, part == "attention" and spec.second_attention_norm
+                behind = following if is_last else getattr(self, self._parts[index + 1]).rounding
+                states = self._normed(f"{part}_norm", states, step, None if is_followed else behind)
+                if is_followed:
+                    states = self._normed("second_attention_norm", states.plus(entering.total), step, behind)
+        return states
+
+    def _read(self, part: str, states: States, shared: Reading | None, step: Step) -> tuple[States, Reading]:
+        """The states without a sum left to be made, and what ``part`` reads of them."""
+        spec, norm = self.spec, f"{part}_norm"
+        if part == "mlp" and spec.parallel:
+            assert shared is not None
+            return states, shared
+        if not spec.norms_input or (part == "attention" and not spec.attention_norm):
+            total = states.total
+            return States(total), total if states.rounded is None else states.rounded
+        rounding = None if spec.parallel else getattr(self, part).rounding
+        found = getattr(self, norm).of_sum(
+            states, step, rounding, total=states.added is not None, value=rounding is None
+        )
+        return States(states.hidden if found.total is None else found.total), found.reading
+
+    def _normed(self, name: str, states: States, step: Step, rounding: Rounding | None) -> States:
+        found = getattr(self, name).of_sum(states, step, rounding)
+        return States(found.value, rounded=found.rounded)
+
+    def _run(self, part: str, value: Reading, step: Step, encoded: Tensor | None) -> Tensor:
         module = getattr(self, part)
         if part == "mlp":
-            return module(value)  # type: ignore[no-any-return]
+            return module(value, step)  # type: ignore[no-any-return]
         return module(value, step, encoded if part == "cross_attention" else None)  # type: ignore[no-any-return]
-
-    def _norm(self, name: str, value: Tensor) -> Tensor:
-        return getattr(self, name)(value)  # type: ignore[no-any-return]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from bei_build.spec import MLPSpec
-from bei_build.torch_graph.activation import activated
+from bei_build.torch_graph.activation import gated
+from bei_build.torch_graph.fp8 import Reading, Rounding, read_by, rounded_once, rounding_of, with_ones
+from bei_build.torch_graph.step import Step
 from bei_build.torch_graph.storage import Linear, Storage, project
 
 
@@ -15,15 +17,22 @@ class MLP(nn.Module):
     def __init__(self, spec: MLPSpec, hidden_size: int, storage: Storage) -> None:
         super().__init__()
         self._spec = spec
+        self._fusions = storage.fusions
+        self._names = ("gate", "up") if spec.gated else ("up",)
         self.up = Linear(hidden_size, spec.intermediate_size, spec.bias, storage)
         if spec.gated:
             self.gate = Linear(hidden_size, spec.intermediate_size, spec.bias, storage)
         self.down = Linear(spec.intermediate_size, hidden_size, spec.down_bias, storage)
-        self.joinable = (("gate", "up"),) if spec.gated else ()
+        self.joinable = (self._names,) if spec.gated else ()
 
-    def forward(self, value: Tensor) -> Tensor:
+    @property
+    def rounding(self) -> Rounding | None:
+        """Of the input, where all that read it do so in FP8 alike."""
+        return read_by(self, self._names)
+
+    def forward(self, value: Reading, step: Step) -> Tensor:
         """[T, hidden] of ``value`` [T, hidden]."""
-        if not self._spec.gated:
-            return self.down(activated(self.up(value), self._spec.activation))  # type: ignore[no-any-return]
-        gate, up = project(self, value, ("gate", "up"))
-        return self.down(activated(gate, self._spec.activation) * up)  # type: ignore[no-any-return]
+        first, *others = project(self, rounded_once(value, self.rounding, step), self._names)
+        rounding = rounding_of(self.down)
+        inner = gated(first, others[0] if others else None, self._spec.activation, rounding, self._fusions)
+        return self.down(inner if rounding is None else with_ones(inner, step))  # type: ignore[no-any-return]

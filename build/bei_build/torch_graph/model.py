@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,16 @@ from torch import Tensor, nn
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CompileError, WeightsError
 from bei.packing import Sizes, graph_inputs
+from bei_build.quantization.scheme import Quantization
 from bei_build.spec import AttentionSpec, DecoderSpec, LayerSpec, ModelSpec
 from bei_build.torch_graph.attention import PositionModules
 from bei_build.torch_graph.embeddings import Convolution, Embeddings, MovedIds
+from bei_build.torch_graph.fp8 import FP8Linear, ProductChoice, Rounding, check, quantize
+from bei_build.torch_graph.fusions import Fusions, choose_fusions
 from bei_build.torch_graph.heads import Head
 from bei_build.torch_graph.kernels import Choice, Kernel, choose
 from bei_build.torch_graph.layer import Layer
-from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.norms import Norm, States
 from bei_build.torch_graph.positions import RelativeBias, RelativePositions
 from bei_build.torch_graph.step import Step
 from bei_build.torch_graph.storage import Storage, Table
@@ -27,12 +31,26 @@ from bei_build.torch_graph.storage import Storage, Table
 class PackedModel(nn.Module):
     """``spec`` for sequences of up to ``max_seq_len`` tokens, without values; ``load`` reads them.
 
-    ``kernel`` takes the place of what ``kernels.choose`` says of each layer. Do not change types with ``nn.Module.to``:
-    some parts are FP32 whatever the model's type is. Raises CompileError for a spec that it does not compute.
+    ``kernel`` takes the place of what ``kernels.choose`` says of each layer, ``fusions`` of what
+    ``fusions.choose_fusions`` says. ``quantization``: the linear layers in it are FP8. Do not change types with
+    ``nn.Module.to``: some parts are FP32 whatever the model's type is. Raises CompileError for a spec or a quantization
+    that it does not compute.
     """
 
-    def __init__(self, spec: ModelSpec, max_seq_len: int, storage: Storage, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        max_seq_len: int,
+        storage: Storage,
+        kernel: Kernel | None = None,
+        quantization: Quantization | None = None,
+        fusions: Fusions | None = None,
+    ) -> None:
         super().__init__()
+        if quantization is not None:
+            check(spec, quantization, storage.device)
+        self.fusions = choose_fusions(storage.device) if fusions is None else fusions
+        storage = replace(storage, fusions=self.fusions)
         self.spec = spec
         self.max_seq_len = max_seq_len
         self.choices: dict[AttentionSpec, Choice] = {
@@ -45,7 +63,10 @@ class PackedModel(nn.Module):
         self._positions = PositionModules(max_seq_len)
         self._add_position_weights()
         self.embeddings = Embeddings(spec.embeddings, spec.hidden_size, storage)
-        self._order = [str(index) for index in spec.weights_of or range(len(spec.layers))]
+        # Layers that share weights have scales of their own, and so matrices.
+        owners = spec.weights_of if quantization is None else None
+        self._order = [str(index) for index in owners or range(len(spec.layers))]
+        self._stored_name: Callable[[str], str] = str if quantization is None else spec.weight_read_as
         self.layers = self._layers_of(dict(zip(self._order, spec.layers, strict=True)))
         if any(self.layers[name].spec != layer for name, layer in zip(self._order, spec.layers, strict=True)):
             raise CompileError(f"{spec.architecture}: layers that share their weights must be alike for PyTorch.")
@@ -54,6 +75,8 @@ class PackedModel(nn.Module):
         self.decoder = self._decoder_of(spec.decoder) if spec.decoder else None
         self._heads = [Head(head, spec, self, storage) for head in spec.heads]
         self.input_names = self._input_names()
+        if quantization is not None:
+            quantize(self, spec, quantization, storage)
         self.eval()
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -61,19 +84,32 @@ class PackedModel(nn.Module):
         of ``bei.packing.graph_inputs``. An embedding is not normalized at the end."""
         step = Step(inputs)
         ids = step["input_ids"]
-        embedded = hidden = self.embeddings(ids, self.embeddings.word, step)
+        embedded = self.embeddings(ids, self.embeddings.word, step)
+        states = States(embedded)
         for index, name in enumerate(self._order):
-            hidden = self.layers[name](hidden, step)
-            if index == 0 and self.convolution:
-                hidden = self.convolution(hidden, embedded, step)
-        if self.final_norm:
-            hidden = self.final_norm(hidden)
+            is_convolved = index == 0 and self.convolution is not None
+            following = None if is_convolved else self._rounding_behind(index)
+            states = self.layers[name](states, step, following=following)
+            if self.convolution and is_convolved:
+                states = States(self.convolution(states.total, embedded, step))
+        hidden = _finished(states, self.final_norm, step)
         if self.decoder:
             hidden = self.decoder(ids, self.embeddings.word, hidden, step)
         return {head.spec.output: head(hidden, step) for head in self._heads}
 
+    def _rounding_behind(self, index: int) -> Rounding | None:
+        """How the layer behind the one at ``index`` rounds the states."""
+        is_last = index + 1 == len(self._order)
+        return None if is_last else self.layers[self._order[index + 1]].rounding  # type: ignore[no-any-return]
+
+    @property
+    def products(self) -> dict[str, ProductChoice]:
+        """How each FP8 layer's product is computed, by its path."""
+        return {path: module.choice for path, module in self.named_modules() if isinstance(module, FP8Linear)}
+
     def weights_by_name(self) -> dict[str, Tensor]:
-        """Every weight by its name in ``spec.weights()``: to read or fill, until ``storage.join_linear_layers``.
+        """Every weight by its name in ``spec.weights()``: to read or fill, until ``storage.join_linear_layers``. Those
+        of FP8 layers are not among them: they are no numbers of the model's any more.
 
         The state dict's names, but for token types: a module cannot have a submodule called ``type``.
         """
@@ -81,11 +117,19 @@ class PackedModel(nn.Module):
 
     def load(self, read: Callable[[str], npt.NDArray[np.float32]]) -> PackedModel:
         """Fill every weight with what ``read`` gives for its name; one is in memory at a time. Raises WeightsError."""
+
+        def array_of(name: str, shape: torch.Size) -> npt.NDArray[np.float32]:
+            array = np.require(read(self._stored_name(name)), np.float32, ["C", "W"])
+            if array.shape != tuple(shape):
+                raise WeightsError(f"Weight {name} has shape {list(array.shape)}, not {list(shape)}.")
+            return array
+
         for name, tensor in self.weights_by_name().items():
-            array = np.require(read(name), np.float32, ["C", "W"])
-            if array.shape != tuple(tensor.shape):
-                raise WeightsError(f"Weight {name} has shape {list(array.shape)}, not {list(tensor.shape)}.")
-            tensor.copy_(torch.from_numpy(array))
+            tensor.copy_(torch.from_numpy(array_of(name, tensor.shape)))
+        for path, module in self.named_modules():
+            if isinstance(module, FP8Linear):
+                array = array_of(f"{path}.weight", module.codes.shape)
+                module.fill(torch.from_numpy(array).to(module.codes.device))
         return self
 
     def _layers_of(self, specs: Mapping[str, LayerSpec]) -> nn.ModuleDict:
@@ -130,10 +174,18 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor, words: Table, encoded: Tensor, step: Step) -> Tensor:
         """Token states [T, hidden]."""
-        hidden = self.embeddings(self._moved(input_ids, step), words, step)
-        for layer in self.layers.values():
-            hidden = layer(hidden, step, encoded)
-        return self.final_norm(hidden) if self.final_norm else hidden  # type: ignore[no-any-return]
+        states = States(self.embeddings(self._moved(input_ids, step), words, step))
+        layers = list(self.layers.values())
+        for layer, behind in zip(layers, [*layers[1:], None], strict=True):
+            states = layer(states, step, encoded, behind.rounding if behind is not None else None)
+        return _finished(states, self.final_norm, step)
+
+
+def _finished(states: States, norm: Norm | None, step: Step) -> Tensor:
+    """The last states, [T, hidden]."""
+    found = norm.of_sum(states, step).value if norm else states.total
+    assert found is not None
+    return found
 
 
 def packed_model(
@@ -144,9 +196,12 @@ def packed_model(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     kernel: Kernel | None = None,
+    quantization: Quantization | None = None,
+    fusions: Fusions | None = None,
 ) -> PackedModel:
     """The model of ``spec`` with the weights that ``read`` gives by their names in ``spec.weights()``."""
-    return PackedModel(spec, max_seq_len, Storage(torch.device(device), dtype), kernel).load(read)
+    storage = Storage(torch.device(device), dtype)
+    return PackedModel(spec, max_seq_len, storage, kernel, quantization, fusions).load(read)
 
 
 def tensors_of(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Tensor]:

@@ -1,12 +1,56 @@
-"""LayerNorm and RMSNorm over the last axis."""
+"""LayerNorm and RMSNorm over the last axis, of a value or of a residual sum."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bei_build.spec import NormSpec
+from bei_build.torch_graph.fp8 import Reading, Rounded, Rounding, with_ones
+from bei_build.torch_graph.step import Step
 from bei_build.torch_graph.storage import Storage
+
+_WIDEST = 16_384  # columns: the Triton kernel has a row in registers
+
+
+class States(NamedTuple):
+    """Token states between two parts of a model, ``hidden + added * factor`` [T, hidden]; the next norm makes the sum.
+
+    ``rounded``: the same for linear layers in FP8, where whatever made the states has rounded them as those read them.
+    """
+
+    hidden: Tensor
+    added: Tensor | None = None
+    factor: float = 1.0
+    rounded: Rounded | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """The sum."""
+        if self.added is None:
+            return self.hidden
+        return self.hidden + (self.added if self.factor == 1.0 else self.added * self.factor)
+
+    def plus(self, value: Tensor, factor: float = 1.0) -> States:
+        """With ``value * factor`` added."""
+        return States(self.total, value, factor)
+
+
+class Normed(NamedTuple):
+    """The sum that a norm has made, and its result, as it is and rounded; None where nobody has asked for it."""
+
+    total: Tensor | None
+    value: Tensor | None
+    rounded: Rounded | None
+
+    @property
+    def reading(self) -> Reading:
+        """What the next linear layers read."""
+        found = self.value if self.rounded is None else self.rounded
+        assert found is not None
+        return found
 
 
 class Norm(nn.Module):
@@ -17,21 +61,58 @@ class Norm(nn.Module):
 
     def __init__(self, spec: NormSpec, width: int, storage: Storage) -> None:
         super().__init__()
-        self._spec = spec
+        self.spec = spec
         self._width = width
+        self._is_fused = storage.fusions.has("norm") and width <= _WIDEST
         has_bias = spec.weight and spec.kind == "layer" and spec.bias
         self.weight = storage.empty(width) if spec.weight else None
         self.bias = storage.empty(width) if has_bias else None
 
     def forward(self, value: Tensor) -> Tensor:
         """``value`` [..., width], normalized."""
-        if not self._spec.offset or self.weight is None:
+        if not self.spec.offset or self.weight is None:
             return self._normalized(value, self.weight, self.bias)
         bias = None if self.bias is None else self.bias.float()
-        wide = self._normalized(value.float(), self.weight.float() + self._spec.offset, bias)
+        wide = self._normalized(value.float(), self.weight.float() + self.spec.offset, bias)
         return wide.to(value.dtype)
 
+    def of_sum(
+        self, states: States, step: Step, rounding: Rounding | None = None, *, total: bool = False, value: bool = True
+    ) -> Normed:
+        """The norm of the sum ``states``; the sum itself where ``total``, the norm as it is where ``value``, and as
+        ``rounding`` rounds it where there is one. Everything is computed in FP32 and rounded once.
+        """
+        compute = self._by_triton if self._is_fused else self._composed
+        sum_, normalized, codes = compute(states, rounding, total, value)
+        return Normed(
+            sum_ if total else None,
+            normalized if value else None,
+            None if codes is None else with_ones(codes, step),
+        )
+
+    def _by_triton(
+        self, states: States, rounding: Rounding | None, total: bool, value: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        from bei_build.torch_graph.fused.add_norm import add_norm  # Triton is not everywhere
+
+        spec = self.spec
+        parameters = self.weight, self.bias, None if rounding is None else rounding.inverse
+        numbers = spec.eps, spec.offset, states.factor, spec.kind == "rms"
+        found = add_norm(states.hidden, states.added, *parameters, *numbers, total, value)
+        return found if rounding is not None else (*found[:2], None)
+
+    def _composed(
+        self, states: States, rounding: Rounding | None, total: bool, value: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The twin of ``fused.add_norm``, which makes sum and norm whether they are asked for or not."""
+        dtype = states.hidden.dtype
+        added = None if states.added is None else states.added.float()
+        wide = States(states.hidden.float(), added, states.factor).total
+        weight, bias = (None if part is None else part.float() for part in (self.weight, self.bias))
+        result = self._normalized(wide, None if weight is None else weight + self.spec.offset, bias)
+        return wide.to(dtype), result.to(dtype), None if rounding is None else rounding(result)
+
     def _normalized(self, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        if self._spec.kind == "rms":
-            return functional.rms_norm(value, (self._width,), weight, self._spec.eps)
-        return functional.layer_norm(value, (self._width,), weight, bias, self._spec.eps)
+        if self.spec.kind == "rms":
+            return functional.rms_norm(value, (self._width,), weight, self.spec.eps)
+        return functional.layer_norm(value, (self._width,), weight, bias, self.spec.eps)

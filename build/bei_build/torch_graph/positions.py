@@ -45,13 +45,30 @@ class Rotation(nn.Module):
         turned = turned.to(heads.dtype)
         return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
+    def of_both(self, query: Tensor, key: Tensor, norms: tuple[Norm, Norm] | None, step: Step) -> tuple[Tensor, Tensor]:
+        """``query`` and ``key`` through the ``norms`` of their heads, and turned, by one Triton kernel."""
+        from bei_build.torch_graph.fused.rotate import rotate  # Triton is not everywhere
+
+        rows = step.once(f"{self._key} rows", lambda: self._rows(step))
+        parameters = [part for norm in norms or () for part in (norm.weight, norm.bias)] or [None] * 4
+        spec = norms[0].spec if norms else None
+        form = (spec.kind, spec.eps, spec.offset) if spec else ("", 0.0, 0.0)
+        cos, sin = (getattr(self, name) for name in ("cos", "sin"))
+        turned: tuple[Tensor, Tensor] = rotate(query, key, cos, sin, rows, *parameters, *form, self._spec.interleaved)
+        return turned
+
     def _of_tokens(self, step: Step) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every token, [T, 1, rotary_dim / 2]."""
-        rows = step["position_ids"]
-        if self._has_long:
-            rows = torch.where(step["token_seq_lens"] > self._spec.long_from, rows + self._max_seq_len, rows)
+        rows = self._rows(step)
         cos, sin = (getattr(self, name).index_select(0, rows).unsqueeze(1) for name in ("cos", "sin"))
         return cos, sin
+
+    def _rows(self, step: Step) -> Tensor:
+        """Of every token, its row of the tables, INT32 [T]."""
+        rows = step["position_ids"]
+        if not self._has_long:
+            return rows
+        return torch.where(step["token_seq_lens"] > self._spec.long_from, rows + self._max_seq_len, rows)
 
 
 class RelativeBias(Table):

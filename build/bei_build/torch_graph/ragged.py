@@ -6,12 +6,11 @@ that they can see: blocks beyond a window, or behind a causal query, are not rea
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op, wrap_triton
 
 from bei_build.spec import AttentionSpec
 from bei_build.torch_graph.positions import ScoreTerms
@@ -135,6 +134,61 @@ def _kernel(  # type: ignore[no-untyped-def]
     tl.store(output + output_at, context.to(output.dtype.element_ty), mask=is_query[:, None] & is_component[None, :])
 
 
+@triton_op("bei::ragged_attention", mutates_args={})
+def _ragged(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    key_lens: Tensor | None,
+    slopes: Tensor | None,
+    bias: Tensor | None,
+    by_query: Tensor | None,
+    by_key: Tensor | None,
+    rows: Tensor | None,
+    longest: int,
+    scale: float,
+    softcap: float,
+    window: int,
+    is_causal: bool,
+) -> Tensor:
+    """What ``torch.export`` records. ``softcap`` 0 and ``window`` -1: none."""
+    num_heads, head_dim = query.shape[1:]
+    output = torch.empty(query.shape, device=query.device, dtype=query.dtype)
+    width = max(_NARROWEST, triton.next_power_of_2(head_dim))
+    block_queries, block_keys = (64, 64) if width <= 128 else (64, 32)
+    products = by_query if by_query is not None else by_key
+    wrap_triton(_kernel)[((longest + block_queries - 1) // block_queries, starts.shape[0] - 1, num_heads)](
+        query,
+        key,
+        value,
+        output,
+        starts,
+        *(output if tensor is None else tensor for tensor in (key_lens, slopes, bias, by_query, by_key, rows)),
+        *(heads.stride(0) for heads in (query, key, value, output)),
+        scale,
+        softcap,
+        0 if bias is None else bias.shape[0] // 2,
+        0 if rows is None else rows.shape[0] // 2,
+        0 if products is None else products.shape[2],
+        num_heads,
+        GROUP=num_heads // key.shape[1],
+        HEAD_DIM=head_dim,
+        WIDTH=width,
+        WINDOW=window,
+        CAUSAL=is_causal,
+        HAS_KEY_LENS=key_lens is not None,
+        HAS_SOFTCAP=softcap != 0.0,
+        HAS_SLOPES=slopes is not None,
+        HAS_BIAS=bias is not None,
+        HAS_BY_QUERY=by_query is not None,
+        HAS_BY_KEY=by_key is not None,
+        BLOCK_QUERIES=block_queries,
+        BLOCK_KEYS=block_keys,
+    )
+    return output
+
+
 def ragged(
     query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, terms: ScoreTerms, step: Step, *, partial_keys: bool
 ) -> Tensor:
@@ -142,45 +196,20 @@ def ragged(
 
     A query that sees no key gets zeros. Rows of tokens behind the last sequence are left as the memory was.
     """
-    starts, longest = step["cu_query_lens"], step["slot_ids"].shape[0]
-    output = torch.empty((query.shape[0], spec.num_heads, spec.head_dim), device=query.device, dtype=query.dtype)
-    width = max(_NARROWEST, triton.next_power_of_2(spec.head_dim))
-    block_queries, block_keys = (64, 64) if width <= 128 else (64, 32)
-    grid = (triton.cdiv(longest, block_queries), starts.shape[0] - 1, spec.num_heads)
-    pointers = [
-        tensor if tensor is None else tensor.contiguous()
+    tables = (
+        None if tensor is None else tensor.contiguous()
         for tensor in (terms.slopes, terms.relative_bias, terms.by_query, terms.by_key, terms.rows)
-    ]
-    slopes, bias, by_query, by_key, rows = pointers
-    flags: dict[str, Any] = {
-        "HAS_KEY_LENS": partial_keys,
-        "HAS_SOFTCAP": spec.softcap is not None,
-        "HAS_SLOPES": slopes is not None,
-        "HAS_BIAS": bias is not None,
-        "HAS_BY_QUERY": by_query is not None,
-        "HAS_BY_KEY": by_key is not None,
-    }
-    products = by_query if by_query is not None else by_key
-    _kernel[grid](
+    )
+    output: Tensor = _ragged(
         *(_rows_of_heads(heads) for heads in (query, key, value)),
-        output,
-        starts,
-        *(output if tensor is None else tensor for tensor in (step["key_lens"] if partial_keys else None, *pointers)),
-        *(heads.stride(0) for heads in (query, key, value, output)),
+        step["cu_query_lens"],
+        step["key_lens"] if partial_keys else None,
+        *tables,
+        step["slot_ids"].shape[0],
         spec.scale,
         spec.softcap or 0.0,
-        0 if bias is None else bias.shape[0] // 2,
-        0 if rows is None else rows.shape[0] // 2,
-        0 if products is None else products.shape[2],
-        spec.num_heads,
-        GROUP=spec.num_heads // spec.num_kv_heads,
-        HEAD_DIM=spec.head_dim,
-        WIDTH=width,
-        WINDOW=-1 if spec.window is None else spec.window,
-        CAUSAL=spec.causal,
-        BLOCK_QUERIES=block_queries,
-        BLOCK_KEYS=block_keys,
-        **flags,
+        -1 if spec.window is None else spec.window,
+        spec.causal,
     )
     return output
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bei_build.torch_graph.fusions import NONE, Fusions
+
 
 @dataclass(frozen=True)
 class Storage:
-    """Where parameters lie, and the type in which the model computes."""
+    """Where parameters lie, the type in which the model computes, and what of it Triton computes."""
 
     device: torch.device
     dtype: torch.dtype
+    fusions: Fusions = NONE
 
     @property
     def fp32(self) -> Storage:
@@ -35,6 +39,16 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Leave the memory as it is: random numbers for billions of parameters take longer than reading theirs."""
+
+    @staticmethod
+    def can_join(parts: Sequence[nn.Module]) -> bool:
+        """Whether all ``parts`` are layers of this kind."""
+        return all(isinstance(part, Linear) for part in parts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Linear]) -> JoinedLinear:
+        """``parts`` as one layer."""
+        return JoinedLinear(parts)
 
 
 class Table(nn.Module):
@@ -68,10 +82,11 @@ class JoinedLinear(Linear):
                 )
 
 
-def project(module: nn.Module, value: Tensor, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """``value`` through the linear layers ``names`` of ``module``, in one product where they were joined."""
+def project(module: nn.Module, value: object, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """``value`` (``fp8.Reading``) through the linear layers ``names`` of ``module``, in one product where they were
+    joined."""
     joined = getattr(module, "_".join(names), None)
-    if isinstance(joined, JoinedLinear):
+    if len(names) > 1 and joined is not None:
         return joined(value).split(joined.sizes, dim=-1)  # type: ignore[no-any-return]
     return tuple(getattr(module, name)(value) for name in names)
 
@@ -79,12 +94,14 @@ def project(module: nn.Module, value: Tensor, names: tuple[str, ...]) -> tuple[T
 def join_linear_layers(model: nn.Module) -> None:
     """Replace linear layers of one input by one layer each, wherever a module of ``model`` has ``joinable`` ones.
 
-    Faster; afterwards the state dict has other names than the spec. One group is in memory twice at a time.
+    Layers that read the input in different ways, one in FP8 and one not, stay as they are. Faster; afterwards the state
+    dict has other names than the spec. One group is in memory twice at a time.
     """
     for module in list(model.modules()):
         for names in getattr(module, "joinable", ()):
-            parts = [module.get_submodule(name) for name in names]
-            assert all(isinstance(part, Linear) for part in parts)
-            module.add_module("_".join(names), JoinedLinear(parts))  # type: ignore[arg-type]
+            parts: list[Any] = [module.get_submodule(name) for name in names]
+            if not parts[0].can_join(parts):
+                continue
+            module.add_module("_".join(names), parts[0].joined(parts))
             for name in names:
                 delattr(module, name)

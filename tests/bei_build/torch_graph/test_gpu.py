@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from bei.core import PackedBatch
+from bei_build.quantization.scheme import Quantization
 from bei_build.spec import ModelSpec
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
 from benchmarks.gpu_engines import CapturedEngine
+from benchmarks.gpu_fused import FUSED, PRODUCTS, fused, product
 from benchmarks.gpu_kernels import CASES, measured
+from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights
 from tests.bei_build.torch_graph.test_parity_graph import SPECS, encodings_of
 
@@ -24,6 +27,39 @@ def on_the_gpu(spec: ModelSpec, dtype: torch.dtype) -> PackedModel:
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_computes_what_the_plain_one_does(name: str) -> None:
     measured(CASES[name], torch.device("cuda"), budget_s=0.05)  # raises where it does not
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_kernel_computes_what_its_twin_does(name: str) -> None:
+    fused(FUSED[name], torch.device("cuda"), budget_s=0.05)  # raises where it does not
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_in_fp8_is_that_of_the_same_numbers(name: str) -> None:
+    product(PRODUCTS[name], torch.device("cuda"), budget_s=0.05)  # raises where it is not
+
+
+@pytest.mark.parametrize("name", ["positions: causal, window", "experts", "all poolings"])
+def test_the_module_in_fp8_computes_what_it_does_on_a_cpu(name: str) -> None:
+    spec = SPECS[name]
+    layers = {name: it for name, it in quantization_of(spec, "fp8").layers.items() if ".experts." not in name}
+    batch = PackedBatch.from_encodings(encodings_of(spec))
+    actual, expected = (
+        run(
+            packed_model(
+                *(spec, random_weights(spec), MAX_SEQ_LEN),
+                dtype=torch.bfloat16,
+                device=device,
+                quantization=Quantization("fp8", layers),
+            ),
+            batch,
+        )
+        for device in ("cuda", "cpu")
+    )
+    for output, rows in expected.items():
+        products = (actual[output] * rows).sum(1)
+        norms = np.linalg.norm(actual[output], axis=1) * np.linalg.norm(rows, axis=1)
+        assert (products >= 0.99 * norms).all(), output
 
 
 @pytest.mark.parametrize("name", SPECS)

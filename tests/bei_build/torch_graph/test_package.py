@@ -12,10 +12,11 @@ import torch
 
 from bei.core import PackedBatch
 from bei_build.spec import ModelSpec
-from bei_build.torch_graph.model import PackedModel, run, tensors_of
+from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
 from bei_build.torch_graph.package import exported, write_package
 from bei_build.torch_graph.storage import join_linear_layers
-from tests.bei_build.targets.tiny import tiny_spec
+from tests.bei_build.targets.test_fp8 import quantization_of
+from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights, tiny_spec
 from tests.bei_build.torch_graph.test_parity_graph import SPECS, encodings_of, model_of
 
 
@@ -39,13 +40,24 @@ def test_the_exported_graph_computes_the_same_for_other_sizes(name: str) -> None
 
 
 @pytest.mark.slow
+def test_an_exported_graph_in_fp8_computes_the_same_for_other_sizes() -> None:
+    spec = tiny_spec(causal=True)
+    model = packed_model(spec, random_weights(spec), MAX_SEQ_LEN, quantization=quantization_of(spec, "fp8"))
+    join_linear_layers(model)
+    assert_same(exported(model).module(), model, spec)
+
+
+@pytest.mark.slow
 # PyTorch's compiler uses what PyTorch itself has deprecated.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning", "ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_compiled_package_computes_the_same(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "is_fp8"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)], ids=str
+)
+def test_a_compiled_package_computes_the_same(dtype: torch.dtype, is_fp8: bool, tmp_path: Path) -> None:
     spec = tiny_spec(causal=True, window=20)
-    model = model_of(spec, dtype)
+    quantization = quantization_of(spec, "fp8") if is_fp8 else None
+    model = packed_model(spec, random_weights(spec), MAX_SEQ_LEN, dtype=dtype, quantization=quantization)
     join_linear_layers(model)
     path = tmp_path / "model.pt2"
     write_package(model, path)

@@ -1,0 +1,275 @@
+"""Linear layers in FP8: inputs and matrices are numbers of float8_e4m3fn (arXiv:2209.05433), their product is 16 bits.
+
+What ``Quantization`` says of a layer: one scale for its input, one for each row of its matrix. A value is multiplied by
+the reciprocal of its scale, not divided: PyTorch, Triton and Inductor all round a product of two numbers alike, and a
+quotient each in its own way. Sums are FP32 at the least on the CPU; on GPUs they are those of ``use_fast_accum``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bei.errors import CompileError
+from bei_build.quantization.layers import linear_layers
+from bei_build.quantization.scheme import LARGEST, LEAST_OF_A_ROW, FloatArray, LayerQuantization, Quantization
+from bei_build.spec import ModelSpec
+from bei_build.torch_graph.step import Step
+from bei_build.torch_graph.storage import Linear, Storage
+
+FP8 = torch.float8_e4m3fn
+Product: TypeAlias = Literal["tensorwise", "rowwise", "plain"]
+
+_LARGEST = LARGEST["fp8"]
+_SIZE_STEP = 16  # of both sides of a matrix, for torch._scaled_mm
+_LEAST_CAPABILITY = (8, 9)
+_PRODUCT_TYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class ProductChoice:
+    """How a layer's product is computed, and why not faster; empty where it is the fastest."""
+
+    product: Product
+    reasons: tuple[str, ...] = ()
+
+
+def choose_product(
+    in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, *, has_one_scale: bool
+) -> ProductChoice:
+    """``tensorwise``: ``torch._scaled_mm`` with one scale a side; ``rowwise``: with one a row of the matrix. ``plain``:
+    the numbers as FP32, which runs anywhere and is slow."""
+    against = {
+        f"FP8 products need CUDA, and the device is {device.type}": device.type != "cuda",
+        f"FP8 products give bfloat16 or float16, and the model computes in {dtype}": dtype not in _PRODUCT_TYPES,
+        f"a matrix of {out_features} x {in_features}, no multiples of {_SIZE_STEP}": bool(
+            in_features % _SIZE_STEP or out_features % _SIZE_STEP
+        ),
+    }
+    reasons = tuple(reason for reason, is_so in against.items() if is_so)
+    if reasons:
+        return ProductChoice("plain", reasons)
+    if has_one_scale:
+        return ProductChoice("tensorwise")
+    return ProductChoice("rowwise", ("rows of the matrix have scales of their own",))
+
+
+class Rounded(NamedTuple):
+    """``codes`` float8_e4m3fn [T, width]; ``ones`` float32 [T, 1], as scales of rows: theirs are in the matrix's."""
+
+    codes: Tensor
+    ones: Tensor
+
+
+Reading: TypeAlias = "Tensor | Rounded"
+
+
+class Rounding(nn.Module):
+    """Values as numbers of FP8 for the linear layers that read them; too large ones become the largest, NaN stays.
+
+    ``inverse`` float32 [1], or [width] where channels are smoothed: what values are multiplied by.
+    """
+
+    def __init__(self, layer: LayerQuantization, storage: Storage) -> None:
+        super().__init__()
+        self._fusions = storage.fusions
+        factors = np.array(layer.smoothing or (1.0,), np.float64)
+        inverse = torch.from_numpy((_LARGEST / (layer.input_amax * factors)).astype(np.float32))
+        self.inverse: Tensor
+        self.register_buffer("inverse", inverse.to(storage.device), persistent=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """``value`` [T, width] as float8_e4m3fn."""
+        if self._fusions.has("activation"):
+            from bei_build.torch_graph.fused.activate import activate  # Triton is not everywhere
+
+            return activate(value, None, self.inverse, "identity")
+        return (value.float() * self.inverse).clamp(-_LARGEST, _LARGEST).to(FP8)
+
+
+def with_ones(codes: Tensor, step: Step | None = None) -> Rounded:
+    """``codes`` as linear layers read them; the ones are made once for all of a ``step``."""
+
+    def ones() -> Tensor:
+        return torch.ones((codes.shape[0], 1), device=codes.device, dtype=torch.float32)
+
+    return Rounded(codes, step.once("ones", ones) if step else ones())
+
+
+class FP8Linear(nn.Module):
+    """``value @ weight.T + bias`` in FP8, without values: ``fill`` makes them. Its matrix and scales are no parameters.
+
+    ``row_scales`` [out]: of a matrix that is in FP8 already. ``keeps_weight``: keep the matrix as it is too, for
+    ``exact``.
+    """
+
+    def __init__(
+        self,
+        like: Linear,
+        rounding: Rounding,
+        layer: LayerQuantization,
+        row_scales: FloatArray | None = None,
+        *,
+        keeps_weight: bool = False,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = like.in_features, like.out_features
+        self.bias = like.bias
+        self.rounding = rounding
+        self._smoothing = layer.smoothing
+        self._row_scales = row_scales
+        self._input_scale = layer.input_amax / _LARGEST
+        self._dtype = like.weight.dtype
+        self._product: Product = "plain"
+        device = like.weight.device
+        self.codes: Tensor
+        self.scales: Tensor
+        self.register_buffer("codes", torch.empty(like.weight.shape, dtype=FP8, device=device), persistent=False)
+        self.register_buffer("scales", torch.empty((1, self.out_features), device=device), persistent=False)
+        self.weight: Tensor | None
+        self.register_buffer("weight", like.weight.data if keeps_weight else None, persistent=False)
+
+    @property
+    def choice(self) -> ProductChoice:
+        """How the product is computed, which depends on the values."""
+        has_one_scale = bool((self.scales == self.scales[0, 0]).all())
+        sizes = self.in_features, self.out_features
+        return choose_product(*sizes, self.codes.device, self._dtype, has_one_scale=has_one_scale)
+
+    def fill(self, matrix: Tensor) -> None:
+        """Round ``matrix`` float32 [out, in], a scale a row."""
+        if self.weight is not None:
+            self.weight.copy_(matrix)
+        if self._smoothing is not None:
+            matrix = matrix * torch.tensor(self._smoothing, device=matrix.device)
+        if self._row_scales is None:
+            scales = matrix.abs().amax(1).clamp_min(LEAST_OF_A_ROW) / _LARGEST
+        else:
+            scales = torch.from_numpy(self._row_scales.copy()).to(matrix.device)
+        self.codes.copy_((matrix / scales[:, None]).clamp(-_LARGEST, _LARGEST).to(FP8))
+        self.scales.copy_(scales * self._input_scale)
+        self._product = self.choice.product
+
+    def forward(self, value: Reading) -> Tensor:
+        """[T, out] of ``value`` [T, in], rounded here where it is not yet."""
+        codes, ones = value if isinstance(value, Rounded) else with_ones(self.rounding(value))
+        if self._product == "plain":
+            return self.plain(codes)
+        is_rowwise = self._product == "rowwise"
+        of_rows, of_columns = (ones, self.scales) if is_rowwise else (ones[:1], self.scales[:, :1])
+        arguments = codes, self.codes.t(), of_rows, of_columns
+        return torch._scaled_mm(*arguments, bias=self.bias, out_dtype=self._dtype, use_fast_accum=True)
+
+    def exact(self, value: Tensor) -> Tensor:
+        """The product with the matrix as it was before rounding. Only where ``keeps_weight``."""
+        assert self.weight is not None
+        return nn.functional.linear(value, self.weight, self.bias)
+
+    def plain(self, codes: Tensor) -> Tensor:
+        """The twin of the fast product: those of two numbers of FP8 are exact in FP32, and sums are FP32's."""
+        total = nn.functional.linear(codes.float(), self.codes.float()) * self.scales
+        return (total if self.bias is None else total + self.bias.float()).to(self._dtype)
+
+    @staticmethod
+    def can_join(parts: Sequence[nn.Module]) -> bool:
+        """Whether all ``parts`` are in FP8 and read one rounded input."""
+        return rounding_of(*parts) is not None
+
+    @classmethod
+    def joined(cls, parts: Sequence[FP8Linear]) -> JoinedFP8Linear:
+        """``parts`` as one layer."""
+        return JoinedFP8Linear(parts)
+
+
+class JoinedFP8Linear(FP8Linear):
+    """Layers of one rounded input as one product; a part without a bias has zeros in the joined one."""
+
+    def __init__(self, parts: Sequence[FP8Linear]) -> None:
+        nn.Module.__init__(self)
+        first = parts[0]
+        self.sizes = [part.out_features for part in parts]
+        self.in_features, self.out_features = first.in_features, sum(self.sizes)
+        self.rounding, self._dtype, self.weight = first.rounding, first._dtype, None
+        self.register_buffer("codes", torch.cat([part.codes for part in parts]), persistent=False)
+        self.register_buffer("scales", torch.cat([part.scales for part in parts], 1), persistent=False)
+        self.bias = None
+        if any(part.bias is not None for part in parts):
+            missing = [first.scales.new_zeros(size, dtype=self._dtype) for size in self.sizes]
+            biases = [zeros if part.bias is None else part.bias for part, zeros in zip(parts, missing, strict=True)]
+            self.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+        self._product = self.choice.product
+
+
+def rounded_once(value: Reading, rounding: Rounding | None, step: Step) -> Reading:
+    """``value`` as layers with ``rounding`` read it, where it is not rounded yet."""
+    return value if rounding is None or isinstance(value, Rounded) else with_ones(rounding(value), step)
+
+
+def rounding_of(*layers: nn.Module) -> Rounding | None:
+    """What the input of all ``layers`` is rounded by; None where one of them reads it as it is, or in another way."""
+    first = layers[0]
+    if not isinstance(first, FP8Linear):
+        return None
+    is_shared = all(isinstance(layer, FP8Linear) and layer.rounding is first.rounding for layer in layers)
+    return first.rounding if is_shared else None
+
+
+def read_by(module: nn.Module, names: tuple[str, ...]) -> Rounding | None:
+    """``rounding_of`` the linear layers ``names`` of ``module``, joined or not."""
+    joined = getattr(module, "_".join(names), None)
+    return rounding_of(*((joined,) if joined is not None else (getattr(module, name) for name in names)))
+
+
+def check(spec: ModelSpec, quantization: Quantization, device: torch.device) -> None:
+    """Raise CompileError for what of ``quantization`` is not computed here, or not on ``device``."""
+    if quantization.format != "fp8":
+        raise CompileError(
+            f"The module for PyTorch has no products in {quantization.format.upper()}: build with --precision fp8 or "
+            "bf16, or for another target."
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        raise CompileError(
+            f"{torch.cuda.get_device_name(device)} does not compute in FP8, which needs compute capability 8.9: build "
+            "with --precision bf16."
+        )
+    by_name = {layer.name: layer for layer in linear_layers(spec)}
+    for name, layer in quantization.layers.items():
+        if name not in by_name:
+            raise CompileError(f"The quantization is of another model: this one has no linear layer {name}.")
+        refused = {
+            "a range for each token": layer.per_token,
+            "products that are rounded too": layer.output_amax is not None,
+            "experts": by_name[name].expert is not None,
+        }
+        for what, is_so in refused.items():
+            if is_so:
+                raise CompileError(
+                    f"Linear layer {name} is quantized with {what}, which the module for PyTorch does not compute: "
+                    "build with --precision bf16, or for another target."
+                )
+
+
+def quantize(model: nn.Module, spec: ModelSpec, quantization: Quantization, storage: Storage) -> None:
+    """Put FP8 layers in place of the linear layers of ``model``, which has no values yet, that are in ``quantization``.
+
+    ``check`` has nothing against it. Layers of one input that have equal scales share its rounding.
+    """
+    roundings: dict[object, Rounding] = {}
+    for layer in linear_layers(spec):
+        found = quantization.layers.get(layer.name)
+        if found is None:
+            continue
+        key = layer.group, found.input_amax, found.smoothing
+        if key not in roundings:
+            roundings[key] = Rounding(found, storage)
+        for part in layer.parts:
+            path, _, name = part.removesuffix(".weight").rpartition(".")
+            parent = model.get_submodule(path)
+            arguments = roundings[key], found, found.row_scales.get(part)
+            keeps_weight = name in getattr(parent, "read_exactly", ())
+            setattr(parent, name, FP8Linear(getattr(parent, name), *arguments, keeps_weight=keeps_weight))

@@ -1,0 +1,120 @@
+"""The residual sum, the norm of it, and the norm's result rounded to FP8: each row is read once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+_ELEMENTS = 2048  # of a program, where rows are narrower
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _kernel(  # type: ignore[no-untyped-def]
+    hidden,  # [rows, width]
+    added,  # [rows, width]
+    weight,  # [width]
+    bias,  # [width]
+    inverse,  # [width] or [1]
+    total,  # [rows, width]
+    normalized,  # [rows, width]
+    codes,  # [rows, width]
+    num_rows,
+    width,
+    eps,
+    offset,
+    factor,
+    HAS_ADDED: tl.constexpr,
+    IS_RMS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
+    WRITES_TOTAL: tl.constexpr,
+    WRITES_NORMALIZED: tl.constexpr,
+    WRITES_CODES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    is_column = column < width
+    is_there = (row < num_rows)[:, None] & is_column[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    value = tl.load(hidden + at, mask=is_there, other=0.0).to(tl.float32)
+    if HAS_ADDED:
+        value += tl.load(added + at, mask=is_there, other=0.0).to(tl.float32) * factor
+    if WRITES_TOTAL:
+        tl.store(total + at, value.to(total.dtype.element_ty), mask=is_there)
+    if not IS_RMS:
+        value = tl.where(is_there, value - (tl.sum(value, 1) / width)[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(value * value, 1) / width + eps)
+    result = value * scale[:, None]
+    if HAS_WEIGHT:
+        result *= (tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32) + offset)[None, :]
+    if HAS_BIAS:
+        result += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if WRITES_NORMALIZED:
+        tl.store(normalized + at, result.to(normalized.dtype.element_ty), mask=is_there)
+    if WRITES_CODES:
+        if BY_CHANNEL:
+            result *= tl.load(inverse + column, mask=is_column, other=0.0)[None, :]
+        else:
+            result *= tl.load(inverse)
+        result = tl.clamp(result, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(codes + at, result.to(codes.dtype.element_ty), mask=is_there)
+
+
+@triton_op("bei::add_norm", mutates_args={})
+def add_norm(
+    hidden: Tensor,
+    added: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    inverse: Tensor | None,
+    eps: float,
+    offset: float,
+    factor: float,
+    is_rms: bool,
+    wants_total: bool,
+    wants_normalized: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum ``hidden + added * factor`` [T, width], its norm, and that rounded to FP8 (float8_e4m3fn).
+
+    The norm is LayerNorm or, ``is_rms``, RMSNorm, times ``weight + offset``, plus ``bias``. What is not asked for is
+    empty; FP8 is where there is ``inverse``, float32 [1] or [width], which the norm is multiplied by.
+    """
+    hidden = hidden.contiguous()
+    num_rows, width = hidden.shape
+    total = torch.empty_like(hidden) if wants_total else hidden.new_empty(0)
+    normalized = torch.empty_like(hidden) if wants_normalized else hidden.new_empty(0)
+    shape = (num_rows, width) if inverse is not None else (0,)
+    codes = hidden.new_empty(shape, dtype=torch.float8_e4m3fn)
+    columns = triton.next_power_of_2(width)
+    rows = max(1, _ELEMENTS // columns)
+    wrap_triton(_kernel)[((num_rows + rows - 1) // rows,)](
+        hidden,
+        hidden if added is None else added.contiguous(),
+        *(hidden if tensor is None else tensor for tensor in (weight, bias, inverse)),
+        total,
+        normalized,
+        codes,
+        num_rows,
+        width,
+        eps,
+        offset,
+        factor,
+        HAS_ADDED=added is not None,
+        IS_RMS=is_rms,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        BY_CHANNEL=inverse is not None and inverse.numel() > 1,
+        WRITES_TOTAL=wants_total,
+        WRITES_NORMALIZED=wants_normalized,
+        WRITES_CODES=inverse is not None,
+        ROWS=rows,
+        COLUMNS=columns,
+        num_warps=4 if columns <= 2048 else 8 if columns <= 8192 else 16,
+    )
+    return total, normalized, codes
