@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-_ELEMENTS = 2048  # of a program, where rows are narrower
+_ELEMENTS = 1024  # of a program, where rows are narrower: 16 bytes a thread are read at once
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -115,6 +115,6 @@ def add_norm(
         WRITES_CODES=inverse is not None,
         ROWS=rows,
         COLUMNS=columns,
-        num_warps=4 if columns <= 2048 else 8 if columns <= 8192 else 16,
+        num_warps=min(16, max(4, columns // 512)),
     )
     return total, normalized, codes
