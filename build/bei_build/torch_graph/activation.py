@@ -40,7 +40,8 @@ def gated(
     if fusions.has("activation") and activation not in _NOT_FUSED:
         from bei_build.torch_graph.fused.activate import activate  # Triton is not everywhere
 
-        return activate(value, gate, None if rounding is None else rounding.inverse, activation)
+        made: Tensor = activate(value, gate, None if rounding is None else rounding.inverse, activation)
+        return made
     wide = activated(value.float(), activation)
     if gate is not None:
         wide = wide * gate.float()

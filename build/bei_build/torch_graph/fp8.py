@@ -88,7 +88,8 @@ class Rounding(nn.Module):
         if self._fusions.has("activation"):
             from bei_build.torch_graph.fused.activate import activate  # Triton is not everywhere
 
-            return activate(value, None, self.inverse, "identity")
+            codes: Tensor = activate(value, None, self.inverse, "identity")
+            return codes
         return (value.float() * self.inverse).clamp(-_LARGEST, _LARGEST).to(FP8)
 
 
@@ -119,7 +120,7 @@ class FP8Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = like.in_features, like.out_features
-        self.bias = like.bias
+        self.bias: nn.Parameter | None = like.bias
         self.rounding = rounding
         self._smoothing = layer.smoothing
         self._row_scales = row_scales

@@ -159,13 +159,16 @@ def by_triton(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, *, nor
     """The same by the fused kernel; ``normalizes``: to length 1."""
     from bei_build.torch_graph.fused.pool import pool  # Triton is not everywhere
 
+    vectors: Tensor
     rows = _rows(mode, spec, step)
     if rows is not None:
-        return pool(hidden, rows, None, "row", 0.0, normalizes)
+        vectors = pool(hidden, rows, None, "row", 0.0, normalizes)
+        return vectors
     weights = None if mode == "max" else _weights(mode, spec, step)
     least = 0.0 if spec.unpooled_id is None else 1.0
     kind = "mean" if mode == "weighted_mean" else mode
-    return pool(hidden, step["cu_query_lens"], weights, kind, least, normalizes)
+    vectors = pool(hidden, step["cu_query_lens"], weights, kind, least, normalizes)
+    return vectors
 
 
 def _rows(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor | None:

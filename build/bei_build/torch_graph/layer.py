@@ -60,7 +60,8 @@ class Layer(nn.Module):
     @property
     def rounding(self) -> Rounding | None:
         """How the layer's first part rounds the states that it reads; None where it does not, or a norm is between."""
-        return None if self.spec.norms_input else self.attention.rounding  # type: ignore[no-any-return]
+        first: Attention = getattr(self, self._parts[0])
+        return None if self.spec.norms_input else first.rounding
 
     def forward(
         self, states: States, step: Step, encoded: Tensor | None = None, following: Rounding | None = None

@@ -99,8 +99,11 @@ class PackedModel(nn.Module):
 
     def _rounding_behind(self, index: int) -> Rounding | None:
         """How the layer behind the one at ``index`` rounds the states."""
-        is_last = index + 1 == len(self._order)
-        return None if is_last else self.layers[self._order[index + 1]].rounding  # type: ignore[no-any-return]
+        if index + 1 == len(self._order):
+            return None
+        layer = self.layers[self._order[index + 1]]
+        assert isinstance(layer, Layer)
+        return layer.rounding
 
     @property
     def products(self) -> dict[str, ProductChoice]:

@@ -98,8 +98,8 @@ class Norm(nn.Module):
         spec = self.spec
         parameters = self.weight, self.bias, None if rounding is None else rounding.inverse
         numbers = spec.eps, spec.offset, states.factor, spec.kind == "rms"
-        found = add_norm(states.hidden, states.added, *parameters, *numbers, total, value)
-        return found if rounding is not None else (*found[:2], None)
+        sum_, normalized, codes = add_norm(states.hidden, states.added, *parameters, *numbers, total, value)
+        return sum_, normalized, None if rounding is None else codes
 
     def _composed(
         self, states: States, rounding: Rounding | None, total: bool, value: bool
