@@ -82,7 +82,7 @@ def _activation(
     name: Activation, width: int, is_gated: bool, device: torch.device, num_tokens: int
 ) -> tuple[Work, Work, int]:
     """Both halves of one product, or one, to FP8."""
-    value, *gates = _random(device, num_tokens, width * (1 + is_gated)).split(width, dim=1)
+    value, *gates = torch.split(_random(device, num_tokens, width * (1 + is_gated)), width, dim=1)
 
     def by(storage: Storage) -> Work:
         rounding = Rounding(LayerQuantization(16.0), storage)
@@ -97,7 +97,7 @@ def _rotation(
 ) -> tuple[Work, Work, int]:
     """Queries and keys as parts of one product with the values."""
     joined = _random(device, num_tokens, (heads[0] + 2 * heads[1]) * head_dim)
-    parts = joined.split([count * head_dim for count in (*heads, heads[1])], dim=1)
+    parts = torch.split(joined, [count * head_dim for count in (*heads, heads[1])], dim=1)
     query, key = (torch.unflatten(part, 1, (-1, head_dim)) for part in parts[:2])
     spec = RopeSpec(tuple(10_000.0 ** (-2 * index / head_dim) for index in range(head_dim // 2)))
     rotation = Rotation(spec, 512, device, 0)
