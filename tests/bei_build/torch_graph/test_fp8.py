@@ -274,7 +274,7 @@ def test_the_fast_product_is_asked_for_what_the_slow_one_computes(
         assert of_rows.is_contiguous()
         assert one_scale or of_columns.is_contiguous()
         assert (settings["out_dtype"], settings["use_fast_accum"]) == (torch.bfloat16, True)
-        product = (a.float() @ b.float()) * of_rows * of_columns + settings["bias"].float()
+        product: torch.Tensor = (a.float() @ b.float()) * of_rows * of_columns + settings["bias"].float()
         return product.bfloat16()
 
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
