@@ -111,7 +111,8 @@ class EngineLink:
 
     def close(self) -> None:
         """Leave the process for good."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         self._connector.stop()
         self.disconnect()
         self._thread.join()
@@ -123,6 +124,8 @@ class EngineLink:
                 borrower = Borrower(channel)
                 with self._lock:
                     self.hello, self.refusal, self._channel = welcome.hello, None, channel
+                    if self._is_closed:  # meanwhile, before there was a channel to close
+                        channel.close()
                 self._on_change()
                 try:
                     self._read(channel, borrower)
