@@ -20,7 +20,7 @@ _OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_bud
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
 _ALL_TARGETS = ("auto", *TARGETS)
 _QUANTIZED = ("fp8", "int8")
-_CALIBRATED_TARGETS = ("cpu", *_TENSORRT)
+_CALIBRATED_TARGETS = ("cpu", *_TENSORRT, "cuda", "cuda-twin")
 
 
 def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: tuple[str, ...] = _ALL_TARGETS) -> Any:

@@ -54,7 +54,7 @@ def opened_fp32(job: Job, purpose: str, observed: Mapping[str, Observed]) -> Ite
     Raises VerificationError where there is not memory enough, and what compilers and engines raise.
     """
     memory.require(4 * job.checkpoint.spec.num_parameters, purpose)
-    compiler = fp32_compiler(job.config, job.compiler)
+    compiler = fp32_compiler(job.config, job.compiler, shows_layers=bool(observed))
     with tempfile.TemporaryDirectory(dir=job.root) as folder:
         numerics = Numerics("fp32", observed=observed)
         needs = compiler.compile(job.checkpoint.spec, job.weights, numerics, job.limits, Path(folder), lambda _: None)
@@ -70,7 +70,9 @@ def opened_fp32(job: Job, purpose: str, observed: Mapping[str, Observed]) -> Ite
             yield engine, needs.compiler
 
 
-def fp32_compiler(config: BuildConfig, compiler: Compiler) -> Compiler:
-    """Of bei's own FP32 engine. Where the target's engines cannot run, or not in FP32, the CPU's can."""
+def fp32_compiler(config: BuildConfig, compiler: Compiler, *, shows_layers: bool = False) -> Compiler:
+    """Of bei's own FP32 engine. Where the target's engines cannot run, not in FP32 or, if they are to show layers,
+    without what calibration looks at, the CPU's can."""
     is_able = "fp32" in compiler.precisions and compiler.cannot_run() is None
+    is_able = is_able and (compiler.shows_layers or not shows_layers)
     return compiler if is_able else compiler_for(BuildConfig(model=config.model))

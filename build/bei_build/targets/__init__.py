@@ -39,6 +39,7 @@ class Compiler(Protocol):
 
     precisions: tuple[str, ...]
     calibrated: tuple[str, ...]  # those of them that need a quantization
+    shows_layers: bool  # whether engines can have the inputs of linear layers as outputs, for calibration
     longest_by_default: int  # tokens of a sequence, unless the user asks for more: what they cost is theirs to decide
 
     def resolve_precision(self, precision: str) -> str:
@@ -84,7 +85,7 @@ def compiler_for(config: BuildConfig) -> Compiler:
     if config.target in ("cuda", "cuda-twin"):
         from bei_build.targets.cuda import CudaCompiler
 
-        return CudaCompiler(config.target)
+        return CudaCompiler(config.target, config.precision)
     if config.target == "trtllm":
         from bei_build.targets.trtllm import TRTLLMCompiler
 

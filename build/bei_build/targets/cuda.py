@@ -26,6 +26,7 @@ from bei_build.spec import ModelSpec
 from bei_build.targets import Numerics, Say
 
 _LEAST_CAPABILITY = 80  # 8.0, Ampere: of FlashAttention, and of BF16
+_FP8_FROM = 89  # 8.9, Ada
 _MOST_OF_REASON = 600  # characters of what PyTorch's compilers say
 _TYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
 
@@ -33,12 +34,14 @@ _TYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
 class CudaCompiler:
     """Compiles for this machine's NVIDIA GPU; as ``cuda-twin`` for its CPU."""
 
-    precisions: tuple[str, ...] = ("bf16", "fp16", "fp32")
-    calibrated: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
+    calibrated: tuple[str, ...] = ("fp8",)
+    shows_layers = False  # the packed module gives its heads' outputs and no others
     longest_by_default = 8192  # rotations and biases have a row a position
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, precision: str) -> None:
         self._target = target
+        self._precision = precision
         self._is_twin = target == "cuda-twin"
         self._purpose = f"Building for the target {target}"
 
@@ -66,6 +69,11 @@ class CudaCompiler:
                     f"{self._gpu.name} is of compute capability {self._gpu.capability / 10}, and PyTorch's kernels of "
                     f"attention need {_LEAST_CAPABILITY / 10}: build with --target tensorrt."
                 )
+            if self._precision == "fp8" and self._gpu.capability < _FP8_FROM:
+                raise CompileError(
+                    f"{self._gpu.name} is of compute capability {self._gpu.capability / 10}, which does not compute in "
+                    "fp8: build with --precision bf16."
+                )
             if importlib.util.find_spec("triton") is None:
                 raise MissingDependencyError("triton", EXTRA, self._purpose)
         if shutil.which("g++") is None and shutil.which("clang++") is None:
@@ -83,8 +91,8 @@ class CudaCompiler:
         self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Write ``model.pt2`` into ``folder``. Raises CompileError."""
-        if numerics.quantization is not None or numerics.observed:
-            raise CompileError(f"Target {self._target} neither quantizes nor calibrates: build for another target.")
+        if numerics.observed:
+            raise CompileError(f"Target {self._target} shows no inputs of linear layers. This is a bug.")
         torch = self._torch
         from bei_build.torch_graph.model import packed_model
         from bei_build.torch_graph.storage import join_linear_layers
@@ -92,7 +100,9 @@ class CudaCompiler:
         dtype = getattr(torch, _TYPES[PRECISIONS[numerics.precision].storage])
         say("reading weights")
         device = "cpu" if self._is_twin else "cuda"
-        model = packed_model(spec, weights.read, limits.max_seq_len, dtype=dtype, device=device)
+        model = packed_model(
+            spec, weights.read, limits.max_seq_len, dtype=dtype, device=device, quantization=numerics.quantization
+        )
         join_linear_layers(model)
         say("compiling")
         self._write(model, folder)
@@ -134,13 +144,20 @@ class CudaCompiler:
         layers = model.spec.layers + (model.spec.decoder.layers if model.spec.decoder else ())
         parts = [part for layer in layers for part in (layer.attention, layer.cross_attention) if part is not None]
         choices = [model.choices[part] for part in parts]
-        reasons = [f"attention of kind {choice.kernel}: {', '.join(choice.reasons)}" for choice in choices]
+        reasons = [
+            *(f"attention of kind {it.kernel}: {', '.join(it.reasons)}" for it in choices if it.reasons),
+            *(
+                f"FP8 products of kind {it.product}: {', '.join(it.reasons)}"
+                for it in model.products.values()
+                if it.reasons
+            ),
+        ]
         tensors = [*model.parameters(), *model.buffers()]
         return Package(
             cuda=None if self._is_twin else self._torch.version.cuda,
             inputs=list(model.input_names),
             kernels=[choice.kernel for choice in choices],
-            fallbacks=list(dict.fromkeys(why for why, choice in zip(reasons, choices, strict=True) if choice.reasons)),
+            fallbacks=list(dict.fromkeys(reasons)),
             weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         )
 

@@ -29,6 +29,7 @@ class OpenVINOCompiler:
 
     precisions: tuple[str, ...] = ("fp32", "bf16", "int8")
     calibrated: tuple[str, ...] = ("int8",)
+    shows_layers = True
     longest_by_default = 8192  # masks of causal and windowed attention are [S, S]: 256 MiB here, 4 GiB at 32,768
 
     def resolve_precision(self, precision: str) -> str:

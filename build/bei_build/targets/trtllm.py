@@ -83,6 +83,7 @@ class TRTLLMCompiler:
 
     precisions: tuple[str, ...] = _PRECISIONS
     calibrated: tuple[str, ...] = ()  # TensorRT-LLM quantizes inputs as they come
+    shows_layers = False  # it is a checkpoint
     longest_by_default = 8192
 
     def resolve_precision(self, precision: str) -> str:

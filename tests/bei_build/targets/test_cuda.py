@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,9 @@ from bei.errors import (
 from bei.pytorch import TorchGpu, cpu_name
 from bei_build import targets
 from bei_build.config import BuildConfig
-from bei_build.quantization.scheme import Quantization
+from bei_build.job import fp32_compiler
 from bei_build.targets import Numerics, compiler_for, cuda, with_target
+from bei_build.targets.openvino import OpenVINOCompiler
 from bei_build.torch_graph import package
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.test_parity_matrix import BY_NAME, TOLERANCE, save
@@ -49,8 +49,8 @@ STRUCTURES = (
 )
 
 
-def compiler(target: str = "cuda") -> Any:
-    return compiler_for(BuildConfig(model="m", target=target))
+def compiler(target: str = "cuda", precision: str = "auto") -> Any:
+    return compiler_for(BuildConfig(model="m", target=target, precision=precision))
 
 
 @pytest.fixture
@@ -103,16 +103,24 @@ def test_what_compiling_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_precisions(target: str, best: str) -> None:
     assert compiler(target).resolve_precision("auto") == best
     assert [compiler(target).resolve_precision(one) for one in ("bf16", "fp16", "fp32")] == ["bf16", "fp16", "fp32"]
+    assert compiler(target).resolve_precision("fp8") == "fp8"
     with pytest.raises(ConfigError, match=f"Target {target} has no precision 'int8'"):
         compiler(target).resolve_precision("int8")
 
 
-@pytest.mark.parametrize(
-    "changes", [{"quantization": Quantization("fp8")}, {"observed": {"x": None}}], ids=["quantization", "observed"]
-)
-def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match="neither quantizes nor calibrates"):
-        compiler("cuda-twin").compile(None, None, replace(Numerics("bf16"), **changes), None, tmp_path, print)
+def test_a_gpu_without_fp8_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "found_gpu", lambda torch, purpose: TorchGpu("NVIDIA A100", 80))
+    compiler().check_able()
+    with pytest.raises(CompileError, match=r"A100 is of compute capability 8\.0, .* not compute in fp8: .* bf16"):
+        compiler(precision="fp8").check_able()
+
+
+def test_inputs_of_layers_are_shown_by_another_compiler(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="shows no inputs of linear layers"):
+        compiler("cuda-twin").compile(None, None, Numerics("fp32", observed={"x": None}), None, tmp_path, print)  # type: ignore[dict-item]
+    config = BuildConfig(model="m", target="cuda-twin")
+    assert isinstance(fp32_compiler(config, compiler("cuda-twin")), cuda.CudaCompiler)
+    assert isinstance(fp32_compiler(config, compiler("cuda-twin"), shows_layers=True), OpenVINOCompiler)
 
 
 def test_what_pytorch_cannot_compile_is_one_line(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +245,22 @@ def test_in_16_bits_it_stays_close(precision: str, tmp_path: Path) -> None:
     expected = pooled(case, saved.rows, None)
     assert least_cosine(case, actual, expected) >= 0.999
     assert difference(actual, expected) > 1e-5  # it is not FP32 under another name
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_in_fp8_the_layers_that_calibration_says_are_rounded(tmp_path: Path) -> None:
+    case = BY_NAME["BertForTokenClassification"]
+    saved = save(case, tmp_path / "checkpoint")
+    settings = {"precision": "fp8", "allow_below_threshold": True, "max_highprec_layers": 0}
+    artifact = twin_of(saved.folder, tmp_path / "artifact", **settings)
+    actual, _ = rows_of(artifact, case.output, saved.encodings)
+    expected = pooled(case, saved.rows, None)
+    assert least_cosine(case, actual, expected) >= 0.99
+    assert difference(actual, expected) > 1e-3  # nor is it BF16 under another name
+    assert artifact.certificate.quantization is not None
+    assert artifact.certificate.quantization.format == "fp8"
+    assert artifact.manifest.engine.package is not None
+    assert any("FP8 products need CUDA" in why for why in artifact.manifest.engine.package.fallbacks)
 
 
 @pytest.mark.slow
