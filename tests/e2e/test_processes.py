@@ -231,7 +231,7 @@ def test_after_sigterm_the_accepted_are_answered_and_after_a_second_one_what_wai
     server = start("--devices", usable_cores()[0], "--http-workers", 2)
     held = [clients.submit(server.embed, [[HOLDS, value]]) for value in range(10)]
     server.wait_for_log("engine holds")
-    wait_until(lambda: server.metric("bei_queue_sequences", lane="interactive") > 0, "others wait")
+    wait_until(lambda: server.metric("bei_inputs_total") == len(held), "all are accepted")
     server.send_signal(signal.SIGTERM)
     server.wait_for_log("draining")
     for _ in range(6):

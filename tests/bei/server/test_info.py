@@ -33,6 +33,8 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App, artifact: Arti
         "max_client_batch_size": 32,
         "auto_truncate": True,
         "tokenization_workers": found["tokenization_workers"],
+        "http_workers": 1,
+        "devices": [],
         "version": __version__,
         "sha": None,
         "docker_label": None,

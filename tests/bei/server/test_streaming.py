@@ -13,6 +13,7 @@ from unittest import mock
 import httpx
 import pytest
 
+from bei.elsewhere import Tally
 from bei.engine.fake import FakeEngine
 from bei.server import call, endpoint, http, rendering
 from bei.server.answers import AnswerMemory
@@ -247,8 +248,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[AnswerMemory]:
     """That of each app made."""
     made: list[AnswerMemory] = []
 
-    def noting(limit: int) -> AnswerMemory:
-        made.append(AnswerMemory(limit))
+    def noting(limit: int, elsewhere: Tally) -> AnswerMemory:
+        made.append(AnswerMemory(limit, elsewhere))
         return made[-1]
 
     monkeypatch.setattr("bei.server.app.AnswerMemory", noting)
