@@ -32,9 +32,9 @@ _Array = npt.NDArray[np.float64]
 # cost a server full of them their throughput.
 _EFFICIENT = 0.99
 
-# Bulk work alone runs in larger steps than the smallest efficient ones, where larger ones are as efficient: in a server
-# a step costs more than when it was measured, as other threads want the cores at its ends. But so much larger at most,
-# since interactive work that comes unexpectedly waits for the end of a step.
+# Bulk work alone runs in larger steps than the smallest efficient ones, where larger ones are as efficient: beside
+# other work a step costs more than when it was measured alone (docs/decisions.md, "How large a step of bulk work is").
+# But so much larger at most, since interactive work that comes unexpectedly waits for the end of a step.
 _LARGEST_EFFICIENT = 2
 
 # A round step (``round_tokens``) may be so much less efficient by prediction, which knows nothing of round steps.

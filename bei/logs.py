@@ -58,7 +58,7 @@ class SharedStream(logging.Handler):
                 _write(data)
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
-        except Exception:
+        except Exception:  # as logging's own handlers: a line that cannot be written must not fail who wrote it
             self.handleError(record)
 
 

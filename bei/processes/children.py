@@ -194,7 +194,7 @@ class Child:
             try:
                 socket.send_fds(self._sock, [head], [*descriptors])
                 return
-            except BlockingIOError:
+            except BlockingIOError:  # seldom: it has much to read. asyncio sends no descriptors, nor waits for that
                 await asyncio.sleep(0.01)
 
     async def _read(self) -> None:
@@ -204,7 +204,7 @@ class Child:
                 self._got(from_child(await self._exactly(length)))
         except (OSError, EOFError):
             return  # it has ended, or is about to
-        except Exception:
+        except Exception:  # a border: another process takes the place of one that does not speak the protocol
             log.exception("%s said what is no message, and is ended", self.name)
             self.kill()
 

@@ -133,7 +133,7 @@ class EngineLink:
                     log.exception("the connection to an engine process has failed")
                 finally:
                     self._lost(channel, borrower)
-        except BaseException:
+        except BaseException:  # a bug of ours, which a thread would end with unheard
             log.exception("the thread of an engine process has died")
             raise
 
