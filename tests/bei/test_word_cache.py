@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from bei import word_cache
 from bei.tokenization import EncodingOptions, TextEncoder
@@ -25,10 +25,15 @@ _pieces = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
 )
 texts = st.lists(_pieces, max_size=30).map("".join)
+_ascii = st.one_of(
+    st.sampled_from(["Hello", "THE", "cat's", "cafe", "caf", "[CLS]", "[mask]", "x" * 120, " ", "\t", "\x7f"]),
+    st.text(st.characters(max_codepoint=126), max_size=12),
+)
 
 
-def tokenizer_with_special_tokens() -> Tokenizer:
+def tokenizer_with_special_tokens(*, lowercase: bool = True) -> Tokenizer:
     tokenizer = tiny_tokenizer()
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", AddedToken("[MASK]", lstrip=True)])
     return tokenizer
 
@@ -46,6 +51,14 @@ def test_words_give_the_ids_of_the_whole_text_learned_or_known(first: str, secon
     cache = WordCache(tokenizer)
     for text in (first, second, f"{first} {second}", first):
         assert ids_of(cache, text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@given(text=st.lists(_ascii, max_size=20).map("".join))
+def test_ordinary_words_are_split_as_the_library_splits_them(lowercase: bool, text: str) -> None:
+    tokenizer = tokenizer_with_special_tokens(lowercase=lowercase)
+    tokenizer.add_tokens([AddedToken("Café", normalized=True), AddedToken("f-1", single_word=True)])
+    assert ids_of(WordCache(tokenizer), text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @pytest.fixture(scope="module")
