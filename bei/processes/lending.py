@@ -1,7 +1,8 @@
 """Vectors on their way to another process: it maps the memory they lie in, and says when it uses them no more.
 
 A vector is copied into shared memory once, by the process that has computed it. Whoever passes it on names the place
-where it lies; only what lies elsewhere (unit vectors, rows of a cache) is copied, once, by who lends it.
+where it lies; only what lies elsewhere (unit vectors, rows of a cache) is copied, once, by who lends it. The few
+vectors of a small answer go over the channel instead: there is nothing to be given back then.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ _Array = npt.NDArray[Any]
 
 # Leases that end within this time are released together.
 _TOGETHER_S = 0.002
+# Up to so many bytes, to be copied in any case, cost less on the channel than a lease does.
+_SMALL_BYTES = 1 << 13
 
 
 class Lender:
     """Lends arrays over one channel, from ``arena`` if they lie in no segment. Safe in threads.
 
-    What is lent is kept as it is until it is released; what the arena has no room for goes over the channel, and is not
-    kept.
+    What is lent is kept as it is until it is released; what is small, or the arena has no room for, goes over the
+    channel, and is not kept.
     """
 
     def __init__(self, channel: Channel[Any], arena: Arena) -> None:
@@ -72,7 +75,7 @@ class Lender:
             self._announce({place.segment for found in places for place in found.values() if place is not None})
             if copies:
                 self._announce({_known(copies[0]).segment})
-            self.num_copied += len(homeless)
+            self.num_copied += len(copies or ())
             self.num_referred += sum(len(row) for row in rows) - len(homeless)
             rest, offset, lent = iter(homeless if copies is None else copies), 0, []
             for row, found in zip(rows, places, strict=True):
@@ -116,9 +119,9 @@ class Lender:
         del leases
 
     def _copied(self, homeless: list[_Array], wait_s: float) -> list[_Array] | None:
-        """Copies in the arena, in one block; None where it is full."""
+        """Copies in the arena, in one block; None where it is full, or that is not worth it."""
         num_bytes = sum(_aligned(values.nbytes) for values in homeless)
-        block = self._arena.block(num_bytes, wait_s) if num_bytes else None
+        block = self._arena.block(num_bytes, wait_s) if num_bytes > _SMALL_BYTES else None
         if block is None:
             return None
         copies, start = [], 0

@@ -25,6 +25,9 @@ from bei.service import OpenPort
 
 log = logging.getLogger(__name__)
 
+# Front ends are told at once when so much work has come or gone, seconds of the engine; else every now and then.
+_WORTH_TELLING_S = 0.002
+
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -85,15 +88,16 @@ class Client:
 
 @dataclass
 class _Asked:
-    """A request of ``client``'s. ``remaining``: items without an answer."""
+    """A request of ``client``'s. ``remaining``: items without an answer. ``cost_s``: of an item, on average."""
 
     client: Client
     request_id: int
+    cost_s: float
     remaining: int = 0
 
 
 class ServedPort:
-    """The port of one model and its front ends. ``on_change`` is called when its state may have changed."""
+    """The port of one model and its front ends. ``on_change`` is called when its state is worth telling."""
 
     def __init__(self, served: ServedModel, on_change: Callable[[], None]) -> None:
         self.hello = served.hello
@@ -106,6 +110,7 @@ class ServedPort:
         self._asked: dict[int, _Asked] = {}
         self._ids = itertools.count(1)
         self._told: tuple[PortStats, float] | None = None
+        self._moved_s = 0.0  # what has come and gone since
         self._port = served.open_port(self._on_answers, served.metrics)
 
     @property
@@ -132,12 +137,14 @@ class ServedPort:
 
     def submit(self, client: Client, submission: Submission) -> None:
         """Hand it to the port; what that refuses is answered with the error."""
+        cost_s = self._cost_s(submission)
         with self._lock:
             number = client.asked.get(submission.request_id)
             if number is None:
                 number = client.asked[submission.request_id] = next(self._ids)
-                self._asked[number] = _Asked(client, submission.request_id)
+                self._asked[number] = _Asked(client, submission.request_id, cost_s / len(submission.items))
             self._asked[number].remaining += len(submission.items)
+            self._moved_s += cost_s
         try:
             self._port.submit(replace(submission, request_id=number))
         except Exception as error:  # a border: every item has its answer
@@ -145,7 +152,7 @@ class ServedPort:
                 log.exception("a submission failed")
                 error = EngineError("The submission failed; the server's log says why.")
             self._on_answers([Answer(number, item.place, error) for item in submission.items])
-        self._on_change()
+        self._tell_of_much()
 
     def cancel(self, client: Client, request_id: int) -> None:
         """Forget the request."""
@@ -172,6 +179,7 @@ class ServedPort:
         """Tell all front ends the port's state, if it has changed."""
         with self._lock:
             seen = {client: client.num_seen for client in self._clients}  # before the state: none may be missing there
+            self._moved_s = 0.0
         if not seen:
             return
         state = self.state(0)
@@ -198,10 +206,21 @@ class ServedPort:
                 if asked is None:  # cancelled meanwhile
                     continue
                 asked.remaining -= 1
+                self._moved_s += asked.cost_s
                 if not asked.remaining:
                     del self._asked[answer.request_id]
                     del asked.client.asked[asked.request_id]
                 of_clients.setdefault(asked.client, []).append(answer._replace(request_id=asked.request_id))
         for client, own in of_clients.items():
             client.answer(own)
-        self._on_change()
+        self._tell_of_much()
+
+    def _tell_of_much(self) -> None:
+        if self._moved_s >= _WORTH_TELLING_S:
+            self._on_change()
+
+    def _cost_s(self, submission: Submission) -> float:
+        """What it takes of the engine; without a cost model all is worth telling."""
+        if self._costs is None:
+            return _WORTH_TELLING_S * len(submission.items)
+        return sum(self._costs.sequence_seconds(item.encoding.num_tokens) for item in submission.items)

@@ -138,6 +138,7 @@ def test_a_batch_manager_that_is_killed_is_replaced_and_every_item_is_answered_o
         asker.port.close()
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_a_front_end_that_is_killed_leaves_nothing_in_the_others(children: Children) -> None:
     with places(3) as (engine_place, port_place, nowhere):
         gc.collect()

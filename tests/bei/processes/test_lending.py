@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from bei.core import is_held
+from bei.processes import lending
 from bei.processes.arena import Arena
 from bei.processes.channel import Channel, ChannelClosedError
 from bei.processes.lending import Borrower, Lender
@@ -86,6 +87,16 @@ def test_arrays_of_any_type_and_shape_arrive(loan: Loan, dtype: str, shape: tupl
     assert row["values"].tolist() == values.tolist()
 
 
+def test_the_vectors_of_a_small_answer_go_along_with_it_and_nothing_is_to_be_given_back(loan: Loan) -> None:
+    small = np.arange(lending._SMALL_BYTES // 4, dtype=np.float32)
+    assert loan.pass_on({"a": small})["a"].tolist() == small.tolist()
+    assert (loan.lender.num_leases, loan.lender.num_copied, loan.arena.num_bytes) == (0, 0, 0)
+    found = loan.pass_on({"a": small, "b": small[:1]})
+    assert (loan.lender.num_leases, loan.lender.num_copied) == (1, 2)
+    assert [values.tolist() for values in found.values()] == [small.tolist(), [0.0]]
+
+
+@pytest.mark.usefixtures("nothing_is_small")
 def test_what_lies_elsewhere_is_copied_once_and_what_lies_in_a_segment_never(loan: Loan) -> None:
     mine = np.arange(12, dtype=np.float32).reshape(3, 4)
     first = loan.pass_on({"a": mine})
@@ -100,6 +111,7 @@ def test_what_lies_elsewhere_is_copied_once_and_what_lies_in_a_segment_never(loa
     second.close()
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_what_is_borrowed_cannot_be_written_to_and_is_known_as_held(loan: Loan) -> None:
     row = loan.pass_on({"a": np.ones(4, np.float32)})
     with pytest.raises(ValueError, match="read-only"):
@@ -109,6 +121,7 @@ def test_what_is_borrowed_cannot_be_written_to_and_is_known_as_held(loan: Loan) 
     assert not is_held(row["a"].copy())
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_memory_comes_back_with_the_last_view_of_the_last_array(loan: Loan) -> None:
     row = loan.pass_on({"a": np.ones(4, np.float32), "b": np.ones(4, np.float32)})
     view = row["b"][2:]
@@ -137,6 +150,7 @@ def test_what_has_no_room_goes_over_the_socket(loan: Loan) -> None:
     assert loan.lender.num_leases == 0
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_the_other_end_is_told_which_segments_are_gone(loan: Loan) -> None:
     loan.pass_on({"a": np.ones(4, np.float32)})
     loan.wait_returned()
@@ -155,6 +169,7 @@ def test_arrays_outlive_both_ends(loan: Loan) -> None:
     assert row["a"].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_who_leaves_keeps_the_channel_until_nothing_is_used(loan: Loan) -> None:
     view = loan.pass_on({"a": np.ones(8, np.float32)})["a"][4:]
     loan.borrower.close_when_unused()
@@ -173,6 +188,7 @@ def test_inline_arrays_are_marked(loan: Loan) -> None:
     assert [values.tolist() for values in payload] == [[1, 1]]
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_nothing_is_lent_over_a_channel_that_has_ended(loan: Loan) -> None:
     loan.close()
     with pytest.raises(ChannelClosedError):

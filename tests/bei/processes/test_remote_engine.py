@@ -139,6 +139,7 @@ def test_outputs_are_those_that_were_asked_for_and_keep_their_shapes(machine: An
     assert set(remote.run(batch, {"token_ids"})) == {"token_ids"}
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_a_vector_is_copied_once_on_its_way_from_engine_to_front_end(machine: Any) -> None:
     """By the engine's process, into its arena. The others name the place, which is the same everywhere."""
     one = machine(TokenEngine(LIMITS))

@@ -174,6 +174,7 @@ def test_answers_larger_than_a_segment_arrive_and_their_memory_is_given_back(bot
 # Copies
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_a_row_of_a_cache_is_copied_once_and_one_in_a_segment_never(both: Any) -> None:
     one = both(FakeEngine(LIMITS), cache_bytes=100_000)
     first, again = one.asker.rows([1]), one.asker.rows([1])
@@ -201,6 +202,7 @@ def test_what_is_cancelled_is_not_run_and_not_answered(both: Any) -> None:
     assert [batch.input_ids.tolist() for batch in engine.batches] == [[1], [4]]
 
 
+@pytest.mark.usefixtures("nothing_is_small")
 def test_a_front_end_that_ends_takes_its_work_along_and_frees_what_it_held(both: Any, place: Place) -> None:
     engine = GatedEngine(LIMITS)
     one = both(engine)
