@@ -166,6 +166,7 @@ def test_a_deadline_that_passes_while_a_request_waits_is_a_504_with_the_time_it_
 def test_a_deadline_that_the_queue_does_not_allow_is_a_429_with_a_time_to_come_back(make_app: MakeApp) -> None:
     async def test(app: App, engine: GatedEngine) -> None:
         (service,) = app.models
+        service._admission._costs.follow(1e-3)  # seconds of waiting: the request comes long before its deadline
         inputs = [[10 + value % 100] * 15 + [value // 100] for value in range(1000)]
         queued = asyncio.ensure_future(sending(app, {"X-Bei-Lane": "bulk"}, *inputs))
         while not service._port.stats().lanes["bulk"].num_sequences:  # noqa: ASYNC110

@@ -73,7 +73,8 @@ class Server:
 
 
 @pytest.fixture
-def server(artifact: Artifact) -> Iterator[Server]:
+def server(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr("bei.server.whole.PATIENCE_S", DEADLINE_S)
     server = Server(artifact)
     yield server
     for front in server.fronts:
