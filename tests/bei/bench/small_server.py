@@ -94,7 +94,7 @@ class SmallServer:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl.SSLError):
             pass
         finally:
-            writer.close()
+            writer.transport.abort()  # close waits for a client to take what is left, and the loop may end before
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
