@@ -98,14 +98,14 @@ def many(folder: Path, env: Mapping[str, str]) -> Iterator[Server]:
 
 @pytest.fixture
 def start(tmp_path: Path, env: Mapping[str, str]) -> Iterator[StartServer]:
-    """``start(*flags)``: a server of build 1, in ``tmp_path``."""
+    """``start(*flags, **variables)``: a server of build 1, in ``tmp_path``."""
     save_build(tmp_path / "tiny", 1)
     env = with_own_tmp(env, tmp_path)
     with ExitStack() as stack:
 
-        def start(*flags: object) -> Server:
+        def start(*flags: object, **variables: str) -> Server:
             command = [sys.executable, "-m", "tests.e2e.processes_server", tmp_path / "tiny", *flags]
-            return stack.enter_context(Server(command, env, tmp_path))
+            return stack.enter_context(Server(command, {**env, **variables}, tmp_path))
 
         yield start
 
@@ -260,10 +260,11 @@ def test_after_sigterm_the_accepted_are_answered_and_after_a_second_one_what_wai
 def test_a_second_signal_ends_all_processes_though_a_step_does_not_end(
     start: StartServer, clients: ThreadPoolExecutor
 ) -> None:
-    server = start("--http-workers", 2)
+    server = start("--http-workers", 2, EXIT_S="60")
     processes = children(server)
     held = [clients.submit(server.embed, [[HOLDS, value]]) for value in range(10)]
     server.wait_for_log("engine holds")
+    wait_until(lambda: server.metric("bei_inputs_total") == len(held), "all are accepted")
     server.send_signal(signal.SIGTERM)
     server.wait_for_log("draining")
     server.send_signal(signal.SIGTERM)
