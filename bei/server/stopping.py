@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _EXIT_S = 4.0
+# So much later what holds Python's lock is ended: where nothing does, the thread that says why comes first, though the
+# process may have been stopped meanwhile.
+_HELD_S = 2.0
 
 
 class LogTerminal:
@@ -75,4 +78,4 @@ def exit_soon() -> None:
 
     threading.Thread(target=end, name="exit", daemon=True).start()
     # Python's threads need its lock. What holds that for ever is ended from outside of Python, and says where it is.
-    faulthandler.dump_traceback_later(_EXIT_S + 0.5, exit=True, file=sys.stderr)
+    faulthandler.dump_traceback_later(_EXIT_S + _HELD_S, exit=True, file=sys.stderr)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from math import ceil, inf
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +16,17 @@ from bei.errors import DeadlineExceededError, InvalidRequestError, OverloadedErr
 from bei.port import LANES, Lane, LaneStats, PortStats
 
 PER_TOKEN_S = 0.01
+NOW_S = 1000.0
 
 
 @pytest.fixture(autouse=True)
 def _every_request_asks_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bei.admission._QUIET", 0.0)  # these tests say what waits without accepting it
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bei.admission.time", SimpleNamespace(monotonic=lambda: NOW_S))
 
 
 class LinearCosts:
@@ -72,7 +78,7 @@ class Desk:
         self.num_idle += 1
 
     def admit(self, *lengths: int, lane: Lane | None = None, in_s: float | None = None) -> Ticket:
-        deadline_s = None if in_s is None else time.monotonic() + in_s
+        deadline_s = None if in_s is None else NOW_S + in_s
         return self.admission.admit(len(lengths), self.admission.demand(lengths), lane, deadline_s)
 
     def wait_s(self, lane: Lane) -> float:

@@ -34,7 +34,11 @@ def test_ready_computes_the_canary_without_the_prompt(tmp_path: Path) -> None:
     run_async(test)
 
 
-def test_after_the_first_canary_a_fresh_answer_is_proof_enough(artifact: Artifact) -> None:
+def test_after_the_first_canary_a_fresh_answer_is_proof_enough(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bei.service._FRESH_S", 3600.0)
+
     async def test() -> None:
         engine = FakeEngine(LIMITS)
         async with running_service(artifact, engine) as service:

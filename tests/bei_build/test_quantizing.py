@@ -56,7 +56,8 @@ def with_outlier(folder: Path) -> Path:
     prefix = next(name for name in tensors if name.endswith(f"{up}.bias"))[: -len(f"{up}.bias")]
     tensors[f"{prefix}{up}.bias"][5] = 4000.0
     tensors[f"{prefix}{down}.weight"] *= 4.0
-    tensors[f"{prefix}{down}.weight"][:, 5] = 1e-6 * torch.randn(tensors[f"{prefix}{down}.weight"].shape[0])
+    width, generator = tensors[f"{prefix}{down}.weight"].shape[0], torch.Generator().manual_seed(0)
+    tensors[f"{prefix}{down}.weight"][:, 5] = 1e-6 * torch.randn(width, generator=generator)
     return write_tensors(folder, tensors)
 
 

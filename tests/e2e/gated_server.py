@@ -2,7 +2,8 @@
 
 The canary of the start passes. From then on each batch that reaches the engine is a line in the log. A line ``one``
 on standard input lets one batch through, ``open`` (or the end of the input) lets everything through from then on.
-With the variable HANG_ON_DRAIN the event loop never comes back from the beginning of the drain.
+With the variable HANG_ON_DRAIN the event loop never comes back from the beginning of the drain. EXIT_S is how long the
+process has after a second signal.
 """
 
 from __future__ import annotations
@@ -54,5 +55,7 @@ def hang(_: object) -> None:
 if __name__ == "__main__":
     if "HANG_ON_DRAIN" in os.environ:
         mock.patch("bei.server.models.Models.begin_drain", hang).start()
+    if "EXIT_S" in os.environ:
+        mock.patch("bei.server.stopping._EXIT_S", float(os.environ["EXIT_S"])).start()
     with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 1):
         cli.main(["serve", *sys.argv[1:], "--port", "0"])

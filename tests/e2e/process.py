@@ -17,8 +17,9 @@ from types import TracebackType
 
 import httpx
 
-# Whoever waits longer than this has failed. Starting imports, loads and compiles, on two busy cores too.
-DEADLINE_S = 60.0
+# Whoever waits longer than this has failed. Starting imports, loads and compiles, on two busy cores too, which others
+# take away now and then.
+DEADLINE_S = 120.0
 _POLL_S = 0.02
 
 ROOT = Path(__file__).parents[2]
@@ -158,16 +159,35 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of the sample with these labels among its own; 0 if there is none yet."""
-        for line in httpx.get(self.url + "/metrics", timeout=DEADLINE_S).text.splitlines():
-            wanted = all(f'{key}="{value}"' in line for key, value in labels.items())
-            if wanted and re.match(rf"{name}[{{ ]", line):
-                return float(line.rsplit(" ", 1)[1])
-        return 0.0
+        return _sample(self._metrics(), name, labels)
+
+    def metric_of_all(self, name: str, **labels: str) -> float:
+        """The same, once every process of the server has said what it has counted: of one that does not answer in time
+        it is what it said before."""
+        found: list[str] = []
+
+        def has_all() -> bool:
+            found[:] = [self._metrics()]
+            return not re.search(r"^bei_process_up\{.*\} 0\.0$", found[0], re.MULTILINE)
+
+        wait_until(has_all, "every process says what it has counted")
+        return _sample(found[0], name, labels)
+
+    def _metrics(self) -> str:
+        return httpx.get(self.url + "/metrics", timeout=DEADLINE_S).text
 
     def embed(self, given: object, **fields: object) -> httpx.Response:
         """POST to the embeddings route."""
         body = {"input": given, **fields}
         return httpx.post(f"{self.url}/v1/embeddings", json=body, timeout=DEADLINE_S)
+
+
+def _sample(metrics: str, name: str, labels: Mapping[str, str]) -> float:
+    for line in metrics.splitlines():
+        wanted = all(f'{key}="{value}"' in line for key, value in labels.items())
+        if wanted and re.match(rf"{name}[{{ ]", line):
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
 
 
 def serve(arguments: Sequence[object], env: Mapping[str, str], cwd: Path) -> Server:

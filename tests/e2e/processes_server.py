@@ -1,7 +1,11 @@
-"""``bei serve`` in several processes, whose children are those of ``tests.e2e.standin_child``."""
+"""``bei serve`` in several processes, whose children are those of ``tests.e2e.standin_child``.
+
+The variable EXIT_S is how long they have after a second signal.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from unittest import mock
 
@@ -10,5 +14,8 @@ from bei import cli
 COMMAND = (sys.executable, "-m", "tests.e2e.standin_child")
 
 if __name__ == "__main__":
+    if "EXIT_S" in os.environ:
+        for name in ("bei.processes.supervisor._ABANDON_S", "bei.server.stopping._EXIT_S"):
+            mock.patch(name, float(os.environ["EXIT_S"])).start()
     with mock.patch("bei.processes.supervisor.COMMAND", COMMAND):
         cli.main(["serve", *sys.argv[1:], "--port", "0"])

@@ -1,7 +1,8 @@
 """A process of a server in several processes, with an engine whose inputs choose its faults (token ids below).
 
 The engine is that of ``tests.e2e.swapping_server``: vectors name the build. Files in the working directory let go of
-what waits: ``open`` what holds, ``load`` the loading of an engine of a build that ``waits``.
+what waits: ``open`` what holds, ``load`` the loading of an engine of a build that ``waits``. With the variable LEAVE_S
+front ends leave a connection to another one for so long, though that one pauses.
 """
 
 from __future__ import annotations
@@ -93,5 +94,7 @@ def dies_of(name: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1].startswith("front"):
         dies_of(sys.argv[1])
+        if "LEAVE_S" in os.environ:
+            mock.patch("bei.server.descriptors._LEAVE_S", float(os.environ["LEAVE_S"])).start()
     with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 1):
         child.main()

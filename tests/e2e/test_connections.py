@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from tests.e2e.conftest import StartServer
 from tests.e2e.process import DEADLINE_S, Server, wait_until
-from tests.e2e.wire import connect, embed, head, is_closed, read_answer
+from tests.e2e.wire import connect, embed, head, is_closed, read_answer, wait_until_read
 
 MEGABYTE = 1_000_000
 
@@ -61,15 +62,13 @@ def test_headers_that_do_not_arrive_in_time_are_408(start: StartServer) -> None:
 def test_headers_that_trickle_are_408_though_each_byte_is_in_time(start: StartServer) -> None:
     server = start("--header-timeout", 2)
     with connect(server) as wire:
-        wire.settimeout(0.1)
         wire.sendall(b"POST /v1/embeddings HTTP/1.1\r\nx: ")
         give_up_s = time.monotonic() + DEADLINE_S
-        while time.monotonic() < give_up_s:
-            with contextlib.suppress(TimeoutError, BrokenPipeError):
+        while not select.select([wire], [], [], 0.1)[0]:
+            assert time.monotonic() < give_up_s
+            with contextlib.suppress(ConnectionError):
                 wire.sendall(b"x")
-                answer = read_answer(wire)
-                break
-        assert answer.status == 408
+        assert read_answer(wire).status == 408
 
 
 def test_sixty_megabytes_of_headers_are_431_and_not_kept(shared: Server) -> None:
@@ -154,11 +153,11 @@ def test_a_body_that_does_not_arrive_in_time_is_408(start: StartServer) -> None:
 
 
 def test_a_slow_body_that_makes_progress_is_read(start: StartServer) -> None:
-    server = start("--body-timeout", 1)
+    server = start("--body-timeout", 2)
     body = b'{"input": [5]' + b" " * 99_986 + b"}"
     with connect(server) as wire:
-        wire.sendall(head(len(body)))
-        for i in range(0, len(body), 20_000):  # 100,000 bytes may take eleven seconds
+        wire.sendall(head(len(body)) + body[:20_000])
+        for i in range(20_000, len(body), 20_000):  # what has come may take a second for every 10,000 bytes more
             threading.Event().wait(0.6)
             wire.sendall(body[i : i + 20_000])
         assert read_answer(wire).status == 200
@@ -175,14 +174,19 @@ def test_a_body_of_a_request_that_is_answered_already_may_not_go_on_for_ever(sta
 def test_unfinished_bodies_share_a_memory_and_the_slow_ones_yield(start: StartServer) -> None:
     server = start("--body-memory", MEGABYTE, "--payload-limit", MEGABYTE)
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(connect(server)) for _ in range(3)]
+        slow = [stack.enter_context(connect(server)) for _ in range(30)]
         for wire in slow:
-            wire.sendall(head(MEGABYTE) + b" " * 300_000)
-        threading.Event().wait(1.5)  # they are slow from the first second on
+            wire.sendall(head(MEGABYTE) + b" " * 30_000)
+        wait_until_read(server)
         body = b'{"input": [5]' + b" " * (MEGABYTE - 14) + b"}"
-        with connect(server) as fast:
-            fast.sendall(head(len(body)) + body)
-            assert read_answer(fast).status == 200
+
+        def is_read() -> bool:
+            with connect(server) as fast:
+                with contextlib.suppress(ConnectionError):
+                    fast.sendall(head(len(body)) + body)
+                return read_answer(fast).status == 200
+
+        wait_until(is_read, "the others are slow from the first second on, and yield")
         for wire in slow:
             answer = read_answer(wire)
             assert (answer.status, answer.code) == (429, "overloaded")
@@ -273,7 +277,7 @@ def test_a_connection_is_kept_for_longer_than_five_seconds(shared: Server) -> No
 
 
 def test_an_idle_connection_is_closed_after_its_time_with_or_without_a_request(start: StartServer) -> None:
-    server = start("--keep-alive-timeout", 1)
+    server = start("--keep-alive-timeout", 3)
     with connect(server) as used, connect(server) as unused:
         used.sendall(embed([5]))
         assert read_answer(used).status == 200
@@ -310,8 +314,7 @@ def test_a_connection_over_the_limit_gets_503_where_all_others_are_busy(gated: S
         for wire in (first, second):
             wire.sendall(embed([5]))
         server.wait_for_log("engine has")
-        wait_until(lambda: len(psutil.Process(server.pid).net_connections("tcp")) >= 3, "they are connected")
-        threading.Event().wait(0.5)
+        wait_until_read(server)
         with connect(server) as third:
             answer = read_answer(third)
             assert (answer.status, answer.code) == (503, "too_many_connections")
@@ -352,6 +355,7 @@ def test_thousands_of_idle_connections_cost_little_and_hold_nobody_up(start: Sta
 def test_a_server_without_descriptors_serves_on_and_lets_clients_in_later(start: StartServer) -> None:
     server = start()
     process = psutil.Process(server.pid)
+    began_s = time.monotonic()
     with connect(server) as kept, contextlib.ExitStack() as stack:
         kept.sendall(embed([5]))
         assert read_answer(kept).status == 200
@@ -366,7 +370,7 @@ def test_a_server_without_descriptors_serves_on_and_lets_clients_in_later(start:
         assert sum(process.cpu_times()[:2]) - before_s < 1.5, "it spins"
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
         assert [read_answer(wire).status for wire in waiting] == [200] * len(waiting)
-    assert sum("cannot accept" in line for line in server.log) == 1
+    assert 1 <= sum("cannot accept" in line for line in server.log) <= 1 + (time.monotonic() - began_s) / 10
 
 
 def test_a_request_under_way_is_answered_though_there_are_no_descriptors(gated: StartServer) -> None:
@@ -419,7 +423,7 @@ def test_garbage_behind_a_good_request_does_not_disturb_its_answer(gated: StartS
 
 
 def test_a_client_that_does_not_take_its_answers_is_cut_off(start: StartServer) -> None:
-    server = start("--keep-alive-timeout", 1)
+    server = start("--keep-alive-timeout", 3)
     process = psutil.Process(server.pid)
 
     def num_connections() -> int:

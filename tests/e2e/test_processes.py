@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,11 @@ def state(server: Server) -> tuple[int, int]:
     return server.get_status("/health"), server.get_status("/ready")
 
 
+def wait_until_well(server: Server) -> None:
+    """Front ends hear a moment later of what has come back."""
+    wait_until(lambda: state(server) == (200, 200), "it is well again")
+
+
 def stopped(server: Server) -> int:
     server.send_signal(signal.SIGTERM)
     return server.wait_exit()
@@ -80,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def many(folder: Path, env: Mapping[str, str]) -> Iterator[Server]:
     """A server of two front ends. At its end nothing of it is left."""
     command = [sys.executable, "-m", "tests.e2e.processes_server", folder / "tiny", *("--http-workers", "2")]
-    with Server([*command, *("--hang-timeout", "1")], with_own_tmp(env, folder), folder) as server:
+    with Server([*command, *("--hang-timeout", "3")], with_own_tmp(env, folder), folder) as server:
         yield server
         processes = children(server)
         assert {*processes} == {"front-0", "front-1", "manager", "engine-0"}
@@ -93,21 +98,21 @@ def many(folder: Path, env: Mapping[str, str]) -> Iterator[Server]:
 
 @pytest.fixture
 def start(tmp_path: Path, env: Mapping[str, str]) -> Iterator[StartServer]:
-    """``start(*flags)``: a server of build 1, in ``tmp_path``."""
+    """``start(*flags, **variables)``: a server of build 1, in ``tmp_path``."""
     save_build(tmp_path / "tiny", 1)
     env = with_own_tmp(env, tmp_path)
     with ExitStack() as stack:
 
-        def start(*flags: object) -> Server:
+        def start(*flags: object, **variables: str) -> Server:
             command = [sys.executable, "-m", "tests.e2e.processes_server", tmp_path / "tiny", *flags]
-            return stack.enter_context(Server(command, env, tmp_path))
+            return stack.enter_context(Server(command, {**env, **variables}, tmp_path))
 
         yield start
 
 
 @pytest.fixture
 def clients() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(40) as pool:
         yield pool
 
 
@@ -148,8 +153,8 @@ def test_a_process_that_dies_under_load_is_replaced_and_costs_nobody_an_answer(
         assert max(broken) <= 1  # the request under way on a connection of the dead front end, and no other
     after = children(many)
     assert {other for other in before if before[other].pid != after[other].pid} == {name}
-    assert state(many) == (200, 200)
-    assert many.metric("bei_queue_sequences") == 0
+    wait_until_well(many)
+    wait_until(lambda: many.metric("bei_queue_sequences") == 0, "nothing waits")
 
 
 def test_a_sequence_that_kills_engines_is_an_error_and_its_neighbours_are_answered(
@@ -164,7 +169,7 @@ def test_a_sequence_that_kills_engines_is_an_error_and_its_neighbours_are_answer
         assert vectors_of(many.embed([[CRASHES_ONCE], [1]])) == [vector_of([CRASHES_ONCE], 1), vector_of([1], 1)]
         load.wait_for_more()
     assert load.errors == []
-    assert state(many) == (200, 200)
+    wait_until_well(many)
 
 
 def test_a_step_that_hangs_ends_with_its_process_and_is_run_again(many: Server) -> None:
@@ -178,7 +183,7 @@ def test_a_front_end_whose_tokenizer_dies_is_replaced(many: Server, clients: Thr
     many.wait_for_log("a tokenizer thread of tiny has died: it is replaced")
     many.wait_for_log("front-. is there again")
     check_error(dying.result(DEADLINE_S), 503, "shutting_down")
-    assert state(many) == (200, 200)
+    wait_until_well(many)
     assert len(vectors_of(many.embed(["hello", "world"]))) == 2
 
 
@@ -219,7 +224,7 @@ def test_rebuilt_artifacts_are_swapped_in_by_all_processes_and_broken_ones_by_no
     digests = {httpx.get(f"{many.url}/info", timeout=DEADLINE_S).json()["digest"] for _ in range(8)}
     assert len(digests) == 1
     for result, count in (("swapped", 3), ("refused", 2), ("unchanged", 1)):
-        assert many.metric("bei_swaps_total", result=result) == count
+        assert many.metric_of_all("bei_swaps_total", result=result) == count
     children(many)["front-0"].kill()  # what takes its place serves what is served now
     many.wait_for_log("front-0 is there again")
     assert {vectors_of(many.embed([[1, 2]]))[0][PLACE] for _ in range(8)} == {4}
@@ -234,14 +239,19 @@ def test_after_sigterm_the_accepted_are_answered_and_after_a_second_one_what_wai
     wait_until(lambda: server.metric("bei_inputs_total") == len(held), "all are accepted")
     server.send_signal(signal.SIGTERM)
     server.wait_for_log("draining")
-    for _ in range(6):
-        wait_until(lambda: server.embed([[1]]).status_code == 503, "new requests are refused")
-    check_error(server.embed([[1]]), 503, "shutting_down")
+    late = [clients.submit(server.embed, [[1]])]
+    while len(late) < 20 and sum(answer.done() for answer in late) < 6:  # a front end may not have heard of it yet
+        wait([late[-1]], 1.0)
+        late.append(clients.submit(server.embed, [[1]]))
     assert not any(answer.done() for answer in held)
     (tmp_path / "open").touch()
     assert [vectors_of(answer.result(DEADLINE_S))[0] for answer in held] == [
         vector_of([HOLDS, v], 1) for v in range(10)
     ]
+    refused = [answer.result(DEADLINE_S) for answer in late if answer.result(DEADLINE_S).status_code != 200]
+    assert len(refused) >= 6
+    for response in refused:
+        check_error(response, 503, "shutting_down")
     assert server.wait_exit() == 0
     assert server.log[-1].endswith("stopped")
 
@@ -250,10 +260,11 @@ def test_after_sigterm_the_accepted_are_answered_and_after_a_second_one_what_wai
 def test_a_second_signal_ends_all_processes_though_a_step_does_not_end(
     start: StartServer, clients: ThreadPoolExecutor
 ) -> None:
-    server = start("--http-workers", 2)
+    server = start("--http-workers", 2, EXIT_S="60")
     processes = children(server)
     held = [clients.submit(server.embed, [[HOLDS, value]]) for value in range(10)]
     server.wait_for_log("engine holds")
+    wait_until(lambda: server.metric("bei_inputs_total") == len(held), "all are accepted")
     server.send_signal(signal.SIGTERM)
     server.wait_for_log("draining")
     server.send_signal(signal.SIGTERM)
@@ -376,7 +387,7 @@ def test_a_real_model_is_served_from_several_processes_as_from_one(
                 killed = children(server)["engine-0"]
                 killed.kill()
                 assert len(vectors_of(server.embed(texts))) == len(texts)
-                assert state(server) == (200, 200)
+                wait_until_well(server)
             assert stopped(server) == 0
     for one, other in zip(*answers, strict=True):
         assert one == pytest.approx(other, abs=1e-5)

@@ -51,7 +51,8 @@ def test_a_full_queue_is_a_rate_limit_error_to_the_openai_client(gated: StartSer
 
 def test_the_queued_work_of_a_client_that_leaves_is_cancelled(gated: StartServer) -> None:
     server = gated()
-    before = server.metric("bei_tokens_total")  # the canary of the start
+    wait_until(lambda: server.metric("bei_tokens_total") > 0, "the canary of the start is counted")
+    before = server.metric("bei_tokens_total")
     first = Call(server, [1])
     server.wait_for_log(r"engine has \[1\]")
     body = json.dumps({"input": [[50], [51], [52]]}).encode()
@@ -70,6 +71,7 @@ def test_the_queued_work_of_a_client_that_leaves_is_cancelled(gated: StartServer
 
 def test_requests_of_many_clients_share_batches(gated: StartServer) -> None:
     server = gated()
+    wait_until(lambda: server.metric("bei_batch_sequences_count") > 0, "the canary of the start is counted")
     before = server.metric("bei_batch_sequences_count")
     first = Call(server, [1])
     server.wait_for_log("engine has")

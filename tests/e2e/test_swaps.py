@@ -109,7 +109,7 @@ def test_rebuilt_artifacts_are_swapped_in_under_load_and_broken_ones_leave_the_f
     for result, count in (("swapped", 3), ("refused", len(BROKEN)), ("unchanged", 1)):
         assert server.metric("bei_swaps_total", result=result) == count
     assert server.metric("bei_artifact_info", digest=digest_of(server)) == 1
-    assert server.metric("bei_queue_sequences") == 0
+    wait_until(lambda: server.metric("bei_queue_sequences") == 0, "nothing waits")
     server.send_signal(signal.SIGTERM)
     assert server.wait_exit() == 0
     assert not any("Traceback" in line for line in server.log)

@@ -126,7 +126,7 @@ def test_large_bodies_and_answers_pass_and_refusals_arrive(operate: Operate, pai
 def test_who_does_not_finish_the_handshake_or_the_headers_is_cut_off(
     operate: Operate, pair: Pair, authority: Pair
 ) -> None:
-    server = operate(*flags(pair, "--header-timeout", 1), verify=authority.cert)
+    server = operate(*flags(pair, "--header-timeout", 4), verify=authority.cert)
     address = ("127.0.0.1", port_of(server))
     with socket.create_connection(address, DEADLINE_S) as silent, socket.create_connection(address, DEADLINE_S) as wire:
         with context(authority.cert).wrap_socket(wire, server_hostname="localhost") as slow:

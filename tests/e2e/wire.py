@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
-from tests.e2e.process import DEADLINE_S, Server
+from tests.e2e.process import DEADLINE_S, Server, wait_until
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,18 @@ def read_answer(wire: socket.socket) -> Answer:
         assert piece, "the server closed the connection within a body"
         body += piece
     return Answer(status, headers, body)
+
+
+def wait_until_read(server: Server) -> None:
+    """Return when the server has accepted every connection, and read everything that was sent to it."""
+    port = int(server.url.rsplit(":", 1)[1])
+
+    def num_unread() -> int:
+        """In the kernel's queues: connections of the listening socket, bytes of the others."""
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(int(row[4].split(":")[1], 16) for row in rows if int(row[1].split(":")[1], 16) == port)
+
+    wait_until(lambda: num_unread() == 0, "the server has read everything")
 
 
 def is_closed(wire: socket.socket) -> bool:

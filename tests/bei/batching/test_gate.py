@@ -207,6 +207,7 @@ def test_the_device_is_shared_by_those_that_wait_and_the_one_that_asks(line: Lin
 
 
 def test_interactive_work_is_expected_for_a_while_after_it_came(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_EXPECTED_S", 3600.0)
     expected = [line.gate.expects_interactive]
     line.gate.note_interactive()
     expected.append(line.gate.expects_interactive)

@@ -10,6 +10,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from bei.batching import gate as gates
 from bei.batching import queue
 from bei.batching.gate import DeviceGate
 from bei.batching.queue import Entry
@@ -86,7 +87,10 @@ def test_bulk_work_gets_its_share_under_an_endless_stream_of_interactive_work(
     assert not any(all(is_bulk[start : start + 3]) for start in range(len(is_bulk)))
 
 
-def test_steps_of_bulk_work_are_capped_while_interactive_work_may_come(make_front: MakeFront) -> None:
+def test_steps_of_bulk_work_are_capped_while_interactive_work_may_come(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_EXPECTED_S", 3600.0)
     engine = GatedEngine(Limits(1024, 64, 16))
     front = make_front(engine, step_cap_s=1e-9)
     first = front.submit([1])
@@ -341,7 +345,10 @@ def test_models_that_share_a_device_run_one_step_at_a_time(make_front: MakeFront
     fronts[1].wait(second)
 
 
-def test_interactive_work_of_one_model_caps_the_steps_of_another_s_bulk_work(make_front: MakeFront) -> None:
+def test_interactive_work_of_one_model_caps_the_steps_of_another_s_bulk_work(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_EXPECTED_S", 3600.0)
     gate = DeviceGate()
     limits = Limits(1024, 64, 16)
     bulk_engine, other_engine = GatedEngine(limits), FakeEngine(limits)

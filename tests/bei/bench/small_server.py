@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from tests.engines import DEADLINE_S
+
 VECTOR = base64.b64encode(bytes(16)).decode()
 
 
@@ -62,7 +64,7 @@ class SmallServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(DEADLINE_S)
         self._server = server
         self.port = server.sockets[0].getsockname()[1]
         return self
@@ -70,9 +72,9 @@ class SmallServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(DEADLINE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(DEADLINE_S)
         self._loop.close()
 
     async def _listen(self) -> asyncio.Server:
@@ -92,7 +94,7 @@ class SmallServer:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl.SSLError):
             pass
         finally:
-            writer.close()
+            writer.transport.abort()  # close waits for a client to take what is left, and the loop may end before
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")

@@ -25,7 +25,7 @@ from tests.bei.test_cli import fails_with
 from tests.certificates import make_authority, make_certificate
 
 Bench = Callable[..., Result]
-SHORT = ("--duration", "1", "--warmup", "0.2", "--timeout", "20")
+SHORT = ("--duration", "1", "--warmup", "0.2", "--timeout", "60")
 
 
 @pytest.fixture
@@ -80,10 +80,12 @@ def test_latencies_are_those_that_the_server_itself_measures(bench: Bench) -> No
         await asyncio.sleep(0.02 + hash(asked.body["input"]) % 1000 / 1e4)
 
     with SmallServer(waits=waits) as server:
-        result = bench(server.url, "--rate", "40", "--arrivals", "constant", *SHORT)
-        own = [asked.took_s * 1e3 for asked in server.posts[-40:]]
+        # A closed loop: where the machine stands still, it is a few of many that take longer.
+        result = bench(server.url, "--concurrency", "4", "--duration", "2", "--warmup", "0", "--timeout", "60")
+        own = [asked.took_s * 1e3 for asked in server.posts[1:]]  # the first is the probe
     latency = result.points[0].loads[0].latency
-    # The machine may be busy: what the client adds is bounded, and it can never be faster than the server.
+    assert latency.count == len(own)
+    # What the client adds is bounded, and it can never be faster than the server.
     for each, found in ((50, latency.p50), (90, latency.p90)):
         assert found is not None
         truth = float(np.percentile(own, each, method="inverted_cdf"))
@@ -150,12 +152,12 @@ def test_ctrl_c_ends_a_run_early_and_what_was_measured_is_written(
     monkeypatch.setattr(Fleet, "_messages", _interrupted_once(Fleet._messages, server))
     begin_s = time.monotonic()
     result = bench(server.url, "--concurrency", "2", "--duration", "3000", "--warmup", "0", code=130)
-    assert time.monotonic() - begin_s < 60
+    assert time.monotonic() - begin_s < 600
     assert result.interrupted
     assert "ended early" in result.warnings[0]
     (load,) = result.points[0].loads
     assert load.latency.count > 0
-    assert 0 < result.points[0].measured_s < 60
+    assert 0 < result.points[0].measured_s < 600
     assert load.num_failed == load.failures.get("unanswered", 0) <= 2
 
 

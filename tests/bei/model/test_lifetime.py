@@ -108,6 +108,8 @@ def test_a_model_that_nobody_holds_ends_its_threads(open_model: OpenModel, artif
 
 
 def test_models_of_a_process_share_the_device_and_leave_it(open_model: OpenModel) -> None:
+    gc.collect()
+    wait_until(lambda: not own_threads(), "models of other tests have left")
     before = len(host._device._users)
     models = [open_model(FakeEngine(LIMITS, num_streams)) for num_streams in (1, 2)]
     assert len(host._device._users) == before + 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import tempfile
@@ -27,6 +28,7 @@ from bei.processes.memory import place_of
 from bei.processes.port_server import PortServer, ServedModel
 from bei.processes.remote_engine import RemoteEngines
 from bei.processes.remote_port import RemotePort
+from tests.bei.batching.front import wait_until
 from tests.engines import DEADLINE_S, ids
 
 MODEL = "tiny@0"
@@ -150,6 +152,25 @@ class Asker:
 def embeddings(answers: Sequence[Row | BeiError]) -> list[list[float]]:
     """Those of the answers that are no errors."""
     return [row["embedding"].tolist() for row in answers if not isinstance(row, BeiError)]
+
+
+@contextmanager
+def nothing_left(num_descriptors: int = 0) -> Iterator[None]:
+    """After the block its threads end and its descriptors are closed, but for ``num_descriptors``: soon, since threads
+    end by themselves."""
+    gc.collect()  # what earlier tests have left is not to be taken for what the block gives back
+    descriptors, num_threads = _num_descriptors() + num_descriptors, threading.active_count()
+    yield
+
+    def is_so() -> bool:
+        gc.collect()
+        return threading.active_count() <= num_threads and _num_descriptors() <= descriptors
+
+    wait_until(is_so, "threads end and descriptors are closed")
+
+
+def _num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def inode_and_offset(values: npt.NDArray[Any]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from bei.processes.channel import Channel, ChannelClosedError
 from bei.processes.memory import Segment
 from bei.processes.wire import Announce, Forget, Message
 from tests.bei.batching.front import wait_until
+from tests.bei.processes.chain import nothing_left
 from tests.engines import DEADLINE_S
 
 _decoder: Any = msgspec.msgpack.Decoder(Announce | Forget)
@@ -126,28 +127,24 @@ def test_the_end_is_seen_by_who_reads_and_who_sends(channels: Pair, close: Calla
 
 
 def test_a_channel_that_ends_while_its_peer_does_not_read_frees_its_threads_and_descriptors() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    num_threads = threading.active_count()
-    sender, receiver = pair()
-    sender.send(Forget([]), [np.zeros(3_000_000, np.uint8)])
-    assert sender.is_behind
-    sender.end()
-    receiver.end()
-    assert threading.active_count() == num_threads
-    assert len(os.listdir("/proc/self/fd")) == before
+    with nothing_left():
+        sender, receiver = pair()
+        sender.send(Forget([]), [np.zeros(3_000_000, np.uint8)])
+        assert sender.is_behind
+        sender.end()
+        receiver.end()
 
 
 def test_descriptors_that_nobody_took_are_closed() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    sender, receiver = pair()
-    segment = Segment.create(4096)
-    sender.send(Forget([]))
-    sender.send(Announce(1, 4096), segment=segment)
-    assert receiver.receive() is not None  # the bytes of both may have come
-    receiver.end()
-    sender.end()
-    del segment
-    assert len(os.listdir("/proc/self/fd")) == before
+    with nothing_left():
+        sender, receiver = pair()
+        segment = Segment.create(4096)
+        sender.send(Forget([]))
+        sender.send(Announce(1, 4096), segment=segment)
+        assert receiver.receive() is not None  # the bytes of both may have come
+        receiver.end()
+        sender.end()
+        del segment
 
 
 def test_what_is_no_message_is_refused(channels: Pair) -> None:

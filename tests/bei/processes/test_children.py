@@ -15,6 +15,8 @@ import pytest
 from bei.errors import BeiError, ProcessDiedError
 from bei.processes.children import Child, Place, how_ended
 from bei.processes.messages import Ask, Close, FromChild, Gathered, Offer, Reload, Stop
+from tests.bei.processes.chain import nothing_left
+from tests.engines import DEADLINE_S
 
 COMMAND = (sys.executable, "-m", "tests.bei.processes.scripted")
 
@@ -45,7 +47,7 @@ def with_child(test: Callable[[Ward], Awaitable[None]]) -> None:
             ward.child.kill()
             await ward.child.wait()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def test_calls_are_answered_with_what_was_done_the_childs_error_or_its_death() -
         assert ward.num_ends == 1
         with pytest.raises(ProcessDiedError):
             await child.call(Reload())
-        assert await child.ask("name", 10) is None
+        assert await child.ask("name", DEADLINE_S) is None
 
     with_child(test)
 
@@ -92,9 +94,9 @@ def test_questions_go_both_ways_and_an_answer_that_fails_is_none() -> None:
         child = ward.child
         await child.call(Close("offer"))
         assert child.offers == {"name", "nothing"}
-        assert await child.ask("name", 10) == b"front-3"
+        assert await child.ask("name", DEADLINE_S) == b"front-3"
         assert child.answers == {"name": b"front-3"}
-        assert await child.ask("nothing", 10) is None
+        assert await child.ask("nothing", DEADLINE_S) is None
         asking = asyncio.ensure_future(child.call(Close("ask")))
         ask = await ward.said.get()
         assert isinstance(ask, Ask)
@@ -107,7 +109,7 @@ def test_questions_go_both_ways_and_an_answer_that_fails_is_none() -> None:
 
 def test_one_that_does_not_stop_is_killed_and_one_that_does_is_not() -> None:
     async def test(ward: Ward) -> None:
-        await ward.child.stop(Stop(), 10)
+        await ward.child.stop(Stop(), DEADLINE_S)
         assert await ward.child.wait() == 0
 
     async def test_deaf(ward: Ward) -> None:
@@ -125,6 +127,5 @@ def test_no_descriptor_is_left_of_a_child() -> None:
         await ward.child.call(Reload())
 
     with_child(test)
-    before = psutil.Process().num_fds()
-    with_child(test)
-    assert psutil.Process().num_fds() == before
+    with nothing_left():
+        with_child(test)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +15,7 @@ from bei.engine.fake import fake_row
 from bei.errors import EngineDiedError
 from bei.processes.remote_engine import RemoteEngines
 from tests.bei.batching.front import wait_until
-from tests.bei.processes.chain import MODEL, Asker, Place, embeddings, places, serve_port, served_model
+from tests.bei.processes.chain import MODEL, Asker, Place, embeddings, nothing_left, places, serve_port, served_model
 from tests.bei.processes.killed import CRASHES, WAITS
 from tests.engines import DEADLINE_S, ids
 
@@ -141,30 +138,26 @@ def test_a_batch_manager_that_is_killed_is_replaced_and_every_item_is_answered_o
 @pytest.mark.usefixtures("nothing_is_small")
 def test_a_front_end_that_is_killed_leaves_nothing_in_the_others(children: Children) -> None:
     with places(3) as (engine_place, port_place, nowhere):
-        gc.collect()
         engine = children.start("waiting", engine_place)
         engines = RemoteEngines([engine_place.address], MODEL, hang_timeout_s=0.0)
         server = serve_port(port_place, {MODEL: served_model(engines)})
-        num_descriptors, num_threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-        front = children.start("front", nowhere, port_place)
-        assert front.next_step() == 2  # rows that it holds; what waits comes to twelve sequences
-        port = server._ports[MODEL]
-        wait_until(lambda: len(port._asked) == 1, "they are here")
-        (client,) = server._clients
-        assert client.lender.num_leases == 2
-        front.kill()
-        wait_until(lambda: not server._clients, "its end is seen")
-        assert client.lender.num_leases == 0
-        assert port._asked == {}
-        wait_until(lambda: not any(s.num_sequences for s in port._port.stats().lanes.values()), "nothing of it waits")
-        engine.kill()
-        children.start("engine", engine_place)
-        asker = Asker(port_place.address)
-        assert embeddings(asker.rows([9])) == expected([9])
-        asker.port.close()
-        del client
-        wait_until(lambda: threading.active_count() <= num_threads, "its threads have ended")
-        gc.collect()
-        # One segment more may be mapped: of the engine's process that is there now.
-        assert len(os.listdir("/proc/self/fd")) <= num_descriptors + 2
+        # One segment more may be mapped: of the engine's process that is there then.
+        with nothing_left(num_descriptors=2):
+            front = children.start("front", nowhere, port_place)
+            assert front.next_step() == 2  # rows that it holds; what waits comes to twelve sequences
+            port = server._ports[MODEL]
+            wait_until(lambda: len(port._asked) == 1, "they are here")
+            (client,) = server._clients
+            assert client.lender.num_leases == 2
+            front.kill()
+            wait_until(lambda: not server._clients, "its end is seen")
+            assert client.lender.num_leases == 0
+            wait_until(lambda: port._asked == {}, "what it asked is forgotten")
+            wait_until(lambda: not any(s.num_sequences for s in port._port.stats().lanes.values()), "nothing waits")
+            engine.kill()
+            children.start("engine", engine_place)
+            asker = Asker(port_place.address)
+            assert embeddings(asker.rows([9])) == expected([9])
+            asker.port.close()
+            del client
         server.close()

@@ -9,6 +9,7 @@ import pytest
 
 from bei.processes.arena import Arena
 from bei.processes.memory import Segment, place_of
+from tests.bei.processes.chain import nothing_left
 
 
 def test_an_array_is_found_in_its_segment_and_others_are_not() -> None:
@@ -43,18 +44,19 @@ def test_the_size_of_a_segment_is_sealed() -> None:
 
 
 def test_a_segment_takes_its_descriptors_along() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    segment = Segment.create(4096)
-    attached = Segment.attach(os.dup(segment.fd), segment.size)
-    assert len(os.listdir("/proc/self/fd")) > before
-    del segment, attached
-    assert len(os.listdir("/proc/self/fd")) == before
+    with nothing_left():
+        segment = Segment.create(4096)
+        attached = Segment.attach(os.dup(segment.fd), segment.size)
+        descriptors = segment.fd, attached.fd
+        del segment, attached
+    for fd in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 def test_a_descriptor_that_cannot_be_mapped_is_closed() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    read, write = os.pipe()
-    with pytest.raises(OSError, match="device"):
-        Segment.attach(read, 4096)
-    os.close(write)
-    assert len(os.listdir("/proc/self/fd")) == before
+    with nothing_left():
+        read, write = os.pipe()
+        with pytest.raises(OSError, match="device"):
+            Segment.attach(read, 4096)
+        os.close(write)

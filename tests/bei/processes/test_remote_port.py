@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import socket
 import threading
 import time
@@ -41,6 +40,7 @@ from tests.bei.processes.chain import (
     embeddings,
     hello_of,
     inode_and_offset,
+    nothing_left,
     own_metrics,
     places,
     serve_port,
@@ -225,7 +225,7 @@ def test_a_front_end_that_ends_takes_its_work_along_and_frees_what_it_held(both:
     engine.open(5)
     one.asker.wait(kept)
     port = one.server._ports[MODEL]
-    assert port._asked == {}
+    wait_until(lambda: port._asked == {}, "what it asked is forgotten")
     assert sum(batch.batch_size for batch in engine.batches) <= 3 + 3 + 1
     wait_until(lambda: all(part.free.is_whole for part in _reclaimed(port.arena)), "its memory is free")
 
@@ -406,6 +406,7 @@ def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place
 
     served = ServedModel(open_port, hello_of(engine), own_metrics(), costs, lambda: num_ready[0])
     server: PortServer = serve_port(place, {MODEL: served})
+    quiet = Quiet(server)
     own = CostModel.assumed(LIMITS)
     remote = RemotePort(place.address, MODEL, lambda answers: None, own_metrics(), own)
 
@@ -426,8 +427,7 @@ def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place
     wait_until(lambda: not remote.stats().is_stalled, "they are back")
     # What was submitted and is not in the other side's state yet is added here; it is in the next.
     item = Item(0, Encoding(ids(1, 2, 3)))
-    with port_server_says_nothing(server):
-        wait_until(lambda: time.monotonic() - remote._heard_s > 0.02, "nothing is on its way")
+    with quiet:
         remote.submit(Submission(1, "bulk", frozenset({"embedding"}), [item]))
         lanes = remote.stats().lanes
         assert lanes["interactive"] == _STATS.lanes["interactive"]
@@ -438,11 +438,17 @@ def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place
     server.close()
 
 
-class port_server_says_nothing:
-    """Until the block ends."""
+class Quiet:
+    """Within the block ``server``, which has one port, says nothing. To be made before a front end comes."""
 
     def __init__(self, server: PortServer) -> None:
-        self._lock = server._lock
+        (port,) = server._ports.values()
+        self._lock, self._tell = threading.Lock(), port.tell
+        port.tell = self._tell_when_it_may  # type: ignore[method-assign]
+
+    def _tell_when_it_may(self, *, in_any_case: bool) -> None:
+        with self._lock:
+            self._tell(in_any_case=in_any_case)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -455,7 +461,7 @@ def test_a_process_that_says_nothing_any_more_is_taken_to_hang(both: Any, monkey
     one = both(FakeEngine(LIMITS))
     assert not one.port.stats().is_stalled
     monkeypatch.setattr(remote_port, "_SILENT_S", 0.3)
-    with port_server_says_nothing(one.server):
+    with Quiet(one.server):
         wait_until(lambda: one.port.stats().is_stalled, "it is silent")
     wait_until(lambda: not one.port.stats().is_stalled, "it speaks again")
 
@@ -468,13 +474,8 @@ def test_the_gauges_of_a_front_end_are_those_of_its_port_until_it_is_closed(both
 
 
 def test_nothing_is_left_of_ports_that_were_closed() -> None:
-    gc.collect()
-    before, num_threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    with places(1) as (place,):
+    with nothing_left(), places(1) as (place,):
         one = Both(place, FakeEngine(LIMITS))
         one.asker.rows([1], [2])
         one.close()
-        wait_until(lambda: threading.active_count() <= num_threads, "all threads end")
         del one
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before

@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import gzip
 import sys
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import EncodingNotSupportedError, InvalidRequestError, PayloadTooLargeError
+from bei.server import coding as module
 from bei.server.coding import _INLINE, _MOST_PARTS, _PIECE, CODINGS, content_coding, decode, decoded
+from tests.engines import DEADLINE_S
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -92,8 +95,6 @@ def test_the_limit_is_on_what_comes_out(coding: str) -> None:
 def test_a_bomb_is_refused_before_it_is_decoded(
     coding: str, bombs: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import bei.server.coding as module
-
     produced: list[int] = []
     original = module._PIECES[coding]
 
@@ -143,17 +144,29 @@ def test_small_and_large_bodies_come_out_the_same_way(coding: str, size: int) ->
 
 
 @codings
-def test_the_loop_goes_on_while_a_large_body_is_decoded(coding: str, bombs: dict[str, bytes]) -> None:
-    async def scenario() -> int:
-        work = asyncio.ensure_future(decoded(bombs[coding], coding, BOMB_SIZE))
-        turns = 0
-        while not work.done():
-            turns += 1
-            await asyncio.sleep(0)
-        assert len(await work) == BOMB_SIZE
-        return turns
+def test_the_loop_goes_on_while_a_large_body_is_decoded(
+    coding: str, bombs: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_turned = threading.Event()
+    original = module._PIECES[coding]
 
-    assert asyncio.run(scenario()) > 10
+    def waiting(body: bytes) -> Iterator[bytes]:
+        size = 0
+        for piece in original(body):
+            assert size <= _INLINE or has_turned.wait(DEADLINE_S), "the loop stands still"
+            size += len(piece)
+            yield piece
+
+    monkeypatch.setitem(module._PIECES, coding, waiting)
+
+    async def scenario() -> bytes:
+        work = asyncio.ensure_future(decoded(bombs[coding], coding, BOMB_SIZE))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        has_turned.set()
+        return await work
+
+    assert len(asyncio.run(scenario())) == BOMB_SIZE
 
 
 def test_a_body_without_a_coding_is_returned_as_it_is() -> None:

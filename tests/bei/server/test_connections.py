@@ -14,6 +14,7 @@ from bei.errors import BeiError, TooManyConnectionsError
 from bei.metrics import Metrics
 from bei.server import connections as module
 from bei.server.connections import MOST_LINGERING, Connections
+from tests.engines import DEADLINE_S
 
 
 class Member:
@@ -128,7 +129,7 @@ def test_the_clock_ends_what_is_past_its_deadline_and_nothing_else(monkeypatch: 
         await asyncio.sleep(0.03)
         assert len(late.expired) == count
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
     assert not early.expired
 
 

@@ -9,6 +9,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import uvloop
 from bei.config import ServeConfig
 from bei.errors import ConfigError
 from bei.metrics import Metrics
+from bei.processes import shared_limits
 from bei.processes.shared_limits import SharedLimits
 from bei.server import descriptors
 from bei.server.connections import Connections
@@ -25,6 +27,7 @@ from bei.server.tls import TLS
 from tests.bei.processes.pages import pages
 from tests.bei.server.test_connections import Member
 from tests.certificates import make_authority, make_certificate
+from tests.engines import DEADLINE_S
 
 
 def limited_to(monkeypatch: pytest.MonkeyPatch, limit: int, num_open: int) -> None:
@@ -50,6 +53,17 @@ def test_a_process_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) 
     limited_to(monkeypatch, 100, 50)
     with pytest.raises(ConfigError, match="limit of 100 open files leaves none"):
         fitting_connections(10)
+
+
+class Accepted(asyncio.Protocol):
+    """The server's end of connections, which the test closes: one that is left open is a warning in another test."""
+
+    def __init__(self, on_made: Callable[[], object]) -> None:
+        self._on_made = on_made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._on_made()
+        transport.close()
 
 
 class Socket:
@@ -99,7 +113,7 @@ def test_a_listener_outlives_what_accept_raises(number: int, makes_room: int) ->
             await listener.wait_closed()
             return found
 
-    assert asyncio.run(asyncio.wait_for(run(), 10)) == b"hello"
+    assert asyncio.run(asyncio.wait_for(run(), DEADLINE_S)) == b"hello"
     assert len(room) == makes_room
 
 
@@ -107,7 +121,7 @@ def test_of_too_many_unfinished_handshakes_the_oldest_ends(monkeypatch: pytest.M
     monkeypatch.setattr(descriptors, "MOST_HANDSHAKES", 3)
     authority = make_authority(tmp_path)
     pair = make_certificate(tmp_path, "server", authority)
-    tls = TLS(str(pair.cert), str(pair.key), None, 30.0)
+    tls = TLS(str(pair.cert), str(pair.key), None, DEADLINE_S)
 
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as real:
@@ -124,7 +138,7 @@ def test_of_too_many_unfinished_handshakes_the_oldest_ends(monkeypatch: pytest.M
                 one.close()
 
     loop = uvloop.new_event_loop()
-    loop.run_until_complete(asyncio.wait_for(run(), 20))
+    loop.run_until_complete(asyncio.wait_for(run(), DEADLINE_S))
     loop.close()
 
 
@@ -159,10 +173,9 @@ def test_what_is_left_to_others_is_accepted_after_all_if_none_of_them_comes(monk
 
     async def run() -> float:
         with socket.create_server(("127.0.0.1", 0)) as real:
-            listener = Listener(real, asyncio.Protocol, lambda: None, None, gate)
-            assert gate.num_listening == 1
             loop, made = asyncio.get_running_loop(), asyncio.Event()
-            listener._make_protocol = lambda: made.set() or asyncio.Protocol()  # type: ignore[func-returns-value]
+            listener = Listener(real, partial(Accepted, made.set), lambda: None, None, gate)
+            assert gate.num_listening == 1
             began_s = loop.time()
             _, writer = await asyncio.open_connection(*real.getsockname())
             await made.wait()
@@ -172,14 +185,15 @@ def test_what_is_left_to_others_is_accepted_after_all_if_none_of_them_comes(monk
             writer.close()
             return seconds
 
-    assert asyncio.run(asyncio.wait_for(run(), 10)) >= 0.05
+    assert asyncio.run(asyncio.wait_for(run(), DEADLINE_S)) >= 0.05
     assert (gate.most_coming, gate.num_coming, gate.num_listening) == (1, 0, 0)
     assert gate.num_asked >= 1
 
 
 def test_two_listeners_on_one_socket_share_its_connections_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Neither gives up waiting for the other, which a pause of the machine longer than 5 ms would make it do.
-    monkeypatch.setattr(descriptors, "_LEAVE_S", 60.0)
+    # Neither gives up waiting for the other, nor takes it to be dead, which a pause of the machine would make it do.
+    monkeypatch.setattr(descriptors, "_LEAVE_S", DEADLINE_S)
+    monkeypatch.setattr(shared_limits, "_ALIVE_NS", 3600 * 10**9)
 
     async def run() -> list[int]:
         made, all_made = [0, 0], asyncio.Event()
@@ -189,16 +203,14 @@ def test_two_listeners_on_one_socket_share_its_connections_evenly(monkeypatch: p
                 limits = SharedLimits(page)
                 connections = Connections(ServeConfig(), Metrics(), 100, None, limits.front_ends, limits.uploads)
 
-                class Counted(asyncio.Protocol):
-                    def connection_made(
-                        self, _: object, index: int = index, connections: Connections = connections
-                    ) -> None:
-                        made[index] += 1
-                        connections.add(Member())
-                        if sum(made) == 20:
-                            all_made.set()
+                def count(index: int = index, connections: Connections = connections) -> None:
+                    made[index] += 1
+                    connections.add(Member())
+                    if sum(made) == 20:
+                        all_made.set()
 
-                listeners.append(Listener(real.dup(), Counted, lambda: None, None, connections))
+                protocol = partial(Accepted, count)
+                listeners.append(Listener(real.dup(), protocol, lambda: None, None, connections))
             writers = [(await asyncio.open_connection(*real.getsockname()))[1] for _ in range(20)]
             await all_made.wait()
             for listener in listeners:
@@ -209,4 +221,4 @@ def test_two_listeners_on_one_socket_share_its_connections_evenly(monkeypatch: p
                 writer.close()
         return made
 
-    assert asyncio.run(asyncio.wait_for(run(), 10)) == [10, 10]
+    assert asyncio.run(asyncio.wait_for(run(), DEADLINE_S)) == [10, 10]

@@ -35,6 +35,12 @@ def left_s(found: Urgency) -> float:
     return found.deadline_s - time.monotonic()
 
 
+def is_in(seconds: float, found: Urgency, began_s: float) -> bool:
+    """Whether the deadline is so many seconds after a moment between ``began_s`` and now, as two clocks tell it."""
+    assert found.deadline_s is not None
+    return began_s - 0.1 <= found.deadline_s - seconds <= time.monotonic() + 0.1
+
+
 def test_without_headers_a_request_says_nothing() -> None:
     assert urgency(host="bei", x_other="1") == Urgency(None, None)
 
@@ -53,13 +59,14 @@ def test_an_unknown_lane_is_refused_by_name(value: str) -> None:
 
 @given(st.integers(100, 10**9))
 def test_each_header_means_the_same_moment(milliseconds: int) -> None:
+    began_s = time.monotonic()
     ways = (
         urgency(request_timeout_ms=str(milliseconds)),
         urgency(request_deadline_ms=str(time.time() * 1000 + milliseconds)),
         urgency(x_request_timeout=str(milliseconds / 1000)),
     )
     for found in ways:
-        assert left_s(found) == pytest.approx(milliseconds / 1000, abs=1.0)
+        assert is_in(milliseconds / 1000, found, began_s)
 
 
 def test_a_deadline_in_the_past_is_a_deadline() -> None:
@@ -74,8 +81,9 @@ def test_of_several_deadlines_the_earliest_counts(drawn: list[tuple[str, int]]) 
             return str((time.time() + seconds) * 1000)
         return str(seconds * 1000 if name == "request-timeout-ms" else seconds)
 
+    began_s = time.monotonic()
     found = urgency_of((name.encode(), value(name, seconds).encode()) for name, seconds in drawn)
-    assert left_s(found) == pytest.approx(min(seconds for _, seconds in drawn), abs=0.9)
+    assert is_in(min(seconds for _, seconds in drawn), found, began_s)
 
 
 @pytest.mark.parametrize("name", DEADLINES)
@@ -145,7 +153,7 @@ def behind_a_running_step(make_app: MakeApp, test: Test, **settings: object) -> 
 
 def test_a_deadline_that_passes_while_a_request_waits_is_a_504_with_the_time_it_waited(make_app: MakeApp) -> None:
     async def test(app: App, engine: GatedEngine) -> None:
-        response = await sending(app, {"Request-Timeout-Ms": "500"}, [2], [3])
+        response = await sending(app, {"Request-Timeout-Ms": "2000"}, [2], [3])
         message = check_error(response, 504, "The deadline passed after", code="deadline_exceeded")
         waited = re.search(r"after (\d+\.\d{3}) s", message)
         assert waited is not None
@@ -158,6 +166,7 @@ def test_a_deadline_that_passes_while_a_request_waits_is_a_504_with_the_time_it_
 def test_a_deadline_that_the_queue_does_not_allow_is_a_429_with_a_time_to_come_back(make_app: MakeApp) -> None:
     async def test(app: App, engine: GatedEngine) -> None:
         (service,) = app.models
+        service._admission._costs.follow(1e-3)  # seconds of waiting: the request comes long before its deadline
         inputs = [[10 + value % 100] * 15 + [value // 100] for value in range(1000)]
         queued = asyncio.ensure_future(sending(app, {"X-Bei-Lane": "bulk"}, *inputs))
         while not service._port.stats().lanes["bulk"].num_sequences:  # noqa: ASYNC110

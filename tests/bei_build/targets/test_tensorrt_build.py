@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -31,9 +30,11 @@ from bei_build.progress import Progress
 from bei_build.spec import ModelSpec
 from bei_build.targets import Numerics, compiler_for
 from bei_build.targets.tensorrt import compiler as module
-from bei_build.targets.tensorrt import timing_cache
+from bei_build.targets.tensorrt import plan, timing_cache
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
+from bei_build.targets.tensorrt.progress import monitor_of
 from tests.artifacts import save_artifact
+from tests.bei.batching.front import wait_until
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.targets.rtx import (
     VERSION,
@@ -45,6 +46,7 @@ from tests.bei_build.targets.rtx import (
     profiles,
 )
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, case_named, graph_of, random_weights, tiny_spec
+from tests.engines import DEADLINE_S
 from tests.zoo import save_case
 
 FOR_TWO: dict[str, Any] = {"target": "tensorrt-rtx", "compute_capability": ("89", "120"), "precision": "auto"}
@@ -127,15 +129,23 @@ def test_progress_names_phases_and_steps(trt: ModuleType, tmp_path: Path) -> Non
 
 
 @needs_rtx
-def test_an_interrupt_ends_the_build_and_reaches_the_caller(trt: ModuleType, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_build_and_reaches_the_caller(
+    trt: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
+    ends: list[threading.Event] = []
+
+    def noting(trt: Any, say: Callable[[str], None], cancelled: threading.Event) -> Any:
+        ends.append(cancelled)
+        return monitor_of(trt, say, cancelled)
 
     def interrupt(text: str) -> None:
         said.append(text)
         if len(said) == 1:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            time.sleep(0.3)  # for the main thread to say that the build is to end
+            assert ends[0].wait(DEADLINE_S), "the main thread says that the build is to end"
 
+    monkeypatch.setattr(plan, "monitor_of", noting)
     path = graph_of(tiny_spec(), tmp_path)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
@@ -162,8 +172,7 @@ def test_a_terminal_shows_what_the_builder_is_at() -> None:
     progress = Progress(Console(file=out, force_terminal=True, width=100))
     with progress.step("Compile") as step:
         step.say("Building engine 2 of 6, Cloning network graph 3 of 159")
-        time.sleep(0.2)  # rich draws ten times a second
-    assert "Cloning network graph 3 of 159" in out.getvalue()
+        wait_until(lambda: "Cloning network graph 3 of 159" in out.getvalue(), "rich draws ten times a second")
 
 
 # What the builder is told.

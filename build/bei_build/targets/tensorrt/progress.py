@@ -71,9 +71,8 @@ def cancellable(work: Callable[[], ResultT], cancelled: threading.Event) -> Resu
     callbacks would have to pass through C++.
     """
     with ThreadPoolExecutor(1, "tensorrt-builder") as pool:
-        future = pool.submit(work)
         try:
-            return future.result()
+            return pool.submit(work).result()
         except BaseException:
             cancelled.set()  # nothing to cancel if it is the work's own
             raise
