@@ -57,5 +57,5 @@ if __name__ == "__main__":
         mock.patch("bei.server.models.Models.begin_drain", hang).start()
     if "EXIT_S" in os.environ:
         mock.patch("bei.server.stopping._EXIT_S", float(os.environ["EXIT_S"])).start()
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 1):
+    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 5):
         cli.main(["serve", *sys.argv[1:], "--port", "0"])

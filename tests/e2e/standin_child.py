@@ -96,5 +96,5 @@ if __name__ == "__main__":
         dies_of(sys.argv[1])
         if "LEAVE_S" in os.environ:
             mock.patch("bei.server.descriptors._LEAVE_S", float(os.environ["LEAVE_S"])).start()
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 1):
+    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 5):
         child.main()

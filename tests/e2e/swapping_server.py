@@ -88,5 +88,5 @@ def _obey() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_obey, daemon=True).start()
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 1):
+    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 5):
         cli.main(["serve", *sys.argv[1:], "--port", "0"])
