@@ -84,6 +84,7 @@ class Simulated:
         self.downloads: list[tuple[int, int]] = []  # rows and their width
         self.barrier: threading.Barrier | None = None  # all streams must be given work before one is waited for
         self.is_released = False
+        self.held: tuple[int, int | None] | None = None  # bytes of weights, and the most that the process may have
         self._memory: list[weakref.ref[npt.NDArray[np.uint8]]] = []
 
     def load(self, path: Path) -> object:
@@ -92,6 +93,9 @@ class Simulated:
             raise RuntimeError("no such package\nand a stack of C++ frames")
         self.free -= 1000
         return object()
+
+    def hold(self, weight_bytes: int, most: int | None) -> None:
+        self.held = weight_bytes, most
 
     def stream(self) -> Stream:
         return Stream()
@@ -176,7 +180,7 @@ class Simulated:
         return self.lost
 
     def release(self) -> None:
-        self.is_released = True
+        self.is_released, self.held = True, None
 
 
 def _compute(inputs: Sequence[View], answers: Sequence[Answer], numbers: Any = None) -> None:
@@ -230,9 +234,15 @@ def manifest_in(folder: Path, weight_bytes: int = 1000, **changes: Any) -> Manif
 
 
 def engine_on(
-    device: Simulated, folder: Path, *, num_streams: int = 2, cuda_graphs: int = 256, **changes: Any
+    device: Simulated,
+    folder: Path,
+    *,
+    num_streams: int = 2,
+    cuda_graphs: int = 256,
+    memory: int = 0,
+    **changes: Any,
 ) -> CudaEngine:
     """An engine on ``device``, which the caller closes."""
     manifest = manifest_in(folder, **changes)
-    options = CudaOptions(num_streams, cuda_graphs)
+    options = CudaOptions(num_streams, cuda_graphs, memory)
     return CudaEngine(folder / "artifact" / "engine", manifest, options, device=device)
