@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -186,12 +186,18 @@ class Simulated:
 def _compute(inputs: Sequence[View], answers: Sequence[Answer], numbers: Any = None) -> None:
     """The package: reads its inputs as they are when it is done."""
     arrays = dict(zip(INPUTS, numbers or [view.read() for view in inputs], strict=True))
+    for answer, rows in zip(answers, rows_of_the_package(arrays), strict=True):
+        answer.rows = rows
+
+
+def rows_of_the_package(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Float32Array, Float32Array]:
+    """Its outputs, filler rows too, for the inputs ``arrays``."""
     ids, starts = arrays["input_ids"].astype(np.float32), arrays["cu_query_lens"]
     assert starts[-1] <= len(ids)
     parts = [ids[start:end] for start, end in pairwise(starts)]
     assert all(len(part) <= len(arrays["slot_ids"]) for part in parts)
-    answers[0].rows = np.array([[len(part), part[0], part[-1], part.sum()] for part in parts], np.float32)
-    answers[1].rows = np.stack([ids, arrays["position_ids"]], axis=1).astype(np.float32)
+    of_sequences = np.array([[len(part), part[0], part[-1], part.sum()] for part in parts], np.float32)
+    return of_sequences, np.stack([ids, arrays["position_ids"]], axis=1).astype(np.float32)
 
 
 def expected(batch: PackedBatch) -> dict[str, Float32Array]:
