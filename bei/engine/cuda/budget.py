@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from bei.errors import EngineError
 
@@ -17,7 +18,8 @@ class Budget:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._weights: dict[object, int] = {}
+        # An owner that could not be opened is forgotten with what refers to it.
+        self._weights: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._most: int | None = None
 
     def hold(self, torch: Any, owner: object, weight_bytes: int, most: int | None) -> None:
@@ -26,13 +28,13 @@ class Budget:
         Raises EngineError where that does not hold the weights.
         """
         with self._lock:
-            weights = {**self._weights, owner: weight_bytes}
-            if most is not None and sum(weights.values()) >= most:
+            needed = sum(self._weights.values()) + weight_bytes
+            if most is not None and needed >= most:
                 raise EngineError(
-                    f"The weights need {sum(weights.values()):,} bytes, those of the process's other models included, "
-                    f"and gpu_megabytes gives {most:,}: raise it, or build for a smaller precision."
+                    f"The weights need {needed:,} bytes, those of the process's other models included, and "
+                    f"gpu_megabytes gives {most:,}: raise it, or build for a smaller precision."
                 )
-            self._weights, self._most = weights, most
+            self._weights[owner], self._most = weight_bytes, most
             self._apply(torch)
 
     def drop(self, torch: Any, owner: object) -> None:

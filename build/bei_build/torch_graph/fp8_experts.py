@@ -48,18 +48,19 @@ class FP8Experts(nn.Module):
         self._layers = tuple(layers)
         self._dtype, device = like.weight.dtype, like.weight.device
         count, in_features, out_features = like.factors.shape
-        lower = [index for index, layer in enumerate(layers) if layer is not None]
-        upper = [index for index, layer in enumerate(layers) if layer is None]
-        self._places = {index: place for group in (lower, upper) for place, index in enumerate(group)}
+        in_fp8 = [index for index, layer in enumerate(layers) if layer is not None]
+        left_high = [index for index, layer in enumerate(layers) if layer is None]
+        self._places = {index: place for group in (in_fp8, left_high) for place, index in enumerate(group)}
         shape = out_features, in_features
         self.codes: Tensor
         self.scales: Tensor
         self.high: Tensor
         self.inverse: Tensor
-        codes, scales = torch.empty((len(lower), *shape), dtype=FP8, device=device), (len(lower), out_features)
+        codes = torch.empty((len(in_fp8), *shape), dtype=FP8, device=device)
         self.register_buffer("codes", codes, persistent=False)
-        self.register_buffer("scales", torch.empty(scales, device=device), persistent=False)
-        high = torch.empty((len(upper), *shape), dtype=self._dtype, device=device)
+        scales = torch.empty((len(in_fp8), out_features), device=device)
+        self.register_buffer("scales", scales, persistent=False)
+        high = torch.empty((len(left_high), *shape), dtype=self._dtype, device=device)
         self.register_buffer("high", high, persistent=False)
         present = [rounding for rounding in roundings if rounding is not None]
         different = list(dict.fromkeys(present))
@@ -69,7 +70,7 @@ class FP8Experts(nn.Module):
         inverse = torch.stack([rounding.inverse.expand(width) for rounding in present])
         self.register_buffer("inverse", inverse, persistent=False)
         self.each = choose_product(in_features, out_features, device, self._dtype, has_one_scale=False)
-        self.against_groups = self._against_groups(device, len(upper), count)
+        self.against_groups = self._against_groups(device, len(left_high), count)
 
     def _against_groups(self, device: torch.device, num_high: int, count: int) -> tuple[str, ...]:
         if self.each.product == "plain":

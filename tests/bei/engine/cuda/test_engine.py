@@ -202,7 +202,8 @@ def test_an_engine_is_held_to_the_memory_that_it_was_given(
     device: Simulated, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(engine_on(device, tmp_path, memory=3, cuda_graphs=0)) as engine:
-        assert device.held == (1000, 3_000_000)
+        held = device.held
+        assert held == (1000, 3_000_000)
         device.most_tokens = 300  # as PyTorch's allocator says then
         check(engine, batch_of([250, 120]))
         assert "Raise gpu_megabytes, or build" in caplog.text
@@ -210,6 +211,9 @@ def test_an_engine_is_held_to_the_memory_that_it_was_given(
         with pytest.raises(EngineError, match=r"no memory for a sequence of 256 .*Raise gpu_megabytes, or build"):
             engine.run(batch_of([256]))
     assert device.held is None
+
+
+def test_a_cpu_has_no_memory_of_a_gpu_to_bound(device: Simulated, tmp_path: Path) -> None:
     device.is_gpu = False
     with pytest.raises(ConfigError, match="gpu_megabytes is of a GPU's memory"):
         engine_on(device, tmp_path / "twin", memory=3)

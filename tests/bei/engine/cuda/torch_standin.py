@@ -171,9 +171,9 @@ class Graph:
             rows.copy_(found)
 
 
-class _Copies(TorchDispatchMode):
+class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, gpu: StandIn) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._gpu = gpu
 
     def __torch_dispatch__(
