@@ -100,7 +100,6 @@ def test_it_is_verified_with_a_second_writing_of_its_spec(tmp_path: Path, monkey
     assert certificate.reference == "bei's PyTorch module, FP32, one text at a time"
     assert (certificate.kind, certificate.reference_is_independent) == ("self-consistency", False)
     assert certificate.passed
-    assert certificate.outputs[0].cosine_min < 1.0  # it is not the engine again
     monkeypatch.setattr(hf, "is_available", lambda: False)
     certificate = build_artifact(folder, tmp_path / "without").certificate
     assert "engine, FP32" in certificate.reference
