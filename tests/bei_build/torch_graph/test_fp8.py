@@ -52,6 +52,7 @@ FIRST = (
     "Gemma2Model",  # norms in front and behind, gated
     "GPTJModel",  # attention and MLP read one norm, with scales of their own
     "Olmo2Model",  # no norms in front
+    "T5EncoderModel",  # ReLU in front of a rounded product
 )
 
 
