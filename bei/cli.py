@@ -36,7 +36,10 @@ _MOST_CHARS = 2000
 
 # The settings of bei serve that bei tune has: where artifacts come from, and on what a measurement depends.
 _TUNE_SETTINGS = frozenset(
-    ("models", "engine_threads", "engine_streams", "cache_dir", "cache_max_size", "precision", "require_signature")
+    (
+        *("models", "engine_threads", "engine_streams", "graph_megabytes", "gpu_megabytes"),
+        *("cache_dir", "cache_max_size", "precision", "require_signature"),
+    )
 )
 
 

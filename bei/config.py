@@ -49,7 +49,7 @@ def _default_tokenizer_threads() -> int:
     return max(1, min(8, usable_cores() - 1))
 
 
-_MAY_BE_ZERO = {"port", "engine_threads", "engine_streams", "cache_megabytes", "hang_timeout"}
+_MAY_BE_ZERO = {"port", "engine_threads", "engine_streams", "graph_megabytes", "cache_megabytes", "hang_timeout"}
 # Beyond it somebody meant something else.
 _MOST_HTTP_WORKERS = 256
 
@@ -84,6 +84,12 @@ class ServeConfig:
         None,
         "batches an engine runs side by side; 0: as many as are fastest on a CPU, measured "
         "(default: 1 on a CPU, whose threads they share; 2 on a GPU)",
+    )
+    graph_megabytes: int | None = _option(
+        None, "a GPU's memory for the recorded small steps (CUDA graphs) of an engine; 0: none (default: 256)"
+    )
+    gpu_megabytes: int | None = _option(
+        None, "a GPU's memory for the engines of a process, target cuda (default: all that is free)"
     )
     tune: str = _option(
         "auto",
@@ -197,6 +203,16 @@ class ServeConfig:
                 f"engine_streams {self.engine_streams} need a thread each, engine_threads gives {self.engine_threads}: "
                 "raise the second or lower the first."
             )
+
+    @property
+    def engine_options(self) -> dict[str, int]:
+        """Those of the engines' options that somebody chose, but for streams: not every target has them."""
+        found = {
+            "num_threads": self.engine_threads or None,
+            "cuda_graphs": self.graph_megabytes,
+            "memory": self.gpu_megabytes,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def has_processes(self) -> bool:

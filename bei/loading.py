@@ -223,7 +223,7 @@ def _opener(artifact: Artifact, config: ServeConfig) -> Callable[[int | None], E
     """Makes engines of ``artifact`` with so many streams. Refers to none of them."""
 
     def make(num_streams: int | None) -> Engine:
-        options = given_options(config.engine_threads, num_streams)
+        options = given_options(config.engine_options, num_streams)
         engine = load_engine(artifact.engine_dir, artifact.manifest, options)
         try:
             check_in_place(artifact)

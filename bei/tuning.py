@@ -398,6 +398,7 @@ def _num_threads(config: ServeConfig) -> int:
 def _key(artifact: Artifact, info: EngineInfo, config: ServeConfig) -> dict[str, Any]:
     """All that a measurement depends on, plain data."""
     library = _LIBRARIES.get(info.target)
+    chosen = {name: value for name, value in config.engine_options.items() if name != "num_threads"}
     return {
         "method": _METHOD,
         "artifact": artifact.manifest.digest,
@@ -406,6 +407,7 @@ def _key(artifact: Artifact, info: EngineInfo, config: ServeConfig) -> dict[str,
         "threads": _num_threads(config),
         "streams": info.num_streams,
         "library": f"{library} {_version(library)}" if library else info.target,
+        **({"options": chosen} if chosen else {}),
     }
 
 

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from bei_build.torch_graph.model import PackedModel, tensors_of
 from benchmarks import gpu_ceilings, gpu_fused, gpu_kernels
 from benchmarks.gpu_built import Built, built_from_a_checkpoint
 from benchmarks.gpu_engines import CapturedEngine, Engine, Inputs, compiled
+from benchmarks.gpu_http import over_http
 from benchmarks.gpu_peers import SentenceTransformers, Transformers
 from benchmarks.gpu_record import Found, Record, Skipped, agreement, latency, machine_of, rounded, throughput
 from benchmarks.gpu_rtx import plan_on_this_gpu
@@ -146,8 +148,16 @@ class Bench:
     def build(self, name: str) -> Found:
         """``bei build`` from a checkpoint to a certificate."""
         self._need_packages()
-        self._drop()
+        self.close()
         return built_from_a_checkpoint(self.shape(name), self.device)
+
+    def http(self, name: str, lengths: list[int]) -> Found:
+        """``bei serve`` in front of the engine."""
+        self._need_packages()
+        self.close()
+        shape = self.shape(name)
+        timed = over_http(shape, self.device, lengths)
+        return _rates(timed, flops(shape.spec, lengths), sum(lengths))
 
     def _need_packages(self) -> None:
         if not self._with_packages:
@@ -157,7 +167,7 @@ class Bench:
         """Kept for the next measurement of the same shape."""
         self._need_packages()
         if self._built is None or self._built[0] != name:
-            self._drop()
+            self.close()
             model = random_model(self.shape(name), self.device, torch.bfloat16, joined=False)
             self._built = name, Built(self.shape(name), model, self.device)
         return self._built[1]
@@ -165,7 +175,7 @@ class Bench:
     def rtx(self, name: str, lengths: list[int]) -> Found:
         """TensorRT-RTX on the same weights and batch."""
         shape = self.shape(name)
-        self._drop()
+        self.close()
         model = random_model(shape, self.device, torch.bfloat16, joined=False)
         batch = batch_of(lengths, shape.sizes.vocab)
 
@@ -181,7 +191,7 @@ class Bench:
 
     def peer(self, name: str, lengths: list[int], attention: str, *, is_compiled: bool) -> Found:
         """transformers' class of the same shape on texts of the same lengths, sorted and padded."""
-        self._drop()
+        self.close()
         shape = self.shape(name)
         model = Transformers(shape, self.device, attention, is_compiled=is_compiled)
         batches = model.batches(lengths, shape.sizes.vocab)
@@ -191,7 +201,7 @@ class Bench:
 
     def sentence_transformers(self, name: str, lengths: list[int]) -> Found:
         """sentence-transformers on texts of the same lengths, tokenizer and copies included."""
-        self._drop()
+        self.close()
         shape = self.shape(name)
         model = SentenceTransformers(shape, self.device)
         texts = model.texts(lengths)
@@ -200,12 +210,12 @@ class Bench:
 
     def _model(self, name: str) -> PackedModel:
         if self._held is None or self._held[0] != name:
-            self._drop()
+            self.close()
             shape = self.shape(name)
             self._held = name, random_model(shape, self.device, torch.bfloat16, is_fp8=shape.is_fp8)
         return self._held[1]
 
-    def _drop(self) -> None:
+    def close(self) -> None:
         """Free what is not needed any more, also of measurements that failed."""
         self._held = None
         if self._built is not None:
@@ -307,17 +317,31 @@ def measurements(bench: Bench) -> list[Measurement]:
         peer("bge-m3", "mixed lengths", pages, "sdpa", 15),
         peer("bge-m3", "mixed lengths", pages, "flash_attention_2", 15),
         ours("bert-base", "16 to 512 tokens", mixed, "eager", 8),
+        ours("bert-large", "16 to 512 tokens", mixed, "eager", 12),
+        ours("mistral-7b", "16 to 512 tokens", bench.lengths(uniform, 16_384, 16, 512), "eager", 30),
         engine("bert-large", "512 tokens", long, 150),
         engine("bert-large", one, query, 5),
+        engine("bert-large", "16 to 512 tokens", mixed, 5),
         engine("minilm", one, query, 60),
+        engine("minilm", "512 tokens", long, 5),
+        engine("minilm", "16 to 512 tokens", mixed, 5),
         engine("bge-m3", "mixed lengths", pages, 150),
+        engine("bge-m3", "512 tokens", long, 5),
         engine("mistral-7b", "512 tokens", bench.lengths(fixed, 16_384, 512), 300),
         engine("mistral-7b", one, query, 5),
+        engine("mistral-7b", "16 to 512 tokens", bench.lengths(uniform, 16_384, 16, 512), 5),
+        engine("mistral-7b FP8", "512 tokens", bench.lengths(fixed, 16_384, 512), 300),
+        engine("mistral-7b FP8", one, query, 5),
+        Measurement(
+            "bert-base, 16 to 512 tokens: over HTTP",
+            *(300, partial(bench.http, "bert-base", bench.lengths(uniform, 1_000_000, 16, 512))),
+        ),
         Measurement("minilm: bei build --target cuda", 90, partial(bench.build, "minilm")),
         ours("bert-large", one, query, "compiled graph", 60),
         ours("minilm", one, query, "compiled graph", 30),
         ours("bert-base", "16 to 512 tokens", mixed, "compiled for any shape", 60),
         peer("bge-m3", "mixed lengths", pages, "sdpa", 120, is_compiled=True),
+        peer("bge-m3", "mixed lengths", pages, "flash_attention_2", 120, is_compiled=True),
         peer("bert-base", "512 tokens", long, "sdpa", 60, is_compiled=True),
         ours("mistral-7b", "512 tokens", bench.lengths(fixed, 16_384, 512), "compiled", 120),
         ours("mistral-7b FP8", "512 tokens", bench.lengths(fixed, 16_384, 512), "compiled", 120),
@@ -400,8 +424,8 @@ def main(arguments: list[str] | None = None) -> None:
         kept = Path(scratch) / "gpu.json" if options.dry_run else RESULTS
         record = Record(options.out or kept, machine_of(device))
         with_packages = options.compile or not options.dry_run
-        bench = Bench(device, options.wheels, is_dry=options.dry_run, with_packages=with_packages)
-        run(bench, record, options.minutes, options.only)
+        with closing(Bench(device, options.wheels, is_dry=options.dry_run, with_packages=with_packages)) as bench:
+            run(bench, record, options.minutes, options.only)
         print(table(record))
 
 

@@ -1,5 +1,5 @@
 """The engine of target cuda as a server has it: compiled by the target's compiler, loaded by the runtime, asked for
-rows on the host. And ``bei build --target cuda`` itself, from a checkpoint to a certificate.
+rows on the host. And ``bei build --target cuda`` itself, from a checkpoint to a certificate (``gpu_http``: to HTTP).
 
 On a CPU (a dry run) the target is ``cuda-twin``, the same way with slow kernels.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,14 +21,18 @@ from bei.core import Limits, PackedBatch
 from bei_build.torch_graph.model import PackedModel
 from benchmarks.gpu_peers import random_checkpoint, require
 from benchmarks.gpu_record import Found, latency
-from benchmarks.gpu_shapes import Shape
+from benchmarks.gpu_shapes import Shape, quantization_of
+
+if TYPE_CHECKING:
+    from bei.artifact import Artifact
 
 _MAX_NUM_TOKENS, _MAX_BATCH_SIZE = 36_864, 1024
 _CALLS_A_STREAM = 20
 
 
 class Built:
-    """The engine of ``model``, whose layers are not joined, in BF16. ``facts``: what making it took."""
+    """The engine of ``model``, whose layers are not joined, in BF16 or, as ``shape`` says, FP8. ``facts``: what making
+    it took."""
 
     def __init__(self, shape: Shape, model: PackedModel, device: torch.device) -> None:
         require("msgspec", "onnx", "ml_dtypes")  # the builder's and the artifact's own
@@ -44,9 +48,12 @@ class Built:
             compiler.check_able()
             started = time.monotonic()
             weights: Any = _Weights(model)
-            needs = compiler.compile(shape.spec, weights, Numerics("bf16"), limits, folder, lambda _: None)
+            numerics = Numerics("fp8", quantization_of(shape.spec)) if shape.is_fp8 else Numerics("bf16")
+            needs = compiler.compile(shape.spec, weights, numerics, limits, folder, lambda _: None)
             compiled = time.monotonic()
-            self._engine = CudaEngine(folder, _manifest(shape, target, limits, needs), CudaOptions())
+            self._engine = CudaEngine(
+                folder, _manifest(shape, target, limits, numerics.precision, needs), CudaOptions()
+            )
             resources.callback(self._engine.close)
             loaded = time.monotonic()
             self._engine.warmup()
@@ -102,7 +109,7 @@ class _Weights:
         return self._tensors[name].float().cpu().numpy()
 
 
-def _manifest(shape: Shape, target: str, limits: Limits, needs: Any) -> Any:
+def _manifest(shape: Shape, target: str, limits: Limits, precision: str, needs: Any) -> Any:
     """Of a model that has no checkpoint."""
     from bei import artifact
 
@@ -135,7 +142,7 @@ def _manifest(shape: Shape, target: str, limits: Limits, needs: Any) -> Any:
         default_prompt_name=None,
         roles={},
         target=target,
-        precision="bf16",
+        precision=precision,
         engine=needs,
         max_num_tokens=limits.max_num_tokens,
         max_batch_size=limits.max_batch_size,
@@ -147,19 +154,33 @@ def _manifest(shape: Shape, target: str, limits: Limits, needs: Any) -> Any:
 
 def built_from_a_checkpoint(shape: Shape, device: torch.device) -> Found:
     """``bei build`` of a random checkpoint of transformers' class, and what its certificate says of the engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = random_artifact(shape, device, Path(folder))
+        certificate = made.artifact.certificate
+        cosines = {output.output: round(output.cosine_min, 6) for output in certificate.outputs}
+        return {"ms": round(1000 * made.build_s, 1), "cosine to FP32": cosines, "reference": certificate.reference}
+
+
+class Made(NamedTuple):
+    """What ``bei build`` made in ``build_s`` seconds; its tokenizer has words w0, w1, ..., of a token each."""
+
+    artifact: Artifact
+    num_words: int
+    build_s: float
+
+
+def random_artifact(shape: Shape, device: torch.device, folder: Path) -> Made:
+    """``bei build`` in ``folder``, of a random checkpoint of transformers' class for ``shape``."""
     require("transformers", "tokenizers", "onnx", "ml_dtypes", "safetensors", "msgspec", "rich")
     from bei.engine import load_engine
     from bei_build.config import BuildConfig
     from bei_build.pipeline import build
     from bei_build.progress import Progress
 
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint, out = Path(folder) / "checkpoint", Path(folder) / "artifact"
-        random_checkpoint(shape, checkpoint)
-        target = "cuda" if device.type == "cuda" else "cuda-twin"
-        config = BuildConfig(model=str(checkpoint), out=str(out), target=target, precision="bf16", pooling="mean")
-        started = time.monotonic()
-        certificate = build(config, load_engine, Progress()).certificate
-        seconds = time.monotonic() - started
-        cosines = {output.output: round(output.cosine_min, 6) for output in certificate.outputs}
-        return {"ms": round(1000 * seconds, 1), "cosine to FP32": cosines, "reference": certificate.reference}
+    checkpoint, out = folder / "checkpoint", folder / "artifact"
+    num_words = random_checkpoint(shape, checkpoint)
+    target = "cuda" if device.type == "cuda" else "cuda-twin"
+    config = BuildConfig(model=str(checkpoint), out=str(out), target=target, precision="bf16", pooling="mean")
+    started = time.monotonic()
+    artifact = build(config, load_engine, Progress())
+    return Made(artifact, num_words, time.monotonic() - started)

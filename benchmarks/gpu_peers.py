@@ -96,6 +96,12 @@ def random_checkpoint(shape: Shape, folder: Path) -> int:
     return len(words)
 
 
+def random_texts(lengths: list[int], num_words: int) -> list[str]:
+    """A text for each of ``lengths``, of so many of the words of ``random_checkpoint``."""
+    rng = np.random.default_rng(1)
+    return [" ".join(f"w{word}" for word in rng.integers(0, num_words, length)) for length in lengths]
+
+
 class SentenceTransformers:
     """sentence-transformers around such a model: texts of one-token words, its own batching and copies."""
 
@@ -111,8 +117,7 @@ class SentenceTransformers:
 
     def texts(self, lengths: list[int]) -> list[str]:
         """A text for each of ``lengths``, of so many tokens."""
-        rng = np.random.default_rng(1)
-        return [" ".join(f"w{word}" for word in rng.integers(0, self._num_words, length)) for length in lengths]
+        return random_texts(lengths, self._num_words)
 
     def run(self, texts: list[str]) -> None:
         """All of them, to vectors on the host."""

@@ -154,7 +154,7 @@ def random_model(
 ) -> PackedModel:
     """``shape`` with random weights, the same numbers in every type: they are BF16's. ``is_fp8``: all linear layers of
     its layers are FP8."""
-    quantization = _quantization(shape.spec) if is_fp8 else None
+    quantization = quantization_of(shape.spec) if is_fp8 else None
     model = PackedModel(shape.spec, shape.max_seq_len, Storage(device, dtype), kernel, quantization)
     for name, tensor in model.weights_by_name().items():
         tensor.copy_(_random(name, tensor.shape, device))
@@ -177,7 +177,7 @@ def _random(name: str, shape: torch.Size, device: torch.device) -> torch.Tensor:
     return values.bfloat16()
 
 
-def _quantization(spec: ModelSpec) -> Quantization:
+def quantization_of(spec: ModelSpec) -> Quantization:
     """One range for all inputs, wider than any of them: numbers of FP8 are as fine within it as within their own."""
     return Quantization("fp8", {layer.name: LayerQuantization(_WIDEST_INPUT) for layer in linear_layers(spec)})
 

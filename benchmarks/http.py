@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact import TOKENIZER, Artifact
 from bei.core import Engine
-from bei.engine import given_options, load_engine
+from bei.engine import load_engine
 from bei.tokenization import TextEncoder
 from bei.tuning import measure as measure_costs
 from benchmarks.common import (
@@ -51,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), "bf16", Path(scratch))
         streams = options.engine_streams
-        engine = load_engine(artifact.engine_dir, artifact.manifest, given_options(0, streams))
+        engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_streams": streams})
         engine.warmup()
         with serving(artifact.path, "--engine-streams", str(streams)) as (port, _):
             measure(artifact, engine, port, options.repetitions, streams)

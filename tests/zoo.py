@@ -617,17 +617,19 @@ def save_case(folder: Path, case: Case) -> Path:
     return change_config(folder, **case.changes) if case.changes else folder
 
 
-def hf_outputs(folder: Path, case: Case, encodings: Sequence[Encoding]) -> list[Float32Array]:
-    """What the HF class gives for each of ``encodings``, all in one padded batch, FP32.
+def hf_outputs(
+    folder: Path, case: Case, encodings: Sequence[Encoding], dtype: torch.dtype = torch.float32
+) -> list[Float32Array]:
+    """What the HF class, computing in ``dtype``, gives for each of ``encodings``, all in one padded batch.
 
     Logits are [labels], token logits [tokens, labels], sparse vectors [vocabulary]. Embeddings are the token states,
     [tokens, hidden]: pooling is the caller's.
     """
-    model = _load(folder, case)
+    model = _load(folder, case).to(dtype)
     with torch.no_grad():
         if case.alone:
-            return [_outputs(model, case, [encoding])[0].numpy() for encoding in encodings]
-        return [rows.numpy() for rows in _outputs(model, case, encodings)]
+            return [_outputs(model, case, [encoding])[0].float().numpy() for encoding in encodings]
+        return [rows.float().numpy() for rows in _outputs(model, case, encodings)]
 
 
 def _load(folder: Path, case: Case) -> Any:

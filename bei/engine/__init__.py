@@ -13,6 +13,14 @@ from bei.errors import ArtifactWrongTargetError, ConfigError
 
 OptionsT = TypeVar("OptionsT")
 
+# What options are called where a server is told of them (bei.config).
+_SETTINGS = {
+    "num_threads": "engine_threads",
+    "num_streams": "engine_streams",
+    "cuda_graphs": "graph_megabytes",
+    "memory": "gpu_megabytes",
+}
+
 
 def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | None = None) -> Engine:
     """The engine in ``folder`` (an artifact's ``engine/``), described by ``manifest``.
@@ -49,11 +57,13 @@ def _options(cls: type[OptionsT], target: str, given: Mapping[str, int]) -> Opti
     known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            raise ConfigError(f"Engines of target {target} have no option {name!r}; they have: {', '.join(known)}.")
+            setting = f" (setting {_SETTINGS[name]})" if name in _SETTINGS else ""
+            raise ConfigError(
+                f"Engines of target {target} have no option {name!r}{setting}; they have: {', '.join(known)}."
+            )
     return cls(**given)
 
 
-def given_options(num_threads: int, num_streams: int | None) -> dict[str, int]:
+def given_options(chosen: Mapping[str, int], num_streams: int | None) -> dict[str, int]:
     """Options from a server's settings: those that somebody chose, since not every target has them."""
-    options = {"num_threads": num_threads} if num_threads else {}
-    return options if num_streams is None else {**options, "num_streams": num_streams}
+    return {**chosen} if num_streams is None else {**chosen, "num_streams": num_streams}

@@ -15,6 +15,8 @@ class ModelSettings(TypedDict, total=False):
 
     engine_threads: int
     engine_streams: int | None
+    graph_megabytes: int | None
+    gpu_megabytes: int | None
     tune: str
     tokenizer_threads: int
     interactive_inputs: int

@@ -128,7 +128,9 @@ class BuildConfig:
         None, "fail the build below this mean cosine of any output; p1 and minimum follow"
     )
     allow_below_threshold: bool = _option(False, "keep an engine that failed its verification; it is marked so")
-    reference: str = _option("auto", "verify against the HF model or the FP32 engine", ("auto", "hf", "engine"))
+    reference: str = _option(
+        "auto", "verify against the HF model, the PyTorch module or the FP32 engine", ("auto", "hf", "module", "engine")
+    )
     verify: bool = _option(True, "compare the engine with a reference; without, the certificate says so")
     verify_budget: float | None = _option(
         None, "seconds for verifying; held-out texts beyond them are left out, and the certificate counts them"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from bei.artifact import EngineRequirements, Thresholds
 from bei.certification.answers import HeldOut
@@ -14,6 +15,7 @@ from bei.certification.retrieval import RetrievalQuestions
 from bei.certification.thresholds import min_cosine_of, thresholds_of
 from bei.core import Float32Array
 from bei.errors import ConfigError
+from bei_build import module_reference as module
 from bei_build import reference as hf
 from bei_build.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
@@ -95,7 +97,7 @@ def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkp
     if config.verify_retrieval:
         check_ranks(checkpoint.spec, checkpoint.max_seq_len)
     if config.verify:
-        if not _is_hf(config, checkpoint):
+        if _kind(config, checkpoint) == "engine":
             fp32_compiler(config, compiler).check_able()
     elif absent is not None:
         raise ConfigError(
@@ -104,25 +106,36 @@ def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkp
         )
 
 
-def _is_hf(config: BuildConfig, checkpoint: Checkpoint) -> bool:
-    """Whether the reference is the HF model. Raises ConfigError where that was asked for and cannot be."""
+def _kind(config: BuildConfig, checkpoint: Checkpoint) -> Literal["hf", "module", "engine"]:
+    """What the reference is: the HF model, bei's module for PyTorch, or its own FP32 engine. Raises ConfigError where
+    one was asked for and cannot be."""
     is_known = checkpoint.family.reference_class is not None
     if config.reference == "auto":
-        return is_known and hf.is_available()
+        if is_known:
+            return "hf" if hf.is_available() else "engine"
+        return "engine" if module.why_not(checkpoint) else "module"
     if config.reference == "hf" and not is_known:
         raise ConfigError(
             f"--reference hf: transformers has no {checkpoint.spec.architecture}. Use --reference engine."
         )
     if config.reference == "hf" and not hf.is_available():
         raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
-    return config.reference == "hf"
+    if config.reference == "hf":
+        return "hf"
+    if config.reference == "engine":
+        return "engine"
+    if reason := module.why_not(checkpoint):
+        raise ConfigError(f"--reference module: {reason}. Use --reference engine.")
+    return "module"
 
 
 @contextmanager
 def _reference(job: Job) -> Iterator[Reference]:
-    """The HF model, or bei's own FP32 engine, compiled for the occasion."""
-    if _is_hf(job.config, job.checkpoint):
-        yield hf.HFReference(job.checkpoint, job.weights)
+    """The HF model, bei's module for PyTorch, or its own FP32 engine, compiled for the occasion."""
+    kind = _kind(job.config, job.checkpoint)
+    if kind != "engine":
+        made = hf.HFReference if kind == "hf" else module.ModuleReference
+        yield made(job.checkpoint, job.weights)
         return
     with opened_fp32(job, "The FP32 engine to verify with", {}) as (engine, compiler):
         yield EngineReference(engine, f"{compiler} engine, FP32, one text at a time")

@@ -181,6 +181,7 @@ def test_artifacts_are_served_in_the_order_given(served: Served, artifact: Path,
         (["--cache-dir", "x y"], "cache_dir", "x y"),
         (["--tune", "force"], "tune", "force"),
         (["--engine-streams", "0"], "engine_streams", 0),
+        (["--graph-megabytes", "0"], "graph_megabytes", 0),
     ],
 )
 def test_a_flag_sets_its_field(served: Served, artifact: Path, arguments: list[str], name: str, value: object) -> None:

@@ -156,6 +156,8 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
         ({"port": -1}, "port must be at least 0"),
         ({"engine_threads": -1}, "engine_threads must be at least 0"),
         ({"engine_streams": -1}, "engine_streams must be at least 0"),
+        ({"graph_megabytes": -1}, "graph_megabytes must be at least 0"),
+        ({"gpu_megabytes": 0}, "gpu_megabytes must be at least 1"),
         ({"tune": "sometimes"}, "tune must be one of auto, off, force, not 'sometimes'"),
         ({"tokenizer_threads": 0}, "tokenizer_threads must be at least 1"),
         ({"max_client_batch_size": 0}, "max_client_batch_size must be at least 1"),
@@ -174,6 +176,12 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_refused_at_start(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServeConfig(**settings)
+
+
+def test_engines_get_the_options_that_somebody_chose() -> None:
+    assert ServeConfig().engine_options == {}
+    chosen = ServeConfig(engine_threads=2, engine_streams=2, graph_megabytes=0, gpu_megabytes=9000)
+    assert chosen.engine_options == {"num_threads": 2, "cuda_graphs": 0, "memory": 9000}
 
 
 def test_the_cache_has_a_bound_unless_it_is_unlimited() -> None:

@@ -48,9 +48,11 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engines: list[CountedEngine] = []
+        self.options: dict[str, int] = {}  # of the last one
         monkeypatch.setattr(loading, "load_engine", self._load)
 
     def _load(self, folder: Path, manifest: artifacts.Manifest, options: dict[str, int]) -> CountedEngine:
+        self.options = options
         self.engines.append(CountedEngine(manifest.limits, options.get("num_streams", 1)))
         return self.engines[-1]
 
@@ -106,6 +108,14 @@ def test_as_many_streams_as_asked_for_or_as_were_chosen_at_the_start(
     found = load_next(Standing.of(artifact.path, loaded), Served(loaded), config)  # type: ignore[arg-type]
     assert found is not None
     assert found.engine.info.num_streams == expected
+
+
+def test_the_options_of_a_gpu_reach_the_engine_and_the_one_in_its_place(rig: Rig, artifact: Artifact) -> None:
+    load = following(artifact.path, replace(CONFIG, graph_megabytes=0, gpu_megabytes=9000))
+    first, rig.options = rig.options, {}
+    rebuild(artifact, bei_version="0.0.1")
+    assert load() is not None
+    assert first == rig.options == {"cuda_graphs": 0, "memory": 9000}
 
 
 def test_what_is_refused_is_not_loaded(rig: Rig, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_an_engine_that_takes_another_s_place_is_not_measured_beside_requests(
     assert not engine.batches
 
 
-@pytest.mark.parametrize("what", ["artifact", "threads", "cores", "streams", "device", "library"])
+@pytest.mark.parametrize("what", ["artifact", "threads", "cores", "streams", "options", "device", "library"])
 def test_another_engine_or_machine_is_measured_anew(
     what: str, artifact: Artifact, config: ServeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +208,8 @@ def test_another_engine_or_machine_is_measured_anew(
         artifact = save_artifact(tmp_path / "other", name="other weights")
     elif what == "threads":
         config = ServeConfig(cache_dir=config.cache_dir, engine_threads=3)
+    elif what == "options":
+        config = replace(config, graph_megabytes=0)
     elif what == "cores":
         monkeypatch.setattr("bei.tuning.usable_cores", lambda: 77)
     elif what == "device":

@@ -31,7 +31,7 @@ def test_a_model_is_required() -> None:
         ({"target": "tpu"}, "target must be one of auto, cpu, tensorrt, tensorrt-rtx, cuda, cuda-twin, trtllm, not"),
         ({"precision": "fp64"}, "precision must be one of auto, bf16"),
         ({"pooling": "median"}, "pooling must be one of cls, max, mean, .*not 'median'"),
-        ({"reference": "onnx"}, "reference must be one of auto, hf, engine"),
+        ({"reference": "onnx"}, "reference must be one of auto, hf, module, engine"),
         ({"min_cosine": 1.5}, "between -1 and 1, not 1.5"),
         ({"verify_budget": 0.0}, "verify_budget must be a positive number of seconds, not 0.0"),
         ({"verify_budget": float("inf")}, "verify_budget must be a positive number of seconds, not inf"),

@@ -215,6 +215,15 @@ def test_min_cosine_moves_the_threshold(checkpoint: Path, out: Path) -> None:
         build_artifact(checkpoint, out.with_name("int8"), precision="int8", min_cosine=1.0)
 
 
+def test_the_pytorch_module_can_be_the_reference(checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = build_artifact(checkpoint, out, reference="module")
+    assert artifact.certificate.reference == "bei's PyTorch module, FP32, one text at a time"
+    assert (artifact.certificate.kind, artifact.certificate.passed) == ("self-consistency", True)
+    monkeypatch.setattr(reference, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"--reference module: torch is not installed\. Use --reference engine"):
+        build_artifact(checkpoint, out, reference="module")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_the_fp32_engine_can_be_the_reference(precision: str, checkpoint: Path, out: Path) -> None:
     artifact = build_artifact(checkpoint, out, precision=precision, reference="engine")

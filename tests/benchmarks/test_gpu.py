@@ -19,7 +19,7 @@ MACHINE = {"device": "a test"}
 NOT_ON_CPUS = (
     *("FP8 product", "ceiling: copy", "attention: ", "graph", "TensorRT-RTX", "compiled", "flash_attention_2"),
 )
-PACKAGES = (": engine", ": bei build")  # of the second tier
+PACKAGES = (": engine", ": bei build", "over HTTP")  # of the second tier
 PEERS = ("sentence-transformers",)
 
 
@@ -56,13 +56,36 @@ def test_a_dry_run_makes_every_measurement_that_needs_no_gpu(
 
 
 @pytest.mark.slow
-def test_a_dry_run_compiles_packages_where_it_is_asked_to(tmp_path: Path) -> None:
-    for only in ("minilm, one query of 32 tokens: engine", "bge-m3, mixed lengths: engine", ": bei build"):
-        out = tmp_path / f"{only[:6]}.json"
-        gpu.main(["--dry-run", "--compile", "--out", str(out), "--only", only])
-        (found,) = json.loads(out.read_bytes())["measurements"].values()
-        assert found["ms"] > 0, found
-        assert all(cosine >= 0.999 for cosine in found["cosine to FP32"].values())
+@pytest.mark.parametrize(
+    ("only", "least"),
+    [
+        ("minilm, one query of 32 tokens: engine", 0.999),
+        ("bge-m3, mixed lengths: engine", 0.999),
+        ("mistral-7b FP8, one query of 32 tokens: engine", 0.99),
+        (": bei build", 0.999),
+    ],
+)
+def test_a_dry_run_compiles_packages_where_it_is_asked_to(only: str, least: float, tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    gpu.main(["--dry-run", "--compile", "--out", str(out), "--only", only])
+    (found,) = json.loads(out.read_bytes())["measurements"].values()
+    assert found["ms"] > 0, found
+    assert all(cosine >= least for cosine in found["cosine to FP32"].values())
+
+
+@pytest.mark.slow
+def test_a_dry_run_serves_a_package_over_http(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    gpu.main(["--dry-run", "--compile", "--out", str(out), "--only", "over HTTP"])
+    (found,) = json.loads(out.read_bytes())["measurements"].values()
+    assert found["engine alone, texts_per_s"] > 0, found
+    kinds = {
+        f"{kind}, {count}"
+        for kind in ("requests of 16 texts", "single texts")
+        for count in ("1 front end", "4 front ends")
+    }
+    assert found["texts_per_s"].keys() == found["share of the engine alone"].keys() == kinds
+    assert min(found["texts_per_s"].values()) > 0
 
 
 class Counted:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bei.engine.cuda.budget import PROCESS
 from bei.free_memory import available_bytes
 from bei.pytorch import cpu_name, found_gpu
 
@@ -76,6 +77,10 @@ class Device(Protocol):
 
     def load(self, path: Path) -> LoadedPackage:
         """The package in the file ``path``, its weights on the device."""
+
+    def hold(self, weight_bytes: int, most: int | None) -> None:
+        """Count ``weight_bytes`` among what this process has of the device, until ``release``. ``most``: bytes that it
+        may have, beyond which a step is out of memory; None: all. Raises EngineError where weights alone are more."""
 
     def stream(self) -> Stream:
         """A stream of work."""
@@ -170,6 +175,10 @@ class TorchDevice(_Calls):
         """Weights are copied to the GPU."""
         return self._loaded(path, 0)
 
+    def hold(self, weight_bytes: int, most: int | None) -> None:
+        """For all engines of the process."""
+        PROCESS.hold(self._torch, self, weight_bytes, most)
+
     def stream(self) -> Stream:
         """A CUDA stream, with an event whose waiter sleeps: threads that spin would take the tokenizer's cores."""
         cuda = self._torch.cuda
@@ -253,6 +262,7 @@ class TorchDevice(_Calls):
 
     def release(self) -> None:
         """Drop what waits for the garbage collector, then what the allocator keeps."""
+        PROCESS.drop(self._torch, self)
         gc.collect()
         self._torch.cuda.empty_cache()
 
@@ -276,6 +286,9 @@ class TwinDevice(_Calls):
     def load(self, path: Path) -> LoadedPackage:
         """On the CPU."""
         return self._loaded(path, -1)
+
+    def hold(self, weight_bytes: int, most: int | None) -> None:
+        """The process's memory is the system's to bound."""
 
     def stream(self) -> Stream:
         """There is none."""

@@ -35,16 +35,22 @@ _CLOSE_PATIENCE_S = 30.0  # for steps that run when the engine is closed
 
 @dataclass(frozen=True)
 class CudaOptions:
-    """``num_streams``: batches in flight. ``cuda_graphs``: memory for recorded steps, in MB; 0: none are recorded."""
+    """``num_streams``: batches in flight. ``cuda_graphs``: memory for recorded steps, in MB; 0: none are recorded.
+
+    ``memory``: of the GPU, in MB, for all engines of the process together; 0: as much as there is.
+    """
 
     num_streams: int = 2
     cuda_graphs: int = 256
+    memory: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_streams <= _MOST_STREAMS:
             raise ConfigError(f"An engine on a GPU has 1 to {_MOST_STREAMS} streams, not {self.num_streams}.")
         if self.cuda_graphs < 0:
             raise ConfigError(f"Memory for CUDA graphs cannot be {self.cuda_graphs} MB; 0 means none.")
+        if self.memory < 0:
+            raise ConfigError(f"A GPU's memory for engines cannot be {self.memory} MB; 0 means all that there is.")
 
 
 class CudaEngine:
@@ -65,13 +71,19 @@ class CudaEngine:
         assert about is not None, "whoever brings a device brings a manifest that describes the package"
         if manifest.target == "cuda-twin":
             log.warning("%s: cuda-twin is the slow form of target cuda, for tests: do not serve with it", manifest.name)
+        if options.memory and not device.is_gpu:
+            raise ConfigError(
+                f"gpu_megabytes is of a GPU's memory, and the artifact of {manifest.name} is for a CPU: leave it out."
+            )
         _check_inputs(about.inputs)
         self._device = device
+        self._is_bounded = options.memory > 0
         self._outputs: Sequence[OutputInfo] = manifest.outputs
         self._graph_bytes = options.cuda_graphs * _MEGABYTE
         records = device.is_gpu and options.cuda_graphs > 0
         self._planned = recorded_sizes(manifest.limits, about.inputs) if records else []
-        package = _loaded(device, folder / CUDA_PACKAGE, about.weight_bytes)
+        most = options.memory * _MEGABYTE if options.memory else None
+        package = _loaded(device, folder / CUDA_PACKAGE, about.weight_bytes, most)
         streams = [DeviceStream(device, package, about.inputs, self._outputs) for _ in range(options.num_streams)]
         self._all_streams = streams
         self._streams = StreamPool(streams)
@@ -112,18 +124,22 @@ class CudaEngine:
         # Behind the handler: its error keeps the frames of the step that failed, and the tensors in them.
         if batch.batch_size == 1:
             raise EngineError(
-                f"The GPU has no memory for a sequence of {batch.num_tokens} tokens ({reason}). Stop what else uses "
-                "it, or build the artifact again with a smaller --max-seq-len."
+                f"The GPU has no memory for a sequence of {batch.num_tokens} tokens ({reason}). {self._way_to_more}, "
+                "or build the artifact again with a smaller --max-seq-len."
             )
         if not self._has_split:
             self._has_split = True
             log.warning(
-                "the GPU has no memory for a step of %d tokens: it is computed in parts, as later ones will be. Stop "
-                "what else uses it, or build the artifact again with a smaller --max-num-tokens (%s)",
-                *(batch.num_tokens, reason),
+                "the GPU has no memory for a step of %d tokens: it is computed in parts, as later ones will be. %s, or "
+                "build the artifact again with a smaller --max-num-tokens (%s)",
+                *(batch.num_tokens, self._way_to_more, reason),
             )
         parts = [self._answered(stream, half, wanted) for half in halves(batch)]
         return {output.name: np.concatenate([part[output.name] for part in parts]) for output in wanted}
+
+    @property
+    def _way_to_more(self) -> str:
+        return "Raise gpu_megabytes" if self._is_bounded else "Stop what else uses it"
 
     def warmup(self) -> None:
         """Run the largest batches and the smallest on every stream, then record the steps that are worth it."""
@@ -183,17 +199,22 @@ def _check_inputs(names: Sequence[str]) -> None:
         raise EngineError(f"The package has an input {error} that this bei does not know: upgrade bei.") from error
 
 
-def _loaded(device: Device, path: Path, weight_bytes: int) -> LoadedPackage:
-    """The package in ``path``. Raises EngineError where there is no memory for its weights, or it cannot be read."""
+def _loaded(device: Device, path: Path, weight_bytes: int, most: int | None) -> LoadedPackage:
+    """The package in ``path``; ``most``: bytes that the process may have of the device.
+
+    Raises EngineError where there is no memory for its weights, or it cannot be read.
+    """
     free = device.free_bytes()
     if free is not None and free < weight_bytes:
         raise EngineError(
             f"The weights need {weight_bytes:,} bytes, and {free:,} are free on {device.name}: stop what else uses its "
             "memory, or build for a smaller precision."
         )
+    device.hold(weight_bytes, most)
     try:
         return device.load(path)
     except RuntimeError as error:
+        device.release()
         raise EngineError(
             f"PyTorch could not load {path}: {first_line(error)}. Copy the artifact anew from its source, or build it "
             "again."

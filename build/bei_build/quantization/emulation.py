@@ -23,6 +23,9 @@ from bei_build.graph.writer import DType, FloatArray, GraphTypes
 from bei_build.quantization.scheme import Quantization
 from bei_build.spec import ModelSpec
 
+# They leave out a ReLU or a Clip in front of a QuantizeLinear unless its zero point forbids it, and know none of FP8's.
+_WRONG_FOR_FP8 = ["ReluQuantRewrite", "ClipQuantRewrite"]
+
 
 class EmulatedEngine:
     """The graph at ``path`` in ONNX Runtime, on the CPU."""
@@ -80,7 +83,9 @@ def session_of(path: Path) -> Any:
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.log_severity_level = 3
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"], disabled_optimizers=_WRONG_FOR_FP8
+        )
     except Exception as error:  # its classes have no base of their own
         raise EngineError(f"ONNX Runtime cannot run the graph: {error}") from error
 

@@ -15,19 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bei.errors import CompileError
-from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.scheme import LARGEST, LEAST_OF_A_ROW, FloatArray, LayerQuantization, Quantization
-from bei_build.spec import ModelSpec
+from bei_build.quantization.scheme import LARGEST, LEAST_OF_A_ROW, FloatArray, LayerQuantization
 from bei_build.torch_graph.step import Step
 from bei_build.torch_graph.storage import Linear, Storage
 
 FP8 = torch.float8_e4m3fn
-Product: TypeAlias = Literal["tensorwise", "rowwise", "plain"]
+Product: TypeAlias = Literal["tensorwise", "rowwise", "grouped", "plain"]
 
 _LARGEST = LARGEST["fp8"]
 _SIZE_STEP = 16  # of both sides of a matrix, for torch._scaled_mm
-_LEAST_CAPABILITY = (8, 9)
 _PRODUCT_TYPES = (torch.bfloat16, torch.float16)
 
 
@@ -43,7 +39,7 @@ def choose_product(
     in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, *, has_one_scale: bool
 ) -> ProductChoice:
     """``tensorwise``: ``torch._scaled_mm`` with one scale a side; ``rowwise``: with one a row of the matrix. ``plain``:
-    the numbers as FP32, which runs anywhere and is slow."""
+    the numbers as FP32, which runs anywhere and is slow. (``grouped``, of experts: ``fp8_experts``.)"""
     against = {
         f"FP8 products need CUDA, and the device is {device.type}": device.type != "cuda",
         f"FP8 products give bfloat16 or float16, and the model computes in {dtype}": dtype not in _PRODUCT_TYPES,
@@ -90,7 +86,29 @@ class Rounding(nn.Module):
 
             codes: Tensor = activate(value, None, self.inverse, "identity")
             return codes
-        return (value.float() * self.inverse).clamp(-_LARGEST, _LARGEST).to(FP8)
+        return times(value, self.inverse)
+
+
+def times(value: Tensor, inverse: Tensor) -> Tensor:
+    """``value`` times ``inverse``, float32 that is broadcast, as numbers of FP8."""
+    return (value.float() * inverse).clamp(-_LARGEST, _LARGEST).to(FP8)
+
+
+def rounded_matrix(
+    matrix: Tensor, layer: LayerQuantization, row_scales: FloatArray | None = None
+) -> tuple[Tensor, Tensor]:
+    """``matrix`` float32 [out, in] as numbers of FP8, and their scales [out] with that of the layer's input in them.
+
+    ``row_scales`` [out]: of a matrix that is in FP8 already; None: a scale a row, by its largest value.
+    """
+    if layer.smoothing is not None:
+        matrix = matrix * torch.tensor(layer.smoothing, device=matrix.device)
+    if row_scales is None:
+        scales = matrix.abs().amax(1).clamp_min(LEAST_OF_A_ROW) / _LARGEST
+    else:
+        scales = torch.from_numpy(row_scales.copy()).to(matrix.device)
+    codes = (matrix / scales[:, None]).clamp(-_LARGEST, _LARGEST).to(FP8)
+    return codes, scales * (layer.input_amax / _LARGEST)
 
 
 def with_ones(codes: Tensor, step: Step | None = None) -> Rounded:
@@ -100,6 +118,19 @@ def with_ones(codes: Tensor, step: Step | None = None) -> Rounded:
         return torch.ones((codes.shape[0], 1), device=codes.device, dtype=torch.float32)
 
     return Rounded(codes, step.once("ones", ones) if step else ones())
+
+
+def product_of(
+    reading: Rounded, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, product: Product
+) -> Tensor:
+    """``reading`` [T, in] times ``codes`` [out, in] with ``scales`` [1, out], and ``bias``, in ``dtype``."""
+    if product == "plain":  # products of two numbers of FP8 are exact in FP32, and sums are FP32's
+        total = nn.functional.linear(reading.codes.float(), codes.float()) * scales
+        return (total if bias is None else total + bias.float()).to(dtype)
+    is_rowwise = product == "rowwise"
+    of_rows, of_columns = (reading.ones, scales) if is_rowwise else (reading.ones[:1], scales[:, :1])
+    arguments = reading.codes, codes.t(), of_rows, of_columns
+    return torch._scaled_mm(*arguments, bias=bias, out_dtype=dtype, use_fast_accum=True)
 
 
 class FP8Linear(nn.Module):
@@ -122,9 +153,8 @@ class FP8Linear(nn.Module):
         self.in_features, self.out_features = like.in_features, like.out_features
         self.bias: nn.Parameter | None = like.bias
         self.rounding = rounding
-        self._smoothing = layer.smoothing
+        self._layer = layer
         self._row_scales = row_scales
-        self._input_scale = layer.input_amax / _LARGEST
         self._dtype = like.weight.dtype
         self._product: Product = "plain"
         device = like.weight.device
@@ -146,35 +176,29 @@ class FP8Linear(nn.Module):
         """Round ``matrix`` float32 [out, in], a scale a row."""
         if self.weight is not None:
             self.weight.copy_(matrix)
-        if self._smoothing is not None:
-            matrix = matrix * torch.tensor(self._smoothing, device=matrix.device)
-        if self._row_scales is None:
-            scales = matrix.abs().amax(1).clamp_min(LEAST_OF_A_ROW) / _LARGEST
-        else:
-            scales = torch.from_numpy(self._row_scales.copy()).to(matrix.device)
-        self.codes.copy_((matrix / scales[:, None]).clamp(-_LARGEST, _LARGEST).to(FP8))
-        self.scales.copy_(scales * self._input_scale)
+        codes, scales = rounded_matrix(matrix, self._layer, self._row_scales)
+        self.codes.copy_(codes)
+        self.scales.copy_(scales)
         self._product = self.choice.product
 
     def forward(self, value: Reading) -> Tensor:
         """[T, out] of ``value`` [T, in], rounded here where it is not yet."""
-        codes, ones = value if isinstance(value, Rounded) else with_ones(self.rounding(value))
-        if self._product == "plain":
-            return self.plain(codes)
-        is_rowwise = self._product == "rowwise"
-        of_rows, of_columns = (ones, self.scales) if is_rowwise else (ones[:1], self.scales[:, :1])
-        arguments = codes, self.codes.t(), of_rows, of_columns
-        return torch._scaled_mm(*arguments, bias=self.bias, out_dtype=self._dtype, use_fast_accum=True)
+        reading = value if isinstance(value, Rounded) else with_ones(self.rounding(value))
+        return product_of(reading, self.codes, self.scales, self.bias, self._dtype, self._product)
 
     def exact(self, value: Tensor) -> Tensor:
         """The product with the matrix as it was before rounding. Only where ``keeps_weight``."""
         assert self.weight is not None
         return nn.functional.linear(value, self.weight, self.bias)
 
-    def plain(self, codes: Tensor) -> Tensor:
-        """The twin of the fast product: those of two numbers of FP8 are exact in FP32, and sums are FP32's."""
-        total = nn.functional.linear(codes.float(), self.codes.float()) * self.scales
-        return (total if self.bias is None else total + self.bias.float()).to(self._dtype)
+    def plain(self, reading: Rounded) -> Tensor:
+        """The twin of the fast product."""
+        return product_of(reading, self.codes, self.scales, self.bias, self._dtype, "plain")
+
+    @property
+    def stored_shape(self) -> torch.Size:
+        """Of the weight that ``fill`` takes."""
+        return self.codes.shape
 
     @staticmethod
     def can_join(parts: Sequence[nn.Module]) -> bool:
@@ -224,53 +248,3 @@ def read_by(module: nn.Module, names: tuple[str, ...]) -> Rounding | None:
     """``rounding_of`` the linear layers ``names`` of ``module``, joined or not."""
     joined = getattr(module, "_".join(names), None)
     return rounding_of(*((joined,) if joined is not None else (getattr(module, name) for name in names)))
-
-
-def check(spec: ModelSpec, quantization: Quantization, device: torch.device) -> None:
-    """Raise CompileError for what of ``quantization`` is not computed here, or not on ``device``."""
-    if quantization.format != "fp8":
-        raise CompileError(
-            f"The module for PyTorch has no products in {quantization.format.upper()}: build with --precision fp8 or "
-            "bf16, or for another target."
-        )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
-        raise CompileError(
-            f"{torch.cuda.get_device_name(device)} does not compute in FP8, which needs compute capability 8.9: build "
-            "with --precision bf16."
-        )
-    by_name = {layer.name: layer for layer in linear_layers(spec)}
-    for name, layer in quantization.layers.items():
-        if name not in by_name:
-            raise CompileError(f"The quantization is of another model: this one has no linear layer {name}.")
-        refused = {
-            "a range for each token": layer.per_token,
-            "products that are rounded too": layer.output_amax is not None,
-            "experts": by_name[name].expert is not None,
-        }
-        for what, is_so in refused.items():
-            if is_so:
-                raise CompileError(
-                    f"Linear layer {name} is quantized with {what}, which the module for PyTorch does not compute: "
-                    "build with --precision bf16, or for another target."
-                )
-
-
-def quantize(model: nn.Module, spec: ModelSpec, quantization: Quantization, storage: Storage) -> None:
-    """Put FP8 layers in place of the linear layers of ``model``, which has no values yet, that are in ``quantization``.
-
-    ``check`` has nothing against it. Layers of one input that have equal scales share its rounding.
-    """
-    roundings: dict[object, Rounding] = {}
-    for layer in linear_layers(spec):
-        found = quantization.layers.get(layer.name)
-        if found is None:
-            continue
-        key = layer.group, found.input_amax, found.smoothing
-        if key not in roundings:
-            roundings[key] = Rounding(found, storage)
-        for part in layer.parts:
-            path, _, name = part.removesuffix(".weight").rpartition(".")
-            parent = model.get_submodule(path)
-            arguments = roundings[key], found, found.row_scales.get(part)
-            keeps_weight = name in getattr(parent, "read_exactly", ())
-            setattr(parent, name, FP8Linear(getattr(parent, name), *arguments, keeps_weight=keeps_weight))

@@ -17,13 +17,16 @@ from bei_build.quantization.scheme import Quantization
 from bei_build.spec import AttentionSpec, DecoderSpec, LayerSpec, ModelSpec
 from bei_build.torch_graph.attention import PositionModules
 from bei_build.torch_graph.embeddings import Convolution, Embeddings, MovedIds
-from bei_build.torch_graph.fp8 import FP8Linear, ProductChoice, Rounding, check, quantize
+from bei_build.torch_graph.experts import Experts
+from bei_build.torch_graph.fp8 import FP8Linear, ProductChoice, Rounding
+from bei_build.torch_graph.fp8_experts import FP8Experts
 from bei_build.torch_graph.fusions import Fusions, choose_fusions
 from bei_build.torch_graph.heads import Head
 from bei_build.torch_graph.kernels import Choice, Kernel, choose
 from bei_build.torch_graph.layer import Layer
 from bei_build.torch_graph.norms import Norm, States
 from bei_build.torch_graph.positions import RelativeBias, RelativePositions
+from bei_build.torch_graph.quantize import check, quantize
 from bei_build.torch_graph.step import Step
 from bei_build.torch_graph.storage import Storage, Table
 
@@ -107,8 +110,10 @@ class PackedModel(nn.Module):
 
     @property
     def products(self) -> dict[str, ProductChoice]:
-        """How each FP8 layer's product is computed, by its path."""
-        return {path: module.choice for path, module in self.named_modules() if isinstance(module, FP8Linear)}
+        """How each FP8 layer's product is computed, by its path; of experts those of all together."""
+        found = {path: module.choice for path, module in self.named_modules() if isinstance(module, FP8Linear)}
+        of_experts = ((path, module.products) for path, module in self.named_modules() if isinstance(module, Experts))
+        return found | {f"{path}.{name}": choice for path, of_each in of_experts for name, choice in of_each.items()}
 
     def weights_by_name(self) -> dict[str, Tensor]:
         """Every weight by its name in ``spec.weights()``: to read or fill, until ``storage.join_linear_layers``. Those
@@ -130,8 +135,8 @@ class PackedModel(nn.Module):
         for name, tensor in self.weights_by_name().items():
             tensor.copy_(torch.from_numpy(array_of(name, tensor.shape)))
         for path, module in self.named_modules():
-            if isinstance(module, FP8Linear):
-                array = array_of(f"{path}.weight", module.codes.shape)
+            if isinstance(module, (FP8Linear, FP8Experts)):
+                array = array_of(f"{path}.weight", module.stored_shape)
                 module.fill(torch.from_numpy(array).to(module.codes.device))
         return self
 

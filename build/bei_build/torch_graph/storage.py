@@ -1,4 +1,4 @@
-"""Parameters that are filled later, and several linear layers of one input as one product."""
+"""Parameters that are filled later, and several linear layers, of one input or of experts, as one product."""
 
 from __future__ import annotations
 
@@ -80,6 +80,39 @@ class JoinedLinear(Linear):
                     [zeros if part.bias is None else part.bias for part, zeros in zip(parts, missing, strict=True)],
                     out=self.bias,
                 )
+
+
+class ExpertMatrices(nn.Module):
+    """One linear layer of each expert: matrices one below the other, [count * intermediate_size, hidden_size], of which
+    each is [out, in], or [in, out] where ``is_transposed``. ``against_groups``: why not one product for all of them.
+    """
+
+    def __init__(self, count: int, rows: int, hidden_size: int, storage: Storage, *, is_transposed: bool) -> None:
+        super().__init__()
+        self._count = count
+        self.is_transposed = is_transposed
+        self.weight = storage.empty(count * rows, hidden_size)
+        has_groups = storage.device.type == "cuda" and storage.dtype == torch.bfloat16
+        self.against_groups = () if has_groups else ("one product for all experts needs CUDA and bfloat16",)
+
+    @property
+    def factors(self) -> Tensor:
+        """[count, in, out]."""
+        matrices = torch.unflatten(self.weight, 0, (self._count, -1))
+        return matrices if self.is_transposed else matrices.transpose(1, 2)
+
+    def rounding(self, index: int) -> None:
+        """Inputs are read as they are."""
+
+    def of(self, index: int, value: Tensor) -> Tensor:
+        """[T, out] of ``value`` [T, in] by the expert at ``index``."""
+        return value @ self.factors[index]
+
+    def grouped(self, rows: Tensor, owners: Tensor, ends: Tensor) -> Tensor:
+        """[n, out] of ``rows`` [n, in] in the order of their experts ``owners`` [n], of which each one's end at
+        ``ends`` int32 [count]."""
+        product: Tensor = torch._grouped_mm(rows.to(self.weight.dtype), self.factors, offs=ends)
+        return product
 
 
 def project(module: nn.Module, value: object, names: tuple[str, ...]) -> tuple[Tensor, ...]:

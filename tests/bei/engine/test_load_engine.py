@@ -9,7 +9,13 @@ import msgspec
 import pytest
 
 from bei.engine import load_engine
-from bei.errors import ArtifactWrongDeviceError, ArtifactWrongTargetError, EngineError, MissingDependencyError
+from bei.errors import (
+    ArtifactWrongDeviceError,
+    ArtifactWrongTargetError,
+    ConfigError,
+    EngineError,
+    MissingDependencyError,
+)
 from tests.artifacts import save_artifact
 
 
@@ -18,6 +24,16 @@ def test_a_target_without_an_engine_says_how_to_get_one(tmp_path: Path, target: 
     artifact = save_artifact(tmp_path / "artifact", target=target)
     with pytest.raises(ArtifactWrongTargetError, match="Build it again with --target cpu"):
         load_engine(artifact.engine_dir, artifact.manifest)
+
+
+@pytest.mark.parametrize(("option", "setting"), [("cuda_graphs", "graph_megabytes"), ("memory", "gpu_megabytes")])
+def test_an_option_of_another_target_is_refused_by_the_setting_that_gave_it(
+    option: str, setting: str, tmp_path: Path
+) -> None:
+    artifact = save_artifact(tmp_path / "artifact", target="cpu")
+    message = rf"target cpu have no option '{option}' \(setting {setting}\); they have: num_threads, num_streams"
+    with pytest.raises(ConfigError, match=message):
+        load_engine(artifact.engine_dir, artifact.manifest, {option: 100})
 
 
 def test_without_openvino_the_extra_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

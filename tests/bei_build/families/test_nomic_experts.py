@@ -12,6 +12,7 @@ import torch
 
 from bei.core import PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
+from bei_build import reference as hf
 from bei_build.checkpoint import read_checkpoint
 from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
@@ -92,11 +93,16 @@ def test_it_is_close_in_fewer_bits(precision: str, tmp_path: Path) -> None:
     assert certificate["thresholds"]["mean"] <= certificate["outputs"][0]["cosine_mean"] < 1.0
 
 
-def test_it_is_verified_with_its_own_fp32_engine(tmp_path: Path) -> None:
+def test_it_is_verified_with_a_second_writing_of_its_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' class takes the config and leaves out experts and biases."""
     folder = save(tmp_path / "nomic")
-    certificate = json.loads((build_artifact(folder, tmp_path / "artifact").path / "certificate.json").read_text())
-    assert "engine, FP32" in certificate["reference"]
+    certificate = build_artifact(folder, tmp_path / "artifact").certificate
+    assert certificate.reference == "bei's PyTorch module, FP32, one text at a time"
+    assert (certificate.kind, certificate.reference_is_independent) == ("self-consistency", False)
+    assert certificate.passed
+    monkeypatch.setattr(hf, "is_available", lambda: False)
+    certificate = build_artifact(folder, tmp_path / "without").certificate
+    assert "engine, FP32" in certificate.reference
     with pytest.raises(ConfigError, match=r"transformers has no NomicBertModel\. Use --reference engine"):
         build_artifact(folder, tmp_path / "other", reference="hf")
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,8 +35,10 @@ from bei_build.job import fp32_compiler
 from bei_build.targets import Numerics, compiler_for, cuda, with_target
 from bei_build.targets.openvino import OpenVINOCompiler
 from bei_build.torch_graph import package
-from tests.bei_build.builds import build_artifact
+from tests.bei_build.builds import build_artifact, random_encodings
+from tests.bei_build.families import nomic
 from tests.bei_build.test_parity_matrix import BY_NAME, TOLERANCE, save
+from tests.checkpoints import add_modules
 from tests.model_matrix import difference, least_cosine, pooled
 from tests.zoo import FIRST_OF_FAMILY, Case
 
@@ -47,6 +50,7 @@ STRUCTURES = (
     "T5EncoderModel-gated",
     "ModernBertForMaskedLM",
 )
+NO_LAYER_HIGH = {"max_highprec_layers": 0}
 
 
 def compiler(target: str = "cuda", precision: str = "auto") -> Any:
@@ -250,8 +254,8 @@ def test_in_16_bits_it_stays_close(precision: str, tmp_path: Path) -> None:
 def test_in_fp8_the_layers_that_calibration_says_are_rounded(tmp_path: Path) -> None:
     case = BY_NAME["BertForTokenClassification"]
     saved = save(case, tmp_path / "checkpoint")
-    settings = {"precision": "fp8", "allow_below_threshold": True, "max_highprec_layers": 0}
-    artifact = twin_of(saved.folder, tmp_path / "artifact", **settings)
+    settings = {"precision": "fp8", "allow_below_threshold": True}
+    artifact = twin_of(saved.folder, tmp_path / "artifact", **settings, **NO_LAYER_HIGH)
     actual, _ = rows_of(artifact, case.output, saved.encodings)
     expected = pooled(case, saved.rows, None)
     assert least_cosine(case, actual, expected) >= 0.99
@@ -260,6 +264,36 @@ def test_in_fp8_the_layers_that_calibration_says_are_rounded(tmp_path: Path) -> 
     assert artifact.certificate.quantization.format == "fp8"
     assert artifact.manifest.engine.package is not None
     assert any("FP8 products need CUDA" in why for why in artifact.manifest.engine.package.fallbacks)
+
+
+def experts_in(folder: Path, precision: str) -> tuple[Artifact, Any, Any]:
+    """NomicBERT with experts, which transformers has not: the artifact, its vectors, and those of the original code."""
+    checkpoint = nomic.save(folder / "nomic")
+    add_modules(checkpoint, ("mean",), hidden=nomic.HIDDEN)
+    settings = {"precision": precision, "allow_below_threshold": True}
+    artifact = twin_of(checkpoint, folder / "artifact", **settings, **NO_LAYER_HIGH if precision == "fp8" else {})
+    encodings = random_encodings([5, 33, 1, 64, 17], nomic.VOCABULARY)
+    oracle = nomic.Oracle(checkpoint)
+    vectors, _ = rows_of(artifact, "embedding", encodings)
+    return artifact, np.stack(vectors), np.stack([oracle.states(text).mean(0).numpy() for text in encodings])
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_experts_in_fp8_are_calibrated_and_rounded(tmp_path: Path) -> None:
+    artifact, actual, expected = experts_in(tmp_path, "fp8")
+    cosines = (actual * expected).sum(1) / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
+    assert 0.9 <= cosines.min() < 0.9999  # the router may choose another expert
+    about = artifact.certificate.quantization
+    assert about is not None
+    assert {"layers.1.mlp.experts.7.up", "layers.1.mlp.experts.7.down"} <= {layer.layer for layer in about.layers}
+    assert not any(layer.is_high for layer in about.layers)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs g++")
+def test_a_package_of_a_model_with_experts_equals_the_original_code(tmp_path: Path) -> None:
+    _, actual, expected = experts_in(tmp_path, "fp32")
+    np.testing.assert_allclose(actual, expected, atol=2e-4)
 
 
 @pytest.mark.slow

@@ -23,9 +23,9 @@ from bei_build.quantization.layers import linear_layers
 from bei_build.quantization.scheme import LayerQuantization, Quantization
 from bei_build.quantization.stored import stored_ranges, stored_row_scales
 from bei_build.spec import ModelSpec
-from bei_build.torch_graph import fp8
 from bei_build.torch_graph.fp8 import FP8Linear, JoinedFP8Linear, Rounding, choose_product
 from bei_build.torch_graph.model import PackedModel, packed_model
+from bei_build.torch_graph.quantize import check
 from bei_build.torch_graph.storage import Linear, Storage, join_linear_layers
 from tests.bei_build.builds import random_encodings
 from tests.bei_build.quantization.test_stored import pair
@@ -38,7 +38,6 @@ from tests.bei_build.targets.tiny import (
     random_weights,
     read_case,
     tiny_spec,
-    with_experts,
 )
 from tests.bei_build.torch_graph.rig import of_the_module
 from tests.zoo import Case, by_tier, encodings_of
@@ -53,6 +52,7 @@ FIRST = (
     "Gemma2Model",  # norms in front and behind, gated
     "GPTJModel",  # attention and MLP read one norm, with scales of their own
     "Olmo2Model",  # no norms in front
+    "T5EncoderModel",  # ReLU in front of a rounded product
 )
 
 
@@ -88,8 +88,7 @@ def assert_close(
 def test_the_module_computes_what_the_quantized_graph_does(case: Case, tmp_path: Path) -> None:
     checkpoint = read_case(case, tmp_path)
     spec = checkpoint.spec
-    layers = {name: it for name, it in quantization_of(spec, "fp8").layers.items() if ".experts." not in name}
-    quantization = Quantization("fp8", layers)
+    quantization = quantization_of(spec, "fp8")
     encodings = encodings_of(case, LENGTHS, spec.embeddings.vocab_size)
     with checkpoint.weights() as weights:
         expected = of_the_emulation(spec, weights.read, quantization, encodings, tmp_path)
@@ -98,7 +97,7 @@ def test_the_module_computes_what_the_quantized_graph_does(case: Case, tmp_path:
         ]
     quantized, exact = (flat(spec, model, encodings) for model in models)
     assert sum(isinstance(module, FP8Linear) for module in models[0].modules()) == sum(
-        len(layer.parts) for layer in linear_layers(spec) if layer.name in layers
+        len(layer.parts) for layer in linear_layers(spec)
     )
     assert_close(quantized, expected, exact)
 
@@ -286,18 +285,14 @@ def test_what_the_module_does_not_compute_is_refused_by_name(monkeypatch: pytest
     spec = tiny_spec()
     name = linear_layers(spec)[0].name
 
-    def refused(quantization: Quantization, match: str, of: ModelSpec = spec, device: str = "cpu") -> None:
+    def refused(quantization: Quantization, match: str, device: str = "cpu") -> None:
         with pytest.raises(CompileError, match=match):
-            fp8.check(of, quantization, torch.device(device))
+            check(spec, quantization, torch.device(device))
 
     refused(Quantization("int8", {name: LayerQuantization(3.0)}), "no products in INT8: build with --precision fp8 or")
     refused(Quantization("fp8", {name: LayerQuantization(1.0, per_token=True)}), f"{name} .* a range for each token")
     refused(Quantization("fp8", {name: LayerQuantization(1.0, output_amax=2.0)}), "products that are rounded too")
     refused(Quantization("fp8", {"layers.9.mlp.up": LayerQuantization(1.0)}), "no linear layer layers.9.mlp.up")
-    experts = with_experts(spec)
-    refused(
-        quantization_of(experts, "fp8"), "experts.0.up is quantized with experts.* build with --precision bf16", experts
-    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     refused(Quantization("fp8", {}), "A100 does not compute in FP8.*--precision bf16", device="cuda")

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from bei.core import PackedBatch
-from bei_build.quantization.scheme import Quantization
 from bei_build.spec import ModelSpec
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
 from benchmarks.gpu_engines import CapturedEngine
@@ -42,7 +41,6 @@ def test_a_product_in_fp8_is_that_of_the_same_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", ["positions: causal, window", "experts", "all poolings"])
 def test_the_module_in_fp8_computes_what_it_does_on_a_cpu(name: str) -> None:
     spec = SPECS[name]
-    layers = {name: it for name, it in quantization_of(spec, "fp8").layers.items() if ".experts." not in name}
     batch = PackedBatch.from_encodings(encodings_of(spec))
     actual, expected = (
         run(
@@ -50,7 +48,7 @@ def test_the_module_in_fp8_computes_what_it_does_on_a_cpu(name: str) -> None:
                 *(spec, random_weights(spec), MAX_SEQ_LEN),
                 dtype=torch.bfloat16,
                 device=device,
-                quantization=Quantization("fp8", layers),
+                quantization=quantization_of(spec, "fp8"),
             ),
             batch,
         )

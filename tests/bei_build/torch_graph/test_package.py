@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 
 from bei.core import PackedBatch
 from bei_build.spec import ModelSpec
+from bei_build.torch_graph.experts import Experts
+from bei_build.torch_graph.fp8 import FP8Linear
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
 from bei_build.torch_graph.package import exported, write_package
 from bei_build.torch_graph.storage import join_linear_layers
 from tests.bei_build.targets.test_fp8 import quantization_of
-from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights, tiny_spec
+from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights, tiny_spec, with_experts
 from tests.bei_build.torch_graph.test_parity_graph import SPECS, encodings_of, model_of
 
 
@@ -40,11 +43,32 @@ def test_the_exported_graph_computes_the_same_for_other_sizes(name: str) -> None
 
 
 @pytest.mark.slow
-def test_an_exported_graph_in_fp8_computes_the_same_for_other_sizes() -> None:
-    spec = tiny_spec(causal=True)
+@pytest.mark.parametrize("experts", [False, True])
+def test_an_exported_graph_in_fp8_computes_the_same_for_other_sizes(experts: bool) -> None:
+    spec = with_experts(tiny_spec()) if experts else tiny_spec(causal=True)
     model = packed_model(spec, random_weights(spec), MAX_SEQ_LEN, quantization=quantization_of(spec, "fp8"))
     join_linear_layers(model)
     assert_same(exported(model).module(), model, spec)
+
+
+def test_an_exported_graph_calls_pytorchs_own_kernels_of_a_gpu_as_they_are_described() -> None:
+    """Traced on a CPU, which does not run them: PyTorch's descriptions of the operators check every call."""
+    spec = with_experts(tiny_spec(causal=True, num_kv_heads=1))
+    model = packed_model(
+        *(spec, random_weights(spec), MAX_SEQ_LEN),
+        dtype=torch.bfloat16,
+        kernel="flash",
+        quantization=quantization_of(spec, "fp8"),
+    )
+    join_linear_layers(model)
+    for module in model.modules():
+        if isinstance(module, FP8Linear):
+            module._product = "rowwise"
+        elif isinstance(module, Experts):
+            module._grouped = True
+    called = Counter(str(node.target) for node in exported(model).graph.nodes if node.op == "call_function")
+    counts = {"_flash_attention_forward": 2, "_scaled_mm": 6, "_scaled_grouped_mm": 2}
+    assert {name: called[f"aten.{name}.default"] for name in counts} == counts
 
 
 @pytest.mark.slow

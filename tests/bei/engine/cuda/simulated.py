@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class Simulated:
         self.downloads: list[tuple[int, int]] = []  # rows and their width
         self.barrier: threading.Barrier | None = None  # all streams must be given work before one is waited for
         self.is_released = False
+        self.held: tuple[int, int | None] | None = None  # bytes of weights, and the most that the process may have
         self._memory: list[weakref.ref[npt.NDArray[np.uint8]]] = []
 
     def load(self, path: Path) -> object:
@@ -92,6 +93,9 @@ class Simulated:
             raise RuntimeError("no such package\nand a stack of C++ frames")
         self.free -= 1000
         return object()
+
+    def hold(self, weight_bytes: int, most: int | None) -> None:
+        self.held = weight_bytes, most
 
     def stream(self) -> Stream:
         return Stream()
@@ -176,18 +180,24 @@ class Simulated:
         return self.lost
 
     def release(self) -> None:
-        self.is_released = True
+        self.is_released, self.held = True, None
 
 
 def _compute(inputs: Sequence[View], answers: Sequence[Answer], numbers: Any = None) -> None:
     """The package: reads its inputs as they are when it is done."""
     arrays = dict(zip(INPUTS, numbers or [view.read() for view in inputs], strict=True))
+    for answer, rows in zip(answers, rows_of_the_package(arrays), strict=True):
+        answer.rows = rows
+
+
+def rows_of_the_package(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Float32Array, Float32Array]:
+    """Its outputs, filler rows too, for the inputs ``arrays``."""
     ids, starts = arrays["input_ids"].astype(np.float32), arrays["cu_query_lens"]
     assert starts[-1] <= len(ids)
     parts = [ids[start:end] for start, end in pairwise(starts)]
     assert all(len(part) <= len(arrays["slot_ids"]) for part in parts)
-    answers[0].rows = np.array([[len(part), part[0], part[-1], part.sum()] for part in parts], np.float32)
-    answers[1].rows = np.stack([ids, arrays["position_ids"]], axis=1).astype(np.float32)
+    of_sequences = np.array([[len(part), part[0], part[-1], part.sum()] for part in parts], np.float32)
+    return of_sequences, np.stack([ids, arrays["position_ids"]], axis=1).astype(np.float32)
 
 
 def expected(batch: PackedBatch) -> dict[str, Float32Array]:
@@ -230,9 +240,15 @@ def manifest_in(folder: Path, weight_bytes: int = 1000, **changes: Any) -> Manif
 
 
 def engine_on(
-    device: Simulated, folder: Path, *, num_streams: int = 2, cuda_graphs: int = 256, **changes: Any
+    device: Simulated,
+    folder: Path,
+    *,
+    num_streams: int = 2,
+    cuda_graphs: int = 256,
+    memory: int = 0,
+    **changes: Any,
 ) -> CudaEngine:
     """An engine on ``device``, which the caller closes."""
     manifest = manifest_in(folder, **changes)
-    options = CudaOptions(num_streams, cuda_graphs)
+    options = CudaOptions(num_streams, cuda_graphs, memory)
     return CudaEngine(folder / "artifact" / "engine", manifest, options, device=device)

@@ -191,10 +191,32 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(tmp_path: Pa
         engine_on(device, tmp_path)
 
 
-def test_a_package_that_cannot_be_loaded_is_an_engine_error(tmp_path: Path) -> None:
+def test_a_package_that_cannot_be_loaded_is_an_engine_error(device: Simulated, tmp_path: Path) -> None:
     manifest = manifest_in(tmp_path)
     with pytest.raises(EngineError, match=r"could not load .*model\.pt2: no such package\. Copy the artifact anew"):
-        CudaEngine(tmp_path / "elsewhere", manifest, CudaOptions(), device=Simulated())
+        CudaEngine(tmp_path / "elsewhere", manifest, CudaOptions(), device=device)
+    assert device.held is None
+
+
+def test_an_engine_is_held_to_the_memory_that_it_was_given(
+    device: Simulated, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(engine_on(device, tmp_path, memory=3, cuda_graphs=0)) as engine:
+        held = device.held
+        assert held == (1000, 3_000_000)
+        device.most_tokens = 300  # as PyTorch's allocator says then
+        check(engine, batch_of([250, 120]))
+        assert "Raise gpu_megabytes, or build" in caplog.text
+        device.most_tokens = 200
+        with pytest.raises(EngineError, match=r"no memory for a sequence of 256 .*Raise gpu_megabytes, or build"):
+            engine.run(batch_of([256]))
+    assert device.held is None
+
+
+def test_a_cpu_has_no_memory_of_a_gpu_to_bound(device: Simulated, tmp_path: Path) -> None:
+    device.is_gpu = False
+    with pytest.raises(ConfigError, match="gpu_megabytes is of a GPU's memory"):
+        engine_on(device, tmp_path / "twin", memory=3)
 
 
 def test_closing_frees_everything_and_refuses_what_comes_later(device: Simulated, tmp_path: Path) -> None:
@@ -230,6 +252,7 @@ def test_closing_waits_for_the_step_that_runs(device: Simulated, tmp_path: Path)
         ({"num_streams": 0}, "1 to 8 streams, not 0"),
         ({"num_streams": 9}, "1 to 8 streams, not 9"),
         ({"cuda_graphs": -1}, "cannot be -1 MB"),
+        ({"memory": -1}, "cannot be -1 MB; 0 means all"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, int], message: str) -> None:

@@ -1,0 +1,66 @@
+"""The packed PyTorch module as the reference for models that transformers has no class of.
+
+It is a second writing of the same spec: it shares how the checkpoint was read with the ONNX graph, and nothing that
+computes. What both compute wrongly alike does not show, so its certificates say self-consistency.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from bei.certification.answers import Rows, joined
+from bei.core import Encoding, PackedBatch, rows_of_sequences
+from bei.errors import BeiError, CompileError
+from bei.pytorch import load_torch
+from bei_build import memory
+from bei_build import reference as hf
+from bei_build.checkpoint import Checkpoint
+from bei_build.model_weights import ModelWeights
+
+_PURPOSE = "Verifying with PyTorch"
+
+
+def why_not(checkpoint: Checkpoint) -> str | None:
+    """Why the module cannot be the reference of ``checkpoint`` here; None where it can."""
+    if not hf.is_available():
+        return "torch is not installed"
+    try:
+        torch = load_torch(_PURPOSE)
+        from bei_build.torch_graph.model import PackedModel
+        from bei_build.torch_graph.storage import Storage
+
+        PackedModel(checkpoint.spec, checkpoint.max_seq_len, Storage(torch.device("meta"), torch.float32))
+    except CompileError as error:
+        return f"bei's PyTorch module does not compute this model ({error})"
+    except BeiError as error:  # an old torch, or a broken one
+        return str(error)
+    return None
+
+
+class ModuleReference:
+    """In FP32 on the CPU, one text at a time. Raises VerificationError where there is not memory enough."""
+
+    def __init__(self, checkpoint: Checkpoint, weights: ModelWeights) -> None:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as HFReference has it
+        load_torch(_PURPOSE)
+        from bei_build.torch_graph.model import packed_model
+
+        self.name = "bei's PyTorch module, FP32, one text at a time"
+        self.is_own = True
+        memory.require(4 * checkpoint.spec.num_parameters, "The reference, a copy of the model in FP32,")
+        self._per_token = {str(head.output): not head.pooling for head in checkpoint.spec.heads}
+        self._model = packed_model(checkpoint.spec, weights.read, checkpoint.max_seq_len)
+
+    def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Rows:
+        """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
+        from bei_build.torch_graph.model import run
+
+        parts: list[Rows] = []
+        for encoding in encodings:
+            batch = PackedBatch.from_encodings([encoding])
+            found = run(self._model, batch)
+            parts.append(
+                {name: rows_of_sequences(found[name], batch, per_token=self._per_token[name]) for name in outputs}
+            )
+        return joined(parts)

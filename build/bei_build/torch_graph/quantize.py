@@ -1,0 +1,93 @@
+"""FP8 layers in the places of a module's linear layers, as a quantization says, and what of one is refused."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bei.errors import CompileError
+from bei_build.quantization.layers import LinearLayer, linear_layers
+from bei_build.quantization.scheme import LayerQuantization, Quantization
+from bei_build.spec import ModelSpec
+from bei_build.torch_graph.fp8 import FP8Linear, Rounding
+from bei_build.torch_graph.fp8_experts import FP8Experts
+from bei_build.torch_graph.storage import Storage
+
+_LEAST_CAPABILITY = (8, 9)
+
+
+def check(spec: ModelSpec, quantization: Quantization, device: torch.device) -> None:
+    """Raise CompileError for what of ``quantization`` is not computed here, or not on ``device``."""
+    if quantization.format != "fp8":
+        raise CompileError(
+            f"The module for PyTorch has no products in {quantization.format.upper()}: build with --precision fp8 or "
+            "bf16, or for another target."
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        raise CompileError(
+            f"{torch.cuda.get_device_name(device)} does not compute in FP8, which needs compute capability 8.9: build "
+            "with --precision bf16."
+        )
+    names = {layer.name for layer in linear_layers(spec)}
+    for name, layer in quantization.layers.items():
+        if name not in names:
+            raise CompileError(f"The quantization is of another model: this one has no linear layer {name}.")
+        refused = {
+            "a range for each token": layer.per_token,
+            "products that are rounded too": layer.output_amax is not None,
+        }
+        for what, is_so in refused.items():
+            if is_so:
+                raise CompileError(
+                    f"Linear layer {name} is quantized with {what}, which the module for PyTorch does not compute: "
+                    "build with --precision bf16, or for another target."
+                )
+
+
+def quantize(model: nn.Module, spec: ModelSpec, quantization: Quantization, storage: Storage) -> None:
+    """Put FP8 layers in place of the linear layers of ``model``, which has no values yet, that are in ``quantization``.
+
+    ``check`` has nothing against it. Layers of one input that have equal scales share its rounding.
+    """
+    roundings = _Roundings(storage)
+    experts: dict[str, list[LinearLayer]] = {}
+    for layer in linear_layers(spec):
+        found = quantization.layers.get(layer.name)
+        if layer.expert is not None:
+            (weight,) = layer.parts
+            experts.setdefault(weight, []).append(layer)
+        elif found is not None:
+            for part in layer.parts:
+                parent, name = _place(model, part)
+                keeps_weight = name in getattr(parent, "read_exactly", ())
+                arguments = getattr(parent, name), roundings.of(layer, found), found, found.row_scales.get(part)
+                setattr(parent, name, FP8Linear(*arguments, keeps_weight=keeps_weight))
+    for weight, of_each in experts.items():
+        layers = [quantization.layers.get(layer.name) for layer in of_each]
+        if any(layers):
+            parent, name = _place(model, weight)
+            of_inputs = [
+                None if found is None else roundings.of(layer, found)
+                for layer, found in zip(of_each, layers, strict=True)
+            ]
+            setattr(parent, name, FP8Experts(getattr(parent, name), layers, of_inputs))
+
+
+def _place(model: nn.Module, weight: str) -> tuple[nn.Module, str]:
+    """The module that has the layer of ``weight``, and the layer's name in it."""
+    path, _, name = weight.removesuffix(".weight").rpartition(".")
+    return model.get_submodule(path), name
+
+
+class _Roundings:
+    """One for all layers of a group with equal scales."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._made: dict[object, Rounding] = {}
+
+    def of(self, layer: LinearLayer, found: LayerQuantization) -> Rounding:
+        key = layer.group, found.input_amax, found.smoothing
+        if key not in self._made:
+            self._made[key] = Rounding(found, self._storage)
+        return self._made[key]

@@ -1,0 +1,103 @@
+"""What the engine asks of PyTorch on a GPU, with a stand-in of ``torch.cuda`` that has PyTorch's own signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bei.engine.cuda import CudaEngine, CudaOptions
+from bei.engine.cuda.device import TorchDevice
+from bei.errors import EngineDeadError, EngineError
+from tests.bei.engine.cuda.simulated import batch_of, check, manifest_in
+from tests.bei.engine.cuda.torch_standin import TOTAL_BYTES, StandIn
+
+
+def opened(gpu: StandIn, folder: Path, weight_bytes: int = 1000, **options: int) -> CudaEngine:
+    manifest = manifest_in(folder, weight_bytes)
+    device: Any = TorchDevice(gpu.torch, "A test")
+    return CudaEngine(folder / "artifact" / "engine", manifest, CudaOptions(**options), device=device)
+
+
+@pytest.fixture
+def gpu() -> StandIn:
+    return StandIn()
+
+
+@pytest.fixture
+def engine(gpu: StandIn, tmp_path: Path) -> Iterator[CudaEngine]:
+    with closing(opened(gpu, tmp_path)) as engine:
+        yield engine
+
+
+def test_it_says_which_gpu_it_is_and_loads_for_one_thread(gpu: StandIn, engine: CudaEngine) -> None:
+    assert engine.info.device == "NVIDIA H200 (SM90)"
+    assert gpu.log == [("load", "model", True, 1, 0)]
+
+
+def test_a_step_is_copied_from_pinned_memory_on_its_stream_and_waited_for_asleep(
+    gpu: StandIn, engine: CudaEngine
+) -> None:
+    gpu.log.clear()
+    with gpu.copies():
+        check(engine, batch_of([30, 5]))
+    _, stream, *_ = gpu.log[0]
+    assert gpu.log == [
+        ("copy", stream, "pinned", "device", "goes on"),
+        ("launch", stream, False),
+        ("copy", stream, "device", "pinned", "goes on"),
+        ("copy", stream, "device", "pinned", "goes on"),
+        ("wait", stream, "asleep"),
+    ]
+
+
+def test_recorded_steps_share_their_streams_memory_and_are_one_launch(gpu: StandIn, engine: CudaEngine) -> None:
+    engine.warmup()
+    recorded = [entry for entry in gpu.log if entry[0] == "record"]
+    assert len(recorded) == 2 * 16  # streams, sizes
+    assert len({(stream, pool) for _, stream, pool, _ in recorded}) == 2
+    assert {mode for *_, mode in recorded} == {"thread_local"}
+    gpu.log.clear()
+    for seed in range(2):
+        check(engine, batch_of([12, 3], seed))
+    kinds = [kind for kind, *_ in gpu.log]
+    assert kinds == ["replay", "wait"] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (torch.OutOfMemoryError("no room"), False),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("run_func_(...) API call failed at model_container_runner.cpp, line 145"), True),
+    ],
+    ids=["its class", "its text", "the allocator's count"],
+)
+def test_out_of_memory_is_known_and_the_step_is_computed_in_parts(
+    error: RuntimeError, counts: bool, gpu: StandIn, engine: CudaEngine
+) -> None:
+    gpu.most_tokens, gpu.error_of, gpu.counts_ooms = 300, lambda: error, counts
+    check(engine, batch_of([250, 120, 90]))
+
+
+def test_an_error_that_is_none_of_memory_is_not_answered_by_parts(gpu: StandIn, engine: CudaEngine) -> None:
+    gpu.most_tokens, gpu.error_of = 300, lambda: RuntimeError("an illegal instruction")
+    with pytest.raises(EngineError, match=r"3 sequences and 460 tokens: an illegal instruction"):
+        engine.run(batch_of([250, 120, 90]))
+    gpu.lost = RuntimeError("CUDA error: an illegal memory access was encountered\nframes")
+    with pytest.raises(EngineDeadError, match=r"illegal memory access was encountered\): restart the server"):
+        engine.run(batch_of([250, 120, 90]))
+
+
+def test_the_allocator_is_held_to_the_memory_that_weights_leave(gpu: StandIn, tmp_path: Path) -> None:
+    with closing(opened(gpu, tmp_path, memory=500)) as engine:
+        assert gpu.fraction == (500_000_000 - 1000) / TOTAL_BYTES
+        check(engine, batch_of([30, 5]))
+    assert gpu.fraction == 500_000_000 / TOTAL_BYTES
+    assert gpu.log[-1] == ("empty cache",)
+    with pytest.raises(EngineError, match=r"need 1,000,001 bytes.*gpu_megabytes gives 1,000,000"):
+        opened(gpu, tmp_path / "heavy", weight_bytes=1_000_001, memory=1)

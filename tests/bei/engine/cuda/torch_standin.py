@@ -1,0 +1,192 @@
+"""PyTorch with a GPU that is this CPU, for ``bei.engine.cuda.device.TorchDevice``: tensors are real, CUDA is not.
+
+What is called of ``torch.cuda`` is checked against the signatures of the installed PyTorch, which has them without CUDA
+too. Kernels run when they are launched, but for those that are recorded: they run when the graph is replayed. ``log``
+has what was asked for, with the stream of it. The package is that of ``tests.bei.engine.cuda.simulated``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.bei.engine.cuda.simulated import INPUTS, rows_of_the_package
+
+TOTAL_BYTES = 10**9
+
+
+def checked(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    """``behaviour``, behind the signature of ``real``."""
+    signature = inspect.signature(real)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        signature.bind(*args, **kwargs)
+        return behaviour(*args, **kwargs)
+
+    return call
+
+
+class StandIn:
+    """``torch`` is what the engine gets. ``most_tokens``: what a step may have before memory is short; then
+    ``error_of`` says what is raised, and ``num_ooms`` counts, as PyTorch's allocator does."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.most_tokens = 1 << 30
+        self.error_of: Callable[[], RuntimeError] = lambda: torch.OutOfMemoryError("CUDA out of memory.")
+        self.counts_ooms = False
+        self.lost: RuntimeError | None = None
+        self.fraction: float | None = None
+        self._num_ooms = 0
+        self._current: Stream | None = None
+        self._recording: Graph | None = None
+        self._pinned: set[int] = set()
+        self._on_the_device: set[int] = set()
+        self._tensors: list[Tensor] = []  # so that no memory is given out twice
+        real = torch.cuda
+        cuda = SimpleNamespace(
+            init=checked(real.init, lambda: None),
+            get_device_name=checked(real.get_device_name, lambda index: "NVIDIA H200"),
+            get_device_capability=checked(real.get_device_capability, lambda index: (9, 0)),
+            Stream=lambda: Stream(self),
+            Event=checked(real.Event, lambda *, blocking: Event(self, blocking=blocking)),
+            CUDAGraph=lambda: Graph(self),
+            graph=checked(real.graph, self._record),
+            graph_pool_handle=checked(real.graph_pool_handle, object),
+            stream=checked(real.stream, self._on),
+            mem_get_info=checked(real.mem_get_info, lambda: (TOTAL_BYTES // 2, TOTAL_BYTES)),
+            memory_stats=checked(real.memory_stats, lambda: {"num_ooms": self._num_ooms}),
+            set_per_process_memory_fraction=checked(real.set_per_process_memory_fraction, self._set_fraction),
+            empty_cache=checked(real.empty_cache, lambda: self.log.append(("empty cache",))),
+        )
+        self.torch: Any = SimpleNamespace(
+            __version__="2.13.0",
+            version=SimpleNamespace(cuda="13.0"),
+            **{name: getattr(torch, name) for name in ("int32", "float32", "uint8", "OutOfMemoryError")},
+            empty=self._empty,
+            cuda=cuda,
+            _C=SimpleNamespace(_aoti=SimpleNamespace(AOTIModelPackageLoader=self._loader)),
+        )
+
+    def copies(self) -> TorchDispatchMode:
+        """While it is entered, copies of tensors are in the log: stream, from, to, whether they wait."""
+        return _Copies(self)
+
+    def place(self, tensor: Tensor) -> str:
+        """Where ``tensor`` lies."""
+        address = tensor.untyped_storage().data_ptr()
+        return "pinned" if address in self._pinned else "device" if address in self._on_the_device else "host"
+
+    def launch(self, inputs: list[Tensor]) -> list[Tensor]:
+        """What the package does, now or when it is replayed."""
+        assert self._current is not None, "work without a stream waits for all others"
+        assert all(self.place(tensor) == "device" for tensor in inputs)
+        kept = list(inputs)
+        inputs.clear()
+        if kept[INPUTS.index("input_ids")].shape[0] > self.most_tokens:
+            self._num_ooms += self.counts_ooms
+            raise self.error_of()
+        outputs = _computed(kept)
+        self._tensors += outputs
+        self._on_the_device.update(rows.untyped_storage().data_ptr() for rows in outputs)
+        if self._recording is not None:
+            self._recording.inputs, self._recording.outputs = kept, outputs
+            for rows in outputs:
+                rows.fill_(float("nan"))
+        self.log.append(("launch", self._current, self._recording is not None))
+        return outputs
+
+    def _loader(self, path: str, name: str, single_threaded: bool, num_runners: int, device_index: int) -> Any:
+        self.log.append(("load", name, single_threaded, num_runners, device_index))
+        return SimpleNamespace(boxed_run=self.launch)
+
+    def _empty(self, size: int, *, dtype: torch.dtype, device: str = "cpu", pin_memory: bool = False) -> Tensor:
+        tensor = torch.full((size,), 0xAB, dtype=dtype)
+        self._tensors.append(tensor)
+        if pin_memory or device == "cuda":
+            (self._pinned if pin_memory else self._on_the_device).add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    def _set_fraction(self, fraction: float) -> None:
+        self.fraction = fraction
+
+    @contextmanager
+    def _on(self, stream: Stream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        yield
+        self._current = before
+
+    @contextmanager
+    def _record(self, graph: Graph, *, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        self.log.append(("record", stream, pool, capture_error_mode))
+        before, self._current, self._recording = self._current, stream, graph
+        yield
+        self._current, self._recording = before, None
+
+
+class Stream:
+    """``torch.cuda.Stream``."""
+
+    def __init__(self, gpu: StandIn) -> None:
+        self._gpu = gpu
+
+    def synchronize(self) -> None:
+        if self._gpu.lost is not None:
+            raise self._gpu.lost
+
+
+class Event:
+    """``torch.cuda.Event``."""
+
+    def __init__(self, gpu: StandIn, *, blocking: bool) -> None:
+        self._gpu, self._blocking = gpu, blocking
+        self._of: Stream | None = None
+
+    def record(self, stream: Stream) -> None:
+        self._of = stream
+
+    def synchronize(self) -> None:
+        self._gpu.log.append(("wait", self._of, "asleep" if self._blocking else "spinning"))
+
+
+class Graph:
+    """``torch.cuda.CUDAGraph``."""
+
+    def __init__(self, gpu: StandIn) -> None:
+        self._gpu = gpu
+        self.inputs: Sequence[Tensor] = ()
+        self.outputs: Sequence[Tensor] = ()
+
+    def replay(self) -> None:
+        assert self._gpu._current is not None
+        self._gpu.log.append(("replay", self._gpu._current))
+        for rows, found in zip(self.outputs, _computed(self.inputs), strict=True):
+            rows.copy_(found)
+
+
+class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, gpu: StandIn) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._gpu = gpu
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            to, source, *waits = args
+            places = self._gpu.place(source), self._gpu.place(to)
+            if places != ("host", "device"):  # a replayed graph's own
+                self._gpu.log.append(("copy", self._gpu._current, *places, "waits" if waits != [True] else "goes on"))
+        return func(*args, **(kwargs or {}))
+
+
+def _computed(inputs: Sequence[Tensor]) -> list[Tensor]:
+    arrays = dict(zip(INPUTS, (tensor.numpy() for tensor in inputs), strict=True))
+    return [torch.from_numpy(rows) for rows in rows_of_the_package(arrays)]
