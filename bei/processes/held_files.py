@@ -73,9 +73,10 @@ def readable(artifact: Artifact, descriptors: Seq[int]) -> Iterator[Artifact]:
 
     That is its own path as long as the held files lie there, and else a folder of links to them.
     """
-    names = _names(artifact)
+    held_as = dict(zip(_names(artifact), descriptors, strict=True))
     try:
-        if all(_lies_at(artifact.path / name, held) for name, held in zip(names, descriptors, strict=True)):
+        # A manifest may have been replaced with its certificate.
+        if all(name == MANIFEST or _lies_at(artifact.path / name, held) for name, held in held_as.items()):
             yield artifact
             return
         log.warning(
@@ -83,7 +84,7 @@ def readable(artifact: Artifact, descriptors: Seq[int]) -> Iterator[Artifact]:
             *(artifact.manifest.name, artifact.path, artifact.manifest.digest[:SHOWN_DIGITS]),
         )
         with tempfile.TemporaryDirectory(prefix="bei-") as folder:
-            for name, held in zip(names, descriptors, strict=True):
+            for name, held in held_as.items():
                 link = Path(folder, name)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(f"/proc/{os.getpid()}/fd/{held}")  # also for processes that an engine starts

@@ -20,8 +20,8 @@ _decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 
 
 def encoded(models: Mapping[str, CostModel]) -> bytes:
-    """The cost models by their keys ("NAME@DIGEST"), each with what was observed so far."""
-    return msgspec.msgpack.encode({key: costs.continued(costs.limits).to_json() for key, costs in models.items()})
+    """The cost models by their keys ("NAME@DIGEST"), each with the speed that was observed so far."""
+    return msgspec.msgpack.encode({key: {**costs.to_json(), "speed": costs.speed} for key, costs in models.items()})
 
 
 class ObservedCosts:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bei.artifact import Artifact, load_manifest, save
+from bei.artifact import Artifact, load_manifest, recertify, save
 from bei.errors import ArtifactError
 from bei.processes import held_files
 from bei.processes.held_files import HeldFiles, readable
@@ -42,6 +42,9 @@ def test_what_was_replaced_is_read_as_it_was_and_nothing_is_left(
     held = HeldFiles(artifact)
     with readable(artifact, duplicates(held)) as found:
         assert found is artifact  # nothing has happened
+    recertify(artifact, artifact.certificate)
+    with readable(artifact, duplicates(held)) as found:
+        assert found is artifact  # it is the same engine
     shutil.rmtree(artifact.path)
     with readable(artifact, duplicates(held)) as found:
         assert contents(found) == before

@@ -336,7 +336,7 @@ def test_a_manager_without_a_process_is_closed_soon_and_what_waits_fails(machine
         abandon(one.servers[0])
         wait_until(lambda: one.remote.num_ready() == 0, "it is away")
         requests = [asker.submit([value]) for value in range(3)]
-        wait_until(lambda: asker.port.stats().is_busy, "they wait")
+        wait_until(lambda: len(server._ports[MODEL]._asked) == len(requests), "they wait there")
         one.remote.begin_close()
         began_s = time.monotonic()
         server.close()
