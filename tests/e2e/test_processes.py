@@ -299,7 +299,7 @@ def test_after_sigterm_what_waits_for_an_engine_that_does_not_come_is_refused_in
     processes["engine-0"].kill()
     server.wait_for_log("engine-0 cannot be started: engine_failed: There is no device")
     waiting = [clients.submit(server.embed, [[value]]) for value in range(10)]
-    wait_until(lambda: server.metric("bei_queue_sequences") == len(waiting), "all are accepted")
+    wait_until(lambda: server.metric("bei_inputs_total") == len(waiting), "all are accepted")
     server.send_signal(signal.SIGTERM)
     sent_s = time.monotonic()
     for answer in waiting:
