@@ -37,7 +37,7 @@ class HeldFiles:
         if len(names) > MOST_DESCRIPTORS:
             raise ArtifactError(
                 f"{artifact.path} has {len(names)} files that an engine process reads, and the supervisor can pass on "
-                f"{MOST_DESCRIPTORS}: serve it from one process (without --http-workers and --devices)."
+                f"{MOST_DESCRIPTORS}: serve it from one process (one of --http-workers, one of --devices)."
             )
         self._descriptors: list[int] = []
         try:
