@@ -99,8 +99,8 @@ class ServeConfig:
     http_workers: int = _option(1, "front-end processes: HTTP, tokenizers and answers; more than 1 for fast engines")
     devices: tuple[str, ...] = _option(
         (),
-        "devices to serve on, an engine process each: GPUs as 0,1, or sets of cores for CPU engines as 0-15,16-31 "
-        "(default: one device, in this process if http_workers is 1)",
+        "devices to serve on, of several an engine process each: GPUs as 0,1, or sets of cores for CPU engines as "
+        "0-15,16-31 (default: one device, as it is)",
     )
     tokenizer_threads: int = field(
         default_factory=_default_tokenizer_threads,
@@ -177,7 +177,7 @@ class ServeConfig:
         combinations.check(self)
         if self.http_workers > _MOST_HTTP_WORKERS:
             raise ConfigError(f"http_workers must be at most {_MOST_HTTP_WORKERS}, not {self.http_workers}.")
-        if self.has_processes and not sys.platform.startswith("linux"):
+        if (self.http_workers > 1 or self.devices) and not sys.platform.startswith("linux"):
             raise ConfigError("http_workers and devices need Linux: leave them out.")
         check_devices(self.devices)
         if self.cache_max_bytes == 0:
@@ -217,7 +217,7 @@ class ServeConfig:
     @property
     def has_processes(self) -> bool:
         """Whether front ends, batch manager and engines are processes of their own."""
-        return self.http_workers > 1 or bool(self.devices)
+        return self.http_workers > 1 or len(self.devices) > 1
 
     @property
     def cache_max_bytes(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The devices of ``--devices``: GPUs by their indexes, or sets of cores. An engine process each."""
+"""The devices of ``--devices``: GPUs by their indexes, or sets of cores. Of several, each has an engine process."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ _CORES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(\+[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 @dataclass(frozen=True)
 class Device:
-    """Where an engine process runs. ``name``: as the setting has it, empty where it names none. ``cores``: those the
-    process is pinned to; empty: it is not. ``variables``: of its environment, beside those of the supervisor.
+    """Where a process with engines runs. ``name``: as the setting has it, empty where it names none. ``cores``: those
+    the process is pinned to; empty: it is not. ``variables``: of its environment, beside those that there are.
     """
 
     name: str
     cores: tuple[int, ...]
     variables: Mapping[str, str]
+
+    def take(self) -> None:
+        """Let this process run there. In its main thread, before it has others and libraries that look for devices."""
+        os.environ.update(self.variables)
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
 
 
 def check_devices(devices: Seq[str]) -> None:

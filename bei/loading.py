@@ -132,6 +132,11 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
 # The parts of it: of one process, or of several.
 
 
+def manifest_of(source: Path | Artifact) -> Manifest:
+    """What is said of the model at ``source``; files are not hashed. Raises what ``load_manifest`` does."""
+    return source.manifest if isinstance(source, Artifact) else artifacts.load_manifest(source.resolve())
+
+
 def check_names(names: Iterable[str]) -> None:
     """Raise ConfigError where two models have the same name."""
     seen: set[str] = set()

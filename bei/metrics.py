@@ -140,6 +140,9 @@ class Metrics:
         self.process_restarts = counter(
             "bei_process_restarts", "Processes of the server that have died and were started again", "process"
         )
+        self.process_hangs = counter(
+            "bei_process_hangs", "Processes of the server that hung and were ended, to be started again", "process"
+        )
 
     def request(
         self, route: str, status: int, seconds: float, model: str | None, lane: Lane | None, num_inputs: int
@@ -197,6 +200,10 @@ class Metrics:
     def restarted(self, process: str) -> None:
         """A process of the server has died and was started again."""
         self.process_restarts.labels(process).inc()
+
+    def hung(self, process: str) -> None:
+        """A process of the server hangs and is ended."""
+        self.process_hangs.labels(process).inc()
 
     def _answered_of_models(self) -> list[Answered]:
         return [

@@ -32,7 +32,7 @@ from benchmarks.engine_alone import engine_rate
 from benchmarks.models import built, minilm_folder
 from benchmarks.plots import BLUE, GREEN, panels, save
 from benchmarks.prose import PASSAGES, SHORT, read_prose
-from benchmarks.server import ROOT, Samples, environment, revision, sampling
+from benchmarks.server import ROOT, Samples, environment, revision, sampling, tied
 
 ENGINE, LIST, STREAM = "engine alone", "Model.embed", "Model.embed_iter"
 _FORMS = {LIST: "list", STREAM: "stream"}
@@ -111,7 +111,7 @@ class Rounds:
         """Texts a second of a Model in a new process."""
         command = [sys.executable, "-m", "benchmarks.in_process_worker", self._artifact.path, self._file, _FORMS[name]]
         env = environment(ROOT, self._home, {})
-        process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, cwd=ROOT, env=env)
+        process = subprocess.Popen(tied(command), stdout=subprocess.PIPE, cwd=ROOT, env=env)
         with sampling(process.pid) as samples:
             output, _ = process.communicate()
         if process.returncode:

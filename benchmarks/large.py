@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks.common import RESULTS, mixed_lengths, random_texts, write
 from benchmarks.models import minilm_folder
-from benchmarks.server import ROOT, environment, revision, serving, wait_ready
+from benchmarks.server import ROOT, environment, revision, serving, tied, wait_ready
 
 _SAMPLES_A_SECOND = 50
 _FIELDS = {"VmRSS": "rss_mb", "RssAnon": "anonymous_mb", "RssFile": "files_mb"}
@@ -178,7 +178,7 @@ def _build(checkpoint: Path, out: Path, checkout: Path, flags: list[str]) -> dic
     command += ["--precision=bf16", "--allow-below-threshold", *flags]
     started = time.monotonic()
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=checkout, env=environment(checkout, None, {})
+        tied(command), stderr=subprocess.PIPE, text=True, cwd=checkout, env=environment(checkout, None, {})
     )
     lines = []
     with sampling_memory(process.pid) as memory:

@@ -26,7 +26,7 @@ import numpy as np
 from bei.bench.result import PointResult, read_result
 from benchmarks.common import with_foreign_load, write
 from benchmarks.models import built, minilm_folder
-from benchmarks.server import ROOT, environment, free_port, serving, wait_ready
+from benchmarks.server import ROOT, environment, free_port, serving, tied, wait_ready
 
 _MODEL = "minilm"
 _CONCURRENCY = 8
@@ -95,9 +95,7 @@ class Proxy:
         ]
         file = folder / "nginx.conf"
         file.write_text(_NGINX.format(folder=folder, servers="".join(servers)))
-        self._process = subprocess.Popen(
-            [command, "-p", str(folder), "-c", str(file), "-e", str(folder / "nginx-errors.log")]
-        )
+        self._process = subprocess.Popen(tied([command, "-p", folder, "-c", file, "-e", folder / "nginx-errors.log"]))
         self._num_read = dict.fromkeys(behind, 0)
 
     def requests_s(self, name: str) -> list[float]:
@@ -179,7 +177,7 @@ def _infinity(python: Path, log: Path) -> Iterator[int]:
     variables = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "INFINITY_BETTERTRANSFORMER": "false"}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*map(str, command)],
+            tied(command),
             stdout=file,
             stderr=file,
             env={**environment(ROOT, None, variables), "PYTHONPATH": ""},

@@ -22,7 +22,7 @@ from bei.artifact import Artifact, load
 from benchmarks.common import RESULTS, write
 from benchmarks.large import Shape, sampling_memory, save_checkpoint
 from benchmarks.models import checkpoint_folder
-from benchmarks.server import ROOT, environment, revision
+from benchmarks.server import ROOT, environment, revision, tied
 
 # Qwen2-0.5B's sizes, random weights, without the biases of its queries, keys and values.
 _DECODER = Shape(hidden=896, layers=24, heads=14, kv_heads=2, head_dim=64, inner=4864, vocab=151_936)
@@ -56,7 +56,9 @@ def measured(checkpoint: Path, out: Path, capabilities: str, precision: str) -> 
     command += ["--target=tensorrt-rtx", f"--compute-capability={capabilities}", f"--precision={precision}"]
     command += ["--verify-budget=20"]  # for the reference's answers, whose seconds are not what is asked here
     started = time.monotonic()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(ROOT, None, {}))
+    process = subprocess.Popen(
+        tied(command), stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(ROOT, None, {})
+    )
     with sampling_memory(process.pid) as memory:
         assert process.stderr is not None
         for line in process.stderr:

@@ -33,6 +33,12 @@ class Server(NamedTuple):
     process: subprocess.Popen[bytes]
 
 
+def tied(command: Sequence[object]) -> list[str]:
+    """``command``, as a process that gets SIGTERM when the thread that starts it ends, and so with this process."""
+    program = Path(__file__).with_name("tied.py")
+    return [sys.executable, "-IS", str(program), str(os.getpid()), *map(str, command)]
+
+
 def free_port() -> int:
     """A port that was free a moment ago."""
     with socket.socket() as probe:
@@ -50,7 +56,7 @@ def serving(
     wait: bool = True,
     program: str = "bei",
 ) -> Iterator[Server]:
-    """A server that is ready; stopped by SIGTERM at the end.
+    """A server that is ready; stopped by SIGTERM at the end, and at this process's end, however that comes.
 
     ``checkout``: the folder whose ``bei`` runs. ``home``: HOME of the process, where it keeps what it measures at its
     first start: give the same one to all servers of a run. BEI_* variables of this process are not passed on; ``env``
@@ -61,7 +67,7 @@ def serving(
     command = [sys.executable, "-m", program, "serve", *map(str, paths), "--port", str(port), *flags]
     with tempfile.TemporaryFile() as log:
         # "-m" looks into the working directory first, and into the installed packages last.
-        process = subprocess.Popen(command, stderr=log, cwd=checkout, env=environment(checkout, home, env or {}))
+        process = subprocess.Popen(tied(command), stderr=log, cwd=checkout, env=environment(checkout, home, env or {}))
         try:
             if wait:
                 wait_ready(port, process)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import write
-from benchmarks.server import ROOT, free_port
+from benchmarks.server import ROOT, free_port, tied
 from tests.e2e.wide_server import save_models
 
 _EVERY_S = 0.005
@@ -97,7 +97,7 @@ def serving(paths: list[Path], *flags: str, memory: int = 0) -> Iterator[tuple[i
     limit = ["--memory", str(memory)] if memory else []
     command = [sys.executable, "-m", "tests.e2e.wide_server", *limit, *map(str, paths), "--port", str(port), *flags]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stderr=log, cwd=ROOT)
+        process = subprocess.Popen(tied(command), stderr=log, cwd=ROOT)
         try:
             _wait_ready(port, process)
             yield port, process.pid

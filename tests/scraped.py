@@ -28,6 +28,7 @@ def scraped() -> str:
         for service in app.models:
             app.metrics.artifact(service.name, service.manifest.digest)
         app.metrics.restarted("front-0")
+        app.metrics.hung("front-0")
         try:
             for path, body in (
                 ("/v1/embeddings", {"input": [[1, 2], [3]], "model": "embedder"}),

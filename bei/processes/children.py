@@ -61,7 +61,7 @@ class Child:
     """A process of the server. Made on the event loop. Raises OSError where the system has no room for it.
 
     ``on_message`` gets what is no answer, ``on_end`` is called in the moment in which it is not alive any more.
-    ``answers``: the last to each kind of questions.
+    ``answers``: the last to each kind of questions. ``is_given_up``: it hangs, and is being ended.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Child:
         self.place = place
         self.offers: set[str] = set()
         self.answers: dict[str, bytes] = {}
+        self.is_given_up = False
         self._on_message = on_message
         self._on_ended = on_end
         self._ids = itertools.count()

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LoopTimeoutError  # TimeoutError itself only from Python 3.11 on
 from typing import TypeAlias
 
 from bei.errors import BeiError
@@ -158,11 +159,13 @@ class Channel:
     def _answer_questions(self) -> None:
         while True:
             question = self._questions.get()
+            data: bytes | None = None
             try:
                 data = self._offered[question.kind]()
+            except LoopTimeoutError:
+                log.warning("the event loop does not answer (%s)", question.kind)
             except Exception:  # a border: a question that fails must not cost the others their answers
                 log.exception("%s could not be answered", question.kind)
-                data = None
             self._send(Reply(question.id, data))
 
     def _end(self) -> None:

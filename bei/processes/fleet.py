@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from bei.peers import PATIENCE_S
 from bei.processes.backoff import Backoff
 from bei.processes.children import Child, Place, Role, how_ended
 from bei.processes.control import error_of
+from bei.processes.held_files import HeldFiles
 from bei.processes.kept import KEPT, METRICS, Kept
 from bei.processes.messages import (
     Ailing,
@@ -37,9 +39,12 @@ from bei.processes.messages import (
     Step,
     Stop,
 )
+from bei.processes.observed_costs import COSTS, ObservedCosts
+from bei.processes.pulse import EVERY_S, LEAST_S, PULSE, Silence
 from bei.processes.shared_page import SharedPage
 from bei.processes.sockets import Endpoint
 from bei.processes.tasks import Tasks
+from bei.server.swap_loop import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +63,8 @@ class Fleet:
     def __init__(self, config: ServeConfig, devices: Seq[Device], command: Seq[str], started_s: int) -> None:
         self.served: dict[str, Served] = {}  # by name; what requests that come now are for
         self.open: dict[str, Served] = {}  # by key; also those that were replaced and still have requests
+        self._held: dict[str, HeldFiles] = {}  # by key
+        self._costs = ObservedCosts()
         self._config = config
         self._devices = devices
         self._command = command
@@ -88,9 +95,10 @@ class Fleet:
     async def load_first(self, served: Served) -> Served:
         """Let the first engine process load a model, of which only the artifact is known; returns what is known now.
 
-        Raises ArtifactError, ConfigError, MissingDependencyError, EngineError, VerificationError.
+        Raises ArtifactError, ConfigError, MissingDependencyError, EngineError, VerificationError, OSError.
         """
         found = await self._load(self.of("engine")[0], Open(served, is_first=True))
+        await self.hold(found)
         self.served[found.name] = self.open[found.key] = found
         return found
 
@@ -136,6 +144,39 @@ class Fleet:
             if self._children[child.place] is not child or not child.is_alive:
                 raise ProcessDiedError(f"The process {child.name} has ended meanwhile: try it again.")
 
+    async def hold(self, served: Served) -> None:
+        """Keep its files from now on, so that processes can open it whatever happens to its folder.
+
+        Raises ArtifactError, OSError.
+        """
+        self._held[served.key] = await in_thread(HeldFiles, served.artifact)
+
+    def let_go(self, key: str) -> None:
+        """No process will open it any more. Nothing where it is not held."""
+        self._costs.forget(key)
+        if key in self._held:
+            self._held.pop(key).close()
+
+    async def load_in(self, child: Child, step: Open) -> Served:
+        """Let ``child`` open a model, which is held if it is not the first to do so; returns what is known then.
+
+        Raises the child's error, ProcessDiedError.
+        """
+        if step.is_first or child.place.role == "manager":
+            return await child.call(step) or step.served
+        with self._held[step.served.key].lent() as descriptors:
+            return await child.call(step, descriptors) or step.served
+
+    async def observed(self, served: Served) -> Served:
+        """``served`` with what its steps have been observed to cost, as far as the batch manager says."""
+        for manager in self.of("manager"):
+            self._costs.note(await manager.ask(COSTS, PATIENCE_S))
+        return self._costs.applied(served)
+
+    def can_answer(self) -> bool:
+        """Whether there is somebody to run what was accepted."""
+        return all(any(child in self._ready for child in self.of(role)) for role in ("manager", "engine"))
+
     async def tell(self, role: Role, step: Step) -> None:
         """``step`` to all that are there; whatever goes wrong there is theirs."""
         ready = [child for child in self.of(role) if child in self._ready]
@@ -173,6 +214,8 @@ class Fleet:
         for endpoint in (self._manager, *self._engines):
             endpoint.close()
         self._page.close()
+        for key in list(self._held):
+            self.let_go(key)
 
     # Children.
 
@@ -206,7 +249,9 @@ class Fleet:
                 await child.call(Close(key))
                 opened.discard(key)
             for key in [key for key in wanted if key in missing]:
-                found = await self._load(child, Open(wanted[key]))
+                if key not in self._held:  # it was closed meanwhile
+                    continue
+                found = await self._load(child, Open(self._costs.applied(wanted[key])))
                 opened.add(key)
                 if child.place.role == "engine" and found.device != wanted[key].device:
                     log.warning(
@@ -217,7 +262,7 @@ class Fleet:
     async def _load(self, child: Child, step: Open) -> Served:
         """Raises the child's error, with the device in its message where there are several."""
         try:
-            return await child.call(step) or step.served
+            return await self.load_in(child, step)
         except BeiError as error:
             if child.place.role != "engine" or len(self._devices) == 1 or isinstance(error, ProcessDiedError):
                 raise
@@ -253,9 +298,10 @@ class Fleet:
             await self._catch_up(child)
             if place.role == "front":
                 await child.call(Serve(), self._listeners())
-        except BeiError as error:
+        except (BeiError, OSError) as error:  # OSError: there are no descriptors for now
             if place.role not in self._stopping:
-                log.error("%s cannot be started: %s: %s", child.name, error.code, error)
+                code = error.code if isinstance(error, BeiError) else BeiError.code
+                log.error("%s cannot be started: %s: %s", child.name, code, error)
             child.kill()
             await child.wait()
             return False
@@ -277,11 +323,11 @@ class Fleet:
             log.error("%s: %s: it is replaced", child.name, message.reason)
             self._tasks.start(child.stop(Stop(), _FRONT_STOP_S))
         elif isinstance(message, Hung):
-            engine = self.of("engine")[message.index]
-            log.error("a step of %s does not end: the process is ended", engine.name)
-            engine.kill()
+            self._end_hung(self.of("engine")[message.index], "a step of %s does not end: the process is ended")
         elif isinstance(message, Offer):
             self._offers.setdefault(message.kind, set()).add(child.name)
+            if message.kind == PULSE and self._config.hang_timeout:
+                self._tasks.start(self._watch(child))
 
     def _on_end(self, child: Child) -> None:
         """In the moment in which nobody asks ``child`` any more."""
@@ -289,6 +335,27 @@ class Fleet:
         self._ready.discard(child)
         if child.place.role == "front":
             self._page.clear(child.place.index)
+
+    async def _watch(self, child: Child) -> None:
+        """End ``child`` if it hangs."""
+        limit_s, silence = max(self._config.hang_timeout, LEAST_S), Silence(time.monotonic())
+        while silence.seconds < limit_s:
+            await asyncio.sleep(EVERY_S)
+            has_answered = await child.ask(PULSE, PATIENCE_S) is not None
+            if not child.is_alive:
+                return
+            # An engine's library may keep the interpreter to itself while it loads.
+            is_loading = child.place.role == "engine" and child.is_asked
+            silence.note(time.monotonic(), has_answered=has_answered or is_loading)
+        self._end_hung(child, f"%s has not answered for {math.floor(silence.seconds)} s: the process is ended")
+
+    def _end_hung(self, child: Child, said: str) -> None:
+        """``said``: for the log, with a place for the name."""
+        if child.is_alive and not child.is_given_up:
+            child.is_given_up = True
+            log.error(said, child.name)
+            self._metrics.hung(child.name)
+            child.kill()
 
     async def _answer(self, asker: Child, question: Ask) -> None:
         """What all others that offer it have to say, of kinds that are kept the asker too."""
@@ -318,3 +385,5 @@ class Fleet:
             for kind in KEPT:
                 offering = [child for child in self._children.values() if kind in child.offers]
                 await asyncio.gather(*(child.ask(kind, PATIENCE_S) for child in offering))
+            for manager in self.of("manager"):
+                self._costs.note(await manager.ask(COSTS, PATIENCE_S))

@@ -14,6 +14,7 @@ from bei.loading import encoder_of, next_encoder
 from bei.logs import configure
 from bei.metrics import Metrics
 from bei.processes.control import Channel
+from bei.processes.held_files import readable
 from bei.processes.messages import (
     Abandon,
     Close,
@@ -26,6 +27,7 @@ from bei.processes.messages import (
     Stop,
     Switch,
 )
+from bei.processes.pulse import PULSE
 from bei.processes.remote_port import ask_hello, remote_port
 from bei.processes.shared_limits import SharedLimits
 from bei.processes.shared_page import SharedPage
@@ -43,6 +45,7 @@ from bei.server.swap_loop import in_thread
 from bei.server.swapping import check_new, close_replaced, closed, replace
 from bei.server.tls import tls_of
 from bei.server.tracing import tracing_of
+from bei.server.whole import on_loop
 from bei.service import InferenceService
 
 log = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         received: asyncio.Queue[_Received] = asyncio.Queue()
         self._channel.start(lambda *call: loop.call_soon_threadsafe(received.put_nowait, _Received(*call)))
+        self._channel.offer(PULSE, on_loop(bytes))
         while True:
             call = await received.get()
             if isinstance(call.step, Stop):
@@ -107,7 +111,7 @@ class FrontEnd:
         if isinstance(step, Configure):
             self._configure(step, descriptors)
         elif isinstance(step, Open):
-            await self._open(step)
+            await self._open(step, descriptors)
         elif isinstance(step, Serve):
             await self._serve([socket.socket(fileno=descriptor) for descriptor in descriptors])
         elif isinstance(step, Switch):
@@ -141,15 +145,13 @@ class FrontEnd:
 
     # Models.
 
-    async def _open(self, step: Open) -> None:
+    async def _open(self, step: Open, descriptors: list[int]) -> None:
         """Connect to the model's batch manager, and ask the canary. Raises BeiError."""
         served = step.served
         former = None if step.replaces is None else self._opened.get(step.replaces.key)
         assert served.costs is not None, "the engine has said what steps cost"
-        if former is None:
-            encoder = encoder_of(served.artifact, self._config)
-        else:
-            encoder = next_encoder(served.artifact, former.encoder)
+        with readable(served.artifact, descriptors) as artifact:
+            encoder = encoder_of(artifact, self._config) if former is None else next_encoder(artifact, former.encoder)
         costs, address = CostModel.from_json(served.costs), path_of(self._address)
         # In a thread: the service's port would wait for the other process on the event loop.
         await in_thread(ask_hello, address, served.key, _HELLO_S)

@@ -24,6 +24,9 @@ from bei.processes.hello import Hello
 
 log = logging.getLogger(__name__)
 
+# While the manager in front is being closed, a step waits no longer than this for a process that is away.
+_CLOSING_PATIENCE_S = 5.0
+
 # When one process is there, the others have so long to come too. Who comes later is taken to have as many streams.
 _OTHERS_WAIT_S = 5.0
 
@@ -40,13 +43,13 @@ class Devices:
         self._num_running: Counter[Path] = Counter()
 
     def notify(self) -> None:
-        """A process has come or gone."""
+        """A process has come or gone, or is not waited for any longer."""
         with self.changed:
             self.changed.notify_all()
 
-    def take(self, links: Seq[EngineLink], patience_s: float) -> EngineLink | None:
-        """A process with a free stream, on the device with the fewest steps; None after ``patience_s`` without any
-        process. To be given back."""
+    def take(self, links: Seq[EngineLink], patience_s: Callable[[], float]) -> EngineLink | None:
+        """A process with a free stream, on the device with the fewest steps; None after ``patience_s``, as it is then,
+        without any process. To be given back."""
         with self.changed:
             away_s = time.monotonic()
             while True:
@@ -58,7 +61,7 @@ class Devices:
                     return link
                 if any(link.is_up for link in links):
                     away_s = time.monotonic()
-                left_s = away_s + patience_s - time.monotonic()
+                left_s = away_s + patience_s() - time.monotonic()
                 if left_s <= 0:
                     return None
                 self.changed.wait(left_s)
@@ -78,7 +81,8 @@ class RemoteEngines:
     goes to the device with the fewest steps. While no process is there, ``run`` waits, up to ``patience_s``. A step
     that takes longer than ``hang_timeout_s`` (0: never) and twenty times what ``costs`` predict ends by ``kill(index)``
     of the process at ``addresses[index]``, or, without ``kill``, by giving up its connection. So the manager in front
-    is to have no hang timeout of its own, and no ``reload``.
+    is to have no hang timeout of its own, and no ``reload``. ``costs``: of the steps, where more is known of them than
+    what the first process says.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class RemoteEngines:
         hang_timeout_s: float = 30.0,
         connect_timeout_s: float | None = None,
         patience_s: float = 600.0,
+        costs: CostModel | None = None,
     ) -> None:
         """Blocks until one process has said hello, and a moment for the others. Raises ModelNotFoundError where none
         serves ``model``, EngineDiedError after ``connect_timeout_s``."""
@@ -98,6 +103,7 @@ class RemoteEngines:
         self._kill = kill
         self._hang_timeout_s = hang_timeout_s
         self._patience_s = patience_s
+        self._is_closing = False
         self._links = [EngineLink(address, model, self._devices.notify) for address in addresses]
         self._stopped = threading.Event()
         self._watchdog = threading.Thread(target=self._watch, name="bei-watchdog", daemon=True)
@@ -109,7 +115,7 @@ class RemoteEngines:
         num_streams = sum(hellos[min(index, len(hellos) - 1)].engine.num_streams for index in range(len(addresses)))
         self._info = _joined([hello.engine for hello in hellos], num_streams)
         self._hello = msgspec.structs.replace(hellos[0], engine=self._info)
-        self._costs = self._hello.cost_model()
+        self._costs = costs or self._hello.cost_model()
         if hang_timeout_s:
             self._watchdog.start()
 
@@ -143,17 +149,24 @@ class RemoteEngines:
             predicted_s = self._costs.seconds(batch.num_tokens, batch.batch_size, longest)
             limit_s = max(self._hang_timeout_s, _OVERDUE_FACTOR * predicted_s)
         wanted = None if outputs is None else frozenset(outputs)
-        while (link := self._devices.take(self._links, self._patience_s)) is not None:
+        while (link := self._devices.take(self._links, lambda: self._patience_s)) is not None:
             try:
                 return link.run(batch, wanted, limit_s)
             except ChannelClosedError:  # it ended before it got the step
                 continue
             finally:
                 self._devices.give(link)
-        raise EngineDeadError(f"No engine process has come for {self._patience_s:.0f} s: restart the server.")
+        what_to_do = "ask another replica, as this one stops" if self._is_closing else "restart the server"
+        raise EngineDeadError(f"No engine process has come for {self._patience_s:.0f} s: {what_to_do}.")
 
     def warmup(self) -> None:
         """Nothing: engine processes have warmed theirs."""
+
+    def begin_close(self) -> None:
+        """The manager in front is about to be closed: from now on ``run`` waits for processes that are away as long as
+        it takes to start one, and no longer. What waits then fails, and the manager can be closed."""
+        self._is_closing, self._patience_s = True, min(self._patience_s, _CLOSING_PATIENCE_S)
+        self._devices.notify()
 
     def close(self) -> None:
         """Leave the engine processes; their engines stay loaded."""

@@ -15,10 +15,10 @@ import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from bei.artifact import Artifact, Manifest, load_manifest
+from bei.artifact import Artifact
 from bei.config import ServeConfig
 from bei.devices import devices_of, usable_cores
-from bei.loading import check_names, verified_at
+from bei.loading import check_names, manifest_of, verified_at
 from bei.processes.fleet import Fleet
 from bei.processes.messages import Abandon, Drain, Reload, Served
 from bei.processes.swaps import Swaps
@@ -34,6 +34,11 @@ COMMAND: Seq[str] = (sys.executable, "-m", "bei.processes.child")
 
 # From the second signal on; a second later bei.server.stopping would end this process.
 _ABANDON_S = 3.0
+
+# While the server drains, what is accepted waits so long for a batch manager or an engine that is not there. Engines
+# take seconds to load; service managers end a server 30 (Kubernetes) or 90 s (systemd) after they have asked it to.
+_DRAIN_S = 20.0
+_LOOK_EVERY_S = 0.5
 
 
 def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
@@ -61,6 +66,7 @@ class Supervisor:
         self._reload_is_due = False
         self._reloading = asyncio.Lock()
         self._num_signals = 0
+        self._is_abandoned = False
         self._exit_code = 0
         self._tasks = Tasks()
 
@@ -81,7 +87,7 @@ class Supervisor:
     async def _serve(self) -> None:
         # First what costs nothing: a taken port is known before gigabytes are loaded.
         config, sockets = self._config, Sockets(self._config)
-        manifests = [_manifest_of(source) for source in self._sources]
+        manifests = [manifest_of(source) for source in self._sources]
         check_names(manifest.name for manifest in manifests)
         targets = {manifest.name: manifest.target for manifest in manifests}
         devices = devices_of(config.devices, targets, os.environ, usable_cores())
@@ -152,13 +158,23 @@ class Supervisor:
         """Front ends answer what they have accepted, and refuse what comes until the last of them has done so."""
         fleet = self._fleet
         fleet.do_not_replace("front")
+        looking = asyncio.ensure_future(self._abandon_where_nobody_answers())
         await fleet.tell("front", Drain())
+        looking.cancel()
         await fleet.stop("front")
         sockets.close()
-        if self._num_signals > 1:
+        if self._is_abandoned:
             fleet.kill("manager", "engine")  # a step may hang, and nobody waits for its answer
         await fleet.stop("manager")
         await fleet.stop("engine")
+
+    async def _abandon_where_nobody_answers(self) -> None:
+        away_s = 0.0
+        while away_s < _DRAIN_S:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            away_s = 0.0 if self._fleet.can_answer() else away_s + _LOOK_EVERY_S
+        log.error("for %.0f s there has been nobody to answer: what waits for its answer gets 503", _DRAIN_S)
+        self._refuse_what_waits()
 
     def _abandon(self) -> None:
         if self._num_signals > 2:
@@ -166,13 +182,13 @@ class Supervisor:
         log.warning("second signal: what waits for its answer gets 503")
         exit_soon()
         asyncio.get_running_loop().call_later(_ABANDON_S, self._give_up)
+        self._refuse_what_waits()
+
+    def _refuse_what_waits(self) -> None:
+        self._is_abandoned = True
         self._tasks.start(self._fleet.tell("front", Abandon()))
 
     def _give_up(self) -> None:
         log.error("processes have not ended within %.0f s of the second signal: they are ended now", _ABANDON_S)
         self._exit_code = 1
         self._fleet.kill("front", "manager", "engine")
-
-
-def _manifest_of(source: Path | Artifact) -> Manifest:
-    return source.manifest if isinstance(source, Artifact) else load_manifest(source.resolve())

@@ -68,16 +68,18 @@ class Swaps(SwapLoop[Following]):
 
         Raises what ``bei.loading.next_artifact`` and the processes raise, ProcessDiedError, ShuttingDownError.
         """
-        fleet, former = self._fleet, self._fleet.served[name]
+        fleet = self._fleet
         num_engines = len(fleet.of("engine"))
         artifact = await in_thread(next_artifact, self._paths[name], self.served(name), self._config, num_engines)
         if artifact is None:
             return None
         children = await fleet.all_ready(_READY_WITHIN_S)
+        former = await fleet.observed(fleet.served[name])
         engines, manager, fronts = fleet.of("engine"), fleet.of("manager"), fleet.of("front")
         new = Served(artifact=artifact)
         try:
             new = await self._load(new, former, engines[0], is_first=True)
+            await fleet.hold(new)
             await asyncio.gather(*(self._load(new, former, engine) for engine in engines[1:]))
             fleet.check_same(engines)
             fleet.open[new.key] = new  # of processes that end from now on, those that follow have it too
@@ -90,13 +92,14 @@ class Swaps(SwapLoop[Following]):
         return Following(new, children)
 
     async def _load(self, new: Served, former: Served, child: Child, *, is_first: bool = False) -> Served:
-        found = await child.call(Open(new, is_first=is_first, replaces=former))
+        found = await self._fleet.load_in(child, Open(new, is_first=is_first, replaces=former))
         self.check_serving()
-        return found or new
+        return found
 
     async def _discard(self, new: Served) -> None:
         self._fleet.open.pop(new.key, None)
         await self._close(new.key)
+        self._fleet.let_go(new.key)
 
     async def swap(self, name: str, found: Following) -> None:
         """Let every front end switch, and close the former when none of them has a request of it."""
@@ -109,6 +112,7 @@ class Swaps(SwapLoop[Following]):
         del fleet.open[former.key]
         for role in ("manager", "engine"):
             await fleet.tell(role, Close(former.key))
+        fleet.let_go(former.key)
         log_closed(former.artifact.manifest)
 
     async def _close(self, key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 from bei.artifact import Artifact
 from bei.batching.gate import DeviceGate
 from bei.config import ServeConfig
-from bei.loading import Loaded, Standing, load_model, load_next
+from bei.devices import devices_of, usable_cores
+from bei.loading import Loaded, Standing, load_model, load_next, manifest_of
 from bei.metrics import Metrics
 from bei.server.app import create_app
 from bei.server.connections import Connections
@@ -46,6 +48,7 @@ def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
 async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     # First what costs nothing: a taken port or a lost key is known before gigabytes are loaded.
     sockets = Sockets(config)
+    _take_device(artifacts, config)
     metrics = Metrics()
     keys, tls, request_log = keyring_of(config, metrics), tls_of(config), request_log_of(config)
     tracing = tracing_of(config)
@@ -84,6 +87,14 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     log.info("stopped")
     if swapping.is_loading:  # seconds or minutes more, for an engine that nobody will ask
         exit_now()
+
+
+def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
+    """The one device that may be named is this process's: nothing has to go to another one. Raises ConfigError."""
+    if config.devices:
+        targets = {manifest.name: manifest.target for manifest in map(manifest_of, artifacts)}
+        (device,) = devices_of(config.devices, targets, os.environ, usable_cores())
+        device.take()
 
 
 def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics) -> tuple[Models, Swapping]:

@@ -39,8 +39,8 @@ class WholeServer:
         self._peers = peers
         if peers is not None:
             peers.offer(METRICS, metrics.snapshot)
-            peers.offer(STATS, _on_loop(lambda: minute.part(metrics, models.dead())))
-            peers.offer(HEALTH, _on_loop(lambda: msgspec.msgpack.encode(models.dead())))
+            peers.offer(STATS, on_loop(lambda: minute.part(metrics, models.dead())))
+            peers.offer(HEALTH, on_loop(lambda: msgspec.msgpack.encode(models.dead())))
 
     async def metrics(self) -> bytes:
         """The exposition text."""
@@ -99,8 +99,8 @@ def offer_steps(peers: Peers, metrics: Metrics) -> None:
     peers.offer(STATS, lambda: minute.part(metrics))
 
 
-def _on_loop(compute: Callable[[], bytes]) -> Callable[[], bytes]:
-    """``compute``, for another thread: a process whose event loop hangs does not answer."""
+def on_loop(compute: Callable[[], bytes]) -> Callable[[], bytes]:
+    """``compute`` on the event loop that runs, for another thread. Raises TimeoutError where the loop hangs."""
     loop = asyncio.get_running_loop()
 
     async def computed() -> bytes:

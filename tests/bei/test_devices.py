@@ -77,9 +77,10 @@ def test_one_device_that_nobody_names_is_left_as_it_is() -> None:
     assert (device.name, device.cores, device.variables) == ("", (), {})
 
 
-def test_processes_are_for_several_workers_and_named_devices() -> None:
+def test_processes_are_for_several_workers_or_devices() -> None:
     assert not ServeConfig().has_processes
+    assert not ServeConfig(devices=("0",)).has_processes
     assert ServeConfig(http_workers=2).has_processes
-    assert ServeConfig(devices=("0",)).has_processes
+    assert ServeConfig(devices=("0", "1")).has_processes
     with pytest.raises(ConfigError, match="http_workers must be at most 256"):
         ServeConfig(http_workers=257)

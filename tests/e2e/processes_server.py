@@ -1,6 +1,7 @@
 """``bei serve`` in several processes, whose children are those of ``tests.e2e.standin_child``.
 
-The variable EXIT_S is how long they have after a second signal.
+While it drains it waits 2 s for an engine that is away, not 20. The variable EXIT_S is how long processes have after a
+second signal.
 """
 
 from __future__ import annotations
@@ -17,5 +18,8 @@ if __name__ == "__main__":
     if "EXIT_S" in os.environ:
         for name in ("bei.processes.supervisor._ABANDON_S", "bei.server.stopping._EXIT_S"):
             mock.patch(name, float(os.environ["EXIT_S"])).start()
-    with mock.patch("bei.processes.supervisor.COMMAND", COMMAND):
+    with (
+        mock.patch("bei.processes.supervisor.COMMAND", COMMAND),
+        mock.patch("bei.processes.supervisor._DRAIN_S", 2.0),
+    ):
         cli.main(["serve", *sys.argv[1:], "--port", "0"])

@@ -1,8 +1,9 @@
 """A process of a server in several processes, with an engine whose inputs choose its faults (token ids below).
 
 The engine is that of ``tests.e2e.swapping_server``: vectors name the build. Files in the working directory let go of
-what waits: ``open`` what holds, ``load`` the loading of an engine of a build that ``waits``. With the variable LEAVE_S
-front ends leave a connection to another one for so long, though that one pauses.
+what waits: ``open`` what holds, ``load`` the loading of an engine of a build that ``waits``. While there is a file
+``refuse`` no engine can be loaded. SIGUSR1 lets the main thread hang, which is the event loop's in a front end. With
+the variable LEAVE_S front ends leave a connection to another one for so long, though that one pauses.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from unittest import mock
 
 from bei.artifact import Manifest
 from bei.core import Outputs, PackedBatch
+from bei.errors import EngineError
 from bei.processes import child
 from tests.e2e.swapping_server import NumberedEngine
 
@@ -69,6 +71,8 @@ def wait_for(name: str) -> None:
 
 def load_engine(folder: Path, manifest: Manifest, *_: Any) -> FaultyEngine:
     """Instead of the real one."""
+    if Path("refuse").exists():
+        raise EngineError("There is no device.")
     number, *waits = (folder / "fake.bin").read_text().split()
     if waits:
         log.info("engine is being loaded")
@@ -92,6 +96,7 @@ def dies_of(name: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, lambda *_: threading.Event().wait())
     if sys.argv[1].startswith("front"):
         dies_of(sys.argv[1])
         if "LEAVE_S" in os.environ:

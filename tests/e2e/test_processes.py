@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -187,6 +188,38 @@ def test_a_front_end_whose_tokenizer_dies_is_replaced(many: Server, clients: Thr
     assert len(vectors_of(many.embed(["hello", "world"]))) == 2
 
 
+@pytest.mark.slow
+def test_a_front_end_whose_event_loop_hangs_is_replaced_and_the_other_one_answers(many: Server) -> None:
+    hangs = many.metric("bei_process_hangs_total", process="front-0")
+    before = children(many)
+    with Load(many, may_break=True) as load:
+        before["front-0"].send_signal(signal.SIGUSR1)
+        many.wait_for_log("ERROR supervisor: front-0 has not answered for [0-9]+ s: the process is ended")
+        many.wait_for_log("ERROR supervisor: front-0 was ended by SIGKILL: another one is started")
+        many.wait_for_log("front-0 is there again")
+        load.wait_for_more()
+    assert load.errors == []
+    assert max(client.num_broken for client in load.clients) <= 1
+    after = children(many)
+    assert {name for name in before if before[name].pid != after[name].pid} == {"front-0"}
+    assert many.metric("bei_process_hangs_total", process="front-0") == hangs + 1
+    wait_until_well(many)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["manager", "engine-0"])
+def test_a_process_that_is_stopped_under_load_is_ended_and_costs_nobody_an_answer(many: Server, name: str) -> None:
+    before = children(many)
+    with Load(many) as load:
+        before[name].suspend()
+        many.wait_for_log(f"ERROR supervisor: .*{name}.*: the process is ended")
+        many.wait_for_log(f"{name} is there again")
+        load.wait_for_more()
+    assert load.errors == []
+    assert many.metric("bei_process_hangs_total", process=name) >= 1
+    wait_until_well(many)
+
+
 def test_rebuilt_artifacts_are_swapped_in_by_all_processes_and_broken_ones_by_none(many: Server, folder: Path) -> None:
     swapped_s = {}
 
@@ -254,6 +287,51 @@ def test_after_sigterm_the_accepted_are_answered_and_after_a_second_one_what_wai
         check_error(response, 503, "shutting_down")
     assert server.wait_exit() == 0
     assert server.log[-1].endswith("stopped")
+
+
+@pytest.mark.slow
+def test_after_sigterm_what_waits_for_an_engine_that_does_not_come_is_refused_in_the_end(
+    start: StartServer, clients: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    server = start("--http-workers", 2)
+    processes = children(server)
+    (tmp_path / "refuse").touch()
+    processes["engine-0"].kill()
+    server.wait_for_log("engine-0 cannot be started: engine_failed: There is no device")
+    waiting = [clients.submit(server.embed, [[value]]) for value in range(10)]
+    wait_until(lambda: server.metric("bei_inputs_total") == len(waiting), "all are accepted")
+    server.send_signal(signal.SIGTERM)
+    sent_s = time.monotonic()
+    for answer in waiting:
+        check_error(answer.result(DEADLINE_S), 503, "shutting_down")
+    assert server.wait_exit() == 0
+    assert time.monotonic() - sent_s < 2.0 + READY_AGAIN_S  # and not ten minutes
+    assert any("there has been nobody to answer: what waits for its answer gets 503" in line for line in server.log)
+    assert not any(process.is_running() for process in processes.values())
+
+
+@pytest.mark.slow
+def test_processes_that_are_started_again_serve_what_is_served_until_sighup(start: StartServer, tmp_path: Path) -> None:
+    server = start("--http-workers", 2)
+    digest = httpx.get(f"{server.url}/info", timeout=DEADLINE_S).json()["digest"]
+    with Load(server, may_break=True) as load:
+        save_build(tmp_path / "next", 2)
+        put_in_place(tmp_path / "next", tmp_path / "tiny")  # and no SIGHUP
+        for name in ("engine-0", "front-0", "manager"):
+            children(server)[name].kill()
+            server.wait_for_log(f"{name} is there again")
+            load.wait_for_more()
+        assert {answer.build for client in load.clients for answer in client.answers} == {1}
+        assert {httpx.get(f"{server.url}/info", timeout=DEADLINE_S).json()["digest"] for _ in range(8)} == {digest}
+        server.send_signal(signal.SIGHUP)
+        server.wait_for_log("supervisor: tiny is served from the artifact")
+        server.wait_for_log("has answered its last request and is closed")
+        load.wait_for_more()
+        assert {client.answers[-1].build for client in load.clients} == {2}
+    assert load.errors == []
+    assert sum("was replaced; opened is the artifact that is served" in line for line in server.log) == 2
+    assert stopped(server) == 0
+    assert left_behind(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -339,6 +417,21 @@ def test_engines_are_pinned_to_their_cores_and_share_one_queue(
     assert vectors_of(held[0].result(DEADLINE_S)) == [vector_of([HOLDS, 1], 1)]
 
 
+def test_one_front_end_and_one_device_are_one_process_on_its_cores(tmp_path: Path, env: Mapping[str, str]) -> None:
+    save_build(tmp_path / "tiny", 1)
+    core = usable_cores()[-1]
+    command = [sys.executable, "-m", "tests.e2e.swapping_server", "tiny", "--devices", core, "--http-workers", 1]
+    with Server(command, env, tmp_path) as server:
+        process = psutil.Process(server.pid)
+        assert process.children() == []
+        assert process.cpu_affinity() == [core]
+        assert not any("memfd" in os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir())
+        info = httpx.get(f"{server.url}/info", timeout=DEADLINE_S).json()
+        assert (info["http_workers"], info["devices"]) == (1, [f"{core}"])
+        assert vectors_of(server.embed([[1, 2]])) == [vector_of([1, 2], 1)]
+        assert stopped(server) == 0
+
+
 REFUSED = {
     "a core that there is not": (("--devices", "99999"), "may not use core 99999"),
     "nothing that has a device": (("--devices", "a,b"), "devices has 'a'"),
@@ -376,17 +469,20 @@ def test_lines_of_all_processes_are_whole_json(start: StartServer) -> None:
 
 @pytest.mark.slow
 def test_a_real_model_is_served_from_several_processes_as_from_one(
-    tiny: Artifact, env: Mapping[str, str], home: Path
+    tiny: Artifact, env: Mapping[str, str], home: Path, tmp_path: Path
 ) -> None:
+    copy = shutil.copytree(tiny.path, tmp_path / "tiny")
     texts = [f"text {number} " * (1 + number % 7) for number in range(40)]
     answers = []
     for flags in ((), ("--http-workers", "2")):
-        with serve([tiny.path, *flags], env, home) as server:
+        with serve([copy, *flags], env, home) as server:
             answers.append([vectors_of(server.embed(text))[0] for text in texts])
             if flags:
+                shutil.rmtree(copy)  # what is served is held open
                 killed = children(server)["engine-0"]
                 killed.kill()
-                assert len(vectors_of(server.embed(texts))) == len(texts)
+                again = vectors_of(server.embed(texts))
+                assert again == [pytest.approx(one, abs=1e-5) for one in answers[-1]]
                 wait_until_well(server)
             assert stopped(server) == 0
     for one, other in zip(*answers, strict=True):

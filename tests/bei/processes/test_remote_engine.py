@@ -16,6 +16,7 @@ import pytest
 
 from bei.batching.gate import DeviceGate
 from bei.core import Encoding, Limits, Outputs, PackedBatch, is_held
+from bei.costs import CostModel
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, ModelNotFoundError
 from bei.port import UNIT_EMBEDDING
@@ -325,6 +326,33 @@ def test_without_a_process_the_engine_is_dead_in_the_end(machine: Any) -> None:
     wait_until(lambda: one.remote.num_ready() == 0, "it is away")
     with pytest.raises(EngineDeadError, match="restart"):
         one.remote.run(batch_of([1]))
+
+
+def test_a_manager_without_a_process_is_closed_soon_and_what_waits_fails(machine: Any) -> None:
+    one = machine(FakeEngine(LIMITS))
+    with places(1) as (place,), mock.patch.object(remote_engine, "_CLOSING_PATIENCE_S", 0.1):
+        server = serve_port(place, {MODEL: served_model(one.remote)})
+        asker = Asker(place.address)
+        abandon(one.servers[0])
+        wait_until(lambda: one.remote.num_ready() == 0, "it is away")
+        requests = [asker.submit([value]) for value in range(3)]
+        wait_until(lambda: len(server._ports[MODEL]._asked) == len(requests), "they wait there")
+        one.remote.begin_close()
+        began_s = time.monotonic()
+        server.close()
+        assert time.monotonic() - began_s < 5.0  # and not 600
+        for request in requests:
+            (error,) = asker.wait(request)
+            assert type(error) is EngineDeadError
+            assert "No engine process has come for 0 s: ask another replica" in str(error)
+        asker.port.close()
+
+
+def test_the_costs_that_are_given_are_those_of_the_engine(machine: Any) -> None:
+    costs = CostModel.assumed(LIMITS)
+    costs.follow(0.25)
+    one = machine(FakeEngine(LIMITS), costs=costs)
+    assert one.remote.costs is costs
 
 
 def test_rows_outlive_the_process_that_computed_them(machine: Any) -> None:

@@ -1,0 +1,111 @@
+"""The files of a served artifact, held open: a process that is started again has what is served, whatever lies there.
+
+A build puts its folder in the place of the former one, and removes that. Until SIGHUP the former artifact is served,
+and a process that ends must be followed by one that has the same model: with another one's engine or tokenizer, answers
+of two artifacts would go out under one digest. A file that is open can be read though it is removed. So the supervisor
+holds the files, and processes get their descriptors along with the order to open the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from bei.artifact import ENGINE_DIR, MANIFEST, TOKENIZER, Artifact, FileInfo, Manifest, load_manifest
+from bei.errors import ArtifactError
+from bei.loading import SHOWN_DIGITS
+from bei.processes.messages import MOST_DESCRIPTORS
+
+log = logging.getLogger(__name__)
+
+
+class HeldFiles:
+    """Open files of ``artifact``, which was just verified, for ``readable`` in other processes. The supervisor's.
+
+    Raises ArtifactError where another artifact lies there meanwhile or there are too many files, and OSError.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        names = _names(artifact)
+        if len(names) > MOST_DESCRIPTORS:
+            raise ArtifactError(
+                f"{artifact.path} has {len(names)} files that an engine process reads, and the supervisor can pass on "
+                f"{MOST_DESCRIPTORS}: serve it from one process (one of --http-workers, one of --devices)."
+            )
+        self._descriptors: list[int] = []
+        try:
+            for name in names:
+                self._descriptors.append(os.open(artifact.path / name, os.O_RDONLY | os.O_CLOEXEC))
+            if _read(load_manifest(artifact.path)) != _read(artifact.manifest):
+                raise ArtifactError(f"{artifact.path} was replaced while it was opened: try it again.")
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def lent(self) -> Iterator[list[int]]:
+        """Duplicates of the descriptors, for the length of the block: open though this is closed meanwhile."""
+        duplicates: list[int] = []
+        try:
+            duplicates += map(os.dup, self._descriptors)
+            yield duplicates
+        finally:
+            for descriptor in duplicates:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of them."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+@contextmanager
+def readable(artifact: Artifact, descriptors: Seq[int]) -> Iterator[Artifact]:
+    """``artifact``, at a path where its files can be read within the block. Takes over ``descriptors``.
+
+    That is its own path as long as the held files lie there, and else a folder of links to them.
+    """
+    held_as = dict(zip(_names(artifact), descriptors, strict=True))
+    try:
+        # A manifest may have been replaced with its certificate.
+        if all(name == MANIFEST or _lies_at(artifact.path / name, held) for name, held in held_as.items()):
+            yield artifact
+            return
+        log.warning(
+            "%s: %s was replaced; opened is the artifact that is served, %s. Send SIGHUP to have the other one served",
+            *(artifact.manifest.name, artifact.path, artifact.manifest.digest[:SHOWN_DIGITS]),
+        )
+        with tempfile.TemporaryDirectory(prefix="bei-") as folder:
+            for name, held in held_as.items():
+                link = Path(folder, name)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(f"/proc/{os.getpid()}/fd/{held}")  # also for processes that an engine starts
+            yield msgspec.structs.replace(artifact, path=Path(folder))
+    finally:
+        for held in descriptors:
+            os.close(held)
+
+
+def _names(artifact: Artifact) -> list[str]:
+    """What is held, in order: the same in all processes."""
+    return [MANIFEST, *(info.path for info in _read(artifact.manifest))]
+
+
+def _read(manifest: Manifest) -> list[FileInfo]:
+    """What processes read of an artifact that was verified; a new certificate changes none of it."""
+    return [info for info in manifest.files if info.path == TOKENIZER or info.path.startswith(f"{ENGINE_DIR}/")]
+
+
+def _lies_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
