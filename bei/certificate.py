@@ -100,15 +100,23 @@ class RetrievalAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What quantizing one linear layer does to its product.
+    """What quantizing one linear layer does to its product, and to the model's outputs.
 
     ``error``: the fourth root of the mean of r^4 over tokens of the calibration, where r is
-    |quantized product - exact product| / |exact product|. ``is_high``: the layer was left in the higher precision.
+    |quantized product - exact product| / |exact product|. ``effect``: with this layer alone quantized, the sum over all
+    outputs of |changed - exact|^2 / |exact|^2; None where it was not measured, as nothing had to be left high.
+    ``is_high``: the layer was left in the higher precision.
     """
 
     layer: str
     error: float
     is_high: bool
+    effect: float | None = None
+
+    @property
+    def sensitivity(self) -> float:
+        """By which layers are chosen to be left high."""
+        return self.error if self.effect is None else self.effect
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +134,16 @@ class QuantizationRecord(Calibration, frozen=True, kw_only=True, forbid_unknown_
     """The same with what quantizing does to each linear layer."""
 
     layers: list[LayerSensitivity]
+
+    @property
+    def by_sensitivity(self) -> list[LayerSensitivity]:
+        """The layers, the most sensitive first."""
+        return sorted(self.layers, key=lambda layer: -layer.sensitivity)
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether sensitivities are effects on the outputs, and not errors of products."""
+        return any(layer.effect is not None for layer in self.layers)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

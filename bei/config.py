@@ -286,6 +286,7 @@ BUILD_SETTINGS = frozenset(
         "verify",
         "verify_budget",
         "verify_retrieval",
+        "keep_reference",
         "sign",
         "sign_passphrase",
         "sign_passphrase_file",

@@ -236,11 +236,11 @@ def summary(certificate: Certificate) -> dict[str, Any]:
     for row in found["outputs"]:
         del row["histogram"], row["worst_texts"]
     if certificate.quantization is not None:
-        ordered = sorted(certificate.quantization.layers, key=lambda layer: -layer.error)
+        ordered = certificate.quantization.by_sensitivity
         found["quantization"] |= {
             "layers": len(ordered),
-            "left_high": {layer.layer: layer.error for layer in ordered if layer.is_high},
-            "worst_others": {layer.layer: layer.error for layer in [it for it in ordered if not it.is_high][:5]},
+            "left_high": {layer.layer: layer.sensitivity for layer in ordered if layer.is_high},
+            "worst_others": {layer.layer: layer.sensitivity for layer in [it for it in ordered if not it.is_high][:5]},
         }
     return found
 

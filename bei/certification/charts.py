@@ -83,23 +83,25 @@ def _cosine(distance: float) -> str:
 
 
 def layers_chart(record: QuantizationRecord, name: str) -> str:
-    """Bars of the layers' errors, the largest first; those that were left high are hatched, and say so."""
-    layers = sorted(record.layers, key=lambda layer: -layer.error)[:MOST_LAYERS]
-    largest = max([layer.error for layer in layers], default=0.0) or 1.0
+    """Bars of the layers' sensitivities, the largest first; those that were left high are hatched, and say so."""
+    layers = record.by_sensitivity[:MOST_LAYERS]
+    largest = max([layer.sensitivity for layer in layers], default=0.0) or 1.0
+    form = ".1e" if record.has_effects else ".4f"
     parts = [
         f'<pattern id="{name}-hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect class="high" width="6" height="6"/><line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern>'
     ]
     for index, layer in enumerate(layers):
         y = 4 + index * _ROW
-        length = max(1.0, layer.error / largest * (_RIGHT - _LABELS - 110))
+        length = max(1.0, layer.sensitivity / largest * (_RIGHT - _LABELS - 110))
         fill = f'fill="url(#{name}-hatch)"' if layer.is_high else 'class="bar"'
-        note = f"{layer.error:.4f}" + ", left high" * layer.is_high
+        note = f"{layer.sensitivity:{form}}" + ", left high" * layer.is_high
         parts.append(f'<text class="name" x="{_LABELS - 6:.1f}" y="{y + 11}">{safe(layer.layer)}</text>')
         parts.append(
             f'<rect {fill} x="{_LABELS:.1f}" y="{y}" width="{length:.1f}" height="{_ROW - 4}"/>'
             f'<text class="value" x="{_LABELS + length + 5:.1f}" y="{y + 11}">{note}</text>'
         )
-    words = (f"{layer.layer} {layer.error:.4f}{', left high' if layer.is_high else ''}" for layer in layers)
-    title = "Relative error of each quantized layer's product, the largest first"
+    words = (f"{layer.layer} {layer.sensitivity:{form}}{', left high' * layer.is_high}" for layer in layers)
+    what = "What quantizing a layer changes of the outputs" if record.has_effects else "Error of each layer's product"
+    title = f"{what}, the largest first"
     return chart(name, title, "; ".join(words), 8 + len(layers) * _ROW, parts)

@@ -16,6 +16,16 @@ _KINDS = {
     "none": "none: nothing was compared",
 }
 
+# What the bars of the layers are.
+_ERRORS = (
+    "What quantizing a layer does to its product, on tokens of the calibration texts: the difference's length as a "
+    "share of the exact product's, averaged by the fourth power."
+)
+_EFFECTS = (
+    "What quantizing a layer alone, and no other, changes of the outputs, on some of the calibration texts: the "
+    "squared length of the difference as a share of the exact output's. Layers to leave high were chosen by it."
+)
+
 
 def certificate_page(name: str, facts: Sequence[tuple[str, str]], certificate: Certificate) -> str:
     """The page of the model ``name``; ``facts`` about its artifact are shown as they are given."""
@@ -134,11 +144,8 @@ def _quantization(record: QuantizationRecord) -> Iterator[str]:
     )
     if record.layers:
         yield "<h3>Sensitivity of the layers</h3>"
-        yield (
-            '<p class="quiet">What quantizing a layer does to its product, on tokens of the calibration texts: the '
-            "difference's length as a share of the exact product's, averaged by the fourth power. Hatched: left in the "
-            "higher precision.</p>"
-        )
+        what = _EFFECTS if record.has_effects else _ERRORS
+        yield f'<p class="quiet">{what} Hatched: left in the higher precision.</p>'
         if len(record.layers) > MOST_LAYERS:
             yield f"<p>The {MOST_LAYERS} largest of {len(record.layers)}; certificate.json has all.</p>"
         yield scrolling("Chart of the layers", layers_chart(record, "layers"))

@@ -173,7 +173,7 @@ def check_stored(artifact: Artifact) -> None:
     how = "its engine was verified when it was built" if was_verified else "it was built with --no-verify"
     raise ConfigError(
         f"{artifact.path} keeps no answers of a reference to compare with: {how}. 'bei inspect' shows the certificate; "
-        "'bei build' verifies anew."
+        "'bei build --keep-reference' verifies anew and keeps them."
     )
 
 

@@ -116,11 +116,17 @@ def _histogram(histogram: Histogram) -> Iterator[tuple[str, str, str]]:
 
 
 def _layers(record: QuantizationRecord) -> Table:
-    layers = sorted(record.layers, key=lambda layer: -layer.error)[:_MOST_LAYERS]
-    highest = max(layer.error for layer in layers) or 1.0
+    layers = record.by_sensitivity[:_MOST_LAYERS]
+    highest = layers[0].sensitivity or 1.0
+    name, what, form = ("effect", "effect on the outputs", ".1e") if record.has_effects else ("error", "error", ".4f")
     rows = [
-        (layer.layer, f"{layer.error:.4f}", "#" * round(layer.error / highest * _BAR), "left high" * layer.is_high)
+        (
+            layer.layer,
+            f"{layer.sensitivity:{form}}",
+            "#" * round(layer.sensitivity / highest * _BAR),
+            "left high" * layer.is_high,
+        )
         for layer in layers
     ]
-    title = f"Layers by their error, the {len(layers)} largest of {len(record.layers)}"
-    return _table(title, ["layer", "error", "", ""], rows)
+    title = f"Layers by their {what}, the {len(layers)} largest of {len(record.layers)}"
+    return _table(title, ["layer", name, "", ""], rows)

@@ -24,8 +24,8 @@ from bei.errors import VerificationError
 from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.progress import Progress
-from bei_build.quantizing import Calibrated, with_effects
-from bei_build.questions import Questions
+from bei_build.quantizing import Calibrated, with_more_high
+from bei_build.questions import Expected, Questions
 from bei_build.targets import Numerics
 from bei_build.verification import ENGINE_SHARE, uncertified
 
@@ -91,6 +91,8 @@ def _verified(work: Verification, progress: Progress) -> Certified:
     check_certificate(work.job.config, certificate, progress)
     if work.calibrated is not None:
         work.calibrated.keep(work.job.root)
+    if work.job.config.keep_reference:
+        _keep_reference(work, expected)
     return _with_bytes(work.manifest, answers.rows), certificate
 
 
@@ -116,7 +118,7 @@ def _with_more_high(work: Verification, share: float, progress: Progress) -> Ver
     job = work.job
     if work.calibrated is None:
         return None
-    calibrated = with_effects(job, work.calibrated, progress).with_more_high(share)
+    calibrated = with_more_high(job, work.calibrated, share, progress)
     if calibrated is None:
         return None
     shutil.rmtree(job.root / ENGINE_DIR)
@@ -128,12 +130,20 @@ def _with_more_high(work: Verification, share: float, progress: Progress) -> Ver
 
 def _to_be_verified(work: Verification, progress: Progress) -> Certified:
     """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
-    questions, root = work.questions, work.job.root
-    expected, retrieval = questions.answered(progress), None
+    expected = work.questions.answered(progress)
+    certificate = _keep_reference(work, expected)
+    if work.calibrated is not None:
+        work.calibrated.keep(work.job.root)
+    return _with_bytes(work.manifest, expected.texts.rows), certificate
+
+
+def _keep_reference(work: Verification, expected: Expected) -> Certificate:
+    """Keep what was ``expected`` in the artifact; returns the certificate of an engine that is yet to be asked."""
+    questions, retrieval = work.questions, None
     if questions.retrieval is not None and expected.ndcgs is not None:
         retrieval = RetrievalReference(questions.retrieval, expected.ndcgs)
-    certificate = keep(
-        root,
+    return keep(
+        work.job.root,
         expected.texts,
         questions.held_out,
         expected.canary,
@@ -142,9 +152,6 @@ def _to_be_verified(work: Verification, progress: Progress) -> Certified:
         quantization=work.calibrated.record if work.calibrated else None,
         retrieval=retrieval,
     )
-    if work.calibrated is not None:
-        work.calibrated.keep(root)
-    return _with_bytes(work.manifest, expected.texts.rows), certificate
 
 
 def allowed_share(certificate: Certificate) -> float:

@@ -14,7 +14,14 @@ from bei_build.remote_code import ATTENTIONS
 from bei_build.spec import POOLINGS
 from bei_build.targets import TARGETS
 
-_OF_VERIFYING = ("min_cosine", "allow_below_threshold", "reference", "verify_budget", "verify_retrieval")
+_OF_VERIFYING = (
+    "min_cosine",
+    "allow_below_threshold",
+    "reference",
+    "verify_budget",
+    "verify_retrieval",
+    "keep_reference",
+)
 
 
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
@@ -137,6 +144,9 @@ class BuildConfig:
     )
     verify_retrieval: bool | None = _option(
         None, "compare nDCG@10 on the bundled retrieval set too (default: of int8 and fp8)"
+    )
+    keep_reference: bool = _option(
+        False, "keep the reference's answers, so that bei verify can ask the engine on other machines"
     )
 
     sign: str | None = _option(None, "PEM file of an Ed25519 private key, which signs the artifact")

@@ -12,7 +12,7 @@ from bei_build.certifying import allowed_share, check_certificate, figures
 from bei_build.job import Job
 from bei_build.progress import Progress
 from bei_build.quantization.emulation import emulated
-from bei_build.quantizing import Calibrated, with_effects
+from bei_build.quantizing import Calibrated, with_more_high
 from bei_build.questions import NOT_COMPILED, Questions
 
 
@@ -41,7 +41,7 @@ def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Pro
             step.details += figures(certificate)
         more = None
         if not certificate.passed:
-            more = with_effects(job, calibrated, progress).with_more_high(allowed_share(certificate))
+            more = with_more_high(job, calibrated, allowed_share(certificate), progress)
         if more is None:
             check_certificate(job.config, certificate, progress)
             return calibrated

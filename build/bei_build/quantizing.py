@@ -61,8 +61,8 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 class Calibrated:
     """A quantization, how it was found, and which of its layers are left ``high`` all the same.
 
-    ``effects``: by which layers are chosen for that (``with_effects``); None: not asked for yet. Empty: they cannot be
-    measured, and layers' own errors count.
+    ``effects``: by which layers are chosen for that (``with_more_high``); None: not asked for yet. Empty: they cannot
+    be measured, and layers' own errors count.
     """
 
     chosen: Chosen
@@ -80,21 +80,26 @@ class Calibrated:
         return self.chosen.quantization.without(self.high)
 
     def with_more_high(self, share: float) -> Calibrated | None:
-        """The same with more layers left high, those that do most; None where no more may be.
+        """The same with more layers left high, those that do most; None where no more may be. ``share`` as in
+        ``needed``."""
+        count = min(self.needed(share), self.most_high)
+        if count <= len(self.high):
+            return None
+        layers = self.chosen.quantization.layers
+        return replace(self, high=frozenset(worst(self.effects or self.chosen.errors, layers, count)))
 
-        ``share`` of what rounding changes now may stay. Effects of layers add up, nearly, so they say how many layers
-        that takes; where they are not known there are twice as many as before.
+    def needed(self, share: float) -> int:
+        """How many layers are to be left high, so that ``share`` of what rounding changes now stays.
+
+        Effects of layers add up, nearly, so they say how many that takes, and at least an eighth more than now; where
+        they are not known there are twice as many.
         """
         layers, count = self.chosen.quantization.layers, len(self.high)
-        ordered = worst(self.effects or self.chosen.errors, layers, len(layers))
-        if self.effects:
-            changes = [self.effects[name] for name in ordered]
-            allowed, least = share * sum(changes[count:]), count + 1 + count // 8
-            count = next((more for more in range(least, len(layers)) if sum(changes[more:]) <= allowed), len(layers))
-        else:
-            count = max(1, 2 * count)
-        count = min(count, self.most_high)
-        return replace(self, high=frozenset(ordered[:count])) if count > len(self.high) else None
+        if not self.effects:
+            return min(max(1, 2 * count), len(layers))
+        changes = sorted(self.effects.values(), reverse=True)
+        allowed, least = share * sum(changes[count:]), count + 1 + count // 8
+        return next((more for more in range(least, len(layers)) if sum(changes[more:]) <= allowed), len(layers))
 
     @property
     def record(self) -> QuantizationRecord:
@@ -107,7 +112,12 @@ class Calibrated:
             num_tokens=self.num_tokens,
             texts_sha256=self.texts.sha256,
             layers=[
-                LayerSensitivity(layer=name, error=self.chosen.errors[name], is_high=name in self.high)
+                LayerSensitivity(
+                    layer=name,
+                    error=self.chosen.errors[name],
+                    is_high=name in self.high,
+                    effect=self.effects[name] if self.effects else None,
+                )
                 for name in self.chosen.quantization.layers
             ],
         )
@@ -139,7 +149,21 @@ class Calibrated:
         (root / QUANTIZATION).write_bytes(msgspec.json.encode(record) + b"\n")
 
 
-def with_effects(job: Job, calibrated: Calibrated, progress: Progress) -> Calibrated:
+def with_more_high(job: Job, calibrated: Calibrated, share: float, progress: Progress) -> Calibrated | None:
+    """``calibrated`` with more layers left high by their effects; None where no more may be, and a note says how many
+    that would have taken. ``share`` as in ``Calibrated.needed``. Raises EngineError."""
+    measured = _with_effects(job, calibrated, progress)
+    more = measured.with_more_high(share)
+    needed, most = measured.needed(share), measured.most_high
+    if more is None and measured.effects and needed > most:
+        progress.note(
+            f"by their effects about {needed} of {len(measured.effects)} linear layers would have to be left high; "
+            f"{most} may be (--max-highprec-layers)"
+        )
+    return more
+
+
+def _with_effects(job: Job, calibrated: Calibrated, progress: Progress) -> Calibrated:
     """``calibrated`` with what rounding each layer changes of the outputs, if layers may be left high. Measured once.
 
     Where that cannot be measured, layers are chosen by their own errors, and a note says so. Raises EngineError.

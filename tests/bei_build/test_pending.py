@@ -279,6 +279,20 @@ def test_verifying_what_was_verified_at_build_time_is_refused(
     assert "keeps no answers of a reference to compare with: its engine was verified" in capsys.readouterr().err
 
 
+def test_what_was_verified_at_build_time_is_verified_anew_where_the_answers_were_kept(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "checkpoint")
+    built = build_artifact(folder, tmp_path / "artifact", precision="int8", verify_retrieval=True, keep_reference=True)
+    assert built.certificate.kind == "reference"
+    artifacts.recertify(built, msgspec.structs.replace(built.certificate, device="another machine"))
+    main(["verify", str(built.path)])
+    again = artifacts.load(built.path).certificate
+    assert (again.kind, again.passed, again.num_texts) == ("reference", True, built.certificate.num_texts)
+    assert again.device == built.certificate.device
+    assert again.outputs[0].cosine_mean == pytest.approx(built.certificate.outputs[0].cosine_mean, abs=1e-4)
+    assert again.retrieval is not None
+    assert again.quantization == built.certificate.quantization
+
+
 def test_verifying_what_was_built_without_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     artifact = build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact", verify=False)
     with pytest.raises(SystemExit):

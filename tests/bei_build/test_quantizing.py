@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from bei.artifact import Artifact, Thresholds
 from bei.cli import main
@@ -16,10 +20,12 @@ from bei.errors import ConfigError, VerificationError
 from bei_build.certifying import allowed_share
 from bei_build.config import BuildConfig
 from bei_build.graph.writer import DType, GraphWriter
+from bei_build.job import Job
+from bei_build.progress import Progress
 from bei_build.quantization.choice import Chosen
 from bei_build.quantization.scheme import LayerQuantization, Quantization
 from bei_build.quantization.texts import CalibrationTexts
-from bei_build.quantizing import QUANTIZATION, Calibrated, kept_quantization
+from bei_build.quantizing import QUANTIZATION, Calibrated, kept_quantization, with_more_high
 from tests.bei.certification.certificates import agreement, certificate, retrieval
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.targets.rtx import needs_rtx
@@ -104,15 +110,17 @@ def test_other_texts_give_other_scales(artifact: Artifact, checkpoint: Path, tmp
     assert other["layers"] != record_of(artifact)["layers"]
 
 
-def test_a_layer_with_an_outlier_is_left_high_and_the_build_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_layer_with_an_outlier_is_left_high_and_the_artifact_says_so(tmp_path: Path) -> None:
     folder = with_outlier(tmp_path / "checkpoint")
     built = build(folder, tmp_path / "artifact", calibration_method="max", min_cosine=0.995)
     layers = record_of(built)["layers"]
     assert [name for name, layer in layers.items() if layer["is_high"]] == [OUTLIER]
     assert layers[OUTLIER]["error"] == max(layer["error"] for layer in layers.values())
     assert built.certificate.passed
+    assert built.certificate.quantization is not None
+    worst, *others = built.certificate.quantization.by_sensitivity
+    assert (worst.layer, worst.is_high, worst.effect) == (OUTLIER, True, layers[OUTLIER]["effect"])
+    assert all(layer.effect is not None and not layer.is_high for layer in others)
     kept = kept_quantization(built.path)
     assert (kept.format, kept.layers.keys()) == ("int8", layers.keys() - {OUTLIER})
     assert all(kept.layers[name].input_amax == layers[name]["input_amax"] for name in kept.layers)
@@ -134,6 +142,15 @@ def test_effects_say_which_layers_are_left_high_and_how_many_that_takes() -> Non
         assert more.high == set(names)
         assert more.quantization.layers.keys() == set("abcde") - set(names)
         assert (more.with_more_high(0.5) is None) == (names == "abc")  # no more may be
+        assert [layer.effect for layer in more.record.layers] == [8.0, 4.0, 2.0, 1.0, 1.0]
+    assert [found.needed(share) for share in (0.5, 0.25, 0.2, 0.01)] == [1, 2, 3, 5]  # whether they may be or not
+
+
+def test_where_no_more_may_be_left_high_a_note_says_how_many_it_would_take() -> None:
+    said = io.StringIO()
+    full = replace(calibrated_of({"a": 8.0, "b": 4.0, "c": 2.0, "d": 1.0, "e": 1.0}), high=frozenset("abc"))
+    assert with_more_high(mock.Mock(spec=Job), full, 0.5, Progress(Console(file=said, width=200))) is None
+    assert "about 4 of 5 linear layers would have to be left high; 3 may be (--max-highprec-layers)" in said.getvalue()
 
 
 def test_where_effects_are_not_known_there_are_twice_as_many_by_their_own_errors() -> None:

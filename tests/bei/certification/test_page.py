@@ -254,6 +254,20 @@ def test_layers_are_drawn_by_their_error_and_those_left_high_are_marked() -> Non
     assert [bar.get("class") for bar in svg.findall("rect")] == [None, "bar"]  # whose fill the style sheet has
 
 
+def test_where_effects_on_the_outputs_were_measured_layers_are_drawn_by_these() -> None:
+    layers = [
+        LayerSensitivity(layer="own error", error=0.2, is_high=False, effect=0.000012),
+        LayerSensitivity(layer="effect", error=0.1, is_high=True, effect=0.00034),
+    ]
+    record = msgspec.structs.replace(QUANTIZATION, layers=layers)
+    svg = drawn(layers_chart(record, "x"))
+    assert [text.text for text in svg.findall("text") if text.get("class") == "name"] == ["effect", "own error"]
+    values = [text.text for text in svg.findall("text") if text.get("class") == "value"]
+    assert values == ["3.4e-04, left high", "1.2e-05"]
+    assert "changes of the outputs" in page_of(certificate(quantization=record))
+    assert "changes of the outputs" not in page_of(certificate(quantization=QUANTIZATION))
+
+
 def test_of_many_layers_the_worst_are_drawn_and_the_page_counts() -> None:
     layers = [LayerSensitivity(layer=f"layers.{i}.mlp.up", error=i / 1000, is_high=False) for i in range(100)]
     many = msgspec.structs.replace(QUANTIZATION, layers=layers)

@@ -76,6 +76,18 @@ def test_the_whole_certificate_is_shown(tmp_path: Path) -> None:
     assert names == ["layers.1.mlp.up", "layers.0.mlp.up"]
 
 
+def test_layers_are_ordered_by_their_effects_where_these_were_measured(tmp_path: Path) -> None:
+    effects = (0.02, 0.00034)
+    layers = [
+        msgspec.structs.replace(layer, effect=effect)
+        for layer, effect in zip(QUANTIZATION.layers, effects, strict=True)
+    ]
+    _, text = shown(tmp_path, quantization=msgspec.structs.replace(QUANTIZATION, layers=layers))
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith("layers.")]
+    assert [row[:2] for row in rows] == [["layers.0.mlp.up", "2.0e-02"], ["layers.1.mlp.up", "3.4e-04"]]
+    assert "effect on the outputs" in text
+
+
 def test_there_are_no_escape_sequences_and_no_trailing_blanks(tmp_path: Path) -> None:
     _, text = shown(tmp_path, device="\x1b[31mred\x07", reference="[b]bold[/b]")
     assert "\x1b" not in text
