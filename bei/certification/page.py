@@ -149,6 +149,8 @@ def _quantization(record: QuantizationRecord) -> Iterator[str]:
         if len(record.layers) > MOST_LAYERS:
             yield f"<p>The {MOST_LAYERS} largest of {len(record.layers)}; certificate.json has all.</p>"
         yield scrolling("Chart of the layers", layers_chart(record, "layers"))
+        if undrawn := [layer.layer for layer in record.by_sensitivity[MOST_LAYERS:] if layer.is_high]:
+            yield f"<p>Left in the higher precision too, and not drawn: {safe(', '.join(undrawn))}.</p>"
 
 
 def _legend() -> Iterator[str]:

@@ -275,7 +275,12 @@ def test_of_many_layers_the_worst_are_drawn_and_the_page_counts() -> None:
     names = [text.text for text in svg.findall("text") if text.get("class") == "name"]
     assert len(names) == MOST_LAYERS
     assert names[0] == "layers.99.mlp.up"
-    assert f"The {MOST_LAYERS} largest of 100" in page_of(certificate(quantization=many))
+    said = page_of(certificate(quantization=many))
+    assert f"The {MOST_LAYERS} largest of 100" in said
+    assert "not drawn" not in said
+    high = [msgspec.structs.replace(layer, is_high=layer.error >= 0.038) for layer in layers]
+    said = page_of(certificate(quantization=msgspec.structs.replace(QUANTIZATION, layers=high)))
+    assert "not drawn: layers.39.mlp.up, layers.38.mlp.up.<" in said
 
 
 def test_layers_without_any_error_are_drawn() -> None:
