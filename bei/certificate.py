@@ -104,7 +104,7 @@ class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     ``error``: the fourth root of the mean of r^4 over tokens of the calibration, where r is
     |quantized product - exact product| / |exact product|. ``effect``: with this layer alone quantized, the sum over all
-    outputs of |changed - exact|^2 / |exact|^2; None where it was not measured, as nothing had to be left high.
+    outputs of |changed - exact|^2 / |exact|^2; None where it was not measured, as where nothing had to be left high.
     ``is_high``: the layer was left in the higher precision.
     """
 
