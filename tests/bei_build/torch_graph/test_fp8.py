@@ -59,7 +59,7 @@ FIRST = (
 
 
 def flat(spec: ModelSpec, model: PackedModel, encodings: list[Encoding]) -> dict[str, Float32Array]:
-    """The module's outputs in the same form."""
+    """The module's outputs, rows of sequences end to end."""
     return {
         name: np.concatenate([np.atleast_2d(row) for row in rows])
         for name, rows in of_the_module(model, encodings).items()
