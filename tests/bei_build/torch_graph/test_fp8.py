@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from torch import nn
 
-from bei.core import Encoding, Float32Array, Limits, PackedBatch
+from bei.core import Encoding, Float32Array
 from bei.errors import CompileError
 from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import Read, write_graph
+from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
-from bei_build.quantization.emulation import emulated
 from bei_build.quantization.layers import linear_layers
 from bei_build.quantization.scheme import LayerQuantization, Quantization
 from bei_build.quantization.stored import stored_ranges, stored_row_scales
@@ -39,6 +39,7 @@ from tests.bei_build.targets.tiny import (
     read_case,
     tiny_spec,
 )
+from tests.bei_build.torch_graph.numbers import numbers_of_the_graph, take_numbers
 from tests.bei_build.torch_graph.rig import of_the_module
 from tests.zoo import Case, by_tier, encodings_of
 
@@ -51,22 +52,14 @@ FIRST = (
     "DebertaV2Model",  # the table of positions goes through the projections
     "Gemma2Model",  # norms in front and behind, gated
     "GPTJModel",  # attention and MLP read one norm, with scales of their own
+    "LlamaModel-stored_in_bfloat16",  # weights that are equally near to two numbers
     "Olmo2Model",  # no norms in front
     "T5EncoderModel",  # ReLU in front of a rounded product
 )
 
 
-def of_the_emulation(
-    spec: ModelSpec, read_weight: Read, quantization: Quantization, encodings: list[Encoding], folder: Path
-) -> dict[str, Float32Array]:
-    """ONNX Runtime on the graph with the same quantization; rows of sequences end to end."""
-    limits = Limits(256, 16, max(MAX_SEQ_LEN, max(one.num_tokens for one in encodings)))
-    with emulated(spec, read_weight, quantization, limits, folder) as engine:
-        return dict(engine.run(PackedBatch.from_encodings(encodings)))
-
-
 def flat(spec: ModelSpec, model: PackedModel, encodings: list[Encoding]) -> dict[str, Float32Array]:
-    """The module's outputs in the same form."""
+    """The module's outputs, rows of sequences end to end."""
     return {
         name: np.concatenate([np.atleast_2d(row) for row in rows])
         for name, rows in of_the_module(model, encodings).items()
@@ -86,20 +79,45 @@ def assert_close(
 
 @pytest.mark.parametrize("case", by_tier(*map(case_named, FIRST)))
 def test_the_module_computes_what_the_quantized_graph_does(case: Case, tmp_path: Path) -> None:
+    """From the same numbers, which differ only where two are equally near (``tests.bei_build.torch_graph.numbers``)."""
     checkpoint = read_case(case, tmp_path)
-    spec = checkpoint.spec
+    spec, max_seq_len = checkpoint.spec, checkpoint.max_seq_len
     quantization = quantization_of(spec, "fp8")
     encodings = encodings_of(case, LENGTHS, spec.embeddings.vocab_size)
     with checkpoint.weights() as weights:
-        expected = of_the_emulation(spec, weights.read, quantization, encodings, tmp_path)
-        models = [
-            packed_model(spec, weights.read, checkpoint.max_seq_len, quantization=it) for it in (quantization, None)
-        ]
-    quantized, exact = (flat(spec, model, encodings) for model in models)
-    assert sum(isinstance(module, FP8Linear) for module in models[0].modules()) == sum(
+        graph = numbers_of_the_graph(spec, weights.read, quantization, max_seq_len, encodings, tmp_path)
+        model = packed_model(spec, weights.read, max_seq_len, quantization=quantization)
+        roundings = take_numbers(model, weights.read, quantization, graph)
+    assert sum(isinstance(module, FP8Linear) for module in model.modules()) == sum(
         len(layer.parts) for layer in linear_layers(spec)
     )
-    assert_close(quantized, expected, exact)
+    have_run: set[nn.Module] = set()
+    for rounding in roundings.values():
+        rounding.register_forward_hook(lambda module, *_: have_run.add(module))
+    actual = flat(spec, model, encodings)
+    assert have_run == set(roundings.values())
+    assert actual.keys() == graph.outputs.keys()
+    for name, rows in graph.outputs.items():
+        np.testing.assert_allclose(actual[name], rows, rtol=0, atol=1e-5 * max(1.0, float(np.abs(rows).max())))
+
+
+@pytest.mark.parametrize("of", ["inputs", "matrices"])
+def test_a_number_that_is_farther_from_the_value_is_found(of: str, tmp_path: Path) -> None:
+    """The control of the test above: the largest number of a matrix or an input of the graph is made one smaller."""
+    spec = tiny_spec()
+    quantization = quantization_of(spec, "fp8")
+    encodings = random_encodings(LENGTHS, VOCABULARY)
+    graph = numbers_of_the_graph(spec, random_weights(spec), quantization, MAX_SEQ_LEN, encodings, tmp_path)
+    numbers = getattr(graph, of)["layers.1.mlp.up"]
+    numbers.view(torch.uint8).view(-1)[numbers.float().abs().argmax()] -= 1
+    model = packed_model(spec, random_weights(spec), MAX_SEQ_LEN, quantization=quantization)
+
+    def run() -> None:
+        take_numbers(model, random_weights(spec), quantization, graph)
+        flat(spec, model, encodings)
+
+    with pytest.raises(AssertionError, match=r"layers\.1\.mlp\.up: 1 of \d+ numbers are not the nearest"):
+        run()
 
 
 @pytest.mark.parametrize("smooth", [False, True])
