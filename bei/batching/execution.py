@@ -34,7 +34,7 @@ def run_isolating(
         if has_died:
             log.error("a second engine process died with one sequence of %d tokens alone", entries[0].num_tokens)
             return [EngineDiedError("Two engine processes died while they ran this input: do not send it again.")]
-        log.warning("the engine's process died with %d sequences, running each again alone", len(entries))
+        log.warning("an engine's process died with one of %d sequences, running each again alone", len(entries))
         alone = [run_isolating(engine, [entry], on_failure, has_died=True) for entry in entries]
         return [answer for answers in alone for answer in answers]
     except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is

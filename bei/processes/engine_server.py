@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import socket
 import threading
@@ -24,13 +23,11 @@ from bei.processes.channel import Channel, ChannelClosedError
 from bei.processes.connecting import started
 from bei.processes.hello import Hello
 from bei.processes.lending import Lender
+from bei.processes.noted_engine import end_process
 from bei.processes.sequences import batch_of
 from bei.processes.wire import Failed, Open, Ran, Refused, Release, Run, ToEngineServer, Welcome
 
 log = logging.getLogger(__name__)
-
-# What a process whose engine is dead exits with.
-EXIT_ENGINE_DEAD = 70
 
 # A step's outputs wait so long for room in shared memory; then they go over the socket.
 _ROOM_WAIT_S = 0.02
@@ -141,7 +138,7 @@ class EngineServer:
         engines: Mapping[str, ServedEngine],
         on_dead: Callable[[], None] | None = None,
     ) -> None:
-        self._on_dead = on_dead or _exit
+        self._on_dead = on_dead or end_process
         self._lock = threading.Lock()
         self._engines = {model: _Streams(served, self._on_dead) for model, served in engines.items()}
         self._clients: list[_Client] = []
@@ -234,8 +231,3 @@ class EngineServer:
             with self._lock:
                 for client in self._clients:
                     client.arena.trim(time.monotonic())
-
-
-def _exit() -> None:
-    """At once: threads may be inside an engine that does not return."""
-    os._exit(EXIT_ENGINE_DEAD)

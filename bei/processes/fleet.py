@@ -23,6 +23,7 @@ from bei.processes.children import Child, Place, Role, how_ended
 from bei.processes.control import error_of
 from bei.processes.held_files import HeldFiles
 from bei.processes.kept import KEPT, METRICS, Kept
+from bei.processes.ledger import Ledger
 from bei.processes.messages import (
     Ailing,
     Ask,
@@ -32,6 +33,7 @@ from bei.processes.messages import (
     FromChild,
     Gathered,
     Hung,
+    Looked,
     Offer,
     Open,
     Serve,
@@ -70,11 +72,14 @@ class Fleet:
         self._command = command
         self._started_s = started_s
         self._page = SharedPage.create(config.http_workers)
-        self._engines = [Endpoint() for _ in devices]
-        self._manager = Endpoint()
+        self._ports = Endpoint()
         engines = [Place("engine", index, device.variables) for index, device in enumerate(devices)]
         fronts = [Place("front", index, {}) for index in range(config.http_workers)]
-        self._places = [*engines, Place("manager", 0, {}), *fronts]
+        # One engine process has the queues itself.
+        self._engines = [Endpoint() for _ in devices] if len(devices) > 1 else []
+        self._ledger = Ledger.create() if len(devices) == 1 else None
+        managers = [Place("manager", 0, {})] if len(devices) > 1 else []
+        self._places = [*engines, *managers, *fronts]
         self._children: dict[Place, Child] = {}
         self._ready: set[Child] = set()
         self._became_ready = asyncio.Condition()
@@ -106,7 +111,8 @@ class Fleet:
         """Let all others load the models. Raises as ``load_first`` does, and where a front end's canary fails."""
         _, *others = self.of("engine")
         await asyncio.gather(*(self._catch_up(engine) for engine in others))
-        await self._catch_up(self.of("manager")[0])
+        for manager in self.of("manager"):
+            await self._catch_up(manager)
         await asyncio.gather(*map(self._catch_up, self.of("front")))
         self._ready.update(self._children.values())
 
@@ -123,6 +129,11 @@ class Fleet:
     def of(self, *roles: Role) -> list[Child]:
         """The children of these roles now, in order."""
         return [child for place, child in self._children.items() if place.role in roles]
+
+    def with_queues(self) -> Child:
+        """The child that has the batch managers now."""
+        (child,) = self.of("engine" if self._ledger is not None else "manager")
+        return child
 
     async def all_ready(self, patience_s: float) -> list[Child]:
         """All children, once all of them are there. Raises ProcessDiedError that names one that is not in time."""
@@ -169,17 +180,23 @@ class Fleet:
 
     async def observed(self, served: Served) -> Served:
         """``served`` with what its steps have been observed to cost, as far as the batch manager says."""
-        for manager in self.of("manager"):
-            self._costs.note(await manager.ask(COSTS, PATIENCE_S))
+        await self._note_costs()
         return self._costs.applied(served)
 
     def can_answer(self) -> bool:
         """Whether there is somebody to run what was accepted."""
-        return all(any(child in self._ready for child in self.of(role)) for role in ("manager", "engine"))
+        return self.with_queues() in self._ready and any(child in self._ready for child in self.of("engine"))
 
     async def tell(self, role: Role, step: Step) -> None:
         """``step`` to all that are there; whatever goes wrong there is theirs."""
-        ready = [child for child in self.of(role) if child in self._ready]
+        await self._tell(self.of(role), step)
+
+    async def count(self, looked: Looked) -> None:
+        """Let it be counted where the queues are."""
+        await self._tell([self.with_queues()], looked)
+
+    async def _tell(self, children: Iterable[Child], step: Step) -> None:
+        ready = [child for child in children if child in self._ready]
         await asyncio.gather(*(child.call(step) for child in ready), return_exceptions=True)
 
     # The end.
@@ -211,9 +228,11 @@ class Fleet:
         self.kill("front", "manager", "engine")
         self._tasks.cancel()
         await asyncio.gather(*(child.wait() for child in self._children.values()))
-        for endpoint in (self._manager, *self._engines):
+        for endpoint in (self._ports, *self._engines):
             endpoint.close()
         self._page.close()
+        if self._ledger is not None:
+            self._ledger.close()
         for key in list(self._held):
             self.let_go(key)
 
@@ -226,15 +245,17 @@ class Fleet:
 
     async def _configure(self, child: Child) -> None:
         role, index = child.place.role, child.place.index
-        cores: tuple[int, ...] = ()
-        if role == "engine":
-            cores = self._devices[index].cores
-            descriptors = [self._engines[index].listener.fileno()]
+        cores: tuple[int, ...] = self._devices[index].cores if role == "engine" else ()
+        has_queues = role == "engine" and self._ledger is not None
+        if role == "front":
+            descriptors = [self._ports.address, self._page.fileno()]
         elif role == "manager":
-            descriptors = [self._manager.listener.fileno(), *(endpoint.address for endpoint in self._engines)]
+            descriptors = [self._ports.listener.fileno(), *(endpoint.address for endpoint in self._engines)]
+        elif self._ledger is not None:
+            descriptors = [self._ports.listener.fileno(), self._ledger.fileno()]
         else:
-            descriptors = [self._manager.address, self._page.fileno()]
-        await child.call(Configure(self._config, index, self._started_s, cores), descriptors)
+            descriptors = [self._engines[index].listener.fileno()]
+        await child.call(Configure(self._config, index, self._started_s, cores, has_queues), descriptors)
 
     async def _catch_up(self, child: Child) -> None:
         """Open and close models until the child has those that it should have."""
@@ -385,5 +406,9 @@ class Fleet:
             for kind in KEPT:
                 offering = [child for child in self._children.values() if kind in child.offers]
                 await asyncio.gather(*(child.ask(kind, PATIENCE_S) for child in offering))
-            for manager in self.of("manager"):
-                self._costs.note(await manager.ask(COSTS, PATIENCE_S))
+            await self._note_costs()
+
+    async def _note_costs(self) -> None:
+        child = self.with_queues()
+        if COSTS in child.offers:  # else it has just been started
+            self._costs.note(await child.ask(COSTS, PATIENCE_S))

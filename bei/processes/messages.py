@@ -48,14 +48,17 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
     """The first call. ``index``: among those of its role. ``cores``: those an engine is pinned to, empty where it is
-    not. Descriptors come along: of the socket to listen on (engine, batch manager), of the endpoints to connect to
-    (batch manager, front end), and of the shared page (front end).
+    not. ``has_queues``: this engine process is the only one, and has the batch managers.
+
+    Descriptors come along: of the socket to listen on (engine, batch manager), of the endpoints to connect to (batch
+    manager, front end), of the shared page (front end) and of the ledger (an engine that has queues).
     """
 
     config: ServeConfig
     index: int
     started_s: int
     cores: tuple[int, ...] = ()
+    has_queues: bool = False
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
@@ -85,7 +88,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Looked(msgspec.Struct, frozen=True, tag=True):
-    """The batch manager counts: the artifact of this model was looked at again."""
+    """Who has the queues counts: the artifact of this model was looked at again."""
 
     name: str
     result: SwapResult
@@ -180,7 +183,7 @@ class Ailing(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hung(msgspec.Struct, frozen=True, tag=True):
-    """The batch manager: a step of the engine process ``index`` does not end."""
+    """Who has the queues: a step of the engine process ``index`` does not end."""
 
     index: int
 

@@ -38,9 +38,13 @@ class PortServer:
     """Accepts front ends on ``listener``, a listening Unix socket that outlives it: it is not closed nor shut down.
 
     ``models``: by what front ends ask for them, "NAME@DIGEST". Each has one port, which is opened here.
+    ``has_culprits``: see ``Welcome``.
     """
 
-    def __init__(self, listener: socket.socket, models: Mapping[str, ServedModel]) -> None:
+    def __init__(
+        self, listener: socket.socket, models: Mapping[str, ServedModel], *, has_culprits: bool = False
+    ) -> None:
+        self._has_culprits = has_culprits
         self._lock = threading.Lock()
         self._has_changed = threading.Event()
         self._stopped = threading.Event()
@@ -110,7 +114,7 @@ class PortServer:
             channel.send(Refused(carried(ModelNotFoundError(f"{frame.message.model} is not served here."))))
             channel.flush(_FLUSH_S)
             return None
-        channel.send(Welcome(port.hello, port.state(0)))
+        channel.send(Welcome(port.hello, port.state(0), self._has_culprits))
         return port
 
     def _serve_client(self, client: Client, port: ServedPort) -> None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from bei.core import EngineInfo, Outputs, PackedBatch
@@ -114,8 +113,7 @@ class RemoteEngines:
             raise
         num_streams = sum(hellos[min(index, len(hellos) - 1)].engine.num_streams for index in range(len(addresses)))
         self._info = _joined([hello.engine for hello in hellos], num_streams)
-        self._hello = msgspec.structs.replace(hellos[0], engine=self._info)
-        self._costs = costs or self._hello.cost_model()
+        self._costs = costs or hellos[0].cost_model()
         if hang_timeout_s:
             self._watchdog.start()
 
@@ -123,11 +121,6 @@ class RemoteEngines:
     def info(self) -> EngineInfo:
         """The facts."""
         return self._info
-
-    @property
-    def hello(self) -> Hello:
-        """Of the first process that said it, with ``info`` of all: for ``ServedModel.hello``."""
-        return self._hello
 
     @property
     def costs(self) -> CostModel:

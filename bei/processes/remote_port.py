@@ -34,7 +34,8 @@ from bei.service import OpenPort
 
 log = logging.getLogger(__name__)
 
-# An item is given to so many processes, one after the other: what ends them may be the item.
+# An item is given to so many processes, one after the other: what ends them may be the item, unless the next one knows
+# better.
 _MOST_TRIES = 3
 # The other process says something every 100 ms. Silent for so long, it is taken to hang.
 _SILENT_S = 3.0
@@ -220,6 +221,8 @@ class RemotePort:
             is_over = self._is_closing and not self._unanswered
             lost = []
             for given in list(self._unanswered.remaining()):
+                if welcome.has_culprits:  # and this is none, or is known to be one
+                    given.num_tries = max(0, given.num_tries - 1)
                 if given.num_tries < _MOST_TRIES:
                     self._give(channel, given)
                 else:

@@ -2,7 +2,7 @@
 
 1. The supervisor verifies the artifact, as at start, and compares it with the one that is served.
 2. Every engine process loads it beside the other, the first one alone, since it finds out what the others go by.
-3. The batch manager's process opens a port for it, to which every front end connects, and asks the canary.
+3. The process with the queues opens a port for it, to which every front end connects, and asks the canary.
 4. Front ends give it the requests that come from now on.
 5. When no front end has a request of the former any more, it is closed: by them, the batch manager, the engines.
 
@@ -61,7 +61,7 @@ class Swaps(SwapLoop[Following]):
 
     def count(self, name: str, result: SwapResult) -> None:
         """The model was looked at."""
-        self._tasks.start(self._fleet.tell("manager", Looked(name, result)))
+        self._tasks.start(self._fleet.count(Looked(name, result)))
 
     async def find(self, name: str) -> Following | None:
         """A model that may take the place of the served one; None: there is no other artifact.

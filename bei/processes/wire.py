@@ -145,10 +145,15 @@ class Stats(_Message):
 
 
 class Welcome(_Message):
-    """The model is served here. ``stats``: by engine ports."""
+    """The model is served here. ``stats``: by engine ports.
+
+    ``has_culprits``: the process that served it before ended while it ran steps, and what they had is suspected here.
+    So nothing that only waited there has ended it.
+    """
 
     hello: Hello
     stats: Stats | None = None
+    has_culprits: bool = False
 
 
 # The engine.

@@ -89,9 +89,28 @@ def many(folder: Path, env: Mapping[str, str]) -> Iterator[Server]:
     with Server([*command, *("--hang-timeout", "3")], with_own_tmp(env, folder), folder) as server:
         yield server
         processes = children(server)
-        assert {*processes} == {"front-0", "front-1", "manager", "engine-0"}
+        assert {*processes} == {"front-0", "front-1", "engine-0"}
         assert stopped(server) == 0
         assert server.log[-1].endswith("supervisor: stopped")
+        assert not any(process.is_running() for process in processes.values())
+    assert left_behind(folder) == []
+    assert not any("Traceback" in line for line in server.log)
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory, env: Mapping[str, str]) -> Iterator[Server]:
+    """A server of two devices, if there are two cores. At its end nothing of it is left."""
+    cores = usable_cores()
+    if len(cores) < 2:
+        pytest.skip("there is one core")
+    folder = tmp_path_factory.mktemp("spread")
+    save_build(folder / "tiny", 1)
+    command = [sys.executable, "-m", "tests.e2e.processes_server", folder / "tiny", "--hang-timeout", "3"]
+    with Server([*command, "--devices", f"{cores[0]},{cores[1]}"], with_own_tmp(env, folder), folder) as server:
+        yield server
+        processes = children(server)
+        assert {*processes} == {"front-0", "manager", "engine-0", "engine-1"}
+        assert stopped(server) == 0
         assert not any(process.is_running() for process in processes.values())
     assert left_behind(folder) == []
     assert not any("Traceback" in line for line in server.log)
@@ -129,54 +148,62 @@ def test_what_a_user_asks_for_is_there_whichever_front_end_answers(many: Server)
 
 
 @pytest.mark.parametrize(
-    ("name", "number"),
+    ("devices", "name", "number"),
     [
-        ("engine-0", signal.SIGKILL),
-        ("engine-0", signal.SIGSEGV),
-        ("manager", signal.SIGKILL),
-        ("front-1", signal.SIGKILL),
+        ("many", "engine-0", signal.SIGKILL),
+        ("many", "engine-0", signal.SIGSEGV),
+        ("many", "front-1", signal.SIGKILL),
+        ("spread", "engine-1", signal.SIGSEGV),
+        ("spread", "manager", signal.SIGKILL),
     ],
 )
 def test_a_process_that_dies_under_load_is_replaced_and_costs_nobody_an_answer(
-    many: Server, name: str, number: signal.Signals
+    devices: str, name: str, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
-    before = children(many)
-    with Load(many, may_break=name.startswith("front")) as load:
+    server: Server = request.getfixturevalue(devices)
+    before = children(server)
+    with Load(server, may_break=name.startswith("front")) as load:
         killed_s = time.monotonic()
         before[name].send_signal(number)
-        many.wait_for_log(f"ERROR supervisor: {name} was ended by {number.name}: another one is started")
-        many.wait_for_log(f"{name} is there again")
+        server.wait_for_log(f"ERROR supervisor: {name} was ended by {number.name}: another one is started")
+        server.wait_for_log(f"{name} is there again")
         load.wait_for_more()
         assert time.monotonic() - killed_s < READY_AGAIN_S
     assert load.errors == []
     if name.startswith("front"):
         broken = [client.num_broken for client in load.clients]
         assert max(broken) <= 1  # the request under way on a connection of the dead front end, and no other
-    after = children(many)
+    after = children(server)
     assert {other for other in before if before[other].pid != after[other].pid} == {name}
-    wait_until_well(many)
-    wait_until(lambda: many.metric("bei_queue_sequences") == 0, "nothing waits")
+    wait_until_well(server)
+    wait_until(lambda: server.metric("bei_queue_sequences") == 0, "nothing waits")
 
 
-def test_a_sequence_that_kills_engines_is_an_error_and_its_neighbours_are_answered(
-    many: Server, clients: ThreadPoolExecutor
+@pytest.mark.parametrize("devices", ["many", pytest.param("spread", marks=pytest.mark.slow)])
+def test_sequences_that_kill_engines_are_errors_and_their_neighbours_are_answered(
+    devices: str, clients: ThreadPoolExecutor, request: pytest.FixtureRequest
 ) -> None:
-    with Load(many) as load:
-        answers = [clients.submit(many.embed, [[7, number]]) for number in range(5)]
-        check_error(clients.submit(many.embed, [[1, KILLS]]).result(DEADLINE_S), 500, "engine_died")
+    server: Server = request.getfixturevalue(devices)
+    with Load(server) as load:
+        answers = [clients.submit(server.embed, [[7, number]]) for number in range(5)]
+        guilty = [clients.submit(server.embed, [[value, KILLS]]) for value in range(2)]
+        for answer in guilty:
+            check_error(answer.result(DEADLINE_S), 500, "engine_died")
         assert [vectors_of(answer.result(DEADLINE_S)) for answer in answers] == [
             [vector_of([7, v], 1)] for v in range(5)
         ]
-        assert vectors_of(many.embed([[CRASHES_ONCE], [1]])) == [vector_of([CRASHES_ONCE], 1), vector_of([1], 1)]
+        assert vectors_of(server.embed([[CRASHES_ONCE], [1]])) == [vector_of([CRASHES_ONCE], 1), vector_of([1], 1)]
         load.wait_for_more()
     assert load.errors == []
-    wait_until_well(many)
+    wait_until_well(server)
 
 
-def test_a_step_that_hangs_ends_with_its_process_and_is_run_again(many: Server) -> None:
-    assert vectors_of(many.embed([[HANGS_ONCE], [1]])) == [vector_of([HANGS_ONCE], 1), vector_of([1], 1)]
-    many.wait_for_log("a step of engine-0 does not end: the process is ended")
-    many.wait_for_log("engine-0 is there again")
+@pytest.mark.parametrize("devices", ["many", pytest.param("spread", marks=pytest.mark.slow)])
+def test_a_step_that_hangs_ends_with_its_process_and_is_run_again(devices: str, request: pytest.FixtureRequest) -> None:
+    server: Server = request.getfixturevalue(devices)
+    assert vectors_of(server.embed([[HANGS_ONCE], [1]])) == [vector_of([HANGS_ONCE], 1), vector_of([1], 1)]
+    server.wait_for_log("a step of engine-[01] does not end: the process is ended")
+    server.wait_for_log("engine-[01] is there again")
 
 
 def test_a_front_end_whose_tokenizer_dies_is_replaced(many: Server, clients: ThreadPoolExecutor) -> None:
@@ -207,17 +234,20 @@ def test_a_front_end_whose_event_loop_hangs_is_replaced_and_the_other_one_answer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["manager", "engine-0"])
-def test_a_process_that_is_stopped_under_load_is_ended_and_costs_nobody_an_answer(many: Server, name: str) -> None:
-    before = children(many)
-    with Load(many) as load:
+@pytest.mark.parametrize(("devices", "name"), [("many", "engine-0"), ("spread", "manager"), ("spread", "engine-0")])
+def test_a_process_that_is_stopped_under_load_is_ended_and_costs_nobody_an_answer(
+    devices: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    server: Server = request.getfixturevalue(devices)
+    before = children(server)
+    with Load(server) as load:
         before[name].suspend()
-        many.wait_for_log(f"ERROR supervisor: .*{name}.*: the process is ended")
-        many.wait_for_log(f"{name} is there again")
+        server.wait_for_log(f"ERROR supervisor: .*{name}.*: the process is ended")
+        server.wait_for_log(f"{name} is there again")
         load.wait_for_more()
     assert load.errors == []
-    assert many.metric("bei_process_hangs_total", process=name) >= 1
-    wait_until_well(many)
+    assert server.metric("bei_process_hangs_total", process=name) >= 1
+    wait_until_well(server)
 
 
 def test_rebuilt_artifacts_are_swapped_in_by_all_processes_and_broken_ones_by_none(many: Server, folder: Path) -> None:
@@ -317,7 +347,7 @@ def test_processes_that_are_started_again_serve_what_is_served_until_sighup(star
     with Load(server, may_break=True) as load:
         save_build(tmp_path / "next", 2)
         put_in_place(tmp_path / "next", tmp_path / "tiny")  # and no SIGHUP
-        for name in ("engine-0", "front-0", "manager"):
+        for name in ("engine-0", "front-0"):
             children(server)[name].kill()
             server.wait_for_log(f"{name} is there again")
             load.wait_for_more()
@@ -329,7 +359,7 @@ def test_processes_that_are_started_again_serve_what_is_served_until_sighup(star
         load.wait_for_more()
         assert {client.answers[-1].build for client in load.clients} == {2}
     assert load.errors == []
-    assert sum("was replaced; opened is the artifact that is served" in line for line in server.log) == 2
+    assert sum("was replaced; opened is the artifact that is served" in line for line in server.log) == 2  # one each
     assert stopped(server) == 0
     assert left_behind(tmp_path) == []
 

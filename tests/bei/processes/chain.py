@@ -85,9 +85,9 @@ def served_model(engine: Engine, gate: DeviceGate | None = None, **rules: Any) -
     return ServedModel(open_port, hello_of(engine), own_metrics(), costs, num_ready)
 
 
-def serve_port(place: Place, models: Mapping[str, ServedModel]) -> PortServer:
-    """As a batch manager's process does."""
-    server = PortServer(place.listener, models)
+def serve_port(place: Place, models: Mapping[str, ServedModel], *, has_culprits: bool = False) -> PortServer:
+    """As a process with batch managers does."""
+    server = PortServer(place.listener, models, has_culprits=has_culprits)
     server.start()
     return server
 

@@ -1,4 +1,4 @@
-"""A process of a server, to be killed: ``python -m tests.bei.processes.killed ROLE FD [ENGINE_ADDRESS]``.
+"""A process of a server, to be killed: ``python -m tests.bei.processes.killed ROLE FD [ENGINE_ADDRESS | LEDGER_FD]``.
 
 Its engine says on standard output, a line a step, which sequences it has begun to run. Of the token ids, 50 waits for
 ever, where the process was started as ``waiting``, and 66 ends the process by SIGSEGV.
@@ -15,6 +15,8 @@ from collections.abc import Set
 from pathlib import Path
 
 from bei.core import Outputs, PackedBatch
+from bei.processes.ledger import Ledger
+from bei.processes.noted_engine import NotedEngine
 from bei.processes.remote_engine import RemoteEngines
 from tests.bei.batching.front import LIMITS
 from tests.engines import TokenEngine, sequences_of
@@ -53,6 +55,11 @@ def main(role: str, fd: int, address: str = "") -> None:
         place.listener = socket.socket(fileno=fd)
     if role in ("engine", "waiting"):
         chain.serve_engine(place, TalkingEngine(role == "waiting"))
+    elif role == "lone":
+        ledger = Ledger.attach(int(address))
+        engine = NotedEngine(TalkingEngine(waits=True), chain.MODEL, ledger)
+        models = {chain.MODEL: chain.served_model(engine)}
+        chain.serve_port(place, models, has_culprits=ledger.has_found_steps)
     elif role == "manager":
         engines = RemoteEngines([Path(address)], chain.MODEL, hang_timeout_s=0.0)
         chain.serve_port(place, {chain.MODEL: chain.served_model(engines)})

@@ -35,12 +35,12 @@ COMMAND = (sys.executable, "-m", "tests.e2e.standin_child")
 CONFIG = ServeConfig(http_workers=2, tune="off", hang_timeout=1.0)
 
 
-def with_fleet(folder: Path, test: Callable[[Fleet, Swaps], Awaitable[None]]) -> None:
+def with_fleet(folder: Path, test: Callable[[Fleet, Swaps], Awaitable[None]], num_devices: int) -> None:
     """Build 1 is served from ``folder / "tiny"``. At the end no process and no descriptor is left."""
     artifact = save_build(folder / "tiny", 1)
 
     async def run() -> None:
-        fleet = Fleet(CONFIG, [Device("", (), {})], COMMAND, 0)
+        fleet = Fleet(CONFIG, [Device("", (), {}) for _ in range(num_devices)], COMMAND, 0)
         try:
             await fleet.start()
             await fleet.load_first(Served(artifact=artifact))
@@ -69,16 +69,18 @@ async def is_ready(fleet: Fleet) -> bool:
     return {*await fleet.all_ready(DEADLINE_S)} == {*fleet.of("front", "manager", "engine")}
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_process_that_hangs_is_ended_and_another_one_takes_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, num_devices: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fleets, "LEAST_S", 0.5)
     hangs: list[tuple[Role, signal.Signals]] = [
         ("front", signal.SIGUSR1),  # its event loop
         ("front", signal.SIGSTOP),
-        ("manager", signal.SIGSTOP),
         ("engine", signal.SIGSTOP),
     ]
+    if num_devices > 1:
+        hangs.append(("manager", signal.SIGSTOP))
 
     async def test(fleet: Fleet, swaps: Swaps) -> None:
         for role, number in hangs:
@@ -90,9 +92,10 @@ def test_a_process_that_hangs_is_ended_and_another_one_takes_its_place(
             assert others < {*fleet.of("front", "manager", "engine")}  # nobody else was ended
 
     with caplog.at_level(logging.ERROR, "bei.processes.fleet"):
-        with_fleet(tmp_path, test)
+        with_fleet(tmp_path, test, num_devices)
     said = [record.getMessage() for record in caplog.records if "has not answered for" in record.getMessage()]
-    assert [line.split()[0] for line in said] == ["front-1", "front-1", "manager", "engine-0"]
+    expected = ["front-1", "front-1", "engine-0"] if num_devices == 1 else ["front-1", "front-1", "engine-1", "manager"]
+    assert [line.split()[0] for line in said] == expected
     assert all(line.endswith("s: the process is ended") for line in said)
 
 
@@ -101,21 +104,21 @@ def test_without_a_hang_timeout_nobody_is_watched(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(f"{__name__}.CONFIG", dataclasses.replace(CONFIG, hang_timeout=0.0))
 
     async def test(fleet: Fleet, swaps: Swaps) -> None:
-        (manager,) = fleet.of("manager")
-        process = psutil.Process(manager.pid)
+        child = fleet.with_queues()
+        process = psutil.Process(child.pid)
         process.suspend()
         await asyncio.sleep(4.0)
-        assert fleet.of("manager") == [manager]
-        assert manager.is_alive
+        assert fleet.with_queues() is child
+        assert child.is_alive
         process.resume()
-        assert await manager.ask(COSTS, DEADLINE_S) is not None
+        assert await child.ask(COSTS, DEADLINE_S) is not None
 
-    with_fleet(tmp_path, test)
+    with_fleet(tmp_path, test, 1)
 
 
-@pytest.mark.parametrize("lies_there", ["another build", "nothing"])
+@pytest.mark.parametrize(("num_devices", "lies_there"), [(1, "another build"), (1, "nothing"), (2, "another build")])
 def test_processes_that_follow_open_what_is_served_whatever_lies_in_its_place(
-    tmp_path: Path, lies_there: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, num_devices: int, lies_there: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(fleet: Fleet, swaps: Swaps) -> None:
         if lies_there == "nothing":
@@ -123,7 +126,8 @@ def test_processes_that_follow_open_what_is_served_whatever_lies_in_its_place(
         else:
             save_build(tmp_path / "next", 2)
             put_in_place(tmp_path / "next", tmp_path / "tiny")
-        for role in ("engine", "manager", "front"):
+        roles: tuple[Role, ...] = ("engine", "front") if num_devices == 1 else ("engine", "manager", "front")
+        for role in roles:
             (former, *_) = fleet.of(role)
             former.kill()
             # A front end's canary is answered as build 1 answered it: else it does not come.
@@ -140,11 +144,14 @@ def test_processes_that_follow_open_what_is_served_whatever_lies_in_its_place(
             await another(fleet, "engine", former)
 
     with caplog.at_level(logging.ERROR, "bei.processes.fleet"):
-        with_fleet(tmp_path, test)
+        with_fleet(tmp_path, test, num_devices)
     assert not any("cannot be started" in record.getMessage() for record in caplog.records)
 
 
-def test_what_steps_were_observed_to_cost_is_known_after_a_swap_and_to_another_batch_manager(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_devices", "role"), [(1, "engine"), (2, "manager")])
+def test_what_steps_were_observed_to_cost_is_known_after_a_swap_and_to_another_batch_manager(
+    tmp_path: Path, num_devices: int, role: Role
+) -> None:
     assumed = CostModel.assumed(LIMITS).speed
 
     def speed(served: Served) -> float:
@@ -156,9 +163,10 @@ def test_what_steps_were_observed_to_cost_is_known_after_a_swap_and_to_another_b
         assert speed(first) == assumed
         observed = speed(await fleet.observed(first))  # by the steps of the canaries
         assert observed != assumed
-        (former,) = fleet.of("manager")
+        (former,) = fleet.of(role)
+        assert fleet.with_queues() is former
         former.kill()
-        await another(fleet, "manager", former)
+        await another(fleet, role, former)
         assert speed(await fleet.observed(first)) == pytest.approx(observed)
         save_build(tmp_path / "next", 2)
         put_in_place(tmp_path / "next", tmp_path / "tiny")
@@ -169,11 +177,12 @@ def test_what_steps_were_observed_to_cost_is_known_after_a_swap_and_to_another_b
         await swaps.swap("tiny", found)
         assert found.served.key != first.key
 
-    with_fleet(tmp_path, test)
+    with_fleet(tmp_path, test, num_devices)
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
 def test_an_artifact_that_no_engine_can_load_leaves_the_former_one_and_no_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, num_devices: int
 ) -> None:
     async def test(fleet: Fleet, swaps: Swaps) -> None:
         num_open = psutil.Process().num_fds()
@@ -186,4 +195,4 @@ def test_an_artifact_that_no_engine_can_load_leaves_the_former_one_and_no_descri
         assert [*fleet.open] == [former.key]
         assert psutil.Process().num_fds() == num_open
 
-    with_fleet(tmp_path, test)
+    with_fleet(tmp_path, test, num_devices)

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from bei.engine.fake import fake_row
 from bei.errors import EngineDiedError
+from bei.processes.ledger import Ledger
 from bei.processes.remote_engine import RemoteEngines
 from tests.bei.batching.front import wait_until
 from tests.bei.processes.chain import MODEL, Asker, Place, embeddings, nothing_left, places, serve_port, served_model
@@ -21,13 +23,18 @@ from tests.engines import DEADLINE_S, ids
 
 
 class Child:
-    """A process that accepts on ``place`` and is killed at the end. It serves ``address``, or asks there."""
+    """A process that accepts on ``place`` and is killed at the end. It serves ``other``, asks there, or has it as its
+    ledger."""
 
-    def __init__(self, role: str, place: Place, address: Place | None = None) -> None:
-        fd = place.listener.fileno()
-        command = [sys.executable, "-m", "tests.bei.processes.killed", role, str(fd)]
-        command += [] if address is None else [str(address.address)]
-        self._process = subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE, text=True)
+    def __init__(self, role: str, place: Place, other: Place | Ledger | None = None) -> None:
+        fds = [place.listener.fileno()]
+        command = [sys.executable, "-m", "tests.bei.processes.killed", role, str(fds[0])]
+        if isinstance(other, Place):
+            command += [str(other.address)]
+        elif other is not None:
+            command += [str(other.fileno())]
+            fds.append(other.fileno())
+        self._process = subprocess.Popen(command, pass_fds=fds, stdout=subprocess.PIPE, text=True)
 
     def next_step(self) -> Any:
         """What it says next."""
@@ -35,8 +42,11 @@ class Child:
         line = self._process.stdout.readline()
         return json.loads(line) if line else None
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def send(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
         self.wait()
 
     def wait(self) -> int:
@@ -57,8 +67,8 @@ class Children:
     def __init__(self) -> None:
         self._all: list[Child] = []
 
-    def start(self, role: str, place: Place, address: Place | None = None) -> Child:
-        self._all.append(Child(role, place, address))
+    def start(self, role: str, place: Place, other: Place | Ledger | None = None) -> Child:
+        self._all.append(Child(role, place, other))
         return self._all[-1]
 
     def close(self) -> None:
@@ -109,6 +119,45 @@ def test_engine_processes_that_are_killed_or_crash_cost_only_the_sequence_that_i
         assert asker.num_answers == 3 + 1 + 1 + 3
         asker.port.close()
         server.close()
+
+
+def test_inputs_that_end_the_process_with_the_queue_cost_no_other_input_an_answer(children: Children) -> None:
+    ledger = Ledger.create()
+    sequences = [[WAITS], *([CRASHES, value] for value in range(3)), *([value] for value in range(12))]
+    num_ends = 0
+    with places(1) as (place,):
+        child = children.start("lone", place, ledger)
+        asker = Asker(place.address)
+        request = asker.submit(*sequences)
+
+        def watch(child: Child) -> None:
+            while (said := child.next_step()) is not None:
+                if [WAITS] in said:
+                    child.send(signal.SIGKILL)
+
+        def watched() -> threading.Thread:
+            """Until the child ends, or everything is answered."""
+            watching = threading.Thread(target=watch, args=(child,))
+            watching.start()
+            wait_until(lambda: asker.num_answers == len(sequences) or not watching.is_alive(), "it ends, or is done")
+            return watching
+
+        while asker.num_answers < len(sequences):
+            watching = watched()
+            if asker.num_answers < len(sequences):
+                num_ends += 1
+                child.wait()
+                child = children.start("lone", place, ledger)
+        child.send(signal.SIGKILL)
+        watching.join()
+        child.wait()
+        answers = asker.wait(request, len(sequences))
+        assert [isinstance(answer, EngineDiedError) for answer in answers] == [True] * 4 + [False] * 12
+        assert embeddings(answers) == expected(*sequences[4:])
+        assert asker.num_answers == len(sequences)
+        assert num_ends <= 2 * 4
+        asker.port.close()
+    ledger.close()
 
 
 def test_a_batch_manager_that_is_killed_is_replaced_and_every_item_is_answered_once(children: Children) -> None:

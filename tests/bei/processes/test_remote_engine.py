@@ -222,7 +222,6 @@ def test_the_streams_of_all_devices_are_one_engine_s(machine: Any) -> None:
     assert (info.num_streams, info.device, info.memory_bytes) == (4, "device 0, device 1", 200)
     assert not info.is_replaceable
     assert one.remote.num_ready() == 4
-    assert one.remote.hello.engine == info
     abandon(one.servers[1])
     wait_until(lambda: one.remote.num_ready() == 2, "one is away")
     one.servers[1] = one.serve(1, engines[1])

@@ -1,0 +1,142 @@
+"""An engine whose steps are noted, alone and behind a batch manager."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence, Set
+
+import numpy as np
+import pytest
+
+from bei.core import Encoding, Outputs, PackedBatch
+from bei.engine.fake import FakeEngine, fake_row
+from bei.errors import EngineDeadError, EngineDiedError
+from bei.processes.ledger import Ledger
+from bei.processes.noted_engine import NotedEngine
+from tests.bei.batching.front import LIMITS, wait_until
+from tests.bei.processes.chain import MODEL, Asker, embeddings, places, serve_port, served_model
+from tests.engines import GatedEngine, PickyEngine, ids
+
+
+def batch_of(*sequences: Sequence[int]) -> PackedBatch:
+    return PackedBatch.from_encodings([Encoding(ids(*sequence)) for sequence in sequences])
+
+
+def expected(*sequences: Sequence[int]) -> list[list[float]]:
+    return [fake_row(ids(*sequence)).tolist() for sequence in sequences]
+
+
+class Machine:
+    """On which one process after the other runs an engine, and ends in the middle of steps."""
+
+    def __init__(self) -> None:
+        self.made = Ledger.create()
+
+    def ledger(self) -> Ledger:
+        """The next process's."""
+        return Ledger.attach(os.dup(self.made.fileno()))
+
+    def end_in(self, *sequences: Sequence[int]) -> None:
+        """A process ends while it runs them in one step."""
+        self.ledger().region(MODEL, LIMITS, 1).slots[0].begin(batch_of(*sequences))
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    found = Machine()
+    yield found
+    found.made.close()
+
+
+def test_suspects_run_alone_once_and_the_guilty_not_at_all(machine: Machine) -> None:
+    machine.end_in([1], [2, 2])
+    machine.end_in([2, 2], [3])
+    engine = NotedEngine(FakeEngine(LIMITS), MODEL, machine.ledger())
+    for batch in (batch_of([1], [9]), batch_of([9], [3]), batch_of([2, 2], [9]), batch_of([2, 2])):
+        with pytest.raises(EngineDiedError):
+            engine.run(batch)
+    assert engine.run(batch_of([8], [9]))["embedding"].tolist() == expected([8], [9])
+    assert engine.run(batch_of([1]))["embedding"].tolist() == expected([1])
+    assert engine.run(batch_of([1], [9]))["embedding"].tolist() == expected([1], [9])  # acquitted
+    with pytest.raises(EngineDiedError):
+        engine.run(batch_of([3], [9]))
+    engine.close()
+
+
+def test_an_input_that_fails_has_not_ended_the_process(machine: Machine) -> None:
+    machine.end_in([1])
+    ledger = machine.ledger()
+    engine = NotedEngine(PickyEngine(LIMITS, lambda sequence: 1 in sequence), MODEL, ledger)
+    with pytest.raises(RuntimeError, match="poison"):
+        engine.run(batch_of([1]))
+    assert not ledger.has_suspects
+    assert not machine.ledger().has_found_steps
+
+
+def test_streams_are_noted_apart(machine: Machine) -> None:
+    ledger = machine.ledger()
+    inner = GatedEngine(LIMITS, num_streams=2)
+    model = served_model(NotedEngine(inner, MODEL, ledger))
+    with places(1) as (place,):
+        server = serve_port(place, {MODEL: model})
+        asker = Asker(place.address)
+        first = asker.submit([1], [2])
+        inner.wait_entered()
+        second = asker.submit([3])
+        inner.wait_entered()
+        found = machine.ledger()  # as if the process ended now
+        region = found.region(MODEL, LIMITS, 1)
+        assert [found.num_ended(digest) for digest in region.digests(batch_of([1], [2], [3], [4]))] == [1, 1, 1, 0]
+        inner.open(2)
+        assert embeddings([*asker.wait(first, 2), *asker.wait(second)]) == expected([1], [2], [3])
+        asker.port.close()
+        server.close()
+
+
+def test_behind_a_batch_manager_only_the_guilty_are_refused(machine: Machine) -> None:
+    machine.end_in([1], [2], [3])
+    machine.end_in([3])
+    with places(1) as (place,):
+        server = serve_port(place, {MODEL: served_model(NotedEngine(FakeEngine(LIMITS), MODEL, machine.ledger()))})
+        asker = Asker(place.address)
+        answers = asker.wait(asker.submit([1], [2], [3], [4]), 4)
+        assert [type(answer) for answer in answers] == [dict, dict, EngineDiedError, dict]
+        assert embeddings(answers) == expected([1], [2], [4])
+        assert "do not send it again" in str(answers[2])
+        asker.port.close()
+        server.close()
+
+
+@pytest.mark.parametrize("error", [EngineDeadError("The device is gone."), SystemExit(1)])
+def test_an_engine_that_is_dead_ends_the_process_with_its_step_noted(machine: Machine, error: BaseException) -> None:
+    ends: list[bool] = []
+
+    class Dead(FakeEngine):
+        def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+            raise error
+
+    engine = NotedEngine(Dead(LIMITS), MODEL, machine.ledger(), lambda: ends.append(machine.ledger().has_found_steps))
+    with pytest.raises(type(error)):
+        engine.run(batch_of([1]))
+    assert ends == [True]
+
+
+def test_what_waits_is_given_to_any_number_of_processes_that_end_for_reasons_that_are_known() -> None:
+    with places(1) as (place,):
+        inner = GatedEngine(LIMITS)
+        server = serve_port(place, {MODEL: served_model(inner)}, has_culprits=True)
+        asker = Asker(place.address)
+        request = asker.submit([5])
+        for _ in range(5):
+            inner.wait_entered()
+            wait_until(lambda: bool(server._clients), "it is connected")
+            for client in list(server._clients):
+                client.channel.close()
+            inner.let_one_through()
+            wait_until(lambda: not asker.port.stats().is_stalled, "it is connected again")
+        inner.open(2)
+        (answer,) = asker.wait(request)
+        assert isinstance(answer, dict)
+        assert np.array_equal(answer["embedding"], fake_row(ids(5)))
+        asker.port.close()
+        server.close()
