@@ -1,8 +1,8 @@
 """``bei.Model`` against the engine alone, on prose it has not met: its rate, and its memory over a long list.
 
-    python -m benchmarks.in_process [--texts 100000] [--length passages|short] [--repetitions 5]
+    python -m benchmarks.in_process [--texts 100000] [--length passages|short] [--forms list stream] [--repetitions 5]
 
-In each repetition the same texts are run three times: by the engine alone, tokenized beforehand and cut into the
+In each repetition the same texts are run up to three times: by the engine alone, tokenized beforehand and cut into the
 batches that the server's policy would cut from all of them at once (as in ``closed_loop``); by one call of
 ``Model.embed``; by ``Model.embed_iter``, which reads them from a file. Each Model is in a new process, so that it meets
 every word anew, and warm in the shapes of its steps. RSS of that process is sampled every half second. The warm-up
@@ -35,7 +35,8 @@ from benchmarks.prose import PASSAGES, SHORT, read_prose
 from benchmarks.server import ROOT, Samples, environment, revision, sampling, tied
 
 ENGINE, LIST, STREAM = "engine alone", "Model.embed", "Model.embed_iter"
-_FORMS = {LIST: "list", STREAM: "stream"}
+# By what the worker calls them.
+_FORMS = {"list": LIST, "stream": STREAM}
 _LENGTHS = {"passages": PASSAGES, "short": SHORT}
 _WARM_TEXTS = 2048
 # Of a call's time: until then it fills what it may have under way, and learns most words.
@@ -48,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--length", choices=_LENGTHS, default="passages")
+    parser.add_argument("--forms", nargs="+", choices=_FORMS, default=list(_FORMS), help="how a Model gets the texts")
     parser.add_argument("--repetitions", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -56,13 +58,13 @@ def main() -> None:
         engine.warmup()
         rounds = Rounds(artifact, engine, Path(scratch), options.texts, options.length)
         sides: dict[str, Callable[[], float]] = {ENGINE: rounds.engine_alone}
-        sides |= {name: partial(rounds.model, name) for name in _FORMS}
+        sides |= {_FORMS[form]: partial(rounds.model, form) for form in options.forms}
         texts_per_s = alternate(sides, options.repetitions, rounds.prepare)
     name = f"in-process-{options.length}"
     write(
         name,
         {
-            "of the engine alone": {form: ratio(texts_per_s, form, ENGINE) for form in _FORMS},
+            "of the engine alone": {name: ratio(texts_per_s, name, ENGINE) for name in sides if name != ENGINE},
             "memory, MB, of each call": {form: calls[1:] for form, calls in rounds.memory.items()},
             "texts/s": texts_per_s,
             "texts": {"a call": options.texts, "length": options.length, "laps": rounds.laps},
@@ -107,18 +109,18 @@ class Rounds:
         """Texts a second."""
         return engine_rate(self._engine, self._batches, self._num_texts)
 
-    def model(self, name: str) -> float:
-        """Texts a second of a Model in a new process."""
-        command = [sys.executable, "-m", "benchmarks.in_process_worker", self._artifact.path, self._file, _FORMS[name]]
+    def model(self, form: str) -> float:
+        """Texts a second of a Model in a new process, which gets them in this form."""
+        command = [sys.executable, "-m", "benchmarks.in_process_worker", self._artifact.path, self._file, form]
         env = environment(ROOT, self._home, {})
         process = subprocess.Popen(tied(command), stdout=subprocess.PIPE, cwd=ROOT, env=env)
         with sampling(process.pid) as samples:
             output, _ = process.communicate()
         if process.returncode:
-            raise SystemExit(f"the process of {name} ended with {process.returncode}")
+            raise SystemExit(f"the process of {_FORMS[form]} ended with {process.returncode}")
         call = json.loads(output)
         assert call["count"] == self._num_texts
-        self.memory[name].append(_memory(samples, call))
+        self.memory[_FORMS[form]].append(_memory(samples, call))
         return self._num_texts / float(call["ended_s"] - call["began_s"])
 
 
