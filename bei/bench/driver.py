@@ -277,8 +277,11 @@ class Driver:
             self._follow(traffic)
 
     def _follow(self, traffic: _Traffic) -> None:
-        """A closed loop's next request."""
-        if self._stopped_s is None and (request := traffic.next_request(self.now())) is not None:
+        """A closed loop's next request, unless its time is over: several answers may be taken since that was seen."""
+        now = self.now()
+        if self._stopped_s is not None or (self._seconds is not None and now >= self._seconds):
+            return
+        if (request := traffic.next_request(now)) is not None:
             self._start(request)
 
     def _start(self, request: Request) -> None:

@@ -57,6 +57,20 @@ def test_a_closed_loop_ends_with_its_time_and_hears_what_is_on_its_way() -> None
     assert [round(done, 6) for *_, done, _ in fates.rows] == [0.3, 0.3, 0.6, 0.6, 0.9, 0.9, 1.2, 1.2]
 
 
+def test_answers_taken_together_behind_the_end_are_followed_by_no_request_of_a_closed_loop() -> None:
+    """As where the generator stands still over the end: it finds several answers at once."""
+    wire: SimulatedWire
+
+    def server(now_s: float, data: bytes) -> tuple[float, bytes]:
+        if START_S < now_s < START_S + 1.0:
+            wire.clock_s += 2.0
+        return 0.3, OK
+
+    wire = SimulatedWire(server)
+    fates = driven(server, wire=wire, seconds=1.0, concurrency=3)
+    assert sorted(round(due, 6) for _, _, due, *_ in fates.rows) == [0.0, 0.0, 0.0, 0.3]
+
+
 def test_an_open_loop_sends_when_requests_are_due_whatever_becomes_of_them() -> None:
     sent: list[float] = []
 
