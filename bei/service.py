@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -106,6 +107,7 @@ class InferenceService:
         self.signed = artifact.signed
         self.encoder = encoder
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._calls: dict[int, Call] = {}
         self._ids = itertools.count()
         self._idle = asyncio.Event()
@@ -474,7 +476,10 @@ class InferenceService:
 
     def _wake(self, calls: list[Call]) -> None:
         """Let the callers go on; in any thread."""
-        self._loop.call_soon_threadsafe(self._resolve, calls)
+        if threading.get_ident() == self._thread_id:
+            self._resolve(calls)
+        else:
+            self._loop.call_soon_threadsafe(self._resolve, calls)
 
     def _encodings_of_ids(self, call: Call, inputs: Seq[ModelInput]) -> dict[int, Encoding]:
         found = {}
