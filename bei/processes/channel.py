@@ -209,7 +209,7 @@ class Channel(Generic[MessageT]):
             outgoing.advance(num_sent)
         return True
 
-    def _send_some(self, buffers: Seq[bytes | memoryview | npt.NDArray[Any]], segment: Segment | None = None) -> int:
+    def _send_some(self, buffers: Seq[Any], segment: Segment | None = None) -> int:
         """How many bytes the socket takes now, of ``_MOST_BUFFERS`` at most. Raises ChannelClosedError."""
         rights = []
         if segment is not None:
