@@ -207,8 +207,9 @@ class InferenceService:
 
         ``in_part``: an input that is wrong, or that the engine fails on, costs the others nothing; see ``Answer``.
 
-        ``reduce`` makes the answer's rows of the engine's as they come, in the port's thread: where rows are wide and
-        little of them is wanted, they do not have to wait for each other in memory. It must be quick and not raise.
+        ``reduce`` makes the answer's rows of the engine's as they come, in a thread of the port's or on the event loop:
+        where rows are wide and little of them is wanted, they do not have to wait for each other in memory. It must be
+        quick and not raise.
         ``options`` are of texts and pairs; token ids are run exactly as given. A cancelled call takes back what is
         still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
         """
@@ -448,7 +449,7 @@ class InferenceService:
             self._port.cancel(call.request_id)
 
     def _on_answers(self, answers: Seq[PortAnswer]) -> None:
-        """In the port's thread."""
+        """In a thread of the port's, or on the event loop."""
         done: list[Call] = []
         answered: dict[Call, tuple[int, int]] = {}
         for request_id, index, result, step in answers:

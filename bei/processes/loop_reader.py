@@ -10,9 +10,9 @@ from typing import Any
 
 from bei.processes.channel import Channel, Frame
 
-# The loop has requests to serve. A message with more bytes is left to the thread (answers to a hundred inputs), and so is
-# what still waits after so long.
-_MAX_HEADER_SIZE = 1 << 12
+# The loop has requests to serve. A message with more bytes is left to the thread (answers to some sixty inputs), and so
+# is what still waits after so long.
+_MAX_HEADER_SIZE = 1 << 11
 _MAX_TURN_S = 0.001
 
 
