@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -106,6 +107,7 @@ class InferenceService:
         self.signed = artifact.signed
         self.encoder = encoder
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._calls: dict[int, Call] = {}
         self._ids = itertools.count()
         self._idle = asyncio.Event()
@@ -205,8 +207,9 @@ class InferenceService:
 
         ``in_part``: an input that is wrong, or that the engine fails on, costs the others nothing; see ``Answer``.
 
-        ``reduce`` makes the answer's rows of the engine's as they come, in the port's thread: where rows are wide and
-        little of them is wanted, they do not have to wait for each other in memory. It must be quick and not raise.
+        ``reduce`` makes the answer's rows of the engine's as they come, in a thread of the port's or on the event loop:
+        where rows are wide and little of them is wanted, they do not have to wait for each other in memory. It must be
+        quick and not raise.
         ``options`` are of texts and pairs; token ids are run exactly as given. A cancelled call takes back what is
         still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
         """
@@ -446,7 +449,7 @@ class InferenceService:
             self._port.cancel(call.request_id)
 
     def _on_answers(self, answers: Seq[PortAnswer]) -> None:
-        """In the port's thread."""
+        """In a thread of the port's, or on the event loop."""
         done: list[Call] = []
         answered: dict[Call, tuple[int, int]] = {}
         for request_id, index, result, step in answers:
@@ -474,7 +477,10 @@ class InferenceService:
 
     def _wake(self, calls: list[Call]) -> None:
         """Let the callers go on; in any thread."""
-        self._loop.call_soon_threadsafe(self._resolve, calls)
+        if threading.get_ident() == self._thread_id:
+            self._resolve(calls)
+        else:
+            self._loop.call_soon_threadsafe(self._resolve, calls)
 
     def _encodings_of_ids(self, call: Call, inputs: Seq[ModelInput]) -> dict[int, Encoding]:
         found = {}

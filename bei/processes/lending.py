@@ -22,7 +22,7 @@ import numpy.typing as npt
 from bei.core import Held, Row
 from bei.processes.arena import Arena
 from bei.processes.channel import Channel, ChannelClosedError
-from bei.processes.memory import Place, Segment, place_of
+from bei.processes.memory import Segment, place_of
 from bei.processes.wire import INLINE, Announce, ArrayAt, Forget, Lent, Release
 
 log = logging.getLogger(__name__)
@@ -62,35 +62,29 @@ class Lender:
 
         ``wait_s``: how long to wait for room. Raises ChannelClosedError.
         """
-        places = [{name: place_of(values) for name, values in row.items()} for row in rows]
-        homeless = [
-            np.ascontiguousarray(values)
-            for row, found in zip(rows, places, strict=True)
-            for name, values in row.items()
-            if found[name] is None
-        ]
-        copies = self._copied(homeless, wait_s)
-        payload = homeless if copies is None else []
+        values = [array for row in rows for array in row.values()]
+        places = [place_of(array) for array in values]
+        homeless = [index for index, place in enumerate(places) if place is None]
+        payload = [np.ascontiguousarray(values[index]) for index in homeless]
+        copies = self._copied(payload, wait_s)
+        if copies is not None:
+            payload = []
+            for index, copy in zip(homeless, copies, strict=True):
+                values[index], places[index] = copy, place_of(copy)
         with self._lock:
-            self._announce({place.segment for found in places for place in found.values() if place is not None})
-            if copies:
-                self._announce({_known(copies[0]).segment})
+            self._announce({place.segment for place in places if place is not None})
             self.num_copied += len(copies or ())
-            self.num_referred += sum(len(row) for row in rows) - len(homeless)
-            rest, offset, lent = iter(homeless if copies is None else copies), 0, []
-            for row, found in zip(rows, places, strict=True):
+            self.num_referred += len(values) - len(homeless)
+            placed, offset, lent = zip(values, places, strict=True), 0, []
+            for row in rows:
                 arrays, kept = [], []
-                for name, values in row.items():
-                    place = found[name]
+                for name, (array, place) in zip(row, placed, strict=False):
                     if place is None:
-                        values = next(rest)
-                        place = None if copies is None else _known(values)
-                    if place is None:
-                        arrays.append(ArrayAt(name, values.dtype.str, values.shape, INLINE, offset))
-                        offset += values.nbytes
+                        arrays.append(ArrayAt(name, array.dtype.str, array.shape, INLINE, offset))
+                        offset += array.nbytes
                     else:
-                        arrays.append(ArrayAt(name, values.dtype.str, values.shape, place.segment.key, place.offset))
-                        kept.append(values)
+                        arrays.append(ArrayAt(name, array.dtype.str, array.shape, place.segment.key, place.offset))
+                        kept.append(array)
                 lent.append(Lent(self._kept(kept), arrays))
         return lent, payload
 
@@ -120,8 +114,9 @@ class Lender:
 
     def _copied(self, homeless: list[_Array], wait_s: float) -> list[_Array] | None:
         """Copies in the arena, in one block; None where it is full, or that is not worth it."""
-        num_bytes = sum(_aligned(values.nbytes) for values in homeless)
-        block = self._arena.block(num_bytes, wait_s) if num_bytes > _SMALL_BYTES else None
+        if sum([values.nbytes for values in homeless]) <= _SMALL_BYTES:
+            return None
+        block = self._arena.block(sum([_aligned(values.nbytes) for values in homeless]), wait_s)
         if block is None:
             return None
         copies, start = [], 0
@@ -144,12 +139,6 @@ class Lender:
         lease = next(self._ids)
         self._leases[lease] = arrays
         return lease
-
-
-def _known(values: _Array) -> Place:
-    place = place_of(values)
-    assert place is not None, "a block lies in a segment"
-    return place
 
 
 def _aligned(num_bytes: int) -> int:
@@ -216,8 +205,7 @@ class Borrower:
         found: dict[str, _Array] = {}
         for at in lent.arrays:
             if at.segment == INLINE:
-                size = int(np.prod(at.shape)) * np.dtype(at.dtype).itemsize
-                found[at.name] = payload[at.offset : at.offset + size].view(at.dtype).reshape(at.shape)
+                found[at.name] = np.ndarray(at.shape, at.dtype, payload, at.offset)
             else:
                 assert lease is not None, "what lies in a segment is lent"
                 found[at.name] = lease.array(self._segments[at.segment], at)

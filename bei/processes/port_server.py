@@ -17,7 +17,6 @@ from bei.processes.accepting import Acceptor
 from bei.processes.carried_errors import carried
 from bei.processes.channel import Channel, ChannelClosedError, Frame
 from bei.processes.connecting import started
-from bei.processes.sequences import submission_of
 from bei.processes.served_port import Client, ServedModel, ServedPort
 from bei.processes.wire import Bye, Cancel, Open, Refused, Release, Submit, ToPortServer, Welcome
 
@@ -159,7 +158,7 @@ class PortServer:
 def _handle(frame: Frame[Any], client: Client, port: ServedPort) -> None:
     message = frame.message
     if isinstance(message, Submit):
-        port.submit(client, submission_of(message, frame.payload))
+        port.submit(client, message, frame.payload)
         client.num_seen = message.number  # behind it: what has been seen is in the state
     elif isinstance(message, Cancel):
         port.cancel(client, message.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -9,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +23,13 @@ from bei.core import Row
 from bei.costs import CostModel
 from bei.errors import BeiError, EngineDeadError, EngineError, ShuttingDownError
 from bei.metrics import ModelMetrics
-from bei.port import LANES, Answer, EnginePort, Lane, LaneStats, OnAnswers, PortStats, Submission
+from bei.port import LANES, Answer, EnginePort, LaneStats, OnAnswers, PortStats, Submission
 from bei.processes.carried_errors import arrived
-from bei.processes.channel import Channel, ChannelClosedError
+from bei.processes.channel import Channel, ChannelClosedError, Frame
 from bei.processes.connecting import Connector, started
 from bei.processes.hello import Hello
 from bei.processes.lending import Borrower
+from bei.processes.loop_reader import LoopReader
 from bei.processes.sequences import submitted
 from bei.processes.unanswered import Given, Unanswered
 from bei.processes.wire import Announce, Answers, Bye, Cancel, ErrorAt, Forget, RowAt, Stats, ToRemotePort, Welcome
@@ -59,28 +62,38 @@ def ask_hello(address: Path, model: str, timeout_s: float | None = None) -> Hell
 
 
 def remote_port(address: Path, model: str, costs: CostModel | None = None) -> OpenPort:
-    """Opens ``RemotePort`` for a service. ``costs``: the service's, which is corrected as the other side corrects its
-    own."""
+    """Opens ``RemotePort`` for a service, on its event loop. ``costs``: the service's, which is corrected as the other
+    side corrects its own."""
 
     def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
-        return RemotePort(address, model, on_answers, metrics, costs)
+        return RemotePort(address, model, on_answers, metrics, costs, asyncio.get_running_loop())
 
     return open_port
 
 
 class _Session(NamedTuple):
-    """One connection."""
+    """One connection. ``reader`` None: the port's thread reads everything."""
 
     channel: Channel[Any]
     borrower: Borrower
+    reader: LoopReader | None
+
+    def end(self) -> None:
+        """Free it, when nobody reads any more."""
+        if self.reader is not None:
+            self.reader.end()
+        self.borrower.end()
+        self.channel.end()
 
 
-class _Unseen(NamedTuple):
-    """A submission that the other side's state does not have yet. ``number``: of the connection; 0: not sent."""
+@dataclass(slots=True)
+class _Unseen:
+    """A submission that the other side's state does not have yet. ``number``: of the connection; 0: not sent.
+    ``stats``: of its items, once somebody has asked."""
 
     number: int
-    lane: Lane
-    stats: LaneStats
+    submission: Submission
+    stats: LaneStats | None = None
 
 
 class RemotePort:
@@ -90,14 +103,25 @@ class RemotePort:
     Made in any thread; returns when the other side has said hello (so ask for it before, where that may take long).
     ``stats().is_stalled`` while the batch manager's process, or every engine process, is away. Rows cannot be written
     to: they lie in memory of the process that has computed them, until the last view is gone.
+
+    With ``loop``, ``on_answers`` is called on that event loop for small answers, and for others in a thread of the
+    port's: one call at a time. Without, and once ``close`` has been called, always in the thread. So ``close`` may be
+    called in any thread, whether the loop runs, has stopped, or waits for it.
     """
 
     def __init__(
-        self, address: Path, model: str, on_answers: OnAnswers, metrics: ModelMetrics, costs: CostModel | None = None
+        self,
+        address: Path,
+        model: str,
+        on_answers: OnAnswers,
+        metrics: ModelMetrics,
+        costs: CostModel | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._model = model
         self._on_answers = on_answers
         self._metrics = metrics
+        self._loop = loop
         self._connector = Connector(address, model, _decoder)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -130,7 +154,7 @@ class RemotePort:
                 raise ShuttingDownError("The server is shutting down: send the request to another replica.")
             given = self._unanswered.add(submission)
             if self._session is None:
-                self._unseen.append(self._unseen_of(submission, 0))
+                self._unseen.append(_Unseen(0, submission))
             else:
                 self._give(self._session.channel, given)
 
@@ -148,12 +172,14 @@ class RemotePort:
             stats, silent_s = self._stats, now_s - self._heard_s
             lanes = dict(stats.lanes)
             for unseen in self._unseen:
-                lanes[unseen.lane] = _added(lanes[unseen.lane], unseen.stats)
+                unseen.stats = unseen.stats or self._stats_of(unseen.submission)
+                lane = unseen.submission.lane
+                lanes[lane] = _added(lanes[lane], unseen.stats)
             return stats._replace(
                 lanes=lanes,
                 running_s=max(0.0, stats.running_s - silent_s),
                 is_alive=stats.is_alive and self._death is None and not self._is_closing,
-                is_stalled=stats.is_stalled or self._session is None or silent_s > _SILENT_S,
+                is_stalled=stats.is_stalled or self._session is None or self._is_silent(self._session, silent_s),
                 is_busy=stats.is_busy or bool(self._unseen),
             )
 
@@ -161,6 +187,8 @@ class RemotePort:
         """Wait until all is answered, then leave. Rows that are in use stay as they are."""
         with self._lock:
             self._is_closing = True
+            if self._session is not None and self._session.reader is not None:
+                self._session.reader.stop()  # the loop may wait for this, or run no more
             self._changed.wait_for(lambda: not self._unanswered and not self._is_delivering)
             session = self._session
         self._connector.stop()
@@ -174,13 +202,18 @@ class RemotePort:
         """Submit to the process at the other end."""
         given.num_tries += 1
         self._number += 1
-        self._unseen.append(self._unseen_of(given.submission, self._number))
+        self._unseen.append(_Unseen(self._number, given.submission))
         _try_send(channel, *submitted(given.submission, self._number))
 
-    def _unseen_of(self, submission: Submission, number: int) -> _Unseen:
+    def _stats_of(self, submission: Submission) -> LaneStats:
         lengths = [encoding.num_tokens for _, encoding in submission.items]
-        cost_s = sum(self._costs.sequence_seconds(length) for length in lengths)
-        return _Unseen(number, submission.lane, LaneStats(len(lengths), sum(lengths), cost_s))
+        cost_s = sum([self._costs.sequence_seconds(length) for length in lengths])
+        return LaneStats(len(lengths), sum(lengths), cost_s)
+
+    def _is_silent(self, session: _Session, silent_s: float) -> bool:
+        """Whether the other side has said nothing for too long. Where something waits to be read it has spoken, and
+        this process has not listened: its event loop was busy."""
+        return silent_s > _SILENT_S and not session.channel.has_arrived()
 
     def _note(self, message: Stats) -> None:
         self._stats = message.stats
@@ -190,14 +223,14 @@ class RemotePort:
         while self._unseen and self._unseen[0].number <= message.num_seen:
             self._unseen.popleft()
 
-    # The thread that reads.
+    # The port's thread.
 
     def _serve(self, session: _Session) -> None:
         try:
             while True:
                 self._read(session)
-                session.borrower.end()
-                session.channel.end()
+                self._lose()
+                session.end()
                 if (found := self._reconnected()) is None:
                     return
                 session = self._adopt(*found)
@@ -206,11 +239,13 @@ class RemotePort:
             self._die(f"The port's thread has died ({type(error).__name__}): restart the server.")
             session.borrower.close_when_unused()  # what was lent may be in use
             session.borrower.wait_closed()
-            session.channel.end()
+            session.end()
 
     def _adopt(self, channel: Channel[Any], welcome: Welcome) -> _Session:
         """Submit all that is unanswered to the process at the other end."""
-        session = _Session(channel, Borrower(channel))
+        borrower = Borrower(channel)
+        reader = None if self._loop is None else LoopReader(self._loop, channel, partial(self._handle, borrower))
+        session = _Session(channel, borrower, reader)
         assert welcome.stats is not None, "ports say it"
         with self._lock:
             self._unseen.clear()
@@ -218,6 +253,8 @@ class RemotePort:
             self._hello = welcome.hello
             self._note(welcome.stats)
             self._session = session
+            if reader is not None and self._is_closing:
+                reader.stop()
             is_over = self._is_closing and not self._unanswered
             lost = []
             for given in list(self._unanswered.remaining()):
@@ -234,29 +271,40 @@ class RemotePort:
         return session
 
     def _read(self, session: _Session) -> None:
-        """Until the channel ends."""
-        while (frame := session.channel.receive()) is not None:
-            message = frame.message
-            if isinstance(message, Answers):
-                self._deliver(self._settled(message, frame.payload, session.borrower))
-            elif isinstance(message, Stats):
-                with self._lock:
-                    self._note(message)
-            elif isinstance(message, Announce):
-                assert frame.fd is not None, "its descriptor comes along"
-                session.borrower.add(message.segment, message.size, frame.fd)
-            elif isinstance(message, Forget):
-                session.borrower.forget(message.segments)
-            else:
-                raise AssertionError(f"an engine port says {type(message).__name__}")
-            del frame, message  # it may hold the bytes of answers
+        """Until the channel ends. The event loop reads what is small, and this thread everything else."""
+        channel, _, reader = session
+        while True:
+            while reader is not None and not reader.is_stopped and not channel.wait_readable(0.0):
+                reader.run()
+            if (frame := channel.receive()) is None:
+                return
+            self._handle(session.borrower, frame)
+            del frame  # it may hold the bytes of answers
+
+    # The port's thread, or the event loop in its place.
+
+    def _handle(self, borrower: Borrower, frame: Frame[Any]) -> None:
+        message = frame.message
+        if isinstance(message, Answers):
+            self._deliver(self._settled(message, frame.payload, borrower))
+        elif isinstance(message, Stats):
+            with self._lock:
+                self._note(message)
+        elif isinstance(message, Announce):
+            assert frame.fd is not None, "its descriptor comes along"
+            borrower.add(message.segment, message.size, frame.fd)
+        elif isinstance(message, Forget):
+            borrower.forget(message.segments)
+        else:
+            raise AssertionError(f"an engine port says {type(message).__name__}")
 
     def _settled(self, message: Answers, payload: npt.NDArray[np.uint8], borrower: Borrower) -> list[Answer]:
         """The answers that somebody waits for."""
         answers = []
         found: list[tuple[RowAt | ErrorAt, Row | BeiError]] = []
         found += [(at, borrower.row(at.row, payload)) for at in message.rows]
-        found += [(error_at, arrived(error_at.error)) for error_at in message.errors]
+        if message.errors:
+            found += [(error_at, arrived(error_at.error)) for error_at in message.errors]
         with self._lock:
             for at, result in found:
                 if self._unanswered.settle(at.request_id, at.place):
@@ -286,13 +334,17 @@ class RemotePort:
             self._is_delivering = True
         self._deliver(answers)
 
-    def _reconnected(self) -> tuple[Channel[Any], Welcome] | None:
-        """The next process; None when there is none any more."""
+    def _lose(self) -> None:
+        """The connection has ended."""
         with self._lock:
             self._session = None
             self._stats = self._stats._replace(lanes=dict.fromkeys(LANES, _NOTHING), running_s=0.0, is_busy=False)
             self._unseen.clear()
-            self._unseen.extend(self._unseen_of(given.submission, 0) for given in self._unanswered.remaining())
+            self._unseen.extend(_Unseen(0, given.submission) for given in self._unanswered.remaining())
+
+    def _reconnected(self) -> tuple[Channel[Any], Welcome] | None:
+        """The next process; None when there is none any more."""
+        with self._lock:
             if self._is_closing and not self._unanswered:
                 return None
         log.warning("%s: the batch manager's process has ended; waiting for the next one", self._model)
@@ -314,6 +366,7 @@ class RemotePort:
         """Fail what waits and refuse what comes."""
         with self._lock:
             self._death = message
+            self._session = None
             self._unseen.clear()
             lost = list(self._unanswered.remaining())
         self._fail(lost, EngineDeadError(message))

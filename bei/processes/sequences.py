@@ -14,48 +14,40 @@ _Bytes = npt.NDArray[np.uint8]
 
 def submitted(submission: Submission, number: int) -> tuple[Submit, list[Int32Array]]:
     """``submission`` as a message. Spans stay behind: nobody reads them there."""
-    heads, ids, types = [], [], []
-    for place, encoding in submission.items:
-        token_types = encoding.token_type_ids
-        heads.append(
-            ItemHead(
-                place,
-                encoding.num_tokens,
-                token_types is not None,
-                encoding.truncated,
-                encoding.num_keys,
-                encoding.num_unpooled,
-            )
+    items = submission.items
+    heads = [
+        ItemHead(
+            place,
+            len(encoding.input_ids),
+            encoding.token_type_ids is not None,
+            encoding.truncated,
+            encoding.num_keys,
+            encoding.num_unpooled,
         )
-        ids.append(encoding.input_ids)
-        if token_types is not None:
-            types.append(token_types)
-    message = Submit(
-        number,
-        submission.request_id,
-        submission.lane,
-        list(submission.outputs),
-        submission.deadline_s,
-        heads,
-    )
-    return message, [np.concatenate([*ids, *types], dtype=np.int32)] if ids else []
+        for place, encoding in items
+    ]
+    arrays = [encoding.input_ids for _, encoding in items]
+    arrays += [encoding.token_type_ids for _, encoding in items if encoding.token_type_ids is not None]
+    message = Submit(number, submission.request_id, submission.lane, submission.outputs, submission.deadline_s, heads)
+    if len(arrays) == 1:  # of a single text: to join takes longer than to send
+        return message, [np.ascontiguousarray(arrays[0], np.int32)]
+    return message, [np.concatenate(arrays, dtype=np.int32)] if arrays else []
 
 
-def submission_of(message: Submit, payload: _Bytes) -> Submission:
-    """The inverse of ``submitted``."""
+def submission_of(message: Submit, payload: _Bytes, request_id: int) -> Submission:
+    """The inverse of ``submitted``, under another number."""
     values = payload.view(np.int32)
-    start, types_start = 0, sum(head.num_tokens for head in message.items)
+    start, types_start = 0, sum([head.num_tokens for head in message.items])
     items = []
-    for head in message.items:
-        end = start + head.num_tokens
+    for place, num_tokens, has_types, truncated, num_keys, num_unpooled in message.items:
+        end = start + num_tokens
         types = None
-        if head.has_types:
-            types = values[types_start : types_start + head.num_tokens]
-            types_start += head.num_tokens
-        encoding = Encoding(values[start:end], types, head.truncated, None, head.num_keys, head.num_unpooled)
-        items.append(Item(head.place, encoding))
+        if has_types:
+            types = values[types_start : types_start + num_tokens]
+            types_start += num_tokens
+        items.append(Item(place, Encoding(values[start:end], types, truncated, None, num_keys, num_unpooled)))
         start = end
-    return Submission(message.request_id, message.lane, frozenset(message.outputs), items, message.deadline_s)
+    return Submission(request_id, message.lane, message.outputs, items, message.deadline_s)
 
 
 def run_of(batch: PackedBatch, outputs: frozenset[str] | None, number: int) -> tuple[Run, list[Int32Array]]:

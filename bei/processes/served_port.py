@@ -7,20 +7,24 @@ import logging
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from bei.core import Row
 from bei.costs import CostModel
 from bei.errors import BeiError, EngineError
 from bei.metrics import ModelMetrics
-from bei.port import Answer, PortStats, StepTimes, Submission
+from bei.port import Answer, PortStats, StepTimes
 from bei.processes.arena import Arena, bound_of
 from bei.processes.carried_errors import carried
 from bei.processes.channel import Channel, ChannelClosedError
 from bei.processes.hello import Hello
 from bei.processes.lending import Lender
-from bei.processes.wire import Answers, ErrorAt, RowAt, Stats
+from bei.processes.sequences import submission_of
+from bei.processes.wire import Answers, ErrorAt, ItemHead, RowAt, Stats, Submit
 from bei.service import OpenPort
 
 log = logging.getLogger(__name__)
@@ -86,7 +90,7 @@ class Client:
         self.channel.send(Answers(list(steps), at, errors), payload)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Asked:
     """A request of ``client``'s. ``remaining``: items without an answer. ``cost_s``: of an item, on average."""
 
@@ -135,23 +139,23 @@ class ServedPort:
             self._port.cancel(number)
         self._on_change()
 
-    def submit(self, client: Client, submission: Submission) -> None:
-        """Hand it to the port; what that refuses is answered with the error."""
-        cost_s = self._cost_s(submission)
+    def submit(self, client: Client, message: Submit, payload: npt.NDArray[np.uint8]) -> None:
+        """Hand the submission to the port; what that refuses is answered with the error."""
+        cost_s = self._cost_s(message.items)
         with self._lock:
-            number = client.asked.get(submission.request_id)
+            number = client.asked.get(message.request_id)
             if number is None:
-                number = client.asked[submission.request_id] = next(self._ids)
-                self._asked[number] = _Asked(client, submission.request_id, cost_s / len(submission.items))
-            self._asked[number].remaining += len(submission.items)
+                number = client.asked[message.request_id] = next(self._ids)
+                self._asked[number] = _Asked(client, message.request_id, cost_s / len(message.items))
+            self._asked[number].remaining += len(message.items)
             self._moved_s += cost_s
         try:
-            self._port.submit(replace(submission, request_id=number))
+            self._port.submit(submission_of(message, payload, number))
         except Exception as error:  # a border: every item has its answer
             if not isinstance(error, BeiError):
                 log.exception("a submission failed")
                 error = EngineError("The submission failed; the server's log says why.")
-            self._on_answers([Answer(number, item.place, error) for item in submission.items])
+            self._on_answers([Answer(number, item.place, error) for item in message.items])
         self._tell_of_much()
 
     def cancel(self, client: Client, request_id: int) -> None:
@@ -210,17 +214,18 @@ class ServedPort:
                 if not asked.remaining:
                     del self._asked[answer.request_id]
                     del asked.client.asked[asked.request_id]
-                of_clients.setdefault(asked.client, []).append(answer._replace(request_id=asked.request_id))
-        for client, own in of_clients.items():
-            client.answer(own)
+                own = Answer(asked.request_id, answer.place, answer.result, answer.step)
+                of_clients.setdefault(asked.client, []).append(own)
+        for client, its_answers in of_clients.items():
+            client.answer(its_answers)
         self._tell_of_much()
 
     def _tell_of_much(self) -> None:
         if self._moved_s >= _WORTH_TELLING_S:
             self._on_change()
 
-    def _cost_s(self, submission: Submission) -> float:
-        """What it takes of the engine; without a cost model all is worth telling."""
+    def _cost_s(self, items: Seq[ItemHead]) -> float:
+        """What they take of the engine; without a cost model all is worth telling."""
         if self._costs is None:
-            return _WORTH_TELLING_S * len(submission.items)
-        return sum(self._costs.sequence_seconds(item.encoding.num_tokens) for item in submission.items)
+            return _WORTH_TELLING_S * len(items)
+        return sum([self._costs.sequence_seconds(item.num_tokens) for item in items])

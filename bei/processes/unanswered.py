@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from bei.port import Item, Submission
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Given:
     """A submission, and how many processes have been given it."""
 

@@ -94,7 +94,7 @@ class Submit(_Message):
     number: int
     request_id: int
     lane: Lane
-    outputs: list[str]
+    outputs: frozenset[str]
     deadline_s: float | None
     items: list[ItemHead]
 

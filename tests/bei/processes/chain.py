@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import socket
@@ -10,9 +11,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
+import uvloop
 
 from bei.batching import BatchManager, SchedulingRules
 from bei.batching.gate import DeviceGate
@@ -32,6 +34,8 @@ from tests.bei.batching.front import wait_until
 from tests.engines import DEADLINE_S, ids
 
 MODEL = "tiny@0"
+
+ResultT = TypeVar("ResultT")
 
 
 class Place:
@@ -104,13 +108,14 @@ def abandon(server: PortServer | EngineServer) -> None:
 class Asker:
     """A front end's service: asks a port, and counts what it is answered."""
 
-    def __init__(self, address: Path, model: str = MODEL) -> None:
+    def __init__(self, address: Path, model: str = MODEL, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._changed = threading.Condition()
         self._next_id = 0
         self.answers: dict[tuple[int, int], Answer] = {}
         self.num_answers = 0
         self.metrics = own_metrics()
-        self.port = RemotePort(address, model, self._on_answers, self.metrics)
+        self.answering_threads: list[int] = []  # of each call of ``_on_answers``, its thread
+        self.port = RemotePort(address, model, self._on_answers, self.metrics, loop=loop)
 
     def _on_answers(self, answers: Sequence[Answer]) -> None:
         with self._changed:
@@ -118,6 +123,7 @@ class Asker:
                 assert (answer.request_id, answer.place) not in self.answers, "answered twice"
                 self.answers[answer.request_id, answer.place] = answer
             self.num_answers += len(answers)
+            self.answering_threads.append(threading.get_ident())
             self._changed.notify_all()
 
     def submit(
@@ -152,6 +158,58 @@ class Asker:
 def embeddings(answers: Sequence[Row | BeiError]) -> list[list[float]]:
     """Those of the answers that are no errors."""
     return [row["embedding"].tolist() for row in answers if not isinstance(row, BeiError)]
+
+
+class LoopThread:
+    """An event loop that runs in a thread of its own, as a front end's does in its process."""
+
+    def __init__(self, make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop) -> None:
+        self.loop = make()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.call(lambda: None)
+
+    @property
+    def ident(self) -> int | None:
+        """Of the thread."""
+        return self._thread.ident
+
+    def call(self, work: Callable[[], ResultT]) -> ResultT:
+        """``work()`` on the loop."""
+
+        async def done() -> ResultT:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(done(), self.loop).result(DEADLINE_S)
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Within the block the loop does nothing."""
+        begun, over = threading.Event(), threading.Event()
+
+        def block() -> None:
+            begun.set()
+            assert over.wait(DEADLINE_S)
+
+        self.loop.call_soon_threadsafe(block)
+        assert begun.wait(DEADLINE_S)
+        try:
+            yield
+        finally:
+            over.set()
+
+    def stop(self) -> None:
+        """It runs no more; it is not closed."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+
+    def close(self) -> None:
+        """Stop it, do what was left to be done, close it."""
+        self.stop()
+        if not self.loop.is_closed():
+            self.loop.run_until_complete(asyncio.sleep(0))
+            self.loop.close()
 
 
 @contextmanager

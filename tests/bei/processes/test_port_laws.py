@@ -1,7 +1,8 @@
-"""The laws of the engine port (tests.bei.batching.test_port) hold over a socket, too."""
+"""The laws of the engine port (tests.bei.batching.test_port) hold over a socket, too, whoever reads it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from unittest import mock
 
@@ -14,11 +15,13 @@ from bei.processes import port_server
 from bei.processes.port_server import PortServer, ServedModel
 from bei.processes.remote_port import RemotePort
 from tests.bei.batching.test_port import Port
-from tests.bei.processes.chain import MODEL, Place, hello_of, own_metrics
+from tests.bei.processes.chain import MODEL, LoopThread, Place, hello_of, own_metrics
 
 
 class PortInAnotherProcess(Port):
     """A front end's port, the port server, and the manager behind it."""
+
+    loop: asyncio.AbstractEventLoop | None = None
 
     def opened(self, open_manager: Callable[[OnAnswers], BatchManager]) -> EnginePort:
         self._soon = mock.patch.object(port_server, "_TELL_AT_MOST_EVERY_S", 0.0005)
@@ -27,7 +30,7 @@ class PortInAnotherProcess(Port):
         served = ServedModel(lambda on_answers, _: open_manager(on_answers), hello_of(self.engines[0]), own_metrics())
         self._server = PortServer(self._place.listener, {MODEL: served})
         self._server.start()
-        return RemotePort(self._place.address, MODEL, self.on_answers, own_metrics())
+        return RemotePort(self._place.address, MODEL, self.on_answers, own_metrics(), loop=self.loop)
 
     def place_of(self, waiter: Waiter) -> tuple[int, int]:
         asked = self._server._ports[MODEL]._asked.get(waiter.request_id)
@@ -44,5 +47,20 @@ class PortInAnotherProcess(Port):
         self._soon.stop()
 
 
+class PortOnALoop(PortInAnotherProcess):
+    """An event loop reads what the port server says."""
+
+    def opened(self, open_manager: Callable[[OnAnswers], BatchManager]) -> EnginePort:
+        self._thread = LoopThread()
+        self.loop = self._thread.loop
+        return super().opened(open_manager)
+
+    def close(self) -> None:
+        super().close()
+        self._thread.close()
+
+
 TestPortInAnotherProcess = PortInAnotherProcess.TestCase
 TestPortInAnotherProcess.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+TestPortOnALoop = PortOnALoop.TestCase
+TestPortOnALoop.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)

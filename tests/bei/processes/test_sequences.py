@@ -46,8 +46,8 @@ def test_a_submission_arrives(given_encodings: list[Encoding], lane: str, deadli
     items = [Item(first + index, encoding) for index, encoding in enumerate(given_encodings)]
     sent = Submission(7, lane, frozenset({"a", "b"}), items, deadline_s)  # type: ignore[arg-type]
     message, arrays = submitted(sent, 3)
-    found = submission_of(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Submit), as_bytes(arrays))
-    assert (found.request_id, found.lane, found.outputs, found.deadline_s) == (7, lane, sent.outputs, deadline_s)
+    found = submission_of(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Submit), as_bytes(arrays), 9)
+    assert (found.request_id, found.lane, found.outputs, found.deadline_s) == (9, lane, sent.outputs, deadline_s)
     for item, expected in zip(found.items, items, strict=True):
         assert item.place == expected.place
         assert same(item.encoding.input_ids, expected.encoding.input_ids)

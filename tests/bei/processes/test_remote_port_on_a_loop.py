@@ -1,0 +1,200 @@
+"""A front end's port that its event loop reads: who calls whom, closing, a loop that is busy, processes that end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bei.core import Limits
+from bei.engine.fake import FakeEngine, fake_row
+from bei.errors import EngineDeadError
+from bei.processes import remote_port
+from tests.bei.batching.front import LIMITS, wait_until
+from tests.bei.processes.chain import (
+    MODEL,
+    Asker,
+    LoopThread,
+    Place,
+    abandon,
+    embeddings,
+    inode_and_offset,
+    nothing_left,
+    places,
+    serve_port,
+    served_model,
+)
+from tests.bei.processes.test_remote_port import Quiet
+from tests.engines import DEADLINE_S, GatedEngine, ids
+
+
+class OnALoop:
+    """A batch manager, and a front end on an event loop."""
+
+    def __init__(self, place: Place, engine: Any, thread: LoopThread) -> None:
+        self.engine = engine
+        self.thread = thread
+        self.server = serve_port(place, {MODEL: served_model(engine)})
+        self.quiet = Quiet(self.server)
+        self.asker = thread.call(lambda: Asker(place.address, loop=thread.loop))
+        self.port = self.asker.port
+
+    def wait_read_by_the_loop(self) -> None:
+        def is_so() -> bool:
+            session = self.port._session
+            return session is not None and session.reader is not None and session.reader._is_reading
+
+        wait_until(is_so, "the loop reads")
+
+    def close(self) -> None:
+        if isinstance(self.engine, GatedEngine):
+            self.engine.open(100)
+        self.port.close()
+        self.server.close()
+
+
+MakeOnALoop = Callable[[Any], OnALoop]
+
+
+@pytest.fixture
+def on_a_loop(place: Place, loop_thread: LoopThread) -> Iterator[MakeOnALoop]:
+    made: list[OnALoop] = []
+
+    def make(engine: Any) -> OnALoop:
+        made.append(OnALoop(place, engine, loop_thread))
+        made[-1].wait_read_by_the_loop()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_small_answers_come_on_the_loop_and_large_ones_in_the_thread(on_a_loop: MakeOnALoop) -> None:
+    one = on_a_loop(FakeEngine(Limits(8192, 2048, 16)))
+    for value in range(20):
+        one.asker.rows([value])
+    assert one.thread.ident in one.asker.answering_threads
+    one.asker.answering_threads.clear()
+    values = [[value // 100, value % 100] for value in range(2048)]
+    rows = one.asker.rows(*values)
+    assert embeddings(rows) == [fake_row(ids(*value)).tolist() for value in values]
+    assert one.thread.ident not in one.asker.answering_threads
+    one.wait_read_by_the_loop()
+
+
+@pytest.mark.usefixtures("nothing_is_small")
+def test_segments_are_announced_to_the_loop(on_a_loop: MakeOnALoop) -> None:
+    one = on_a_loop(FakeEngine(LIMITS))
+    first, second = one.asker.rows([1]), one.asker.rows([2])
+    assert inode_and_offset(first[0]["embedding"]) != inode_and_offset(second[0]["embedding"])
+    assert embeddings([*first, *second]) == [fake_row(ids(1)).tolist(), fake_row(ids(2)).tolist()]
+
+
+def test_a_request_may_be_submitted_and_cancelled_on_the_loop_itself(on_a_loop: MakeOnALoop) -> None:
+    engine = GatedEngine(LIMITS)
+    one = on_a_loop(engine)
+    running = one.thread.call(lambda: one.asker.submit([1]))
+    engine.wait_entered()
+    cancelled = one.thread.call(lambda: one.asker.submit([2]))
+    one.thread.call(lambda: one.port.cancel(cancelled))
+    engine.open(2)
+    assert embeddings(one.asker.wait(running)) == [fake_row(ids(1)).tolist()]
+    one.port.close()
+    assert one.asker.num_answers == 1
+
+
+@pytest.mark.parametrize("state", ["runs", "is blocked", "has stopped", "is closed"])
+def test_closing_answers_what_waits_whatever_the_loop_does(place: Place, loop_thread: LoopThread, state: str) -> None:
+    engine = GatedEngine(LIMITS)
+    one = OnALoop(place, engine, loop_thread)
+    one.wait_read_by_the_loop()
+    request = one.asker.submit(*([value] for value in range(9)))
+    engine.wait_entered()
+    if state == "has stopped":
+        loop_thread.stop()
+    elif state == "is closed":
+        loop_thread.close()
+    closing = threading.Thread(target=one.port.close)
+    with loop_thread.blocked() if state == "is blocked" else contextlib.nullcontext():
+        closing.start()
+        engine.open(9)
+        closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+    assert one.asker.num_answers == 9
+    assert len(embeddings(one.asker.wait(request, 9))) == 9
+    one.server.close()
+
+
+def test_closing_in_the_loops_own_thread_waits_for_nothing_that_it_holds_up(on_a_loop: MakeOnALoop) -> None:
+    engine = GatedEngine(LIMITS)
+    one = on_a_loop(engine)
+    request = one.asker.submit([1])
+    engine.wait_entered()
+    opening = threading.Timer(0.05, engine.open, (1,))
+    opening.start()
+    one.thread.call(one.port.close)
+    assert embeddings(one.asker.wait(request)) == [fake_row(ids(1)).tolist()]
+    opening.join()
+
+
+def test_a_loop_that_was_busy_has_not_heard_and_takes_nobody_to_hang(
+    on_a_loop: MakeOnALoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_port, "_SILENT_S", 0.3)
+    one = on_a_loop(FakeEngine(LIMITS))
+    first_thing: list[bool] = []
+    with one.thread.blocked():
+        wait_until(lambda: time.monotonic() - one.port._heard_s > 0.5, "the loop has not heard anything for long")
+        assert not one.port.stats().is_stalled
+        one.thread.loop.call_soon_threadsafe(lambda: first_thing.append(one.port.stats().is_stalled))
+    wait_until(lambda: first_thing == [False], "the loop goes on")
+    with one.quiet:
+        wait_until(lambda: one.port.stats().is_stalled, "the other side is silent")
+        with one.thread.blocked():
+            assert one.port.stats().is_stalled
+    wait_until(lambda: not one.port.stats().is_stalled, "it speaks again")
+
+
+def test_what_is_unanswered_goes_to_the_next_process_which_the_loop_reads_too(
+    on_a_loop: MakeOnALoop, place: Place
+) -> None:
+    engine = GatedEngine(LIMITS)
+    one = on_a_loop(engine)
+    request = one.asker.submit([1], [2])
+    engine.wait_entered()
+    abandon(one.server)
+    wait_until(lambda: one.port.stats().is_stalled, "it is away")
+    meanwhile = one.asker.submit([3])
+    one.server = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
+    assert embeddings(one.asker.wait(request, 2)) == [fake_row(ids(value)).tolist() for value in (1, 2)]
+    one.asker.wait(meanwhile)
+    one.wait_read_by_the_loop()
+    one.asker.rows([4])
+    assert one.asker.num_answers == 4
+
+
+def test_an_error_in_the_ports_own_code_ends_it_and_is_told(
+    on_a_loop: MakeOnALoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = GatedEngine(LIMITS)
+    one = on_a_loop(engine)
+    request = one.asker.submit([1])
+    engine.wait_entered()
+    monkeypatch.setattr(one.port, "_settled", lambda *_: 1 // 0)
+    engine.open(1)
+    (error,) = one.asker.wait(request)
+    assert type(error) is EngineDeadError
+    assert not one.port.stats().is_alive
+
+
+def test_nothing_is_left_of_ports_that_were_closed(loop_thread: LoopThread) -> None:
+    with nothing_left(), places(1) as (place,):
+        one = OnALoop(place, FakeEngine(LIMITS), loop_thread)
+        one.asker.rows([1], [2])
+        one.close()
+        del one
