@@ -66,7 +66,7 @@ class Answer(NamedTuple):
     step: StepTimes | None = None
 
 
-# Called with answers in any order, in a thread of the port's; it must return soon and not raise.
+# Called with answers in any order, in threads of the port's, one call at a time; it must return soon and not raise.
 OnAnswers: TypeAlias = Callable[[Seq[Answer]], None]
 
 
