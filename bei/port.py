@@ -66,8 +66,8 @@ class Answer(NamedTuple):
     step: StepTimes | None = None
 
 
-# Called with answers in any order, in threads of the port's or on the service's event loop; it must return soon and not
-# raise.
+# Called with answers in any order, in threads of the port's or on the service's event loop, one call at a time; it must
+# return soon and not raise.
 OnAnswers: TypeAlias = Callable[[Seq[Answer]], None]
 
 

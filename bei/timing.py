@@ -27,8 +27,8 @@ class Seconds(NamedTuple):
 class CallTimes:
     """Sums over the inputs of one call of the service, whose tokenization began at ``begun_s``.
 
-    ``submitted`` is called in any thread, before the input's answer; ``answered`` in the thread of the port that
-    delivers answers, before the call is done; the sums are read when it is. ``steps`` are those that answered inputs,
+    ``submitted`` is called in any thread, before the input's answer; ``answered`` in threads of the port, one call
+    at a time, before the call is done; the sums are read when it is. ``steps`` are those that answered inputs,
     ``broken_off_s`` is when the call ended without all of its answers.
     """
 

@@ -4,8 +4,8 @@ In-flight batching for models of one pass: sequences join at every step, up to t
 next batch. No timers: an idle engine starts at once with what there is. Nothing is cut ahead: cutting takes little, and
 whatever arrives meanwhile makes the batch better (docs/decisions.md, "Batches are cut late"). Knows no text, no HTTP.
 
-Threads: one an engine stream, which only cuts and runs batches; one that delivers answers; one that watches for steps
-that do not end.
+Threads: one an engine stream, which cuts and runs batches; one that delivers answers, but the few of a small step that
+nothing waits behind, which the engine's thread delivers itself; one that watches for steps that do not end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from bei.batching.execution import run_isolating
 from bei.batching.gate import DeviceGate, Turn
 from bei.batching.queue import Entry, Identity, Waiter
 from bei.batching.scheduler import Scheduler, SchedulingRules
-from bei.batching.shares import overtaking
 from bei.batching.steps import Done, Step, Worker
 from bei.core import Engine, Row
 from bei.costs import CostModel
@@ -41,13 +40,17 @@ _WATCH_EVERY_S = 0.25
 # After so many engines that hung without a step in between that ended, no other is tried.
 _MOST_RESTARTS = 3
 
+# The answers of so small a step are delivered in the engine's thread, if nothing waits for it: that takes less than to
+# wake another thread, so work that comes meanwhile waits no longer (docs/decisions.md, "The hot route").
+_MOST_DELIVERED_AT_ONCE = 4
+
 
 class BatchManager:
     """Feeds one engine; implements ``EnginePort``.
 
-    ``on_answers`` is called in the delivery thread. ``gate`` is shared by all engines of a device. ``reload`` makes
-    another engine where one hangs; without it that is the end. What was given up is closed by its last thread, if that
-    returns.
+    ``on_answers`` is called in the delivery thread or an engine's, never in two at once. ``gate`` is shared by all
+    engines of a device. ``reload`` makes another engine where one hangs; without it that is the end. What was given up
+    is closed by its last thread, if that returns.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class BatchManager:
         self._death: str | None = None
         self._closing = False
         self._finished: queue.SimpleQueue[Done | list[Answer] | None] = queue.SimpleQueue()
+        self._delivering = threading.Lock()
         self._stop_watching = threading.Event()
         self._workers: list[Worker] = []
         self._delivery = _start(self._deliver_all, "bei-delivery")
@@ -147,7 +151,7 @@ class BatchManager:
                 is_busy=bool(steps) or bool(len(self._queues)),
                 last_step_s=self._last_step_s,
                 step_cap_s=self._scheduler.cap_s(now_s),
-                overtaking=overtaking(self._costs, self._limits),
+                overtaking=self._scheduler.overtaking,
                 device=self._engine.info.device,
                 num_streams=self._engine.info.num_streams,
             )
@@ -284,24 +288,37 @@ class BatchManager:
             self._num_hangs = 0
             self._last_step_s = ended_s
             self._scheduler.served.add(ended_s, seconds, step.entries)
-        self._finished.put(Done(step.entries, answers, (step, seconds)))
+            is_idle = not len(self._queues)
+        done = Done(step.entries, answers, (step, seconds))
+        is_quick = is_idle and len(step.entries) <= _MOST_DELIVERED_AT_ONCE and self._finished.empty()
+        if is_quick and self._delivering.acquire(blocking=False):
+            try:
+                self._deliver(done)
+            finally:
+                self._delivering.release()
+        else:
+            self._finished.put(done)
 
-    # The delivery thread.
+    # The delivery thread, and an engine's that has nothing else to do.
 
     def _deliver_all(self) -> None:
         while (done := self._finished.get()) is not None:
-            answers = self._settled(done) if isinstance(done, Done) else done
-            if answers:
-                try:
-                    self._on_answers(answers)
-                except Exception:  # a border: one front's bug must not cost others their answers
-                    log.exception("answers could not be handed over")
-            if isinstance(done, Done) and done.step is not None:
-                try:
-                    self._account(done, *done.step)
-                except Exception:  # a border: without this thread nobody would get an answer any more
-                    log.exception("a step could not be counted")
-            del done, answers  # as above
+            with self._delivering:
+                self._deliver(done)
+            del done  # as above
+
+    def _deliver(self, done: Done | list[Answer]) -> None:
+        answers = self._settled(done) if isinstance(done, Done) else done
+        if answers:
+            try:
+                self._on_answers(answers)
+            except Exception:  # a border: one front's bug must not cost others their answers
+                log.exception("answers could not be handed over")
+        if isinstance(done, Done) and done.step is not None:
+            try:
+                self._account(done, *done.step)
+            except Exception:  # a border: without this thread nobody would get an answer any more
+                log.exception("a step could not be counted")
 
     def _settled(self, done: Done) -> list[Answer]:
         """The answers to everybody who waits for the entries of ``done``, which are forgotten."""

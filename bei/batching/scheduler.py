@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bei.batching.policy import StepCosts, leading_lane, next_batch, step_bounds
 from bei.batching.queue import Entry, LaneQueues
-from bei.batching.shares import ServedShares, capped_step_s
+from bei.batching.shares import ServedShares, capped_step_s, overtaking
 from bei.core import Limits
 
 # How often the length of a capped step is computed from the costs.
@@ -44,11 +44,12 @@ class Cut(NamedTuple):
 
 
 class Scheduler:
-    """The queues of one engine, and the policy over them."""
+    """The queues of one engine, and the policy over them. ``overtaking``: as ``PortStats`` has it."""
 
     def __init__(self, limits: Limits, costs: StepCosts, rules: SchedulingRules) -> None:
         self.queues = LaneQueues()
         self.served = ServedShares()
+        self.overtaking = overtaking(costs, limits)  # of sizes alone, which no correction of the costs changes
         self._limits = limits
         self._costs = costs
         self._rules = rules

@@ -72,10 +72,22 @@ class Body:
     """One request's body while it arrives. ``size`` is what has arrived; ``complete`` is set with its last byte.
 
     ``error`` is set once it cannot arrive any more: who reads it raises that, the bytes still to come are dropped, and
-    ``on_fail`` is called.
+    ``on_fail`` is called. ``is_lost``: the client has left before its answer; whoever watches for that is called then,
+    and ``on_watch`` when somebody begins to.
     """
 
-    __slots__ = ("_held", "_memory", "complete", "error", "on_fail", "size", "started_s")
+    __slots__ = (
+        "_held",
+        "_memory",
+        "_on_lost",
+        "complete",
+        "error",
+        "is_lost",
+        "on_fail",
+        "on_watch",
+        "size",
+        "started_s",
+    )
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory: BodyMemory | None = memory
@@ -85,6 +97,9 @@ class Body:
         self.complete = False
         self.error: BeiError | None = None
         self.on_fail: Callable[[], None] | None = None
+        self.is_lost = False
+        self.on_watch: Callable[[], None] | None = None
+        self._on_lost: Callable[[], None] | None = None
 
     def add(self, size: int) -> None:
         """Count ``size`` bytes that have arrived. May fail this body or others."""
@@ -100,6 +115,23 @@ class Body:
         self.release()
         if on_fail is not None:
             on_fail()
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call ``on_lost`` when the client leaves, which it has not done yet."""
+        self._on_lost = on_lost
+        if self.on_watch is not None:
+            self.on_watch()
+
+    def unwatch(self) -> None:
+        """It does not matter any more."""
+        self._on_lost = None
+
+    def lose(self) -> None:
+        """The client has left: nobody wants an answer."""
+        self.is_lost = True
+        self.release()
+        if self._on_lost is not None:
+            self._on_lost()
 
     def release(self) -> None:
         """Give the bytes back for good: the body is read, or nobody wants it."""

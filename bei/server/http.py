@@ -4,7 +4,7 @@ sent, and the header about cut inputs."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
@@ -37,13 +37,20 @@ async def read_body(request: Request, limit: int) -> bytes:
     Raises EncodingNotSupportedError, PayloadTooLargeError, InvalidRequestError, ClientDisconnect, and what the
     connection gives its body up with: RequestTimeoutError, OverloadedError.
     """
-    coding = content_coding(request.headers.get("content-encoding"))
+    coding = content_coding(_content_encoding(request.scope["headers"]))
     body: Body | None = request.scope.get(SCOPE_KEY)
     try:
         return await decoded(await _received(request, body, limit), coding, limit)
     finally:
         if body is not None:
             body.release()
+
+
+def _content_encoding(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    for name, value in headers:
+        if name == b"content-encoding":
+            return value.decode("latin-1")
+    return None
 
 
 async def _received(request: Request, body: Body | None, limit: int) -> bytes:
@@ -76,15 +83,14 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """
     task = asyncio.current_task()
     assert task is not None  # ASGI servers run requests in tasks
-    watcher = asyncio.ensure_future(_next_message(request))
     left = False
 
-    def on_disconnect(_: asyncio.Task[Message]) -> None:
+    def on_left() -> None:
         nonlocal left
         left = True
         task.cancel()
 
-    watcher.add_done_callback(on_disconnect)
+    unwatch = _watched(request, on_left)
     try:
         return await work
     except asyncio.CancelledError:
@@ -92,8 +98,34 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
             raise ClientDisconnect from None
         raise
     finally:
-        watcher.remove_done_callback(on_disconnect)
+        unwatch()
+
+
+def _watched(request: Request, on_left: Callable[[], None]) -> Callable[[], object]:
+    """Call ``on_left`` when the client leaves, or soon if it has left. Returns what ends this."""
+    body: Body | None = request.scope.get(SCOPE_KEY)
+    if body is None:
+        return _watched_by_messages(request, on_left)
+    if body.is_lost:
+        return asyncio.get_running_loop().call_soon(on_left).cancel
+    body.watch(on_left)  # without a task: one for each request shows in profiles
+    return body.unwatch
+
+
+def _watched_by_messages(request: Request, on_left: Callable[[], None]) -> Callable[[], object]:
+    """The same, of a server that says it in no other way."""
+    watcher = asyncio.ensure_future(_next_message(request))
+
+    def on_message(_: asyncio.Task[Message]) -> None:
+        on_left()
+
+    watcher.add_done_callback(on_message)
+
+    def unwatch() -> None:
+        watcher.remove_done_callback(on_message)
         watcher.cancel()
+
+    return unwatch
 
 
 async def _next_message(request: Request) -> Message:

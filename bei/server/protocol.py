@@ -11,7 +11,6 @@ import asyncio
 import enum
 import math
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 
 import httptools
@@ -46,6 +45,10 @@ _MOST_DROPPED = 64_000_000
 
 # Requests that wait for the answer to one before them on the same connection.
 _MOST_PIPELINED = 100
+
+# What heads are known by as uvicorn writes them.
+_CONTINUE = b"HTTP/1.1 100 "
+_LENGTH = b"\r\ncontent-length: "
 
 _MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, with TLS only where the server has it."
 
@@ -105,7 +108,7 @@ class Connection(HttpToolsProtocol):
         for cycle, body in self._due:  # uvicorn tells the last one only
             cycle.disconnected = True
             cycle.message_event.set()
-            body.release()
+            body.lose()
         self._due.clear()
         self.pipeline.clear()
         super().connection_lost(exc)
@@ -216,6 +219,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
         body.on_fail = partial(self._body_failed, self.cycle)
+        body.on_watch = self.flow.resume_reading  # that a client leaves is read
         self._body = body
         self._due.append((self.cycle, body))
         self._connections.set_busy(self)
@@ -258,6 +262,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """A request is answered: go on with the next one, or wait for it."""
         self.server_state.total_requests += 1
+        self._cycle_transport.end_answer()
         if self._due:  # else the connection is lost
             self._due.popleft()[1].release()
         if self._phase is _CLOSING or self.transport.is_closing():
@@ -396,14 +401,44 @@ class Connection(HttpToolsProtocol):
 
 
 class _CycleTransport:
-    """The transport as a request's cycle sees it: whether to close at once is the connection's decision."""
+    """The transport as a request's cycle sees it: whether to close at once is the connection's decision.
 
-    __slots__ = ("_connection", "_transport", "write")
+    The head of an answer that says its length goes out with the first of its body: by itself it would be another call
+    of the system, and wake the client for nothing.
+    """
+
+    __slots__ = ("_connection", "_has_begun", "_head", "_transport")
 
     def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
         self._connection = connection
         self._transport = transport
-        self.write: Callable[[bytes], None] = transport.write
+        self._head: bytes | None = None
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``: a head, some of a body, or that the request's body may come."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.writelines([head, data])
+        elif self._has_begun:
+            self._transport.write(data)
+        else:
+            self._has_begun = not data.startswith(_CONTINUE)
+            if self._has_begun and _LENGTH in data:
+                self._head = data
+            else:
+                self._transport.write(data)
+
+    def end_answer(self) -> None:
+        """It is complete."""
+        self._flush()
+        self._has_begun = False
+
+    def _flush(self) -> None:
+        """Send a head that has no body."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.write(head)
 
     def is_closing(self) -> bool:
         """Whether the connection ends."""
@@ -411,4 +446,5 @@ class _CycleTransport:
 
     def close(self) -> None:
         """End the connection."""
+        self._flush()
         self._connection.close_after_answer()

@@ -18,8 +18,9 @@ from bei.batching.queue import Entry, Waiter
 from bei.core import Encoding, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDiedError, EngineError, NonFiniteOutputError, ShuttingDownError
+from bei.port import Answer
 from tests.bei.batching.conftest import MakeFront
-from tests.bei.batching.front import LIMITS, Front, Request, fake_rows, rows_of
+from tests.bei.batching.front import LIMITS, Front, Request, fake_rows, metric, rows_of, wait_until
 from tests.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 POISON = 99
@@ -318,6 +319,49 @@ class ShortEngine(FakeEngine):
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         return {"embedding": super().run(batch)["embedding"][:-1]}
+
+
+def test_the_engine_s_thread_delivers_a_small_step_s_answers_unless_work_waits(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front = make_front(engine)
+    answered, names = front.manager._on_answers, []
+
+    def on_answers(answers: Sequence[Answer]) -> None:
+        names.append(threading.current_thread().name)
+        answered(answers)
+
+    front.manager._on_answers = on_answers
+    first = front.submit([1])
+    engine.wait_entered()
+    second = front.submit([2])
+    engine.let_one_through()
+    front.wait(first)
+    wait_until(lambda: metric(front, "bei_engine_seconds_count") == 1, "the first step is over and done with")
+    wait_until(lambda: not front.manager._delivering.locked(), "its thread is free")
+    engine.open()
+    front.wait(second)
+    assert names == ["bei-delivery", "bei-engine-0"]
+    assert rows_of(second) == fake_rows([[2]])
+
+
+def test_answers_are_handed_over_one_call_at_a_time(make_front: MakeFront) -> None:
+    """By two streams that end their steps at once, and by the cache."""
+    front = make_front(FakeEngine(LIMITS, num_streams=2), cache_bytes=100_000)
+    answered, is_inside = front.manager._on_answers, threading.Lock()
+    overlaps: list[int] = []
+
+    def on_answers(answers: Sequence[Answer]) -> None:
+        if not is_inside.acquire(blocking=False):
+            overlaps.append(len(answers))
+            return
+        threading.Event().wait(0.0005)  # lets the other threads go on
+        answered(answers)
+        is_inside.release()
+
+    front.manager._on_answers = on_answers
+    requests = [front.submit([value % 7]) for value in range(200)]
+    front.wait(*requests)
+    assert not overlaps
 
 
 def test_an_engine_that_loses_rows_is_an_error_and_no_hang(make_front: MakeFront) -> None:

@@ -203,6 +203,14 @@ def test_a_bulk_step_is_capped_while_interactive_work_waits_or_is_expected(waiti
     assert bounds == StepBounds("bulk", 512, 0.01)
 
 
+@pytest.mark.parametrize(("waiting", "max_tokens"), [(204, 512), (205, 1024)])
+def test_interactive_work_runs_in_the_largest_efficient_steps_where_two_of_them_wait(
+    waiting: int, max_tokens: int
+) -> None:
+    bounds = step_bounds(views_of(waiting, 9), "interactive", LinearCosts(), 0.01, interactive_expected=True)
+    assert bounds.max_tokens == max_tokens
+
+
 @pytest.mark.parametrize(("waited_s", "rider_s"), [(0.0, 0.01), (0.0025, 0.01), (0.006, 0.0065), (0.5, 0.0025)])
 def test_bulk_work_rides_along_up_to_a_capped_step_less_what_interactive_work_waited(
     waited_s: float, rider_s: float

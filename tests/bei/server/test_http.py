@@ -7,8 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect, Request
 
 from bei.engine.fake import FakeEngine
+from bei.server.bodies import SCOPE_KEY, Body, BodyMemory
+from bei.server.http import unless_disconnected
 from tests.artifacts import LIMITS
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
@@ -96,6 +99,40 @@ def test_the_queued_work_of_a_client_that_leaves_is_not_run(make_app: MakeApp) -
     app.run(scenario())
     assert [sequences_of(batch) for batch in engine.batches] == [[[1]], [[2]]]
     assert 'status="499"' in app.get("/metrics").text
+
+
+@pytest.mark.parametrize("leaves_before", [False, True])
+def test_a_connection_that_says_when_its_client_leaves_is_not_asked(leaves_before: bool) -> None:
+    body = Body(BodyMemory(100))
+
+    async def receive() -> Message:
+        raise AssertionError("it says so itself")
+
+    async def scenario() -> None:
+        waiting = asyncio.get_running_loop().create_future()
+        request = Request({**scope(), SCOPE_KEY: body}, receive)
+        if leaves_before:
+            body.lose()
+        else:
+            asyncio.get_running_loop().call_soon(body.lose)
+        with pytest.raises(ClientDisconnect):
+            await unless_disconnected(request, waiting)
+        assert waiting.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_after_its_answer_cancels_nothing() -> None:
+    body = Body(BodyMemory(100))
+
+    async def scenario() -> int:
+        request = Request({**scope(), SCOPE_KEY: body})
+        answer = await unless_disconnected(request, asyncio.sleep(0, 200))
+        body.lose()
+        await asyncio.sleep(0)
+        return answer
+
+    assert asyncio.run(scenario()) == 200
 
 
 def test_a_request_that_the_stopping_server_gives_up_gets_503(make_app: MakeApp) -> None:
