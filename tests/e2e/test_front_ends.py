@@ -151,6 +151,6 @@ def test_every_front_end_says_the_same_and_no_counter_falls_when_one_is_killed(a
     assert asked.server.metric("bei_process_restarts_total", process="front-1") == restarts + 1
     assert asked.embed([[41]]) == 200
     wait_until(lambda: [answered() for _ in range(6)] == [least + 1] * 6, "both say the same")
-    for name in ("front-0", "front-1", "manager", "engine-0", "supervisor"):
+    for name in ("front-0", "front-1", "engine-0", "supervisor"):
         assert asked.server.metric_of_all("bei_process_up", process=name) == 1
     assert asked.server.metric("bei_inputs_total") >= asked.server.metric("bei_inputs_inferred_total") > 0
