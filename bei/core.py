@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -144,16 +145,16 @@ class PackedBatch:
     @classmethod
     def from_encodings(cls, encodings: Seq[Encoding]) -> PackedBatch:
         """Lay ``encodings`` end to end. Token types are 0 where an encoding has none."""
-        cu_seqlens = np.zeros(len(encodings) + 1, np.int32)
-        np.cumsum([encoding.num_tokens for encoding in encodings], out=cu_seqlens[1:])
-        input_ids = np.concatenate([encoding.input_ids for encoding in encodings], dtype=np.int32)
+        arrays = [encoding.input_ids for encoding in encodings]
+        cu_seqlens = np.array([0, *accumulate(map(len, arrays))], np.int32)
+        input_ids = np.concatenate(arrays, dtype=np.int32)
         key_lens = None
-        if any(encoding.num_keys is not None for encoding in encodings):
+        if any([encoding.num_keys is not None for encoding in encodings]):
             key_lens = np.array([e.num_tokens if e.num_keys is None else e.num_keys for e in encodings], np.int32)
         unpooled_lens = None
-        if any(encoding.num_unpooled for encoding in encodings):
+        if any([encoding.num_unpooled for encoding in encodings]):
             unpooled_lens = np.array([encoding.num_unpooled for encoding in encodings], np.int32)
-        if all(encoding.token_type_ids is None for encoding in encodings):
+        if not any([encoding.token_type_ids is not None for encoding in encodings]):
             return cls(input_ids, cu_seqlens, None, key_lens, unpooled_lens)
         token_type_ids = np.zeros(len(input_ids), np.int32)
         for encoding, start, end in zip(encodings, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
@@ -171,8 +172,10 @@ def finite_sequences(outputs: Outputs, batch: PackedBatch, per_token: Set[str]) 
     """Which sequences have no NaN or Inf in any output, [B]."""
     finite = np.ones(batch.batch_size, np.bool_)
     for name, rows in outputs.items():
-        by_row = np.logical_and.reduce(np.isfinite(rows), axis=1)
-        finite &= np.logical_and.reduceat(by_row, batch.cu_seqlens[:-1]) if name in per_token else by_row
+        is_finite = np.isfinite(rows)
+        if not np.logical_and.reduce(is_finite, axis=None):  # hardly ever
+            by_row = np.logical_and.reduce(is_finite, axis=1)
+            finite &= np.logical_and.reduceat(by_row, batch.cu_seqlens[:-1]) if name in per_token else by_row
     return finite
 
 

@@ -70,7 +70,7 @@ def graph_inputs(
     """
     starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     seq_lens = ends - starts
-    num_tokens, batch_size = batch.num_tokens, batch.batch_size
+    num_tokens, batch_size = len(batch.input_ids), len(seq_lens)
     is_cumulative = not _CUMULATIVE.isdisjoint(names)
     if sizes is None:
         num_rows = bucket(batch_size, min_step=1)
@@ -79,19 +79,21 @@ def graph_inputs(
     elif not sizes.holds(batch):
         raise ValueError(f"a batch of {num_tokens} tokens and {batch_size} sequences does not fit into {sizes}")
     num_rows, width = sizes.sequences, sizes.longest
-    per_token = np.zeros((5, sizes.tokens), np.int32)
-    input_ids, token_type_ids, position_ids, unpad_index, row = per_token
+
+    # Each call of numpy delays a single query by microseconds, more where the engine has just emptied the caches.
+    per_token = np.zeros((4, sizes.tokens), np.int32)
+    input_ids, token_type_ids, position_ids, unpad_index = per_token
     input_ids[:num_tokens] = batch.input_ids
     if batch.token_type_ids is not None:
         token_type_ids[:num_tokens] = batch.token_type_ids
-    row[:num_tokens] = np.repeat(np.arange(batch_size, dtype=np.int32), seq_lens)
-    position_ids[:num_tokens] = np.arange(num_tokens, dtype=np.int32) - starts[row[:num_tokens]]
-    unpad_index[:num_tokens] = row[:num_tokens] * width + position_ids[:num_tokens]
+    positions, indices = position_ids[:num_tokens], np.arange(num_tokens, dtype=np.int32)
+    np.subtract(indices, np.repeat(starts, seq_lens), out=positions)
+    paddings = np.arange(0, batch_size * width, width, dtype=np.int32)
+    np.add(positions, np.repeat(paddings, seq_lens), out=unpad_index[:num_tokens])
 
-    per_row = np.zeros((3, num_rows), np.int32)
-    first_index, last_index, padded_lens = per_row
-    first_index[:batch_size], last_index[:batch_size], padded_lens[:batch_size] = starts, ends - 1, seq_lens
-    padded_lens[batch_size:] = 1
+    first_index, padded_lens = np.zeros(num_rows, np.int32), np.ones(num_rows, np.int32)
+    first_index[:batch_size], padded_lens[:batch_size] = starts, seq_lens
+    last_index = first_index + padded_lens - 1
     slots = np.arange(width, dtype=np.int32)
     pad_index = np.minimum(first_index[:, None] + slots, last_index[:, None])
     slot_mask = (slots < padded_lens[:, None]).astype(np.float32)
@@ -114,9 +116,11 @@ def graph_inputs(
         tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, fillers], dtype=np.int32)
         tensors["cu_key_lens"] = tensors["cu_query_lens"].copy()  # an engine may bind it to memory of its own
     if "sequence_ids" in names:
-        tensors["sequence_ids"] = row
+        sequence_ids = _per_token(np.arange(batch_size, dtype=np.int32), seq_lens, sizes.tokens)
         if is_cumulative:
-            row[num_tokens : num_tokens + num_rows - batch_size] = np.arange(batch_size, num_rows, dtype=np.int32)
+            fillers = np.arange(batch_size, num_rows, dtype=np.int32)
+            sequence_ids[num_tokens : num_tokens + len(fillers)] = fillers
+        tensors["sequence_ids"] = sequence_ids
     if "token_pool_mask" in names:
         tensors["token_pool_mask"] = np.ones(sizes.tokens, np.float32)
         if batch.unpooled_lens is not None:

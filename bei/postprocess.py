@@ -13,11 +13,10 @@ def unit_length(rows: Float32Array) -> Float32Array:
     """``rows`` float32 [n, E], each divided by its L2 norm, which is computed in float64; a row of zeros stays.
 
     A vector that is cut to its first components (Matryoshka, arXiv:2205.13147) goes through here again: clients
-    compute dot products with it.
+    compute dot products with it. NaN and Inf become NaN; of Inf numpy warns.
     """
-    with np.errstate(invalid="ignore"):  # NaN and Inf stay NaN; the batch manager finds them
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-        unit: Float32Array = rows / np.maximum(norms, 1e-12)[:, None].astype(np.float32)
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    unit: Float32Array = rows / np.maximum(norms, 1e-12).astype(np.float32)[:, None]
     return unit
 
 

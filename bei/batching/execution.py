@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
+
+import numpy as np
 
 from bei.batching.queue import Entry
 from bei.batching.rows import engine_outputs, rows_of_batch
@@ -76,4 +79,5 @@ def _run(engine: Engine, entries: Seq[Entry]) -> tuple[list[Row], list[int]]:
             raise EngineError(f"The engine answered {len(values)} rows of {name} instead of {expected}.")
     finite = finite_sequences(outputs, batch, per_token)
     poisoned = [index for index, is_finite in enumerate(finite.tolist()) if not is_finite]
-    return rows_of_batch(outputs, batch, wanted, per_token), poisoned
+    with np.errstate(invalid="ignore") if poisoned else nullcontext():
+        return rows_of_batch(outputs, batch, wanted, per_token), poisoned

@@ -43,7 +43,8 @@ class OpenVINOEngine:
     """A compiled model with one infer request a stream; requests share the weights."""
 
     def __init__(self, folder: Path, manifest: Manifest, options: OpenVINOOptions) -> None:
-        core = _core_of(_openvino(f"Serving {manifest.name} (target cpu)"))
+        openvino = _openvino(f"Serving {manifest.name} (target cpu)")
+        core, self._tensor = _core_of(openvino), openvino.Tensor
         capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         missing = set(manifest.engine.capabilities) - set(capabilities)
         if missing:
@@ -97,7 +98,10 @@ class OpenVINOEngine:
         inputs = graph_inputs(batch, self._input_names)
         request = self._requests.get()
         try:
-            request.infer(inputs, share_inputs=True)
+            # Without dictionaries: OpenVINO would look up each input's type, and copy all outputs for its answer.
+            for name, values in inputs.items():
+                request.set_tensor(name, self._tensor(values, shared_memory=True))
+            request.infer(share_outputs=True)
             # A copy: the request's buffers belong to the next batch.
             return {
                 name: np.array(request.get_tensor(name).data[: self._num_rows(name, batch)], np.float32)
