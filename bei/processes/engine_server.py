@@ -182,7 +182,7 @@ class EngineServer:
         """The thread of one connection."""
         channel: Channel[Any] = Channel(sock, _decoder)
         try:
-            streams = self._opened(channel)
+            streams = self._asked(channel)
             if streams is not None:
                 self._serve_client(channel, streams)
         except ChannelClosedError:
@@ -192,7 +192,7 @@ class EngineServer:
         finally:
             channel.end()
 
-    def _opened(self, channel: Channel[Any]) -> _Streams | None:
+    def _asked(self, channel: Channel[Any]) -> _Streams | None:
         """What is asked for; None where there is no such."""
         frame = channel.receive()
         if frame is None or not isinstance(frame.message, Open):
@@ -203,15 +203,15 @@ class EngineServer:
             channel.send(Refused(carried(ModelNotFoundError(f"{frame.message.model} has no engine here."))))
             channel.flush(_FLUSH_S)
             return None
-        channel.send(Welcome(streams.served.hello))
         return streams
 
     def _serve_client(self, channel: Channel[Any], streams: _Streams) -> None:
         arena = Arena(bound_of(streams.served.engine.info))
         client = _Client(channel, Lender(channel, arena), arena)
         with self._lock:
-            self._clients.append(client)
+            self._clients.append(client)  # before it is told, so that ``close`` ends whoever has been welcome
         try:
+            channel.send(Welcome(streams.served.hello))
             while (frame := channel.receive()) is not None:
                 message = frame.message
                 if isinstance(message, Run):

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -92,7 +93,7 @@ class PortServer:
         """The thread of one connection."""
         channel: Channel[Any] = Channel(sock, _decoder)
         try:
-            port = self._opened(channel)
+            port = self._asked(channel)
             if port is not None:
                 self._serve_client(Client(channel, port.arena), port)
         except ChannelClosedError:
@@ -102,7 +103,7 @@ class PortServer:
         finally:
             channel.end()
 
-    def _opened(self, channel: Channel[Any]) -> ServedPort | None:
+    def _asked(self, channel: Channel[Any]) -> ServedPort | None:
         """The port that is asked for; None where there is no such."""
         frame = channel.receive()
         if frame is None or not isinstance(frame.message, Open):
@@ -113,12 +114,13 @@ class PortServer:
             channel.send(Refused(carried(ModelNotFoundError(f"{frame.message.model} is not served here."))))
             channel.flush(_FLUSH_S)
             return None
-        channel.send(Welcome(port.hello, port.state(0), self._has_culprits))
         return port
 
     def _serve_client(self, client: Client, port: ServedPort) -> None:
         with self._lock:
-            self._clients.add(client)
+            self._clients.add(client)  # before it is told, so that ``close`` ends whoever has been welcome
+        with suppress(ChannelClosedError):  # then there is nothing to receive either
+            client.channel.send(Welcome(port.hello, port.state(0), self._has_culprits))
         port.enter(client)
         try:
             while (frame := client.channel.receive()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence, Set
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDeadError, EngineDiedError
 from bei.processes.ledger import Ledger
 from bei.processes.noted_engine import NotedEngine
-from tests.bei.batching.front import LIMITS, wait_until
-from tests.bei.processes.chain import MODEL, Asker, embeddings, places, serve_port, served_model
+from tests.bei.batching.front import LIMITS
+from tests.bei.processes.chain import MODEL, Asker, abandon, embeddings, places, serve_port, served_model
 from tests.engines import GatedEngine, PickyEngine, ids
 
 
@@ -122,19 +123,18 @@ def test_an_engine_that_is_dead_ends_the_process_with_its_step_noted(machine: Ma
 
 
 def test_what_waits_is_given_to_any_number_of_processes_that_end_for_reasons_that_are_known() -> None:
+    engines = [GatedEngine(LIMITS) for _ in range(5)]
     with places(1) as (place,):
-        inner = GatedEngine(LIMITS)
-        server = serve_port(place, {MODEL: served_model(inner)}, has_culprits=True)
+        server = serve_port(place, {MODEL: served_model(engines[0])}, has_culprits=True)
         asker = Asker(place.address)
         request = asker.submit([5])
-        for _ in range(5):
-            inner.wait_entered()
-            wait_until(lambda: bool(server._clients), "it is connected")
-            for client in list(server._clients):
-                client.channel.close()
-            inner.let_one_through()
-            wait_until(lambda: not asker.port.stats().is_stalled, "it is connected again")
-        inner.open(2)
+        for former, engine in pairwise(engines):
+            former.wait_entered()
+            abandon(server)
+            server = serve_port(place, {MODEL: served_model(engine)}, has_culprits=True)
+        engines[-1].wait_entered()
+        for engine in engines:
+            engine.open(9)
         (answer,) = asker.wait(request)
         assert isinstance(answer, dict)
         assert np.array_equal(answer["embedding"], fake_row(ids(5)))

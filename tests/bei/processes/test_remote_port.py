@@ -138,7 +138,8 @@ def test_twins_of_two_front_ends_are_computed_once(both: Any, place: Place) -> N
     one.asker.submit([7])
     engine.wait_entered()
     first, second = one.asker.submit([1, 2]), other.submit([1, 2])
-    wait_until(lambda: sum(s.num_sequences for s in other.port.stats().lanes.values()) == 1, "both are one entry")
+    wait_until(lambda: not one.port._unseen and not other.port._unseen, "both are with the batch manager")
+    assert sum(lane.num_sequences for lane in other.port.stats().lanes.values()) == 1
     engine.open(4)
     rows = [*one.asker.wait(first), *other.wait(second)]
     assert embeddings(rows) == [fake_row(ids(1, 2)).tolist()] * 2
