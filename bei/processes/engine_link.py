@@ -19,7 +19,7 @@ from bei.processes.connecting import Connector, started
 from bei.processes.hello import Hello
 from bei.processes.lending import Borrower
 from bei.processes.sequences import run_of
-from bei.processes.wire import Announce, Failed, Forget, Ran, ToRemoteEngine, Welcome
+from bei.processes.wire import Failed, Ran, ToRemoteEngine, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -159,12 +159,7 @@ class EngineLink:
                 self._end(message.number, borrower.row(message.outputs, frame.payload))
             elif isinstance(message, Failed):
                 self._end(message.number, arrived(message.error))
-            elif isinstance(message, Announce):
-                assert frame.fd is not None, "its descriptor comes along"
-                borrower.add(message.segment, message.size, frame.fd)
-            elif isinstance(message, Forget):
-                borrower.forget(message.segments)
-            else:
+            elif not borrower.hears(frame):
                 raise AssertionError(f"an engine process says {type(message).__name__}")
             del frame, message  # they may hold the bytes of outputs
 

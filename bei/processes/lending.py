@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from bei.core import Held, Row
 from bei.processes.arena import Arena
-from bei.processes.channel import Channel, ChannelClosedError
+from bei.processes.channel import Channel, ChannelClosedError, Frame
 from bei.processes.memory import Segment, place_of
 from bei.processes.wire import INLINE, Announce, ArrayAt, Forget, Lent, Release
 
@@ -173,9 +173,9 @@ class _Lease(Held):
 class Borrower:
     """Gives the arrays that the other end of ``channel`` lends, and tells it when they are gone.
 
-    ``add``, ``forget`` and ``row`` are of the thread that reads the channel. Arrays outlive all of this: their memory
-    stays mapped. A lender whose process lives writes into it again, though, as soon as it reads the end of the channel.
-    So where it does, the channel is kept open by ``close_when_unused``.
+    ``hears``, ``add``, ``forget`` and ``row`` are of the thread that reads the channel. Arrays outlive all of this:
+    their memory stays mapped. A lender whose process lives writes into it again, though, as soon as it reads the end of
+    the channel. So where it does, the channel is kept open by ``close_when_unused``.
     """
 
     def __init__(self, channel: Channel[Any]) -> None:
@@ -195,6 +195,18 @@ class Borrower:
         """They hold nothing any more."""
         for segment in segments:
             del self._segments[segment]
+
+    def hears(self, frame: Frame[Any]) -> bool:
+        """Whether ``frame`` tells of segments; then that is done. Raises OSError."""
+        message = frame.message
+        if isinstance(message, Announce):
+            assert frame.fd is not None, "its descriptor comes along"
+            self.add(message.segment, message.size, frame.fd)
+        elif isinstance(message, Forget):
+            self.forget(message.segments)
+        else:
+            return False
+        return True
 
     def row(self, lent: Lent, payload: npt.NDArray[np.uint8]) -> dict[str, _Array]:
         """The arrays by their names. Those in shared memory cannot be written to."""

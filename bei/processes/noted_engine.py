@@ -49,7 +49,7 @@ class NotedEngine:
         slot.begin(batch)
         try:
             return self._engine.run(batch, outputs)
-        except BaseException as error:
+        except BaseException as error:  # raised again; but a library that ends threads is as good as dead
             if isinstance(error, EngineDeadError) or not isinstance(error, Exception):
                 log.exception("the engine is dead")
                 self._on_dead()

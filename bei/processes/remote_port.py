@@ -32,7 +32,7 @@ from bei.processes.lending import Borrower
 from bei.processes.loop_reader import LoopReader
 from bei.processes.sequences import submitted
 from bei.processes.unanswered import Given, Unanswered
-from bei.processes.wire import Announce, Answers, Bye, Cancel, ErrorAt, Forget, RowAt, Stats, ToRemotePort, Welcome
+from bei.processes.wire import Answers, Bye, Cancel, ErrorAt, RowAt, Stats, ToRemotePort, Welcome
 from bei.service import OpenPort
 
 log = logging.getLogger(__name__)
@@ -290,12 +290,7 @@ class RemotePort:
         elif isinstance(message, Stats):
             with self._lock:
                 self._note(message)
-        elif isinstance(message, Announce):
-            assert frame.fd is not None, "its descriptor comes along"
-            borrower.add(message.segment, message.size, frame.fd)
-        elif isinstance(message, Forget):
-            borrower.forget(message.segments)
-        else:
+        elif not borrower.hears(frame):
             raise AssertionError(f"an engine port says {type(message).__name__}")
 
     def _settled(self, message: Answers, payload: npt.NDArray[np.uint8], borrower: Borrower) -> list[Answer]:

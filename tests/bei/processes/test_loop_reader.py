@@ -55,7 +55,7 @@ class Reading:
                 if (frame := self.channel.receive()) is None:
                     return
                 self._handle(frame)
-        except Exception as error:
+        except Exception as error:  # for the test, which looks at it
             self.error = error
         finally:
             self.reader.end()
