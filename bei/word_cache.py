@@ -20,8 +20,8 @@ _BYTES_PER_WORD = 200
 # whoever lets go of the lock, as a batch does, has to wait until it gets it back.
 _FEW_CHARS = 128
 
-# What BERT's pre-tokenizer makes of printable ASCII, in which every other character is punctuation.
-_PIECES = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]")
+# What BERT's pre-tokenizer makes of printable ASCII, in which every character but letters and digits is punctuation.
+_PIECES = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 
 
 def treats_words_alone(tokenizer: Tokenizer) -> bool:
@@ -37,20 +37,22 @@ def treats_words_alone(tokenizer: Tokenizer) -> bool:
 
 
 class WordCache:
-    """Ids of words separated by single spaces, as the bytes of int32. Safe in threads."""
+    """Ids of words, as the bytes of int32. Safe in threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """``tokenizer``: one that ``treats_words_alone``."""
         self._tokenizer = tokenizer
         self._model = tokenizer.model
         self._is_lowercase = bool(json.loads(tokenizer.to_str())["normalizer"]["lowercase"])
-        self._added = frozenset(_matched(tokenizer))
+        self._added = tuple(set(_matched(tokenizer)))
         self._known: dict[str, bytes] = {}
         self._num_bytes = 0
 
     def ids(self, text: str) -> bytes:
         """The ids of ``text`` without special tokens."""
-        words = text.split(" ")
+        words = self._pieces(text)
+        if words is None:  # of these, what stands between spaces
+            words = [piece for word in text.split(" ") for piece in self._pieces(word) or [word]]
         known = self._known  # stays whole while it is used: it is replaced, never emptied
         try:
             return b"".join(map(known.__getitem__, words))
@@ -58,16 +60,23 @@ class WordCache:
             self._learn(known, words)
             return b"".join(map(known.__getitem__, words))
 
+    def _pieces(self, text: str) -> list[str] | None:
+        """What the model sees of a text that takes no more than to be split; None where something of it is decomposed,
+        dropped or an added token."""
+        if not (text.isascii() and text.isprintable()):
+            return None
+        lowered = text.lower()
+        for content in self._added:
+            if content in lowered:
+                return None
+        return _PIECES.findall(lowered if self._is_lowercase else text)
+
     def _learn(self, known: dict[str, bytes], words: Iterable[str]) -> None:
         others = []
         for word in dict.fromkeys(words):
             if word not in known:
-                if self._is_ordinary(word):
-                    pieces = _PIECES.findall(word.lower() if self._is_lowercase else word)
-                    if pieces != [word]:
-                        self._keep(known, word, b"".join([self._ids_of_piece(known, piece) for piece in pieces]))
-                    else:
-                        self._ids_of_piece(known, word)
+                if self._pieces(word) == [word]:  # the model alone takes a sixth of the time of the whole pipeline
+                    self._keep(known, word, array("i", [token.id for token in self._model.tokenize(word)]).tobytes())
                 else:
                     others.append(word)
         if sum(map(len, others)) <= _FEW_CHARS:
@@ -78,21 +87,6 @@ class WordCache:
             self._keep(known, word, array("i", encoded.ids).tobytes())
         if self._num_bytes > _MAX_BYTES:
             self._known, self._num_bytes = {}, 0
-
-    def _is_ordinary(self, word: str) -> bool:
-        """Whether it takes no more than to be split and looked up: nothing of it is decomposed, dropped or added."""
-        if not (word.isascii() and word.isprintable()):
-            return False
-        lowered = word.lower()
-        return not any(content in lowered for content in self._added)
-
-    def _ids_of_piece(self, known: dict[str, bytes], piece: str) -> bytes:
-        """The model's alone, a sixth of the time of the whole pipeline; known from now on."""
-        found = known.get(piece)
-        if found is None:
-            found = array("i", [token.id for token in self._model.tokenize(piece)]).tobytes()
-            self._keep(known, piece, found)
-        return found
 
     def _keep(self, known: dict[str, bytes], word: str, ids: bytes) -> None:
         known[word] = ids
