@@ -39,6 +39,10 @@ _SURE = 0.9
 # even if several models share the device nobody is refused then.
 _QUIET = 0.1
 
+# The other processes may believe that more is held here than is, by this share of the limits: of what becomes less they
+# hear with the next request that comes or goes, and at once only where it is more than that.
+_UNTOLD = 0.001
+
 
 class Costs(Protocol):
     """What admission asks a cost model (``bei.costs``)."""
@@ -186,6 +190,9 @@ class Admission:
         self._expected_s: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
         self._accepted_s = 0.0  # of all open tickets, done or not: no wait is longer, on an engine for itself
         self._open: set[Ticket] = set()
+        most_tokens, most_s = limits.max_queue_tokens, min(limits.max_wait_s.values())
+        self._most_untold = Demand(int(_UNTOLD * most_tokens), _UNTOLD * most_s)
+        self._told = _NOTHING
         self._is_draining = False
 
     @property
@@ -224,13 +231,11 @@ class Admission:
                 f"The request has about {demand.num_tokens} tokens, the limit is {limit}: split it into smaller ones."
             )
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
-        accepted_s = self._accepted_s + self._others().seconds
-        is_quiet = deadline_s is None and accepted_s < _QUIET * self._limits.max_wait_s[lane]
-        stats = None if is_quiet else self._stats()
         with self.lock:
-            self._tell(demand)  # before looking: of two processes that admit at once, one at least sees the other
+            # Before looking: of two processes that admit at once, one at least sees the other.
+            self._tell(1, demand, lane)
             try:
-                self._check(demand, lane, deadline_s, stats)
+                self._check(demand, lane, deadline_s)
             except BeiError:
                 self._tell()
                 raise
@@ -246,12 +251,16 @@ class Admission:
         """Never refused, but counted: for work of this process."""
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
         with self.lock:
+            self._tell(1, demand, lane)
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
 
     def wait_s(self, lane: Lane, stats: PortStats) -> float:
         """How long a request that comes to ``lane`` now is predicted to wait until its own work begins."""
-        others = self._others().expected_s
-        queued = {name: stats.lanes[name].cost_s + self._expected_s[name] + others[name] for name in LANES}
+        return self._wait_s(lane, stats, self._others())
+
+    def _wait_s(self, lane: Lane, stats: PortStats, others: Accepted) -> float:
+        expected_s = others.expected_s
+        queued = {name: stats.lanes[name].cost_s + self._expected_s[name] + expected_s[name] for name in LANES}
         ahead_s = stats.running_s + queued["interactive"]
         if lane == "bulk":
             ahead_s += queued["bulk"]
@@ -262,7 +271,8 @@ class Admission:
     def count(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
         """Under the lock: so much more, or less, is held."""
         self._change(lane, num_tokens, expected_s)
-        self._tell()
+        if self._elsewhere is not None and self._is_worth_telling(lane):
+            self._tell()
 
     def closed(self, ticket: Ticket, held: Demand) -> None:
         """Under the lock: ``ticket`` gives back what it held."""
@@ -280,11 +290,20 @@ class Admission:
         self.num_tokens += num_tokens
         self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
 
-    def _tell(self, coming: Demand = _NO_DEMAND) -> None:
-        """Under the lock: let the other processes know, of a request that is not admitted yet too."""
-        if self._elsewhere is not None:
-            num_tokens, seconds = self.num_tokens + coming.num_tokens, self._accepted_s + coming.seconds
-            self._elsewhere.tell(Accepted(len(self._open), num_tokens, seconds, self._expected_s))
+    def _is_worth_telling(self, lane: Lane) -> bool:
+        untold_tokens = self._told.num_tokens - self.num_tokens
+        untold_s = self._told.expected_s[lane] - self._expected_s[lane]
+        return not 0 <= untold_tokens <= self._most_untold.num_tokens or untold_s > self._most_untold.seconds
+
+    def _tell(self, num_coming: int = 0, coming: Demand = _NO_DEMAND, lane: Lane = "interactive") -> None:
+        """Under the lock: let the other processes know, also of a request that is not admitted yet."""
+        if self._elsewhere is None:
+            return
+        expected_s = self._expected_s.copy()
+        expected_s[lane] += coming.seconds
+        num_open, num_tokens = len(self._open) + num_coming, self.num_tokens + coming.num_tokens
+        self._told = Accepted(num_open, num_tokens, self._accepted_s + coming.seconds, expected_s)
+        self._elsewhere.tell(self._told)
 
     def _others(self) -> Accepted:
         return _NOTHING if self._elsewhere is None else self._elsewhere.others()
@@ -292,23 +311,22 @@ class Admission:
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)
         self._accepted_s += ticket.admitted.seconds
-        self.count(ticket.lane, ticket._expected.num_tokens, ticket._expected.seconds)
+        self._change(ticket.lane, ticket.admitted.num_tokens, ticket.admitted.seconds)
         return ticket
 
-    def _check(self, demand: Demand, lane: Lane, deadline_s: float | None, stats: PortStats | None) -> None:
-        """Raise if the request has to come back later, or cannot be answered in time at all.
-
-        ``stats`` None: so little is accepted that nobody has to wait for long.
-        """
-        num_tokens = self.num_tokens + self._others().num_tokens
+    def _check(self, demand: Demand, lane: Lane, deadline_s: float | None) -> None:
+        """Raise if the request has to come back later, or cannot be answered in time at all."""
+        others = self._others()
+        num_tokens = self.num_tokens + others.num_tokens
         too_many = num_tokens + demand.num_tokens - self._limits.max_queue_tokens
         if too_many > 0 and num_tokens:
             share = min(1.0, too_many / num_tokens)
             message = f"About {num_tokens} tokens are waiting and the limit is {self._limits.max_queue_tokens}"
-            raise _overloaded(message, share * self.wait_s("bulk", stats or self._stats()))
-        if stats is None:
-            return
-        wait_s = self.wait_s(lane, stats)
+            raise _overloaded(message, share * self._wait_s("bulk", self._stats(), others))
+        if deadline_s is None and self._accepted_s + others.seconds < _QUIET * self._limits.max_wait_s[lane]:
+            return  # so little is accepted that nobody has to wait for long
+        stats = self._stats()
+        wait_s = self._wait_s(lane, stats, others)
         own_s = demand.seconds * stats.slowdown
         if deadline_s is None:
             longest_s = self._limits.max_wait_s[lane]

@@ -34,6 +34,12 @@ _MOST_BUFFERS = 256  # of one call; Linux takes 1,024
 _DESCRIPTORS = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 _NO_BYTES = np.empty(0, np.uint8)
 
+# Plain numbers: flags of Python's enumerations take a microsecond to be put together.
+_AT_ONCE = int(socket.MSG_DONTWAIT)
+_SENDING = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_RECEIVING = int(socket.MSG_CMSG_CLOEXEC)
+_CUT_OFF = int(socket.MSG_CTRUNC)
+
 MessageT = TypeVar("MessageT")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -135,7 +141,7 @@ class Channel(Generic[MessageT]):
         Not while ``is_next_large``: the buffer may be full.
         """
         try:
-            return self._fill(socket.MSG_DONTWAIT) > 0
+            return self._fill(_AT_ONCE) > 0
         except BlockingIOError:
             return True
 
@@ -215,7 +221,7 @@ class Channel(Generic[MessageT]):
         if segment is not None:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.fd]))]
         try:
-            return self._sock.sendmsg(buffers, rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._sock.sendmsg(buffers, rights, _SENDING)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -256,7 +262,7 @@ class Channel(Generic[MessageT]):
     # Reading.
 
     def _fill(self, flags: int) -> int:
-        """Read once into the buffer; how many bytes came, 0 at the end. Raises BlockingIOError with MSG_DONTWAIT."""
+        """Read once into the buffer; how many bytes came, 0 at the end. Raises BlockingIOError with ``_AT_ONCE``."""
         if self._start:
             kept = self._end - self._start
             self._input[:kept] = self._input[self._start : self._end]
@@ -292,10 +298,10 @@ class Channel(Generic[MessageT]):
         """How many bytes came; 0 at the end. Descriptors come with the bytes that they were sent with, or before."""
         while True:
             try:
-                found = self._sock.recvmsg_into([buffer], _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | flags)
+                found = self._sock.recvmsg_into([buffer], _DESCRIPTORS, _RECEIVING | flags)
                 break
             except BlockingIOError:
-                if flags & socket.MSG_DONTWAIT:
+                if flags & _AT_ONCE:
                     raise
                 self._polled(None)  # libuv makes a socket that it has watched non-blocking
             except OSError:  # reset
@@ -306,5 +312,5 @@ class Channel(Generic[MessageT]):
                 fds = array.array("i")
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
                 self._fds.extend(fds)
-        assert not found_flags & socket.MSG_CTRUNC, "a frame has one descriptor at most"
+        assert not found_flags & _CUT_OFF, "a frame has one descriptor at most"
         return num_read

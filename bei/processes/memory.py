@@ -100,9 +100,9 @@ def _remember(segment: Segment) -> None:
 
 def place_of(values: npt.NDArray[Any]) -> Place | None:
     """Where ``values`` lie; None where that is no segment of this process, or not one after the other."""
-    if not values.flags.c_contiguous:
-        return None
     addresses, segments = _table
+    if not addresses or not values.flags.c_contiguous:
+        return None
     address: int = values.__array_interface__["data"][0]
     index = bisect_right(addresses, address) - 1
     segment = segments[index]() if index >= 0 else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -220,7 +219,10 @@ class RemotePort:
         self._heard_s = time.monotonic()
         if message.speed:
             self._costs.follow(message.speed)
-        while self._unseen and self._unseen[0].number <= message.num_seen:
+        self._note_seen(message.num_seen)
+
+    def _note_seen(self, num_seen: int) -> None:
+        while self._unseen and self._unseen[0].number <= num_seen:
             self._unseen.popleft()
 
     # The port's thread.
@@ -301,6 +303,7 @@ class RemotePort:
         if message.errors:
             found += [(error_at, arrived(error_at.error)) for error_at in message.errors]
         with self._lock:
+            self._note_seen(message.num_seen)
             for at, result in found:
                 if self._unanswered.settle(at.request_id, at.place):
                     times = message.steps[at.step] if at.step >= 0 else None
@@ -381,5 +384,7 @@ def _leave(session: _Session) -> None:
 
 def _try_send(channel: Channel[Any], message: Any, payload: Seq[npt.NDArray[Any]] = ()) -> None:
     """Send; to nobody where the other process has ended, as the thread that reads finds out."""
-    with contextlib.suppress(ChannelClosedError):
+    try:
         channel.send(message, payload)
+    except ChannelClosedError:
+        return

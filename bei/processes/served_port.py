@@ -29,7 +29,8 @@ from bei.service import OpenPort
 
 log = logging.getLogger(__name__)
 
-# Front ends are told at once when so much work has come or gone, seconds of the engine; else every now and then.
+# Front ends are told at once when so much more or less work waits than they know of, seconds of the engine; else every
+# now and then.
 _WORTH_TELLING_S = 0.002
 
 
@@ -51,7 +52,8 @@ class ServedModel:
 
 
 class Client:
-    """A front end's connection. ``asked``: the port's numbers of its requests, by its own."""
+    """A front end's connection. ``asked``: the port's numbers of its requests, by its own. ``num_seen``: how many of
+    its submissions the port has."""
 
     def __init__(self, channel: Channel[Any], arena: Arena) -> None:
         self.channel = channel
@@ -87,7 +89,7 @@ class Client:
                 lent_at.append((request_id, place, step))
         lent, payload = self.lender.lend(rows)
         at = [RowAt(*where, row) for where, row in zip(lent_at, lent, strict=True)]
-        self.channel.send(Answers(list(steps), at, errors), payload)
+        self.channel.send(Answers(list(steps), at, errors, self.num_seen), payload)
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class ServedPort:
         self._asked: dict[int, _Asked] = {}
         self._ids = itertools.count(1)
         self._told: tuple[PortStats, float] | None = None
-        self._moved_s = 0.0  # what has come and gone since
+        self._untold_s = 0.0  # by how much more, or less, waits since
         self._port = served.open_port(self._on_answers, served.metrics)
 
     @property
@@ -148,7 +150,7 @@ class ServedPort:
                 number = client.asked[message.request_id] = next(self._ids)
                 self._asked[number] = _Asked(client, message.request_id, cost_s / len(message.items))
             self._asked[number].remaining += len(message.items)
-            self._moved_s += cost_s
+            self._untold_s += cost_s
         try:
             self._port.submit(submission_of(message, payload, number))
         except Exception as error:  # a border: every item has its answer
@@ -183,7 +185,7 @@ class ServedPort:
         """Tell all front ends the port's state, if it has changed."""
         with self._lock:
             seen = {client: client.num_seen for client in self._clients}  # before the state: none may be missing there
-            self._moved_s = 0.0
+            self._untold_s = 0.0
         if not seen:
             return
         state = self.state(0)
@@ -210,7 +212,7 @@ class ServedPort:
                 if asked is None:  # cancelled meanwhile
                     continue
                 asked.remaining -= 1
-                self._moved_s += asked.cost_s
+                self._untold_s -= asked.cost_s
                 if not asked.remaining:
                     del self._asked[answer.request_id]
                     del asked.client.asked[asked.request_id]
@@ -221,7 +223,7 @@ class ServedPort:
         self._tell_of_much()
 
     def _tell_of_much(self) -> None:
-        if self._moved_s >= _WORTH_TELLING_S:
+        if abs(self._untold_s) >= _WORTH_TELLING_S:
             self._on_change()
 
     def _cost_s(self, items: Seq[ItemHead]) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 from bei.admission import Accepted
@@ -110,23 +110,35 @@ class SharedFrontEnds:
 
 
 class ModelCell:
-    """The words of one model in the cell. Whole numbers, so that what is taken away again leaves nothing."""
+    """The words of one model in the cell, summed over the services that this process has of it: two while it is
+    swapped. Whole numbers, so that what is taken away again leaves nothing."""
 
     def __init__(self, page: SharedPage, model: str) -> None:
         self._page = page
         self._first = page.words_of_model(model)
-        self._own = [0] * shared_page.OF_MODEL
+        self._held: dict[object, Seq[int]] = {}  # by service, but for those that hold nothing
         self._lock = threading.Lock()
 
-    def change(self, old: Seq[int], new: Seq[int]) -> None:
-        """A service that held ``old`` holds ``new``."""
+    def tell(self, service: object, words: Seq[int]) -> None:
+        """``service`` holds so much."""
         with self._lock:
-            self._own = [own + last - first for own, first, last in zip(self._own, old, new, strict=True)]
-            self._page.write_model(self._first, self._own)
+            if any(words):
+                self._held[service] = words
+                is_alone = len(self._held) == 1
+            else:
+                self._held.pop(service, None)
+                is_alone = not self._held
+            self._page.write_model(self._first, words if is_alone else _sums(self._held.values()))
 
-    def total(self) -> Iterator[int]:
-        """Each word, summed over all front ends."""
-        return map(sum, zip(self._own, *self._page.model_of_others(self._first), strict=True))
+    def others(self, service: object) -> Seq[int]:
+        """Each word, summed over all services of all front ends but one."""
+        here = [words for other, words in list(self._held.items()) if other is not service]
+        held = [*self._page.model_of_others(self._first), *here]
+        return held[0] if len(held) == 1 else _sums(held)
+
+
+def _sums(held: Iterable[Seq[int]]) -> Seq[int]:
+    return [sum(words) for words in zip([0] * shared_page.OF_MODEL, *held, strict=True)]
 
 
 class AcceptedElsewhere:
@@ -134,19 +146,16 @@ class AcceptedElsewhere:
 
     def __init__(self, cell: ModelCell) -> None:
         self._cell = cell
-        self._told = [0] * shared_page.OF_MODEL
 
     def tell(self, own: Accepted) -> None:
         """This service has accepted ``own``."""
-        interactive_s, bulk_s = own.expected_s["interactive"], own.expected_s["bulk"]
-        words = [own.num_open, own.num_tokens, *(int(s * _NS) for s in (own.seconds, interactive_s, bulk_s))]
-        self._cell.change(self._told, words)
-        self._told = words
+        expected_s = own.expected_s
+        interactive_ns, bulk_ns = int(expected_s["interactive"] * _NS), int(expected_s["bulk"] * _NS)
+        self._cell.tell(self, (own.num_open, own.num_tokens, int(own.seconds * _NS), interactive_ns, bulk_ns))
 
     def others(self) -> Accepted:
         """All others together."""
-        found = [total - told for total, told in zip(self._cell.total(), self._told, strict=True)]
-        num_open, num_tokens, ns, interactive_ns, bulk_ns = found
+        num_open, num_tokens, ns, interactive_ns, bulk_ns = self._cell.others(self)
         return Accepted(num_open, num_tokens, ns / _NS, {"interactive": interactive_ns / _NS, "bulk": bulk_ns / _NS})
 
 

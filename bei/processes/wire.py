@@ -128,11 +128,13 @@ class ErrorAt(NamedTuple):
 
 
 class Answers(_Message):
-    """Answers, each to one item."""
+    """Answers, each to one item. ``num_seen``: so many submissions of the connection had been taken over. Either they
+    are in the state that was told last, or they and what has been answered since make little difference to it."""
 
     steps: list[StepTimes]
     rows: list[RowAt]
     errors: list[ErrorAt]
+    num_seen: int
 
 
 class Stats(_Message):

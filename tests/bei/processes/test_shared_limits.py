@@ -49,10 +49,11 @@ def front_ends(count: int) -> Iterator[list[SharedLimits]]:
 # Admission
 
 LIMIT = 100
+_BULK_WAIT_S = 10.0
 
 
 def admission(limits: SharedLimits | None = None, stats: PortStats | None = None) -> Admission:
-    rules = AdmissionLimits(LIMIT, {"interactive": inf, "bulk": 10.0}, 4, 100, 0.2)
+    rules = AdmissionLimits(LIMIT, {"interactive": inf, "bulk": _BULK_WAIT_S}, 4, 100, 0.2)
     found = stats or stats_of()
     elsewhere = None if limits is None else limits.accepted("a")
     return Admission(rules, LinearCosts(), lambda: found, lambda: None, elsewhere)
@@ -72,7 +73,9 @@ _GOES_ON = st.tuples(st.sampled_from(["moves", "is answered", "closes"]), st.int
 @settings(deadline=None)
 @given(st.lists(st.one_of(_COMES, _GOES_ON), max_size=30))
 def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(steps: list[Any]) -> None:
-    with front_ends(3) as limits:
+    """Where they tell each other everything at once."""
+    with pytest.MonkeyPatch.context() as patch, front_ends(3) as limits:
+        patch.setattr("bei.admission._UNTOLD", 0.0)
         desks, alone = [admission(one) for one in limits], admission()
         tickets: list[tuple[Ticket, Ticket]] = []
         for first, number, third in steps:
@@ -99,6 +102,35 @@ def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(st
             for ticket in pair:
                 ticket.close()
         assert all(desk._others() == (0, 0, 0.0, dict.fromkeys(LANES, 0.0)) for desk in desks)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(_COMES, _GOES_ON), max_size=30))
+def test_front_ends_believe_of_each_other_what_is_held_or_little_more(steps: list[Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch, front_ends(2) as limits:
+        patch.setattr("bei.admission._UNTOLD", 0.05)
+        desk, other = map(admission, limits)
+        tickets: list[Ticket] = []
+        for first, number, third in steps:
+            if isinstance(first, int):
+                found = admitted(desk, number, third)
+                tickets += [found] if isinstance(found, Ticket) else []
+            elif tickets:
+                ticket = tickets[number % len(tickets)]
+                if first == "moves":
+                    ticket.moved(ticket.admitted, third)
+                elif first == "is answered":
+                    ticket.answered(third)
+                else:
+                    ticket.close()
+            believed = other._others()
+            assert believed.num_open == other.num_open == desk.num_open
+            assert 0 <= believed.num_tokens - desk.num_tokens <= 0.05 * LIMIT
+            held_s = sum(desk._expected_s.values())
+            assert -1e-6 <= sum(believed.expected_s.values()) - held_s <= 0.05 * _BULK_WAIT_S + 1e-6
+        for ticket in tickets:
+            ticket.close()
+        assert other._others() == (0, 0, 0.0, dict.fromkeys(LANES, 0.0))
 
 
 def test_front_ends_that_admit_at_once_never_hold_more_than_the_limit() -> None:
