@@ -4,7 +4,8 @@
 
 1. Over an engine whose steps take a millisecond and no processor (``standin.py``): requests a second of single short
    texts at concurrency 64, by the number of front ends, and the median time of one client's request: what the way
-   over two processes adds to it. How many arrays were copied into shared memory for all answers.
+   over two processes adds to it, in many short turns, as the machine's speed changes from second to second. How many
+   arrays were copied into shared memory for all answers.
 2. With ``--before``: one process with MiniLM on the CPU, this checkout's server against the other one's, on prose that
    they have not met: single texts at concurrency 64 and requests of 32 at concurrency 4.
 
@@ -36,13 +37,14 @@ from tests.e2e.wide_server import save_models
 
 _MODEL = "embedder"
 _CONCURRENCY = 64
+_TURNS = 10  # of latencies, in a repetition
 
 
 class Sizes(NamedTuple):
-    """How much is measured: requests of a rate and of a latency, and of the real engine requests of each kind."""
+    """How much is measured: requests of a rate, of a turn's latency, and of the real engine those of each kind."""
 
     rate: int = 6000
-    latency: int = 600
+    latency: int = 100
     singles: int = 1500
     bulk: int = 60
 
@@ -90,22 +92,34 @@ def _standin(workers: Sequence[int], sizes: Sizes, repetitions: int, scratch: Pa
             rates[_name(number)] = partial(_rate, port, _bodies(sizes.rate))
             latencies[_name(number)] = partial(_latency_ms, port, _bodies(sizes.latency))
         measured_rates = alternate(rates, repetitions)
-        measured_latencies = alternate(latencies, repetitions)
+        measured_latencies = alternate(latencies, repetitions * _TURNS)
     first = _name(workers[0])
     num_answers = (repetitions + 1 + measured_rates[first]["repetitions made again"]) * sizes.rate
-    num_answers += (repetitions + 1 + measured_latencies[first]["repetitions made again"]) * sizes.latency
+    num_answers += (repetitions * _TURNS + 1 + measured_latencies[first]["repetitions made again"]) * sizes.latency
     return {
         "requests a second, single texts": measured_rates,
         "ratios": {name: ratio(measured_rates, name, first) for name in rates if name != first},
         "median of one client's request, ms": measured_latencies,
         "added to it, ms": {
-            name: round(found["median"] - measured_latencies[first]["median"], 3)
+            name: _added(measured_latencies[first]["values"], found["values"])
             for name, found in measured_latencies.items()
             if name != first
         },
         "answers of each server": num_answers,
         "arrays copied into shared memory": {_name(number): _copies(folder) for number, folder in copies.items()},
     }
+
+
+def _added(one_process: Sequence[float], more: Sequence[float]) -> dict[str, float]:
+    """By the medians of all turns, and within turns, whose mean has a standard error."""
+    within = np.array(more) - np.array(one_process)
+    added = {
+        "of medians": np.median(more) - np.median(one_process),
+        "median within turns": np.median(within),
+        "mean within turns": within.mean(),
+        "its standard error": within.std() / np.sqrt(len(within)),
+    }
+    return {name: round(float(value), 3) for name, value in added.items()}
 
 
 def _copies(folder: Path) -> dict[str, int]:
