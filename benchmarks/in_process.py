@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bei.artifact import TOKENIZER, Artifact
 from bei.core import Engine, PackedBatch
 from bei.engine import load_engine
@@ -148,12 +150,14 @@ def _memory(samples: Samples, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def plot(name: str, memory: dict[str, list[dict[str, Any]]]) -> None:
-    """Write ``results/<name>.png``: memory over the last call of each form."""
+    """Write ``results/<name>.png``: memory over the last call of each form, and without what it has of its result."""
     figure, ((axes,),) = panels(1, 1, (6.0, 3.4))
     for (form, calls), color in zip(memory.items(), (BLUE, GREEN), strict=False):
         if calls[-1]:
             times, rss = zip(*calls[-1]["s, MB"], strict=True)
+            result = calls[-1]["result"] * np.array(times) / times[-1]
             axes.plot(times, rss, color=color, label=form)
+            axes.plot(times, rss - result, color=color, linestyle="--", label="without its result")
     axes.set(title="resident memory, MB", xlabel="seconds of the call")
     axes.set_ylim(0)
     axes.legend(loc="lower right")

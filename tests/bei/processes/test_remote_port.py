@@ -26,11 +26,12 @@ from bei.errors import (
     ShuttingDownError,
 )
 from bei.port import UNIT_EMBEDDING, EnginePort, Item, LaneStats, OnAnswers, PortStats, Submission
-from bei.processes import port_server, remote_port
+from bei.processes import port_server, remote_port, served_port
 from bei.processes.channel import Channel
 from bei.processes.port_server import PortServer, ServedModel
 from bei.processes.remote_port import RemotePort, ask_hello
 from bei.processes.sequences import submitted
+from bei.processes.served_port import ServedPort
 from bei.processes.wire import Open, Stats, Welcome
 from tests.bei.batching.front import LIMITS, wait_until
 from tests.bei.processes.chain import (
@@ -145,6 +146,40 @@ def test_twins_of_two_front_ends_are_computed_once(both: Any, place: Place) -> N
     assert embeddings(rows) == [fake_row(ids(1, 2)).tolist()] * 2
     assert len(engine.batches) == 2
     other.port.close()
+
+
+def test_what_is_answered_does_not_count_as_waiting_though_nobody_tells_the_state(
+    both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_server, "_TELL_EVERY_S", 3600.0)
+    monkeypatch.setattr(ServedPort, "_tell_of_much", lambda _: None)
+    one = both(FakeEngine(LIMITS))
+    for value in range(1, 9):
+        one.asker.rows([value])
+    waiting = sum(lane.num_sequences for lane in one.port.stats().lanes.values())
+    assert waiting <= 1  # an answer may be sent before its submission is noted as taken over
+
+
+def test_front_ends_are_told_at_once_where_much_waits_or_much_is_done_and_not_of_what_comes_and_goes(
+    both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_server, "_TELL_EVERY_S", 3600.0)
+    engine = GatedEngine(LIMITS)
+    one = both(engine)
+    monkeypatch.setattr(ServedPort, "_cost_s", lambda _, items: 0.6 * served_port._WORTH_TELLING_S * len(items))
+    (port,) = one.server._ports.values()
+    told: list[float] = []
+    monkeypatch.setattr(port, "_on_change", lambda: told.append(port._untold_s))
+    for value in range(1, 4):  # one at a time
+        engine.let_one_through()
+        one.asker.rows([value])
+    assert not told
+    requests = [one.asker.submit([value]) for value in (5, 6)]
+    wait_until(lambda: bool(told), "two wait")
+    assert told[0] == pytest.approx(1.2 * served_port._WORTH_TELLING_S)
+    engine.open(2)
+    for request in requests:
+        one.asker.wait(request)
 
 
 class WideEngine(FakeEngine):
