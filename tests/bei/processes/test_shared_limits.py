@@ -66,6 +66,15 @@ def admitted(desk: Admission, tokens: int, lane: Lane) -> Ticket | str:
         return str(error).rsplit("retry", 1)[0]  # its time is a little random
 
 
+def goes_on(ticket: Ticket, how: str, num_tokens: int) -> None:
+    if how == "moves":
+        ticket.moved(ticket.admitted, num_tokens)
+    elif how == "is answered":
+        ticket.answered(num_tokens)
+    else:
+        ticket.close()
+
+
 _COMES = st.tuples(st.integers(0, 2), st.integers(1, LIMIT), st.sampled_from(LANES))
 _GOES_ON = st.tuples(st.sampled_from(["moves", "is answered", "closes"]), st.integers(0, 20), st.integers(0, 120))
 
@@ -87,12 +96,7 @@ def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(st
                     assert found == expected
             elif tickets:
                 for ticket in tickets[number % len(tickets)]:
-                    if first == "moves":
-                        ticket.moved(ticket.admitted, third)
-                    elif first == "is answered":
-                        ticket.answered(third)
-                    else:
-                        ticket.close()
+                    goes_on(ticket, first, third)
             assert sum(desk.num_tokens for desk in desks) == alone.num_tokens
             assert {desk.num_open for desk in desks} == {alone.num_open}
             for lane in LANES:
@@ -116,13 +120,7 @@ def test_front_ends_believe_of_each_other_what_is_held_or_little_more(steps: lis
                 found = admitted(desk, number, third)
                 tickets += [found] if isinstance(found, Ticket) else []
             elif tickets:
-                ticket = tickets[number % len(tickets)]
-                if first == "moves":
-                    ticket.moved(ticket.admitted, third)
-                elif first == "is answered":
-                    ticket.answered(third)
-                else:
-                    ticket.close()
+                goes_on(tickets[number % len(tickets)], first, third)
             believed = other._others()
             assert believed.num_open == other.num_open == desk.num_open
             assert 0 <= believed.num_tokens - desk.num_tokens <= 0.05 * LIMIT
