@@ -126,11 +126,11 @@ class Child:
         return await answer
 
     async def ask(self, kind: str, patience_s: float) -> bytes | None:
-        """What the child offers under this name; None where it does not say in time."""
+        """What the child offers under this name; None where it does not say in time, or does not offer it yet."""
+        if not self.is_alive or kind not in self.offers:
+            return None
         number = next(self._ids)
         answer: asyncio.Future[bytes | None] = self._loop.create_future()
-        if not self.is_alive:
-            return None
         self._questions[number] = kind, answer
         try:
             await asyncio.wait_for(self._asked(number, kind, answer), patience_s)

@@ -107,6 +107,14 @@ def test_questions_go_both_ways_and_an_answer_that_fails_is_none() -> None:
     with_child(test)
 
 
+def test_a_child_is_not_asked_for_what_it_does_not_offer_yet() -> None:
+    async def test(ward: Ward) -> None:
+        psutil.Process(ward.child.pid).suspend()
+        assert await ward.child.ask("name", 10 * DEADLINE_S) is None
+
+    with_child(test)
+
+
 def test_one_that_does_not_stop_is_killed_and_one_that_does_is_not() -> None:
     async def test(ward: Ward) -> None:
         await ward.child.stop(Stop(), DEADLINE_S)
