@@ -161,8 +161,8 @@ class Supervisor:
         looking = asyncio.ensure_future(self._abandon_where_nobody_answers())
         await fleet.tell("front", Drain())
         looking.cancel()
+        sockets.close()  # before front ends do, which accept who waits there: else others would come into the queue
         await fleet.stop("front")
-        sockets.close()
         if self._is_abandoned:
             fleet.kill("manager", "engine")  # a step may hang, and nobody waits for its answer
         await fleet.stop("manager")

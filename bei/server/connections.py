@@ -16,6 +16,9 @@ from bei.server.request_log import RequestLog
 # How often deadlines are looked at: one pass over all connections costs less than a timer for each request.
 _TICK_S = 0.5
 
+# Clients that have connected when the server ends have so long for the headers of a request.
+_LAST_HEADERS_S = 0.5
+
 # Connections that have their last answer and are read until the client has seen it (Connections.add_lingering).
 MOST_LINGERING = 64
 
@@ -92,6 +95,8 @@ class Connections:
     ) -> None:
         self.config = config
         self.bodies = BodyMemory(config.body_memory, uploads)
+        self.is_draining = False  # then each connection ends with the answer to its next request
+        self.header_timeout_s: float = config.header_timeout
         self._max_connections = max_connections
         self._others = others
         self._num_coming = 0
@@ -189,6 +194,15 @@ class Connections:
         self._metrics.requests.labels("unmatched", str(status)).inc()
         if self._request_log is not None:
             self._request_log.refused(status, request_id.decode())
+
+    def begin_drain(self) -> None:
+        """From now on each connection ends with the answer to its next request."""
+        self.is_draining = True
+
+    def end(self) -> None:
+        """Who has connected may still ask, at once."""
+        self.begin_drain()
+        self.header_timeout_s = min(self.header_timeout_s, _LAST_HEADERS_S)
 
     def start_clock(self) -> None:
         """Hold the deadlines from now on."""

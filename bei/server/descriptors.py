@@ -24,6 +24,9 @@ _RESERVE = 32 + MOST_LINGERING
 MOST_HANDSHAKES = 256
 
 _ACCEPTS_AT_ONCE = 64  # then the loop's turn: who is connected already is served between
+_MOST_WAITING = 4096  # of a socket's queue: net.core.somaxconn
+# Clients whose handshake is under way when nothing more is accepted have so long to end it.
+_LAST_HANDSHAKES_S = 0.5
 _RETRY_S = 0.1
 # A connection that is left to other processes is accepted here after all if it is still there then: the others compute.
 _LEAVE_S = 0.005
@@ -110,15 +113,16 @@ class Listener:
         self._start()
 
     def close(self) -> None:
-        """Accept no more. The socket is its owner's to close."""
+        """Accept who waits in the socket's queue, and no more. The socket is its owner's to close, at once: who comes
+        into its queue meanwhile is connected, and reset when it is closed."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
+        self._accept_waiting()
         if self._gate is not None:
             self._gate.listening(-1)
-        if self._tls is not None:
-            for handshake in self._accepting:
-                handshake.cancel()
+        if self._accepting and self._tls is not None:
+            self._loop.call_later(_LAST_HANDSHAKES_S, self._end_handshakes)
 
     async def wait_closed(self) -> None:
         """Return when what was accepted is connected, or has failed."""
@@ -147,23 +151,39 @@ class Listener:
                     self._leave(self._loop.time() + _LEAVE_S)
                 return  # whether there is another one at all is seen in the loop's next turn
             try:
-                connection, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError):
+                self._accept_one()
+            except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in _OUT_OF:
                     self._wait_for_room(error)
                     return
-                continue  # this client has left, or its network has: accept(2)
-            if self._gate is not None:
-                self._gate.coming(1)
-            task = self._loop.create_task(self._connect(connection))
-            self._accepting[task] = None
-            task.add_done_callback(self._connected)
-            if self._tls is not None and len(self._accepting) > MOST_HANDSHAKES:
-                oldest = next(iter(self._accepting))
-                del self._accepting[oldest]
-                oldest.cancel()
+
+    def _accept_waiting(self) -> None:
+        for _ in range(_MOST_WAITING):
+            try:
+                self._accept_one()
+            except OSError as error:
+                if error.errno in _OUT_OF or isinstance(error, BlockingIOError):
+                    return
+
+    def _accept_one(self) -> None:
+        """Raises BlockingIOError: nobody is there; OSError: there is no descriptor, or this client has left, or its
+        network has (accept(2))."""
+        connection, _ = self._listener.accept()
+        if self._gate is not None:
+            self._gate.coming(1)
+        task = self._loop.create_task(self._connect(connection))
+        self._accepting[task] = None
+        task.add_done_callback(self._connected)
+        if self._tls is not None and len(self._accepting) > MOST_HANDSHAKES:
+            oldest = next(iter(self._accepting))
+            del self._accepting[oldest]
+            oldest.cancel()
+
+    def _end_handshakes(self) -> None:
+        for handshake in self._accepting:
+            handshake.cancel()
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         """Or not: it has failed, or was cancelled."""

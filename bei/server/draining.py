@@ -42,6 +42,7 @@ def _nothing() -> None:
 
 class DrainingServer(uvicorn.Server):
     """Accepts and answers until ``stop``. ``begin_drain`` refuses new requests with 503; what is accepted is answered.
+    Connections end with the answers to requests that come while it drains, so that clients go elsewhere.
 
     ``on_started`` is called when it accepts connections, ``take_signals`` when signals can be taken over.
     """
@@ -79,8 +80,16 @@ class DrainingServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what is under way; clients have a while to take it."""
-        await super().shutdown(sockets)
+        """Answer what is under way, and who has connected already; clients have a while to take it."""
+        self._connections.end()
+        listeners, self.servers = self.servers, []
+        for listener in listeners:
+            listener.close()
+        for sock in sockets or []:
+            sock.close()
+        for listener in listeners:
+            await listener.wait_closed()
+        await super().shutdown()
         self._connections.stop_clock()
 
     @contextmanager
@@ -92,6 +101,7 @@ class DrainingServer(uvicorn.Server):
     def begin_drain(self) -> None:
         """Refuse new requests from now on."""
         self._models.begin_drain()
+        self._connections.begin_drain()
 
     async def wait_drained(self) -> None:
         """Return when everything accepted is answered."""

@@ -82,6 +82,7 @@ class Connection(HttpToolsProtocol):
         self._limits = connections.config
         self._max_header_bytes, self._max_headers = self._limits.max_header_bytes, self._limits.max_headers
         self._phase = _IDLE
+        self._has_asked = False  # its first request has begun
         self._is_deaf = False  # what comes is dropped: the connection ends with the answers that are due
         self.deadline_s = math.inf
         self._body_since_s = 0.0
@@ -218,6 +219,9 @@ class Connection(HttpToolsProtocol):
         self.scope[SCOPE_KEY] = body  # type: ignore[literal-required]
         super().on_headers_complete()
         self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
+        if self._connections.is_draining:
+            self.cycle.keep_alive = False
+        self._has_asked = True
         body.on_fail = partial(self._body_failed, self.cycle)
         body.on_watch = self.flow.resume_reading  # that a client leaves is read
         self._body = body
@@ -290,7 +294,7 @@ class Connection(HttpToolsProtocol):
         if self._is_waiting:
             self._expire_flush(now_s)
         elif self._phase is _HEAD:
-            seconds = f"{self._limits.header_timeout:g} s"
+            seconds = f"{self._connections.header_timeout_s:g} s"
             self._give_up(RequestTimeoutError(f"The headers did not arrive within {seconds}: send the request again."))
         elif self._phase is _BODY:
             self._expire_body(now_s)
@@ -329,6 +333,20 @@ class Connection(HttpToolsProtocol):
         response.raw_headers.append((REQUEST_ID, request_id))
         self.transport.write(self._rendered(response))
         self._linger()
+
+    def shutdown(self) -> None:
+        """The server ends: close when the answer that is due is taken.
+
+        A client that has connected and was not heard yet may have sent its request: it is waited for, a moment.
+        """
+        if self._phase is _HEAD or (self._phase is _IDLE and not self._has_asked):
+            self.deadline_s = min(self.deadline_s, self.loop.time() + self._connections.header_timeout_s)
+        elif self._phase is _IDLE:
+            self.transport.close()
+        elif self._phase is _BODY and self.cycle.response_complete:
+            self._linger()
+        elif self._phase is not _CLOSING:
+            self.cycle.keep_alive = False
 
     def drop(self) -> None:
         """Close at once; of an answer that the client has not taken the rest is lost."""
@@ -381,7 +399,7 @@ class Connection(HttpToolsProtocol):
     def _begin_head(self) -> None:
         self._phase = _HEAD
         self._header_bytes = self._num_headers = self._unparsed_bytes = 0
-        self.deadline_s = self.loop.time() + self._limits.header_timeout
+        self.deadline_s = self.loop.time() + self._connections.header_timeout_s
 
     def _await_answer(self) -> None:
         """The server's turn, as long as the client takes what is there."""

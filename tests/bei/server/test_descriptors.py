@@ -119,6 +119,7 @@ def test_a_listener_outlives_what_accept_raises(number: int, makes_room: int) ->
 
 def test_of_too_many_unfinished_handshakes_the_oldest_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(descriptors, "MOST_HANDSHAKES", 3)
+    monkeypatch.setattr(descriptors, "_LAST_HANDSHAKES_S", 0.0)
     authority = make_authority(tmp_path)
     pair = make_certificate(tmp_path, "server", authority)
     tls = TLS(str(pair.cert), str(pair.key), None, DEADLINE_S)
