@@ -7,8 +7,8 @@ engine alone, in its quiet moments. So a calibration goes before each trace, on 
 one client say what the front takes of a request and of a text, and a backfill of smaller requests says how much the
 server can do and what its steps take there (``Calibration``). Traces are Poisson arrivals, of shares of what the server
 can do, and another backfill. Each is predicted twice, as tuned and as calibrated, before it is sent; and once more
-afterwards, at the speed that the machine turned out to have meanwhile (one number: a shared machine drifts by a tenth
-in a minute). Figures are of the requests of all repetitions together.
+afterwards, at the speed that the machine turned out to have from step to step (a shared machine's moves by tenths for
+seconds, and waits in a queue by much more). Figures are of the requests of all repetitions together.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _measured(side: Side, table: CostTable, options: argparse.Namespace) -> list
 
 
 def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name: str, *, seed: int) -> Measurement:
-    """Calibrate, predict, send, and predict at the speed that was seen."""
+    """Calibrate, predict, send, and predict with the steps that were seen, in their order."""
     calibration = side.calibrate(table, seed)
     front, tuned = calibration.front, Fleet(table)
     trace = _trace(_kinds(options)[name], tuned, calibration.tokens_per_s, options.seconds, seed)
@@ -211,11 +211,11 @@ def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name
     }
     side.fresh_steps()
     answered["measured"] = side.send(trace)
-    drift = _slowdown(side.fresh_steps(), calibration.fleet)
-    moved = replace(calibration.fleet, ratios=[drift * ratio for ratio in calibration.fleet.ratios])
-    answered["at its own speed"] = _predicted(trace, table, moved, front)
+    costs, steps = calibration.fleet.table.model(), side.fresh_steps()
+    ratios = [step.seconds / costs.seconds(*step[:3]) for step in steps]
+    answered["at its own speed"] = _predicted(trace, table, replace(calibration.fleet, ratios=ratios), front)
     about = {
-        "steps, times as long as in the calibration": round(drift, 3),
+        "steps, times as long as in the calibration": round(_slowdown(steps, calibration.fleet), 3),
         "front, ms a request": round(1e3 * front.request_s, 3),
         "front, us a text": round(1e6 * front.text_s, 1),
         "tokens a second at the limit": round(calibration.tokens_per_s),
