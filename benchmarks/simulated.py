@@ -64,12 +64,20 @@ class Calibration:
     """What a server told of itself in service.
 
     ``fleet``: costs fitted to its steps, and how many times as long as that fit each of them took. So they hold what
-    front and client take from the engine's cores meanwhile. ``tokens_per_s``: of all that it answered, at its limit.
+    front and client take from the engine's cores meanwhile. ``waits_s``: what the engine takes from them, that is how
+    much longer a single query takes beside its steps than the steps, in their order, and the ``idle_front`` say.
+    ``tokens_per_s``: of all that it answered, at its limit.
     """
 
-    front: Front
+    idle_front: Front
+    waits_s: float
     fleet: Fleet
     tokens_per_s: float
+
+    @property
+    def front(self) -> Front:
+        """Of a server at work."""
+        return replace(self.idle_front, request_s=self.idle_front.request_s + self.waits_s)
 
 
 class Side:
@@ -106,17 +114,20 @@ class Side:
         """Run a backfill that is none of those predicted. Its steps while the server was full count."""
         front = self.front(seed)
         mix = Mix(_CALIBRATION_S, interactive_share=_INTERACTIVE_SHARE, seed=_OTHER_SEED + seed, **_CALIBRATION)
+        trace = WORKLOADS["backfill"](Fleet(table), mix)
         self.fresh_steps()
-        answered = self.send(WORKLOADS["backfill"](Fleet(table), mix))
+        answered = self.send(trace)
         samples = self.fresh_steps()
         in_service = fit(samples, table.model().limits)
         ratios = [sample.seconds / in_service.seconds(*sample[:3]) for sample in samples]
-        np.random.default_rng(seed).shuffle(ratios)  # their order is of the steps of this backfill
         costs = CostTable("in service", "steps of a server at work", False, table.num_streams, in_service.to_json())
+        fleet = Fleet(costs, ratios=ratios)
+        waits_s = _single_s(answered) - _single_s(_predicted(trace, table, fleet, front))
+        np.random.default_rng(seed).shuffle(ratios)  # their order is of the steps of this backfill
         tokens_per_s = sum(
             _tokens_per_s([each for each in answered if each.lane == lane], _CALIBRATION_S) for lane in LANES
         )
-        return Calibration(front, Fleet(costs, ratios=ratios), tokens_per_s)
+        return Calibration(front, max(0.0, waits_s), replace(fleet, ratios=ratios), tokens_per_s)
 
     def send(self, trace: Trace) -> list[Answered]:
         """Send the trace as it is; what became of its requests."""
@@ -206,7 +217,7 @@ def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name
     front, tuned = calibration.front, Fleet(table)
     trace = _trace(_kinds(options)[name], tuned, calibration.tokens_per_s, options.seconds, seed)
     answered = {
-        "as tuned": _predicted(trace, table, tuned, replace(front, shared_cores=usable_cores())),
+        "as tuned": _predicted(trace, table, tuned, replace(calibration.idle_front, shared_cores=usable_cores())),
         "as calibrated": _predicted(trace, table, calibration.fleet, front),
     }
     side.fresh_steps()
@@ -216,7 +227,8 @@ def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name
     answered["at its own speed"] = _predicted(trace, table, replace(calibration.fleet, ratios=ratios), front)
     about = {
         "steps, times as long as in the calibration": round(_slowdown(steps, calibration.fleet), 3),
-        "front, ms a request": round(1e3 * front.request_s, 3),
+        "front, ms a request": round(1e3 * calibration.idle_front.request_s, 3),
+        "front, ms it waits for the engine": round(1e3 * calibration.waits_s, 3),
         "front, us a text": round(1e6 * front.text_s, 1),
         "tokens a second at the limit": round(calibration.tokens_per_s),
         "steps of the calibration": len(calibration.fleet.ratios),
@@ -281,6 +293,11 @@ def _figures(runs: Sequence[Sequence[Answered]], lane: Lane, seconds: float) -> 
     latencies = [each.done_s - each.arrived_s for answered in mine for each in answered if each.arrived_s >= warm_s]
     rates = [_tokens_per_s(answered, seconds) for answered in mine]
     return {**latency_ms(latencies), "tokens_per_s": round(float(np.mean(rates)), 1)}
+
+
+def _single_s(answered: Sequence[Answered]) -> float:
+    """The median latency of a single query."""
+    return float(np.median([each.done_s - each.arrived_s for each in answered if each.lane == "interactive"]))
 
 
 def _tokens_per_s(answered: Sequence[Answered], seconds: float) -> float:
