@@ -24,7 +24,7 @@ _RESERVE = 32 + MOST_LINGERING
 MOST_HANDSHAKES = 256
 
 _ACCEPTS_AT_ONCE = 64  # then the loop's turn: who is connected already is served between
-_MOST_WAITING = 4096  # of a socket's queue: net.core.somaxconn
+_MOST_WAITING = 4096  # more than a socket's queue holds (bei.server.sockets): clients may keep coming
 # Clients whose handshake is under way when nothing more is accepted have so long to end it.
 _LAST_HANDSHAKES_S = 0.5
 _RETRY_S = 0.1
