@@ -19,7 +19,7 @@ _TICK_S = 0.5
 # Clients that have connected when the server ends have so long for the headers of a request.
 _LAST_HEADERS_S = 0.5
 
-# Connections that have their last answer and are read until the client has seen it (Connections.add_lingering).
+# Connections that have their last answer and are read until the client has seen it (Connections.set_lingering).
 MOST_LINGERING = 64
 
 
@@ -200,7 +200,7 @@ class Connections:
         self.is_draining = True
 
     def end(self) -> None:
-        """Who has connected may still ask, at once."""
+        """The server ends: clients that have connected have a moment for one more request."""
         self.begin_drain()
         self.header_timeout_s = min(self.header_timeout_s, _LAST_HEADERS_S)
 
