@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from bei.admission import Ticket
 from bei.calls import Reduce
@@ -33,8 +34,7 @@ class Fates(Protocol):
     def lengths(self) -> Seq[int]: ...
 
 
-@dataclass(frozen=True)
-class CallFates:
+class CallFates(msgspec.Struct, frozen=True):
     """``Fates`` of a call."""
 
     truncated: list[int]

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
 
 from bei.core import Encoding, Row
 from bei.errors import BeiError
@@ -34,8 +35,7 @@ class Item(NamedTuple):
     encoding: Encoding
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """Sequences of one request. A request may come in several submissions, all with its ``request_id``.
 
     ``outputs``: the engine's outputs that the request wants, and nothing else is computed into its answers.

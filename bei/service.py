@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from bei import artifact as artifacts
@@ -60,8 +60,7 @@ ModelInput: TypeAlias = "Input | list[int]"
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What the engine gave, row i for input i, how the inputs were encoded, and which of them were cut.
 
     ``errors``, of a call that may be answered in part: what was wrong with inputs, by their places. They have no row
@@ -443,7 +442,7 @@ class InferenceService:
         if not ticket.is_own:
             self._metrics.tokenized(ticket.lane, len(items), time.monotonic() - ticket.accepted_s)
         if items[0].encoding.spans is not None:  # of no use to an engine
-            items = [Item(index, replace(encoding, spans=None)) for index, encoding in items]
+            items = [Item(index, msgspec.structs.replace(encoding, spans=None)) for index, encoding in items]
         self._port.submit(Submission(call.request_id, ticket.lane, outputs, items, ticket.deadline_s))
         if call.request_id not in self._calls:  # it ended meanwhile, and was taken back before this came
             self._port.cancel(call.request_id)

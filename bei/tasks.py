@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -48,8 +49,7 @@ PHRASES = {
 }
 
 
-@dataclass(frozen=True)
-class Embeddings:
+class Embeddings(msgspec.Struct, frozen=True):
     """``vectors`` float32 [n, dimension], row i for input i, zeros where it has an error. The other fields: ``Fates``.
 
     ``int8_largest``: the component that is 127 where these vectors are written as bytes; None where nothing says it.
@@ -59,35 +59,32 @@ class Embeddings:
     num_tokens: int
     truncated: list[int]
     int8_largest: float | None = None
-    errors: Mapping[int, BeiError] = field(default_factory=dict)
+    errors: Mapping[int, BeiError] = msgspec.field(default_factory=dict)
     lengths: Seq[int] = ()
 
 
-@dataclass(frozen=True)
-class TokenEmbeddings:
+class TokenEmbeddings(msgspec.Struct, frozen=True):
     """``vectors[i]`` float32 [tokens, dimension] for input i, special tokens included, a role's skipped ones not; none
     where it has an error. The other fields: ``Fates``."""
 
     vectors: list[Float32Array]
     num_tokens: int
     truncated: list[int]
-    errors: Mapping[int, BeiError] = field(default_factory=dict)
+    errors: Mapping[int, BeiError] = msgspec.field(default_factory=dict)
     lengths: Seq[int] = ()
 
 
-@dataclass(frozen=True)
-class SparseEmbeddings:
+class SparseEmbeddings(msgspec.Struct, frozen=True):
     """``vectors[i]`` for input i, without weights where it has an error. The other fields: ``Fates``."""
 
     vectors: list[SparseVector]
     num_tokens: int
     truncated: list[int]
-    errors: Mapping[int, BeiError] = field(default_factory=dict)
+    errors: Mapping[int, BeiError] = msgspec.field(default_factory=dict)
     lengths: Seq[int] = ()
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(msgspec.Struct, frozen=True):
     """``values`` float32 [n, labels]: probabilities, or logits where the request asked for raw scores."""
 
     values: Float32Array
@@ -96,8 +93,7 @@ class Scores:
     truncated: list[int]
 
 
-@dataclass(frozen=True)
-class TokenScores:
+class TokenScores(msgspec.Struct, frozen=True):
     """``logits[i]`` float32 [tokens, labels] for ``texts[i]``. Entities are made when they are wanted: they take a
     hundred times the logits' memory."""
 

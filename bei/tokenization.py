@@ -9,11 +9,12 @@ import re
 import sys
 import threading
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import tokenizers
 
@@ -182,7 +183,7 @@ class TextEncoder:
         sentence-transformers counts)."""
         prompt = self._tokenizer.encode(options.unpooled_prompt, add_special_tokens=options.add_special_tokens)
         count = len(prompt.ids) - (prompt.ids[-1:] != [] and prompt.ids[-1] in self.special_ids)
-        return [replace(one, num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
+        return [msgspec.structs.replace(one, num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:

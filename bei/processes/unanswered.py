@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from bei.port import Item, Submission
 
@@ -53,5 +55,5 @@ class Unanswered:
             for given, item in items.values():
                 by_given.setdefault(given, []).append(item)
             for given, rest in by_given.items():
-                given.submission = replace(given.submission, items=rest)
+                given.submission = msgspec.structs.replace(given.submission, items=rest)
                 yield given

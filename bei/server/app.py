@@ -32,8 +32,10 @@ from bei.server.dialect import Dialects, mounted
 from bei.server.dialects import all_dialects, cohere, nim, tei, vllm, vllm_pooling
 from bei.server.endpoint import Endpoint, Route
 from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
+from bei.server.exchange import exchange_of
 from bei.server.guard import Guard, monitors_paths, open_paths
 from bei.server.health import health_router
+from bei.server.http import WholeResponse
 from bei.server.info import info_router
 from bei.server.keys import Keyring
 from bei.server.models import Models, models_router
@@ -188,18 +190,21 @@ class _Front:
         if self._is_timed:
             work.timing = Timing(begun_s)
         scope[WORK] = work
-        sending = send
+
+        def answers(with_status: int) -> list[tuple[bytes, bytes]]:
+            """The answer begins: the headers that it has of here."""
+            nonlocal status
+            status = with_status
+            if work.timing is not None:
+                work.timing.answers()
+                if self._server_timing:
+                    headers.append((SERVER_TIMING, server_timing(work.timing)))
+            return headers
 
         async def counting_send(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *headers]
-                if work.timing is not None:
-                    work.timing.answers()
-                    if self._server_timing:
-                        message["headers"].append((SERVER_TIMING, server_timing(work.timing)))
-            await sending(message)
+                message["headers"] = [*message["headers"], *answers(message["status"])]
+            await send(message)
 
         endpoint: Endpoint | None = None
         is_traced = self._tracing is not None
@@ -214,7 +219,13 @@ class _Front:
                 scope = with_root(scope, self._root)
                 await self._app(scope, receive, counting_send)
             else:
-                await _answer(endpoint.answer, scope, receive, counting_send)
+                response = await _answer(endpoint.answer, scope, receive)
+                exchange = exchange_of(send)
+                if exchange is not None and exchange.can_answer and isinstance(response, WholeResponse):
+                    response.raw_headers += answers(response.status_code)
+                    exchange.answer(response)
+                else:
+                    await response(scope, receive, counting_send)
         except BeiError as error:  # no such dialect, or no key
             await error_response(error, scope)(scope, receive, counting_send)
         except ClientDisconnect:  # in the middle of its answer
@@ -256,17 +267,17 @@ class _Front:
         return placed if is_there else scope
 
 
-async def _answer(endpoint: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+async def _answer(endpoint: Answer, scope: Scope, receive: Receive) -> Response:
+    """What ``endpoint`` answers, or the answer that says why it does not."""
     try:
-        response = await endpoint(Request(scope, receive))
+        return await endpoint(Request(scope, receive))
     except BeiError as error:
-        response = error_response(error, scope)
+        return error_response(error, scope)
     except ClientDisconnect:
-        response = Response(status_code=499)  # for the count: nobody is left to read it
+        return Response(status_code=499)  # for the count: nobody is left to read it
     except asyncio.CancelledError:  # a stopping server has waited long enough for the rest of the request
         message = "The server has stopped: send the request to another replica."
-        response = error_response(ShuttingDownError(message), scope)
+        return error_response(ShuttingDownError(message), scope)
     except Exception:  # a border: a bug costs its own request the answer, and the client sees no traceback
         log.exception("unexpected error, request %s on %s", scope[REQUEST_ID_KEY], scope["path"])
-        response = error_response(UNEXPECTED, scope)
-    await response(scope, receive, send)
+        return error_response(UNEXPECTED, scope)

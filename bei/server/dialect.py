@@ -21,6 +21,7 @@ from bei.metrics import CONTENT_TYPE
 from bei.server.call import Call
 from bei.server.endpoint import Route
 from bei.server.errors import ErrorForm
+from bei.server.header_names import names_of
 from bei.server.reads import answers
 from bei.server.reply import Reply
 from bei.server.whole import WholeServer
@@ -116,8 +117,9 @@ class Dialects:
         mounted = self._by_name.get(path[1:].partition("/")[0])
         if mounted is not None:
             return mounted, path
-        given = next((value for key, value in scope["headers"] if key == HEADER), None)
-        name = self._default if given is None else given.decode("latin-1").strip()
+        name = self._default
+        if HEADER in names_of(scope["headers"]):
+            name = next(value for key, value in scope["headers"] if key == HEADER).decode("latin-1").strip()
         if name == OWN:
             return None, path
         dialect = self._by_name.get(name)

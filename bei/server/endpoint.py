@@ -28,6 +28,7 @@ from bei.server.http import (
     index_ranges,
     read_body,
     unless_disconnected,
+    whole_body,
 )
 from bei.server.keys import SCOPE_KEY as KEY
 from bei.server.keys import Key
@@ -117,7 +118,9 @@ class Endpoint:
             urgency = key.urgency(urgency)
         if form.has_report and not self._route.has_report:
             raise _no_report()
-        content = await read_body(request, self._payload_limit)
+        content = whole_body(request, self._payload_limit)
+        if content is None:
+            content = await read_body(request, self._payload_limit)
         if timing is not None:
             timing.received()
         is_large = len(content) > _LARGE_BODY_BYTES

@@ -16,8 +16,12 @@ from bei.errors import PayloadTooLargeError
 from bei.offload import off_loop
 from bei.server.bodies import SCOPE_KEY, Body
 from bei.server.coding import content_coding, decoded
+from bei.server.exchange import exchange_of
+from bei.server.header_names import names_of
 
 T = TypeVar("T")
+
+_CODING = b"content-encoding"
 
 TRUNCATED_HEADER = "x-truncated-inputs"
 _MOST_RANGES = 100  # about a kilobyte: clients and proxies refuse answers with large headers
@@ -46,9 +50,17 @@ async def read_body(request: Request, limit: int) -> bytes:
             body.release()
 
 
+def whole_body(request: Request, limit: int) -> bytes | None:
+    """The body where it is there, within ``limit``, and needs no decoding. None: ``read_body`` says what it is."""
+    exchange = exchange_of(request.receive)
+    if exchange is None or _CODING in names_of(request.scope["headers"]):
+        return None
+    return exchange.received(limit)
+
+
 def _content_encoding(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     for name, value in headers:
-        if name == b"content-encoding":
+        if name == _CODING:
             return value.decode("latin-1")
     return None
 

@@ -28,6 +28,7 @@ _MEDIA_TYPES = {
     OCTETS: OCTETS,
 }
 REPORT_HEADER = "X-Bei-Report"
+_REPORT = REPORT_HEADER.lower().encode()
 REPORT_VALUES = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -40,28 +41,28 @@ class AnswerForm(NamedTuple):
     codings: tuple[str, ...] = ()
 
 
-_PLAIN = AnswerForm()
-
-
 def answer_form(headers: Iterable[tuple[bytes, bytes]]) -> AnswerForm:
     """What a request's headers ask for. Raises InvalidRequestError that names the header."""
-    media_types, has_report, codings = _PLAIN
-    for name, value in headers:
-        if name == b"accept":
-            media_types = accepted(value)
-        elif name == b"accept-encoding":
-            codings = accepted_codings(value)
-        elif name == b"x-bei-report":
-            given = value.decode("latin-1").strip().lower()
-            if given not in REPORT_VALUES:
-                raise InvalidRequestError(
-                    f"The header x-bei-report must be true or false, not {given[:40]!r}.", "x-bei-report"
-                )
-            has_report = REPORT_VALUES[given]
-    return AnswerForm(media_types, has_report, codings)
+    given = dict(headers)
+    return _form(given.get(b"accept"), given.get(b"accept-encoding"), given.get(_REPORT))
 
 
 @lru_cache(maxsize=256)
+def _form(accept: bytes | None, accept_encoding: bytes | None, report: bytes | None) -> AnswerForm:
+    return AnswerForm(
+        (JSON,) if accept is None else accepted(accept),
+        report is not None and _has_report(report),
+        () if accept_encoding is None else accepted_codings(accept_encoding),
+    )
+
+
+def _has_report(value: bytes) -> bool:
+    given = value.decode("latin-1").strip().lower()
+    if given not in REPORT_VALUES:
+        raise InvalidRequestError(f"The header x-bei-report must be true or false, not {given[:40]!r}.", "x-bei-report")
+    return REPORT_VALUES[given]
+
+
 def accepted(header: bytes) -> tuple[str, ...]:
     """The media types of an Accept header that there are, best first; of equal ones JSON, else the first.
 
@@ -81,7 +82,6 @@ def accepted(header: bytes) -> tuple[str, ...]:
     return tuple(found) or (JSON,)
 
 
-@lru_cache(maxsize=256)
 def accepted_codings(header: bytes) -> tuple[str, ...]:
     """The codings of an Accept-Encoding header that there are, best first; of equal ones zstd."""
     weights = {name: weight for name, weight in _weighted(header) if name in CODINGS and weight > 0}

@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: uvicorn's protocol, and what a client may make it wait for and hold.
 
-uvicorn parses, runs the application and writes its answers. Here are the deadlines of each phase of a request, the
-limits on its headers, the account of its body (bodies.py), refusals in our form of errors, and the way to read the
-body of a request that asks for another protocol.
+httptools parses; uvicorn runs the application and writes what it sends. Here are the requests' scopes, the deadlines of
+each phase of a request, the limits on its headers, the account of its body (bodies.py), refusals in our form of errors,
+and the way to read the body of a request that asks for another protocol.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import enum
 import math
 from collections import deque
 from functools import partial
+from urllib.parse import unquote
 
 import httptools
 import uvicorn
 from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from bei.errors import (
@@ -30,6 +33,7 @@ from bei.errors import (
 from bei.server.bodies import SCOPE_KEY, Body
 from bei.server.connections import Connections
 from bei.server.errors import error_response
+from bei.server.exchange import AnswerTransport, Exchange, head
 from bei.server.request_ids import HEADER as REQUEST_ID
 from bei.server.request_ids import request_id_of
 
@@ -46,9 +50,7 @@ _MOST_DROPPED = 64_000_000
 # Requests that wait for the answer to one before them on the same connection.
 _MOST_PIPELINED = 100
 
-# What heads are known by as uvicorn writes them.
-_CONTINUE = b"HTTP/1.1 100 "
-_LENGTH = b"\r\ncontent-length: "
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 _MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, with TLS only where the server has it."
 
@@ -86,7 +88,6 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = False  # what comes is dropped: the connection ends with the answers that are due
         self.deadline_s = math.inf
         self._body_since_s = 0.0
-        self._num_headers = 0
         self._header_bytes = 0  # of headers that have arrived whole
         self._unparsed_bytes = 0  # that the parser has taken since and has nothing to show for
         self._has_moved = False
@@ -100,7 +101,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first call."""
         super().connection_made(transport)
-        self._cycle_transport = _CycleTransport(self, transport)
+        self._answer_transport = AnswerTransport(self, transport)
         self._set_idle()
         self._connections.add(self)
 
@@ -179,10 +180,11 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
-        super().on_message_begin()
         if self._phase is not _HEAD:
             self._begin_head()
-        self._header_bytes = self._num_headers = 0
+        self._header_bytes = 0
+        self.url = b""
+        self.headers = []
 
     def on_url(self, url: bytes) -> None:
         """Some of the request's target."""
@@ -190,17 +192,16 @@ class Connection(HttpToolsProtocol):
         self._header_bytes += len(url)
         if self._header_bytes > self._max_header_bytes:
             raise self._headers_too_large()
-        super().on_url(url)
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer after the body, which is dropped."""
         self._has_moved = True
-        self._num_headers += 1
         self._header_bytes += len(name) + len(value) + 4  # ": " and the line's end
-        if self._header_bytes > self._max_header_bytes or self._num_headers > self._max_headers:
+        if self._header_bytes > self._max_header_bytes:
             raise self._headers_too_large()
         if self._phase is _HEAD:
-            super().on_header(name, value)
+            self.headers.append((name.lower(), value))
 
     def _headers_too_large(self) -> HeadersTooLargeError:
         return HeadersTooLargeError(
@@ -211,26 +212,63 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the application for the request."""
         self._has_moved = True
+        if len(self.headers) > self._max_headers:
+            raise self._headers_too_large()
         if self.parser.should_upgrade():
             return  # to be parsed again
         if len(self.pipeline) >= _MOST_PIPELINED:
             raise InvalidRequestError("Too many requests wait on this connection: await answers before sending more.")
-        body = Body(self._connections.bodies)
-        self.scope[SCOPE_KEY] = body  # type: ignore[literal-required]
-        super().on_headers_complete()
-        self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
-        if self._connections.is_draining:
-            self.cycle.keep_alive = False
-        self._has_asked = True
-        body.on_fail = partial(self._body_failed, self.cycle)
+        former, body = self.cycle, Body(self._connections.bodies)
+        self.cycle = exchange = self._exchange(body)
+        body.on_fail = partial(self._body_failed, exchange)
         body.on_watch = self.flow.resume_reading  # that a client leaves is read
+        self._has_asked = True
         self._body = body
-        self._due.append((self.cycle, body))
+        self._due.append((exchange, body))
         self._connections.set_busy(self)
         self._phase = _BODY
         self._dropped_bytes = 0
-        self._body_since_s = self.loop.time()
-        self.deadline_s = self._body_since_s + self._limits.body_timeout
+        self._body_since_s = body.started_s
+        self.deadline_s = body.started_s + self._limits.body_timeout
+        if former is None or former.response_complete:
+            self._start_asgi_task(exchange, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((exchange, self.app))
+
+    def _exchange(self, body: Body) -> Exchange:
+        """Of the request whose headers are complete, in uvicorn's form of an ASGI scope."""
+        version, target = self.parser.get_http_version(), httptools.parse_url(self.url)
+        path = target.path.decode("ascii")
+        scope: Scope = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": target.path,
+            "query_string": target.query or b"",
+            "headers": self.headers,
+            SCOPE_KEY: body,
+        }
+        return Exchange(
+            body,
+            scope=scope,
+            transport=self._answer_transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=dict(self.headers).get(b"expect", b"").lower() == b"100-continue",
+            keep_alive=version != "1.0" and self.parser.should_keep_alive() and not self._connections.is_draining,
+            on_response=self.on_response_complete,
+        )
 
     def on_body(self, body: bytes) -> None:
         """Some of the body."""
@@ -244,7 +282,10 @@ class Connection(HttpToolsProtocol):
         self._body.add(len(body))
         if self._body.error is not None:
             raise self._body.error
-        super().on_body(body)
+        self.cycle.body += body
+        if len(self.cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
@@ -253,11 +294,12 @@ class Connection(HttpToolsProtocol):
             return
         assert self._body is not None
         self._body.complete = True
-        super().on_message_complete()
         if self.cycle.response_complete:
             self._set_idle()
             self._connections.set_idle(self)
         else:
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
             self._phase = _WAIT
             self._await_answer()
 
@@ -266,7 +308,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """A request is answered: go on with the next one, or wait for it."""
         self.server_state.total_requests += 1
-        self._cycle_transport.end_answer()
+        self._answer_transport.end_answer()
         if self._due:  # else the connection is lost
             self._due.popleft()[1].release()
         if self._phase is _CLOSING or self.transport.is_closing():
@@ -398,7 +440,7 @@ class Connection(HttpToolsProtocol):
 
     def _begin_head(self) -> None:
         self._phase = _HEAD
-        self._header_bytes = self._num_headers = self._unparsed_bytes = 0
+        self._header_bytes = self._unparsed_bytes = 0
         self.deadline_s = self.loop.time() + self._connections.header_timeout_s
 
     def _await_answer(self) -> None:
@@ -414,55 +456,5 @@ class Connection(HttpToolsProtocol):
 
     def _rendered(self, response: Response) -> bytes:
         headers = [*self.server_state.default_headers, *response.raw_headers]
-        lines = [b"%s: %s\r\n" % header for header in headers if header[0] != b"connection"]
-        return b"".join([STATUS_LINE[response.status_code], *lines, b"connection: close\r\n\r\n", bytes(response.body)])
-
-
-class _CycleTransport:
-    """The transport as a request's cycle sees it: whether to close at once is the connection's decision.
-
-    The head of an answer that says its length goes out with the first of its body: by itself it would be another call
-    of the system, and wake the client for nothing.
-    """
-
-    __slots__ = ("_connection", "_has_begun", "_head", "_transport")
-
-    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
-        self._connection = connection
-        self._transport = transport
-        self._head: bytes | None = None
-        self._has_begun = False
-
-    def write(self, data: bytes) -> None:
-        """Send ``data``: a head, some of a body, or that the request's body may come."""
-        if self._head is not None:
-            head, self._head = self._head, None
-            self._transport.writelines([head, data])
-        elif self._has_begun:
-            self._transport.write(data)
-        else:
-            self._has_begun = not data.startswith(_CONTINUE)
-            if self._has_begun and _LENGTH in data:
-                self._head = data
-            else:
-                self._transport.write(data)
-
-    def end_answer(self) -> None:
-        """It is complete."""
-        self._flush()
-        self._has_begun = False
-
-    def _flush(self) -> None:
-        """Send a head that has no body."""
-        if self._head is not None:
-            head, self._head = self._head, None
-            self._transport.write(head)
-
-    def is_closing(self) -> bool:
-        """Whether the connection ends."""
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        """End the connection."""
-        self._flush()
-        self._connection.close_after_answer()
+        headers = [header for header in headers if header[0] != b"connection"]
+        return head(response.status_code, headers, closes=True) + bytes(response.body)

@@ -93,11 +93,13 @@ def rows_of(rows: Float32Array) -> Items:
 
 def num_bytes_of(content: object) -> int:
     """About what ``content`` takes as JSON, beside what is always small."""
-    if isinstance(content, (Items, Octets)):
-        return content.num_bytes
     if isinstance(content, dict):
-        return sum([num_bytes_of(value) for value in content.values() if isinstance(value, (Items, dict))])
-    return 0
+        num_bytes = 0
+        for value in content.values():
+            if isinstance(value, (Items, dict)):
+                num_bytes += num_bytes_of(value)
+        return num_bytes
+    return content.num_bytes if isinstance(content, (Items, Octets)) else 0
 
 
 def _dumps_json(content: object) -> bytes:

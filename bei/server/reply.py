@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+
+import msgspec
 
 from bei.errors import NotAcceptableError
 from bei.server.errors import JSON
@@ -12,8 +13,7 @@ from bei.server.negotiation import MSGPACK, OCTETS
 from bei.server.rendering import IN_JSON, IN_MSGPACK, Items, Notation, Octets
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in
     objects. It is ``Octets`` where the request itself asks for bytes, whatever the client accepts. ``truncated`` lists
     the inputs that were cut, ``octets`` makes bytes of the answer's vectors, where it is nothing else, and ``report``

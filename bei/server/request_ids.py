@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from bei.server.header_names import names_of
 
 HEADER = b"x-request-id"
 
@@ -15,11 +17,10 @@ SCOPE_KEY = "bei.request_id"
 _VALID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 
 
-def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def request_id_of(headers: Seq[tuple[bytes, bytes]]) -> bytes:
     """The first that the client sent, if it can be one; else a new one of 32 hexadecimal digits."""
-    for name, value in headers:
-        if name == HEADER:
-            if _VALID.fullmatch(value):
-                return value
-            break
+    if HEADER in names_of(headers):
+        given = next(value for name, value in headers if name == HEADER)
+        if _VALID.fullmatch(given):
+            return given
     return b"%032x" % random.getrandbits(128)

@@ -13,7 +13,6 @@ import math
 import time
 import uuid
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
@@ -193,7 +192,7 @@ async def scored(body: DocumentsRequest, texts: Seq[str], call: Call) -> tuple[I
     ticket = _admitted(call, service, body.query, texts)
     shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
-    return service, replace(answer, truncated=sorted(cut.union(answer.truncated)))
+    return service, msgspec.structs.replace(answer, truncated=sorted(cut.union(answer.truncated)))
 
 
 async def rank_texts(body: TextsRequest, call: Call) -> Reply:

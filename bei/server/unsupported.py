@@ -7,6 +7,7 @@ field. Fields that no answer depends on (``user``, ``priority``, ``request_id``)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 import msgspec
@@ -87,13 +88,22 @@ class EmbeddingControls(PromptControls, kw_only=True):
 
         Raises InvalidRequestError that names a field which is asked for and not honoured, or two that contradict.
         """
-        _check(self, self._rules)
         self.dimensions = self.dimensions or None
+        if _others_of_embeddings(self) == _NOTHING_ELSE:
+            return self  # as of nearly all clients
+        _check(self, self._rules)
         self.dimensions = _agreed(self, "dimensions", "output_dimension")
         self.normalize = _agreed(self, "normalize", "normalized", "use_activation")
         self.truncate = _agreed(self, "truncate", "truncation")
         self.input_type = _agreed(self, "input_type", "task")
         return self
+
+
+# What ``settled`` looks at beside our own names.
+_others_of_embeddings = attrgetter(
+    *_OF_EMBEDDINGS, "output_dimension", "normalized", "use_activation", "truncation", "task"
+)
+_NOTHING_ELSE = (None,) * (len(_OF_EMBEDDINGS) + 5)
 
 
 class PairControls(ScoreControls, kw_only=True):

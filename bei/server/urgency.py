@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from typing import NamedTuple, get_args
 
 from bei.errors import InvalidRequestError
 from bei.port import Lane
+from bei.server.header_names import names_of
 
 
 class Urgency(NamedTuple):
@@ -47,8 +49,14 @@ _IN_S = Deadline("X-Request-Timeout", "Seconds from now.", lambda number: time.m
 DEADLINES: Mapping[bytes, Deadline] = {one.header.lower().encode(): one for one in (_IN_MS, _AT_MS, _IN_S)}
 
 
-def urgency_of(headers: Iterable[tuple[bytes, bytes]]) -> Urgency:
+_NAMES = frozenset((_LANE, *DEADLINES))
+_UNSAID = Urgency()
+
+
+def urgency_of(headers: Seq[tuple[bytes, bytes]]) -> Urgency:
     """Of several deadlines the earliest counts. Raises InvalidRequestError that names the header."""
+    if _NAMES.isdisjoint(names_of(headers)):
+        return _UNSAID
     lane: Lane | None = None
     deadline_s: float | None = None
     for name, value in headers:

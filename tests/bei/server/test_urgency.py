@@ -27,7 +27,7 @@ DEADLINES = ("request-timeout-ms", "request-deadline-ms", "x-request-timeout")
 
 
 def urgency(**headers: str) -> Urgency:
-    return urgency_of((name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items())
+    return urgency_of([(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()])
 
 
 def left_s(found: Urgency) -> float:
@@ -82,7 +82,7 @@ def test_of_several_deadlines_the_earliest_counts(drawn: list[tuple[str, int]]) 
         return str(seconds * 1000 if name == "request-timeout-ms" else seconds)
 
     began_s = time.monotonic()
-    found = urgency_of((name.encode(), value(name, seconds).encode()) for name, seconds in drawn)
+    found = urgency_of([(name.encode(), value(name, seconds).encode()) for name, seconds in drawn])
     assert is_in(min(seconds for _, seconds in drawn), found, began_s)
 
 

@@ -1,0 +1,140 @@
+"""A request and its answer on a connection: uvicorn's cycle, and short ways for what comes and goes whole.
+
+ASGI's messages and events take as long as all checks of a short text's request (docs/decisions.md, "The hot route"). A
+hot route whose body is there, and whose answer is, needs none. Whoever wraps the ways to receive and send sees all
+messages: then there is no ``exchange_of`` them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from bei.server.bodies import Body
+
+# What heads are known by as uvicorn writes them.
+_CONTINUE = b"HTTP/1.1 100 "
+_LENGTH = b"\r\ncontent-length: "
+
+
+class Exchange(RequestResponseCycle):
+    """One request, and the answer to it. ``account``: of its body."""
+
+    transport: AnswerTransport  # type: ignore[assignment]
+
+    def __init__(self, account: Body, **of_cycle: Any) -> None:
+        super().__init__(**of_cycle)
+        self.account = account
+
+    def received(self, limit: int) -> bytes | None:
+        """The request's body, once; None where ASGI's messages have to say it: not all of it is there, it has more than
+        ``limit`` bytes, or it failed."""
+        if self.more_body or self.disconnected or self.account.error is not None or len(self.body) > limit:
+            return None
+        content = bytes(self.body)
+        self.body = bytearray()
+        self.message_event.clear()
+        self.account.release()
+        return content
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether an answer may go out now. Else it waits until the client takes what is there."""
+        return not self.flow.write_paused
+
+    def answer(self, response: Response) -> None:
+        """Send ``response``, whose body is whole and whose headers say its length and nothing of the connection."""
+        if self.disconnected:
+            return
+        self.response_started = self.response_complete = True
+        self.transport.write_answer(
+            head(response.status_code, [*self.default_headers, *response.raw_headers], closes=not self.keep_alive),
+            response.body,
+        )
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+
+def exchange_of(way: Receive | Send) -> Exchange | None:
+    """Whose way to receive or to send this is; None with other servers, or where it is wrapped."""
+    found = getattr(way, "__self__", None)
+    return found if isinstance(found, Exchange) else None
+
+
+def head(status: int, headers: Seq[tuple[bytes, bytes]], *, closes: bool) -> bytes:
+    """Of an answer. ``closes``: the connection ends with it. Raises ValueError where a header would end its line."""
+    lines = [*map(b": ".join, headers)]
+    if closes:
+        lines.append(b"connection: close")
+    written = b"\r\n".join(lines)
+    if written.count(b"\n") != len(lines) - 1 or written.count(b"\r") != len(lines) - 1:
+        raise ValueError("An answer's header has the end of a line in it.")
+    return b"".join([STATUS_LINE[status], written, b"\r\n\r\n"])
+
+
+class Ending(Protocol):
+    """A connection, to its exchanges."""
+
+    def close_after_answer(self) -> None:
+        """Close, but let the client take what was written."""
+
+
+class AnswerTransport:
+    """The transport as an exchange sees it: whether to close at once is the connection's decision.
+
+    The head of an answer that says its length goes out with the first of its body: by itself it would be another call
+    of the system, and wake the client for nothing.
+    """
+
+    __slots__ = ("_connection", "_has_begun", "_head", "_transport")
+
+    def __init__(self, connection: Ending, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._head: bytes | None = None
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``: a head, some of a body, or that the request's body may come."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.writelines([head, data])
+        elif self._has_begun:
+            self._transport.write(data)
+        else:
+            self._has_begun = not data.startswith(_CONTINUE)
+            if self._has_begun and _LENGTH in data:
+                self._head = data
+            else:
+                self._transport.write(data)
+
+    def write_answer(self, head: bytes, body: bytes | memoryview) -> None:
+        """Send a whole answer."""
+        self._transport.writelines([head, body])
+
+    def end_answer(self) -> None:
+        """It is complete."""
+        self._flush()
+        self._has_begun = False
+
+    def _flush(self) -> None:
+        """Send a head that has no body."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.write(head)
+
+    def is_closing(self) -> bool:
+        """Whether the connection ends."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._flush()
+        self._connection.close_after_answer()
