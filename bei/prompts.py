@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import NamedTuple
 
 from bei.artifact import SIDES, Manifest, Role
 from bei.errors import InvalidRequestError
@@ -34,23 +35,26 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     return ""
 
 
-def asked_prompt(manifest: Manifest, prompt_name: str | None, input_type: str | None, prompt: str | None) -> str:
+class AskedPrompt(NamedTuple):
+    """What stands in front of texts, and a warning where a model that was trained with prompts gets none, because
+    nobody said what the texts are."""
+
+    text: str
+    warning: str | None = None
+
+
+def asked_prompt(
+    manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None, prompt: str | None = None
+) -> AskedPrompt:
     """``prompt`` itself, or what ``prompt_of`` gives. Raises InvalidRequestError."""
     if prompt is not None:
         if prompt_name is not None:
             raise InvalidRequestError("prompt and prompt_name contradict each other: send one.", "prompt_name")
-        return prompt
-    return prompt_of(manifest, prompt_name, input_type)
-
-
-def unsaid_prompt(
-    manifest: Manifest, prompt_name: str | None, input_type: str | None, prompt: str | None
-) -> str | None:
-    """A warning where a model that was trained with prompts gets none, because nobody said what the texts are."""
-    is_said = any(given is not None for given in (prompt_name, input_type, prompt))
-    if is_said or prompt_of(manifest) or not any(manifest.prompts.values()):
-        return None
-    return f"{manifest.name} has prompts and got none: say by input_type what the texts are"
+        return AskedPrompt(prompt)
+    text = prompt_of(manifest, prompt_name, input_type)
+    if prompt_name is not None or input_type is not None or text or not any(manifest.prompts.values()):
+        return AskedPrompt(text)
+    return AskedPrompt("", f"{manifest.name} has prompts and got none: say by input_type what the texts are")
 
 
 def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:

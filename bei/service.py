@@ -38,9 +38,10 @@ from bei.metrics import Metrics, ModelMetrics
 from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats, Submission
+from bei.prompts import asked_prompt
 from bei.recent import RecentSteps
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
-from bei.tokenizer_pool import TokenizerPool
+from bei.tokenizer_pool import TokenizerPool, takes_little
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
@@ -105,6 +106,7 @@ class InferenceService:
         self.certificate = artifact.certificate
         self.signed = artifact.signed
         self.encoder = encoder
+        self.unsaid_prompt = asked_prompt(self.manifest)  # of requests that do not say what their texts are
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._calls: dict[int, Call] = {}
@@ -382,7 +384,10 @@ class InferenceService:
     # In any thread.
 
     def _start(self, call: Call, inputs: Seq[ModelInput], options: EncodingOptions, wanted: frozenset[str]) -> None:
-        """Hand token ids to the engine, and texts to the tokenizers."""
+        """Hand token ids to the engine, and texts to the tokenizers, unless a text takes less time than that."""
+        if len(inputs) == 1 and call.ticket.lane == "interactive" and takes_little(inputs[0]):
+            self._start_at_once(call, inputs[0], options, wanted)
+            return
         given = self._encodings_of_ids(call, inputs)
         texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
         if given:
@@ -394,6 +399,15 @@ class InferenceService:
                 self._submit(call, part, demand, wanted)
         if texts:
             self._tokenize(call, texts, options, lambda items, demand: self._submit(call, items, demand, wanted))
+
+    def _start_at_once(self, call: Call, value: Input, options: EncodingOptions, wanted: frozenset[str]) -> None:
+        """Tokenize the only input of ``call`` in this thread, and hand it to the engine."""
+        try:
+            encoding = self._tokenizers.encoded_at_once(value, options)
+            call.ticket.count_tokens(encoding.num_tokens)
+            self._submit(call, [Item(0, encoding)], call.ticket.admitted, wanted)
+        except BeiError as error:
+            self._fail_at(call, 0, error)
 
     def _tokenize(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import msgspec
 import numpy as np
@@ -39,6 +39,8 @@ _SETTLED_TOKENS = 128
 
 # Of a text that is tokenized whole and cannot be cut into pieces: the library takes 100 MB for it.
 _MOST_CHARS_AT_ONCE = 250_000
+
+_ID_BYTES = np.dtype(np.int32).itemsize
 
 # A text, or a pair of texts that the model reads together.
 Input: TypeAlias = "str | tuple[str, str]"
@@ -80,7 +82,7 @@ class EncodingOptions:
     unpooled_prompt: str = ""
     kept: tuple[str, str] = ("", "")
 
-    @property
+    @functools.cached_property
     def is_plain(self) -> bool:
         """Whether all that may be unusual is how long inputs may be, and how they are filled up."""
         return (
@@ -148,13 +150,12 @@ class TextEncoder:
         if options.template is not None:
             inputs = [options.template.filled(pair) for pair in inputs]
         words = self._words if options.is_plain else None
-        if words is None or not all(isinstance(text, str) for text in inputs):
+        if words is None or not _are_texts(inputs):
             encodings = self._encode_by_library(inputs, options, common)
         else:
-            texts = [text for text in inputs if isinstance(text, str)]
             encodings = [
                 self._encode_by_word(text, words, options) or self._encode_by_library([text], options)[0]
-                for text in texts
+                for text in inputs
             ]
         if options.expansion is not None:
             encodings = [expanded(encoding, options.expansion) for encoding in encodings]
@@ -210,7 +211,7 @@ class TextEncoder:
         first = limit * _CHARS_PER_TOKEN
         shown = text if len(text) <= first else text[: text.rfind(" ", 0, first) + 1]
         ids = words.ids(shown)
-        room = (limit - self._num_special) * np.dtype(np.int32).itemsize
+        room = (limit - self._num_special) * _ID_BYTES
         if len(shown) < len(text) and len(ids) <= room:
             return None
         kept = self._before + ids[:room] + self._behind
@@ -404,6 +405,10 @@ class CommonText:
             common = self._shown.get(most)
         others = iter(show([text for text in texts if text != self._text], most=most))
         return [common if common is not None and text == self._text else next(others) for text in texts]
+
+
+def _are_texts(inputs: Seq[Input]) -> TypeGuard[Seq[str]]:
+    return set(map(type, inputs)) == {str}
 
 
 def _at_blank(text: str, index: int) -> bool:

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError
@@ -49,8 +49,8 @@ class TokenizerPool:
     """Threads that tokenize chunks of requests, in the order of submission.
 
     Urgent chunks have ``num_threads`` threads and all others as many, so that an urgent text never waits for the end of
-    another chunk; the operating system shares the cores between them. A single short urgent text does not wait for a
-    thread at all. The queues are bounded by admission, which counts every text until it is answered.
+    another chunk; the operating system shares the cores between them. What ``takes_little`` does not wait for a thread at
+    all (``encoded_at_once``). The queues are bounded by admission, which counts every text until it is answered.
     """
 
     def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
@@ -76,19 +76,24 @@ class TokenizerPool:
         is_urgent: bool = False,
         one_by_one: bool = False,
     ) -> None:
-        """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread, or
-        in this one before it returns.
+        """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread.
 
         ``one_by_one``: where a chunk fails, its inputs are tokenized each by itself, and each fails by itself.
         """
         common = CommonText()
-        if is_urgent and len(inputs) == 1 and _num_chars(inputs[0]) <= _AT_ONCE_CHARS:
-            self._run(_Job(0, inputs, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
-            return
         jobs = self._urgent if is_urgent else self._others
         for start, stop in chunks_of(inputs):
             part = inputs[start:stop]
             jobs.put(_Job(start, part, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
+
+    def encoded_at_once(self, value: Input, options: EncodingOptions = AS_CONFIGURED) -> Encoding:
+        """``value``, tokenized in this thread. Raises what ``TextEncoder.encode`` does, EngineError."""
+        try:
+            return self._encoder.encode([value], options)[0]
+        except BeiError:
+            raise
+        except BaseException as error:  # as in the pool's threads
+            raise _broken() from error
 
     @property
     def is_alive(self) -> bool:
@@ -114,8 +119,7 @@ class TokenizerPool:
         except BeiError as error:
             self._failed(job, error)
         except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
-            log.exception("tokenizer failed")
-            self._failed(job, EngineError("The tokenizer failed on an input."))
+            self._failed(job, _broken())
 
     def _failed(self, job: _Job, error: BeiError) -> None:
         if not job.one_by_one or len(job.inputs) == 1:
@@ -124,6 +128,17 @@ class TokenizerPool:
         for place, value in enumerate(job.inputs, job.start):
             if not job.is_cancelled():
                 self._run(job._replace(start=place, inputs=[value]))
+
+
+def _broken() -> EngineError:
+    """What the library has raised is for the log."""
+    log.exception("tokenizer failed")
+    return EngineError("The tokenizer failed on an input.")
+
+
+def takes_little(value: Input | list[int]) -> TypeGuard[Input]:
+    """Whether ``value`` is so short that to tokenize it at once takes less than to wake a thread."""
+    return not isinstance(value, list) and _num_chars(value) <= _AT_ONCE_CHARS
 
 
 def _num_chars(value: Input) -> int:

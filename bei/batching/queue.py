@@ -48,6 +48,7 @@ class Entry:
         "identity",
         "lane",
         "num_hangs",
+        "num_tokens",
         "outputs",
         "waiters",
     )
@@ -55,6 +56,7 @@ class Entry:
     def __init__(self, encoding: Encoding, waiter: Waiter, lane: Lane, arrived_s: float, cost_s: float) -> None:
         types = encoding.token_type_ids
         self.encoding = encoding
+        self.num_tokens = encoding.num_tokens
         self.identity: Identity = (
             encoding.input_ids.tobytes(),
             None if types is None else types.tobytes(),
@@ -71,14 +73,9 @@ class Entry:
         self.num_hangs = 0
 
     @property
-    def num_tokens(self) -> int:
-        """Of the sequence."""
-        return self.encoding.num_tokens
-
-    @property
     def key(self) -> QueueKey:
         """As the policy sees it."""
-        return QueueKey(self.encoding.num_tokens, self.arrival)
+        return QueueKey(self.num_tokens, self.arrival)
 
     def is_expired(self, now_s: float) -> bool:
         """Whether every waiter's deadline has passed."""

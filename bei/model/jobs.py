@@ -311,7 +311,7 @@ def _reading(options: ReadOptions) -> EncodingOptions:
 
 def _prompt(service: InferenceService, options: PromptOptions) -> str:
     name, kind, prompt = options.get("prompt_name"), options.get("input_type"), options.get("prompt")
-    warning = prompts.unsaid_prompt(service.manifest, name, kind, prompt)
-    if warning is not None:
-        warnings.warn(f"{warning}.", UserWarning, stacklevel=_TO_THE_CALLER)
-    return prompts.asked_prompt(service.manifest, name, kind, prompt)
+    asked = prompts.asked_prompt(service.manifest, name, kind, prompt)
+    if asked.warning is not None:
+        warnings.warn(f"{asked.warning}.", UserWarning, stacklevel=_TO_THE_CALLER)
+    return asked.text

@@ -143,10 +143,13 @@ def asked_prompt(
 ) -> str:
     """The prompt that is asked for (``bei.prompts``). Texts that get none because nobody said what they are, of a model
     that was trained with prompts, are answered with a warning. Raises InvalidRequestError."""
-    warning = prompts.unsaid_prompt(service.manifest, prompt_name, input_type, prompt) if has_texts else None
-    if warning is not None:
-        call.warn(warning)
-    return prompts.asked_prompt(service.manifest, prompt_name, input_type, prompt)
+    if prompt_name is None and input_type is None and prompt is None:
+        asked = service.unsaid_prompt
+    else:
+        asked = prompts.asked_prompt(service.manifest, prompt_name, input_type, prompt)
+    if asked.warning is not None and has_texts:
+        call.warn(asked.warning)
+    return asked.text
 
 
 async def ranked(

@@ -12,6 +12,7 @@ import enum
 import math
 from collections import deque
 from functools import partial
+from itertools import chain
 from urllib.parse import unquote
 
 import httptools
@@ -88,8 +89,9 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = False  # what comes is dropped: the connection ends with the answers that are due
         self.deadline_s = math.inf
         self._body_since_s = 0.0
-        self._header_bytes = 0  # of headers that have arrived whole
-        self._unparsed_bytes = 0  # that the parser has taken since and has nothing to show for
+        self._head_begins = False  # with the bytes that are parsed now, or behind others among them
+        self._head_bytes = 0  # of the request line, the headers and the trailers, as far as is known
+        self._unparsed_bytes = 0  # of a body that the parser has taken and has nothing to show for
         self._has_moved = False
         self._dropped_bytes = 0
         self._unsent_bytes = 0
@@ -129,12 +131,20 @@ class Connection(HttpToolsProtocol):
             reason = error.__context__  # what a callback has raised
             self._give_up(reason if isinstance(reason, BeiError) else InvalidRequestError(_MALFORMED))
             return
-        if self._has_moved:
+        if self._phase is _HEAD:
+            self._head_bytes = self._parsed_head_bytes() if self._head_begins else self._head_bytes + len(data)
+            self._head_begins = False
+        elif self._has_moved:
             self._unparsed_bytes = 0
-        else:  # within a header, a trailer, a chunk's size
+            return
+        else:  # within a trailer, a chunk's size
             self._unparsed_bytes += len(data)
-            if self._header_bytes + self._unparsed_bytes > self._max_header_bytes:
-                self._give_up(self._headers_too_large())
+        if self._head_bytes + self._unparsed_bytes > self._max_header_bytes:
+            self._give_up(self._headers_too_large())
+
+    def _parsed_head_bytes(self) -> int:
+        around = 4 * len(self.headers)  # ": " and the line's end
+        return len(self.url) + sum(map(len, chain.from_iterable(self.headers))) + around
 
     def _feed(self, data: bytes) -> None:
         """Parse. A request to upgrade is parsed again without that wish, since the parser leaves its body out."""
@@ -182,26 +192,23 @@ class Connection(HttpToolsProtocol):
         """The first byte of a request."""
         if self._phase is not _HEAD:
             self._begin_head()
-        self._header_bytes = 0
+        self._head_begins = True
         self.url = b""
         self.headers = []
 
     def on_url(self, url: bytes) -> None:
         """Some of the request's target."""
-        self._has_moved = True
-        self._header_bytes += len(url)
-        if self._header_bytes > self._max_header_bytes:
-            raise self._headers_too_large()
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer after the body, which is dropped."""
-        self._has_moved = True
-        self._header_bytes += len(name) + len(value) + 4  # ": " and the line's end
-        if self._header_bytes > self._max_header_bytes:
-            raise self._headers_too_large()
         if self._phase is _HEAD:
             self.headers.append((name.lower(), value))
+            return
+        self._has_moved = True
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._max_header_bytes:
+            raise self._headers_too_large()
 
     def _headers_too_large(self) -> HeadersTooLargeError:
         return HeadersTooLargeError(
@@ -212,7 +219,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the application for the request."""
         self._has_moved = True
-        if len(self.headers) > self._max_headers:
+        self._head_bytes = self._parsed_head_bytes()
+        if self._head_bytes > self._max_header_bytes or len(self.headers) > self._max_headers:
             raise self._headers_too_large()
         if self.parser.should_upgrade():
             return  # to be parsed again
@@ -440,7 +448,7 @@ class Connection(HttpToolsProtocol):
 
     def _begin_head(self) -> None:
         self._phase = _HEAD
-        self._header_bytes = self._unparsed_bytes = 0
+        self._head_bytes = self._unparsed_bytes = 0
         self.deadline_s = self.loop.time() + self._connections.header_timeout_s
 
     def _await_answer(self) -> None:
