@@ -16,9 +16,6 @@ from prometheus_client.core import Metric
 
 from bei.te_metrics import Answered
 
-# When a counter was made, as prometheus_client says it: the first of them counts for all.
-_CREATED: Final = "_created"
-
 _SUMMED: Final = ("counter", "histogram")
 
 # What a queue's gauges say every process says of the same queue, one a little later than another: the largest counts.
@@ -125,6 +122,6 @@ def _merged(families: Seq[Family]) -> Family:
         for name, labels, value in family.samples:
             place = name, labels
             if place in values:
-                value = (min if name.endswith(_CREATED) else rule)(values[place], value)
+                value = rule(values[place], value)
             values[place] = value
     return msgspec.structs.replace(first, samples=[(*place, value) for place, value in values.items()])

@@ -12,10 +12,11 @@ from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from bei.core import Limits
+from bei.counters import Count, Counter
 from bei.histograms import Histogram, Series
 from bei.metric_sums import Snapshot, metrics_of, snapshot_of, together
 from bei.port import LANES, Lane, PortStats
@@ -72,7 +73,7 @@ class Metrics:
             return Histogram(name, text, labels, buckets, self.registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
+            return Counter(name, text, labels, self.registry)
 
         lane = ["model", "lane"]
         self.requests = counter("bei_requests", "HTTP requests answered, by route and status", "route", "status")
@@ -82,12 +83,12 @@ class Metrics:
             ["route", "status", *lane],
             _SECONDS,
         )
-        self._by_request: dict[_Request, tuple[Counter, Series]] = {}
+        self._by_request: dict[_Request, tuple[Count, Series]] = {}
         self._answered: Tally[_Request] = Tally()
         self.key_requests = counter(
             "bei_key_requests", "HTTP requests with an API key, by its name and status", "key", "status"
         )
-        self._by_key: dict[tuple[str, int], Counter] = {}
+        self._by_key: dict[tuple[str, int], Count] = {}
         self.inputs = counter("bei_inputs", "Inputs accepted", "model")
         self.inferred = counter(
             "bei_inputs_inferred", "Inputs whose inference has ended, by outcome", "model", "outcome"

@@ -49,8 +49,8 @@ class TokenizerPool:
     """Threads that tokenize chunks of requests, in the order of submission.
 
     Urgent chunks have ``num_threads`` threads and all others as many, so that an urgent text never waits for the end of
-    another chunk; the operating system shares the cores between them. What ``takes_little`` does not wait for a thread at
-    all (``encoded_at_once``). The queues are bounded by admission, which counts every text until it is answered.
+    another chunk; the operating system shares the cores between them. What ``takes_little`` waits for no thread
+    (``encoded_at_once``). The queues are bounded by admission, which counts every text until it is answered.
     """
 
     def __init__(self, encoder: TextEncoder, num_threads: int) -> None:

@@ -17,7 +17,7 @@ from tests.scraped import scraped
 
 ROUTES = ("/embed", "/health")
 # Of the process that is asked, or of the moment.
-OF_THE_MOMENT = re.compile("process_|.*_created$|bei_process_up")
+OF_THE_MOMENT = re.compile("process_|bei_process_up")
 
 
 def new_metrics() -> Metrics:
@@ -66,7 +66,6 @@ def counted(*answers: bytes) -> dict[tuple[Any, ...], float]:
         for family in together(answers).families
         if family.name not in GAUGES and not family.name.startswith("process_")
         for sample in family.samples
-        if not sample[0].endswith("_created")
     }
 
 
@@ -156,7 +155,7 @@ def test_of_a_process_that_has_ended_no_gauge_counts() -> None:
 
 def test_there_is_a_rule_for_every_gauge_and_no_other() -> None:
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", scraped(), re.M))
-    gauges = {name for name, kind in kinds.items() if kind == "gauge" and not name.endswith("_created")}
+    gauges = {name for name, kind in kinds.items() if kind == "gauge"}
     assert gauges - {"bei_process_up", "te_queue_size"} == GAUGES.keys()  # which are made afterwards
     assert set(kinds.values()) == {"counter", "histogram", "gauge"}
 

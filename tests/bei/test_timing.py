@@ -133,7 +133,7 @@ def test_a_sequence_that_joins_an_equal_one_in_its_step_has_not_waited(artifact:
         assert 0 <= other.inference_s <= owner.inference_s - HELD_S
 
     def joined_is_submitted(service: InferenceService) -> bool:
-        return bool(service._metrics._in_flight._value.get() == 1)
+        return bool(service._metrics._in_flight.value == 1)
 
     run_async(test)
 

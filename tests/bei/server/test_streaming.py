@@ -76,7 +76,7 @@ def num_open(app: App) -> int:
 
 
 def counted(app: App, status: str) -> float:
-    return float(app.metrics.requests.labels(ROUTE, status)._value.get())
+    return float(app.metrics.requests.labels(ROUTE, status).value)
 
 
 def test_what_was_admitted_is_held_until_the_last_piece_is_sent(make_app: MakeApp) -> None:
