@@ -95,6 +95,8 @@ def prompted_inputs(prompt: str, inputs: Seq[Input | list[int]]) -> Seq[Input | 
 
 def keeping(prompt: str, options: EncodingOptions) -> EncodingOptions:
     """``options`` that keep ``prompt`` whole where a text is cut on the side on which it stands."""
+    if not prompt:
+        return options
     before, behind = sides_of(prompt)
     return replace(options, kept=(before, behind)) if behind or (before and options.direction == "left") else options
 

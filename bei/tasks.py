@@ -5,7 +5,6 @@ Every task checks first that the model has it (TaskNotSupportedError), and raise
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -165,19 +164,20 @@ async def embed_inputs(
             "normalize out.",
             "normalize",
         )
-    is_cut = dimensions is not None and dimensions < (manifest.dimension("embedding") or 0)
+    most = manifest.dimension("embedding") or 0
+    width = min(most, dimensions or most)
+    is_cut = width < most
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     if prompt and not manifest.embedding.pools_prompt:
         options = replace(options, unpooled_prompt=sides_of(prompt)[0])
     options = keeping(prompt, options)
     given = prompted_inputs(prompt, inputs)
     answer, fates = await tried(service, given, wrong, ticket=ticket, output=output, options=options)
-    width = min(manifest.dimension("embedding") or 0, dimensions or sys.maxsize)
     vectors = np.zeros((0, width), np.float32)  # where every input has an error
     if answer.rows:
-        cut = partial(_cut, dimensions=dimensions, normalize=normalize)
-        vectors = await _computed(answer.rows, output, cut if is_cut else lambda rows: rows)
-    largest = _int8_largest(manifest, width)
+        cut = partial(_cut, dimensions=width, normalize=normalize) if is_cut else None
+        vectors = await _computed(answer.rows, output, cut)
+    largest = _int8_largest(manifest, width) if is_cut else manifest.embedding.int8_largest
     if fates.errors:
         whole = np.zeros((len(inputs), width), np.float32)
         whole[[index for index in range(len(inputs)) if index not in fates.errors]] = vectors
@@ -433,12 +433,17 @@ async def classify_tokens(
     return TokenScores(texts, answer.encodings, logits, classification, aggregation, raw, num_tokens, truncated)
 
 
-async def _computed(rows: Seq[Row], output: str, function: Callable[[Float32Array], Float32Array]) -> Float32Array:
-    """``function`` of the ``output`` of all ``rows``, float32 [n, width]."""
+async def _computed(
+    rows: Seq[Row], output: str, function: Callable[[Float32Array], Float32Array] | None
+) -> Float32Array:
+    """``function`` of the ``output`` of all ``rows``, float32 [n, width]; None: as it is."""
+    if len(rows) == 1:
+        row = rows[0][output][None]
+        return row if function is None else function(row)
 
     def work() -> Float32Array:
-        parts = [row[output] for row in rows]
-        return function(np.stack(parts) if len(parts) > 1 else parts[0][None])
+        stacked = np.stack([row[output] for row in rows])
+        return stacked if function is None else function(stacked)
 
     return await off_loop(work) if len(rows) * rows[0][output].size > _MANY_NUMBERS else work()
 
@@ -448,7 +453,7 @@ def _int8_largest(manifest: Manifest, dimensions: int) -> float | None:
     return None if largest is None else scaled(largest, manifest.dimension("embedding") or dimensions, dimensions)
 
 
-def _cut(vectors: Float32Array, dimensions: int | None, normalize: bool) -> Float32Array:
+def _cut(vectors: Float32Array, dimensions: int, normalize: bool) -> Float32Array:
     return unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
 
 

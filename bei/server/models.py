@@ -38,6 +38,7 @@ class Models:
         check_names(service.name for service in services)
         self._services = {service.name: service for service in services}
         self._replaced: list[InferenceService] = []
+        self._able: dict[tuple[str, str | None], InferenceService] = {}  # by task and name, what was found
         self.started_s = int(time.time()) if started_s is None else started_s
 
     def __iter__(self) -> Iterator[InferenceService]:
@@ -68,6 +69,12 @@ class Models:
         So a client whose dialect has no model names works beside models of other kinds. Raises ModelNotFoundError,
         InvalidRequestError, and TaskNotSupportedError, which names what there is.
         """
+        found = self._able.get((task, name))
+        if found is None:
+            found = self._able[task, name] = self._find_able(task, name)
+        return found
+
+    def _find_able(self, task: str, name: str | None) -> InferenceService:
         if self._is_unnamed(name) and len(self._services) > 1:
             able = [service for service in self if task in service.manifest.tasks]
             if not able:
@@ -86,6 +93,7 @@ class Models:
         """
         former = self._services[new.name]
         self._services[new.name] = new
+        self._able.clear()
         self._replaced.append(former)
         return former
 

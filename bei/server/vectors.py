@@ -8,6 +8,7 @@ never bytes. Bytes are little-endian, in base64 too.
 from __future__ import annotations
 
 import binascii
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
@@ -40,6 +41,8 @@ _NUMPY_NAMES: Mapping[DType, str] = {
     "binary": "int8",
     "ubinary": "uint8",
 }
+
+_IS_LITTLE_ENDIAN = sys.byteorder == "little"
 
 # Of an answer that is vectors as bytes alone.
 OCTET_HEADERS = ("x-bei-shape", "x-bei-dtype")
@@ -98,6 +101,8 @@ class VectorForm(NamedTuple):
         vectors = answer.vectors[start:stop]
         assert self.dtype != "sparse"  # those are never bytes
         made = numbers_of(self.dtype, vectors, answer.int8_largest)
+        if _IS_LITTLE_ENDIAN and made.flags.c_contiguous:
+            return made
         return made.astype(made.dtype.newbyteorder("<"), order="C", copy=False)
 
     def list_bytes(self, answer: Embeddings | SparseEmbeddings) -> int:
