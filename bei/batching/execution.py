@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from contextlib import nullcontext
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import numpy as np
 
 from bei.batching.queue import Entry
 from bei.batching.rows import engine_outputs, rows_of_batch
-from bei.core import Engine, PackedBatch, Row, finite_sequences
+from bei.batching.steps import Answers, known
+from bei.core import Engine, Outputs, PackedBatch, Row, finite_sequences
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, NonFiniteOutputError
 
 log = logging.getLogger(__name__)
@@ -19,8 +21,9 @@ log = logging.getLogger(__name__)
 
 def run_isolating(
     engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None], *, has_died: bool = False
-) -> list[Row | BeiError]:
-    """Run ``entries`` as one batch: a row or an error for each.
+) -> Answers:
+    """Run ``entries`` as one batch. Returns what gives a row or an error for each: rows are made of the engine's
+    outputs by whoever delivers them, while the engine runs the next batch.
 
     If the engine raises, both halves are run again by themselves, until the sequence it fails on is alone. Sequences
     with NaN or Inf are run again without their neighbours, in case it came from one of them. If the engine's process
@@ -29,46 +32,62 @@ def run_isolating(
     Raises EngineDeadError where the engine does.
     """
     try:
-        rows, poisoned = _run(engine, entries)
+        ran, poisoned = _run(engine, entries)
     except EngineDeadError:  # nothing that is run again would be answered: the caller gives the engine up
         raise
     except EngineDiedError:
         on_failure("engine_died")
         if has_died:
             log.error("a second engine process died with one sequence of %d tokens alone", entries[0].num_tokens)
-            return [EngineDiedError("Two engine processes died while they ran this input: do not send it again.")]
+            died = EngineDiedError("Two engine processes died while they ran this input: do not send it again.")
+            return known([died])
         log.warning("an engine's process died with one of %d sequences, running each again alone", len(entries))
-        alone = [run_isolating(engine, [entry], on_failure, has_died=True) for entry in entries]
-        return [answer for answers in alone for answer in answers]
+        return known([run_isolating(engine, [entry], on_failure, has_died=True)()[0] for entry in entries])
     except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is
         on_failure("exception")
         if len(entries) == 1:
             log.exception("engine failed on one sequence of %d tokens", entries[0].num_tokens)
-            return [EngineError("The engine failed on this input; the server's log says why.")]
+            return known([EngineError("The engine failed on this input; the server's log says why.")])
         log.warning("engine failed on a batch of %d sequences, running both halves again: %r", len(entries), error)
         half = len(entries) // 2
-        return [
-            *run_isolating(engine, entries[:half], on_failure),
-            *run_isolating(engine, entries[half:], on_failure),
-        ]
-    answers: list[Row | BeiError] = list(rows)
+        return known(
+            [
+                *run_isolating(engine, entries[:half], on_failure)(),
+                *run_isolating(engine, entries[half:], on_failure)(),
+            ]
+        )
     if not poisoned:
-        return answers
+        return ran.rows
     on_failure("non_finite")
     if len(entries) == 1:
         log.warning("engine answered NaN or Inf to a sequence of %d tokens", entries[0].num_tokens)
-        return [NonFiniteOutputError("The model's answer to this input is not a finite vector.")]
+        return known([NonFiniteOutputError("The model's answer to this input is not a finite vector.")])
     log.warning("engine answered NaN or Inf to %d of %d sequences, running them again", len(poisoned), len(entries))
+    with np.errstate(invalid="ignore"):
+        answers: list[Row | BeiError] = [*ran.rows()]
     groups = [poisoned] if len(poisoned) < len(entries) else [poisoned[0::2], poisoned[1::2]]
     for group in groups:
-        again = run_isolating(engine, [entries[index] for index in group], on_failure)
+        again = run_isolating(engine, [entries[index] for index in group], on_failure)()
         for index, answer in zip(group, again, strict=True):
             answers[index] = answer
-    return answers
+    return known(answers)
 
 
-def _run(engine: Engine, entries: Seq[Entry]) -> tuple[list[Row], list[int]]:
-    """The rows of a batch, and which of them are not finite."""
+class _Ran(NamedTuple):
+    """A batch that the engine has run, and the outputs that each of its sequences wants."""
+
+    outputs: Outputs
+    batch: PackedBatch
+    wanted: Seq[AbstractSet[str]]
+    per_token: AbstractSet[str]
+
+    def rows(self) -> Seq[Row]:
+        """One a sequence."""
+        return rows_of_batch(*self)
+
+
+def _run(engine: Engine, entries: Seq[Entry]) -> tuple[_Ran, list[int]]:
+    """What the engine gives, and which sequences of it are not finite."""
     batch = PackedBatch.from_encodings([entry.encoding for entry in entries])
     wanted = [entry.outputs for entry in entries]
     outputs = engine.run(batch, engine_outputs(frozenset[str]().union(*wanted)))
@@ -79,5 +98,4 @@ def _run(engine: Engine, entries: Seq[Entry]) -> tuple[list[Row], list[int]]:
             raise EngineError(f"The engine answered {len(values)} rows of {name} instead of {expected}.")
     finite = finite_sequences(outputs, batch, per_token)
     poisoned = [index for index, is_finite in enumerate(finite.tolist()) if not is_finite]
-    with np.errstate(invalid="ignore") if poisoned else nullcontext():
-        return rows_of_batch(outputs, batch, wanted, per_token), poisoned
+    return _Ran(outputs, batch, wanted, per_token), poisoned

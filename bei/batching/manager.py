@@ -25,7 +25,7 @@ from bei.batching.execution import run_isolating
 from bei.batching.gate import DeviceGate, Turn
 from bei.batching.queue import Entry, Identity, Waiter
 from bei.batching.scheduler import Scheduler, SchedulingRules
-from bei.batching.steps import Done, Step, Worker
+from bei.batching.steps import Answers, Done, Step, Worker, known
 from bei.core import Engine, Row
 from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, ShuttingDownError
@@ -131,7 +131,7 @@ class BatchManager:
             if not entries:
                 return
             for entry in entries:
-                entry.waiters = [waiter for waiter in entry.waiters if waiter.request_id != request_id]
+                entry.drop(request_id)
             self._queues.remove(
                 [entry for entry in entries if not entry.waiters and self._queues.twin(entry.identity) is entry]
             )
@@ -185,14 +185,14 @@ class BatchManager:
         """The entry that will be run for ``entry``: itself (then it is in ``fresh``), or an equal one in flight."""
         (waiter,) = entry.waiters
         if (twin := fresh.get(entry.identity)) is not None:
-            twin.waiters.append(waiter)
+            twin.add(waiter)
             return twin
         if (twin := self._queues.twin(entry.identity)) is not None:
             self._queues.join(twin, waiter, entry.lane, now_s)
             return twin
         twin = self._running.get(entry.identity)
         if twin is not None and entry.outputs <= twin.outputs:
-            twin.waiters.append(waiter)
+            twin.add(waiter)
             return twin
         fresh[entry.identity] = entry
         return entry
@@ -220,7 +220,7 @@ class BatchManager:
         if expired:
             self._metrics.expired(len(expired))
             errors = [DeadlineExceededError.after(now_s - entry.arrived_s) for entry in expired]
-            self._finished.put(Done(expired, errors))
+            self._finished.put(Done(expired, known(errors)))
 
     # The engine's threads: decide, act, record.
 
@@ -277,7 +277,7 @@ class BatchManager:
                 return step
             turn.end(0.0)
 
-    def _record(self, worker: Worker, step: Step, answers: list[Row | BeiError]) -> None:
+    def _record(self, worker: Worker, step: Step, answers: Answers) -> None:
         ended_s = time.monotonic()
         seconds = ended_s - step.started_s
         step.turn.end(seconds)
@@ -323,12 +323,13 @@ class BatchManager:
     def _settled(self, done: Done) -> list[Answer]:
         """The answers to everybody who waits for the entries of ``done``, which are forgotten."""
         settled = []
+        answers = self._made(done)
         times = None
         if done.step is not None:
             step, seconds = done.step
             times = StepTimes(step.started_s, step.started_s + seconds)
         with self._lock:
-            for entry, answer in zip(done.entries, done.answers, strict=True):
+            for entry, answer in zip(done.entries, answers, strict=True):
                 if self._running.get(entry.identity) is entry:
                     del self._running[entry.identity]
                 if not isinstance(answer, BeiError):
@@ -343,6 +344,14 @@ class BatchManager:
                             del self._entries_of[waiter.request_id]
                 entry.waiters = []
         return settled
+
+    def _made(self, done: Done) -> Seq[Row | BeiError]:
+        try:
+            return done.answers()
+        except Exception:  # a border: without this thread nobody would get an answer any more
+            log.exception("the engine's outputs could not be read")
+            error = EngineError("The engine's outputs could not be read; the server's log says why.")
+            return [error] * len(done.entries)
 
     def _keep(self, identity: Identity, row: Row) -> None:
         if self._cache is not None:
@@ -413,7 +422,7 @@ class BatchManager:
             step.turn.end(step.watched_s)
         hung = [entry for step in steps if step.is_overdue for entry in step.entries]
         lost = [entry for entry in hung if entry.num_hangs]
-        self._finished.put(Done(lost, [EngineError("The engine hangs on this input.")] * len(lost)))
+        self._finished.put(Done(lost, known([EngineError("The engine hangs on this input.")] * len(lost))))
         engine = self._loaded() if self._num_hangs <= _MOST_RESTARTS else None
         if engine is None:
             self._die("The engine hangs and could not be replaced: restart the server.")
@@ -457,7 +466,7 @@ class BatchManager:
             self._death = self._death or message
             self._queues.clear()
             doomed = list(frozenset[Entry]().union(*self._entries_of.values()))
-            self._finished.put(Done(doomed, [EngineDeadError(self._death)] * len(doomed)))
+            self._finished.put(Done(doomed, known([EngineDeadError(self._death)] * len(doomed))))
             self._wakes.notify_all()
 
     def _unfinished(self) -> threading.Thread | None:

@@ -127,8 +127,8 @@ def next_batch(
     """
     lead = lanes[bounds.lead]
     step = _Step(limits, costs, bounds.max_tokens, bounds.max_s)
-    step.add(lead.queued[lead.urgent].num_tokens)
-    windows = {bounds.lead: _grow(step, lead.queued, lead.urgent, lead.urgent + 1)}
+    step.start(lead.queued[lead.urgent].num_tokens)
+    windows = {bounds.lead: step.grow(lead.queued, lead.urgent, lead.urgent + 1)}
     if bounds.rider_s is not None:
         step.max_s = bounds.rider_s
         for lane, view in lanes.items():
@@ -140,7 +140,10 @@ def next_batch(
 
 
 class _Step:
-    """What is in the step so far, and what it is predicted to take. It grows up to ``max_s``."""
+    """What is in the step so far, and what it is predicted to take. It grows up to ``max_s``.
+
+    Steps are cut while the engine waits: what is asked of every sequence is written for speed.
+    """
 
     def __init__(self, limits: Limits, costs: StepCosts, max_tokens: int, max_s: float) -> None:
         self.max_s = max_s
@@ -148,34 +151,60 @@ class _Step:
         self._max_size = limits.max_batch_size
         self._costs = costs
         self._size = self._tokens = self.longest = 0
+        self._seconds: float | None = None  # where it is known
 
-    def add(self, length: int) -> None:
-        """Take a sequence in."""
-        self._size += 1
-        self._tokens += length
-        self.longest = max(self.longest, length)
+    def start(self, length: int) -> None:
+        """Take the urgent sequence in, whatever it costs."""
+        self._size, self._tokens, self.longest = 1, length, length
 
     @property
     def seconds(self) -> float:
-        return self._costs.seconds(self._tokens, self._size, self.longest)
+        if self._seconds is None:
+            self._seconds = self._costs.seconds(self._tokens, self._size, self.longest)
+        return self._seconds
 
-    @property
-    def is_full(self) -> bool:
-        return self._size >= self._max_size
+    def grow(self, queued: Seq[QueueKey], low: int, high: int, *, must_pay: bool = True) -> slice:
+        """Widen the window ``queued[low:high]`` while a neighbour joins: the nearer in length or, if it may not, the
+        other."""
+        num_queued = len(queued)
+        while self._size < self._max_size:
+            left = queued[low - 1].num_tokens if low else None
+            right = queued[high].num_tokens if high < num_queued else None
+            longest = self.longest
+            if right is not None and (left is None or right - longest <= longest - left):
+                if self._joins(right, num_queued - high, must_pay):
+                    high += 1
+                elif left is not None and self._joins(left, low, must_pay):
+                    low -= 1
+                else:
+                    break
+            elif left is not None and self._joins(left, low, must_pay):
+                low -= 1
+            elif right is not None and self._joins(right, num_queued - high, must_pay):
+                high += 1
+            else:
+                break
+        return slice(low, high)
 
-    def takes(self, length: int, num_beyond: int, *, must_pay: bool) -> bool:
-        """Whether a sequence of ``length`` tokens may join, the nearest of ``num_beyond`` that wait on its side."""
-        tokens, size, longest = self._tokens + length, self._size + 1, max(self.longest, length)
+    def _joins(self, length: int, num_beyond: int, must_pay: bool) -> bool:
+        """Take in a sequence of ``length`` tokens, the nearest of ``num_beyond`` that wait on its side, if it may."""
+        tokens, size, longest = self._tokens + length, self._size + 1, self.longest
+        if length > longest:
+            longest = length
         if tokens > self._max_tokens:
             return False
         is_welcome = not must_pay or size * longest <= _ALIKE_SLOTS_PER_TOKEN * tokens
-        if is_welcome and self.max_s == inf:
-            return True
-        together_s = self._costs.seconds(tokens, size, longest)
-        if together_s > self.max_s:
-            return False
-        if is_welcome:
-            return True
+        together_s = None
+        if not is_welcome or self.max_s != inf:
+            together_s = self._costs.seconds(tokens, size, longest)
+            if together_s > self.max_s or not (is_welcome or self._pays(together_s, length, num_beyond)):
+                return False
+        self._tokens, self._size, self.longest, self._seconds = tokens, size, longest, together_s
+        return True
+
+    def _pays(self, together_s: float, length: int, num_beyond: int) -> bool:
+        """Whether the step with a sequence of ``length`` takes no longer than both apart: the sequence in a later step
+        with those beyond."""
         others = max(1, min(num_beyond, self._max_size, self._max_tokens // length))
         later_s = self._costs.seconds(others * length, others, length) / others
         return together_s <= self.seconds + later_s
@@ -197,28 +226,7 @@ def _riders(step: _Step, queued: Seq[QueueKey]) -> slice:
     """
     place = bisect_left(queued, QueueKey(step.longest, 0))
     full = copy(step)
-    window = _grow(full, queued, place, place, must_pay=False)
+    window = full.grow(queued, place, place, must_pay=False)
     if window.start == window.stop or full.seconds <= step.seconds + step.seconds_apart(queued[window], len(queued)):
         return window
-    return _grow(step, queued, place, place)
-
-
-def _grow(step: _Step, queued: Seq[QueueKey], low: int, high: int, *, must_pay: bool = True) -> slice:
-    """Widen the window ``queued[low:high]`` while ``step`` takes a neighbour."""
-    while not step.is_full:
-        left = queued[low - 1].num_tokens if low else None
-        right = queued[high].num_tokens if high < len(queued) else None
-        longest = step.longest
-        right_first = right is not None and (left is None or right - longest <= longest - left)
-        if right is not None and right_first and step.takes(right, len(queued) - high, must_pay=must_pay):
-            high += 1
-            step.add(right)
-        elif left is not None and step.takes(left, low, must_pay=must_pay):
-            low -= 1
-            step.add(left)
-        elif right is not None and not right_first and step.takes(right, len(queued) - high, must_pay=must_pay):
-            high += 1
-            step.add(right)
-        else:
-            break
-    return slice(low, high)
+    return step.grow(queued, place, place)

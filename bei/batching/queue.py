@@ -6,6 +6,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 from bei.batching.policy import LaneView, QueueKey
@@ -35,14 +36,15 @@ class Waiter(NamedTuple):
 class Entry:
     """One tokenized sequence on its way through the engine, and everybody who waits for it.
 
-    Identical sequences are one entry with several waiters, and the outputs that any of them wants. ``num_hangs``: how
-    many of its steps hung.
+    Identical sequences are one entry with several waiters, and the outputs that any of them wants. ``deadline_s``: when
+    the last of them waits no more. ``num_hangs``: how many of its steps hung.
     """
 
     __slots__ = (
         "arrival",
         "arrived_s",
         "cost_s",
+        "deadline_s",
         "due_s",
         "encoding",
         "identity",
@@ -64,6 +66,7 @@ class Entry:
             encoding.num_unpooled,
         )
         self.waiters = [waiter]
+        self.deadline_s = waiter.deadline_s
         self.lane = lane
         self.outputs = waiter.outputs
         self.arrived_s = arrived_s
@@ -77,9 +80,15 @@ class Entry:
         """As the policy sees it."""
         return QueueKey(self.num_tokens, self.arrival)
 
-    def is_expired(self, now_s: float) -> bool:
-        """Whether every waiter's deadline has passed."""
-        return all(waiter.deadline_s <= now_s for waiter in self.waiters)
+    def add(self, waiter: Waiter) -> None:
+        """Somebody else waits for it."""
+        self.waiters.append(waiter)
+        self.deadline_s = max(self.deadline_s, waiter.deadline_s)
+
+    def drop(self, request_id: int) -> None:
+        """This request waits no more."""
+        self.waiters = [waiter for waiter in self.waiters if waiter.request_id != request_id]
+        self.deadline_s = max([waiter.deadline_s for waiter in self.waiters], default=-inf)
 
 
 class _LaneQueue:
@@ -155,7 +164,7 @@ class LaneQueues:
         self._next_arrival = 0
 
     def __len__(self) -> int:
-        return sum(len(lane.sorted) for lane in self._lanes.values())
+        return len(self._by_identity)
 
     def has(self, lane: Lane) -> bool:
         """Whether anything waits in ``lane``."""
@@ -175,7 +184,7 @@ class LaneQueues:
 
     def join(self, entry: Entry, waiter: Waiter, lane: Lane, now_s: float) -> None:
         """Let ``waiter`` have the answer of a waiting ``entry``, which moves up if it is more urgent to ``waiter``."""
-        entry.waiters.append(waiter)
+        entry.add(waiter)
         entry.outputs = entry.outputs | waiter.outputs
         due_s = min(entry.due_s, waiter.deadline_s, now_s + PATIENCE_S[lane])
         if lane != entry.lane and LANES.index(lane) < LANES.index(entry.lane):
@@ -224,7 +233,7 @@ class LaneQueues:
         """
         found: list[Entry] = []
         for lane in self._lanes.values():
-            while (entry := lane.urgent()) is not None and entry.is_expired(now_s):
+            while (entry := lane.urgent()) is not None and entry.deadline_s <= now_s:
                 self.remove([entry])
                 found.append(entry)
         return found

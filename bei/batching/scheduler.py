@@ -72,10 +72,11 @@ class Scheduler:
             interactive_expected=interactive_expected,
         )
         members = self.queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
-        expired += [entry for entry in members if entry.is_expired(now_s)]
-        entries = [entry for entry in members if not entry.is_expired(now_s)]  # the urgent one at least
-        tokens, longest = sum(entry.num_tokens for entry in entries), max(entry.num_tokens for entry in entries)
-        return Cut(entries, self._costs.seconds(tokens, len(entries), longest), expired)
+        entries = [entry for entry in members if entry.deadline_s > now_s]  # the urgent one at least
+        if len(entries) < len(members):
+            expired += [entry for entry in members if entry.deadline_s <= now_s]
+        lengths = [entry.num_tokens for entry in entries]
+        return Cut(entries, self._costs.seconds(sum(lengths), len(lengths), max(lengths)), expired)
 
     def cap_s(self, now_s: float) -> float:
         """The longest step of bulk work beside interactive work."""

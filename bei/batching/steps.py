@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from bei.batching.gate import Turn
 from bei.batching.queue import Entry
 from bei.core import Engine, Row
 from bei.errors import BeiError
+
+# Makes the answers to a step's entries, once.
+Answers: TypeAlias = Callable[[], Seq[Row | BeiError]]
 
 
 class Step:
@@ -43,9 +47,14 @@ class Worker:
         self.thread = threading.Thread()
 
 
+def known(answers: Seq[Row | BeiError]) -> Answers:
+    """Answers that need not be made."""
+    return lambda: answers
+
+
 class Done(NamedTuple):
-    """``answers[i]`` is the row or the error of ``entries[i]``. ``step``: the step that ran them, and its seconds."""
+    """``answers()[i]`` is the row or the error of ``entries[i]``. ``step``: the step that ran them, and its seconds."""
 
     entries: Seq[Entry]
-    answers: Seq[Row | BeiError]
+    answers: Answers
     step: tuple[Step, float] | None = None

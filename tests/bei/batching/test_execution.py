@@ -56,7 +56,7 @@ def test_every_sequence_that_raises_is_an_error_and_all_others_are_answered(draw
     size, guilty = drawn
     kinds: list[str] = []
     engine = PickyEngine(LIMITS, lambda sequence: POISON in sequence)
-    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)
+    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)()
     check(answers, guilty, EngineError)
     assert set(kinds) <= {"exception"}
     assert len(kinds) == sum(any(POISON in values for values in sequences_of(batch)) for batch in engine.batches)
@@ -70,7 +70,7 @@ def test_every_sequence_of_nan_is_an_error_and_all_others_are_answered(
     size, guilty = drawn
     kinds: list[str] = []
     engine = (SpreadingEngine if spreads else NaNEngine)(LIMITS, POISON)
-    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)
+    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)()
     check(answers, guilty, NonFiniteOutputError)
     assert set(kinds) <= {"non_finite"}
     assert bool(kinds) == bool(guilty)
@@ -84,7 +84,7 @@ def test_every_sequence_that_ends_engine_processes_is_an_error_and_costs_one_pro
     size, guilty = drawn
     kinds: list[str] = []
     engine = PickyEngine(LIMITS, lambda sequence: POISON in sequence, EngineDiedError)
-    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)
+    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)()
     check(answers, guilty, EngineDiedError)
     assert kinds == ["engine_died"] * (len(guilty) + bool(guilty))
     assert [batch.batch_size for batch in engine.batches] == [size] + [1] * (size if guilty else 0)
@@ -99,7 +99,7 @@ def test_a_process_that_dies_once_costs_nobody_an_answer() -> None:
             return answers
 
     for size in (1, 5):
-        answers = run_isolating(DiesOnce(LIMITS), entries_of(marked(size, set())), lambda kind: None)
+        answers = run_isolating(DiesOnce(LIMITS), entries_of(marked(size, set())), lambda kind: None)()
         check(answers, set(), EngineDiedError)
         assert len(answers) == size
 
@@ -121,7 +121,7 @@ def test_each_failure_is_logged_and_what_the_engine_said_does_not_reach_the_clie
 ) -> None:
     engine = PickyEngine(LIMITS, lambda sequence: POISON in sequence)
     with caplog.at_level(logging.WARNING):
-        answers = run_isolating(engine, entries_of(marked(2, {1})), lambda kind: None)
+        answers = run_isolating(engine, entries_of(marked(2, {1})), lambda kind: None)()
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
     assert "batch of 2 sequences" in caplog.text
     assert "poison" in caplog.text
@@ -167,7 +167,7 @@ def test_a_step_computes_what_any_of_its_sequences_asks_for_and_no_more() -> Non
     engine = Recorder()
     dense, tokens = entries_of([[1], [2]]), entries_of([[3, 4]], frozenset({"token_ids"}))
     run_isolating(engine, dense, lambda kind: None)
-    answers = run_isolating(engine, [*dense, *tokens], lambda kind: None)
+    answers = run_isolating(engine, [*dense, *tokens], lambda kind: None)()
     assert engine.asked == [{"embedding"}, {"embedding", "token_ids"}]
     rows = [answer for answer in answers if isinstance(answer, dict)]
     assert [set(row) for row in rows] == [{"embedding"}, {"embedding"}, {"token_ids"}]
@@ -176,7 +176,7 @@ def test_a_step_computes_what_any_of_its_sequences_asks_for_and_no_more() -> Non
 
 def test_nan_in_an_output_that_only_a_neighbour_asked_for_costs_nobody_else_the_answer() -> None:
     dense, tokens = entries_of([[1, POISON]]), entries_of([[3, 4]], frozenset({"token_ids"}))
-    answers = run_isolating(Recorder(), [*dense, *tokens], lambda kind: None)
+    answers = run_isolating(Recorder(), [*dense, *tokens], lambda kind: None)()
     assert not any(isinstance(answer, BeiError) for answer in answers)
 
 
@@ -187,5 +187,5 @@ def test_an_engine_that_loses_rows_is_an_error(output: str) -> None:
             return {name: rows[:-1] for name, rows in super().run(batch, outputs).items()}
 
     engine = Short()
-    answers = run_isolating(engine, entries_of([[1, 2], [3]], frozenset({output})), lambda kind: None)
+    answers = run_isolating(engine, entries_of([[1, 2], [3]], frozenset({output})), lambda kind: None)()
     assert [type(answer) for answer in answers] == [EngineError, EngineError]
