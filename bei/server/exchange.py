@@ -1,7 +1,7 @@
 """A request and its answer on a connection: uvicorn's cycle, and short ways for what comes and goes whole.
 
-ASGI's messages and events take as long as all checks of a short text's request (docs/decisions.md, "The hot route"). A
-hot route whose body is there, and whose answer is, needs none. Whoever wraps the ways to receive and send sees all
+ASGI's messages and events are a tenth of what Python does for a short text (docs/decisions.md, "The hot route"). A hot
+route whose body is there, and whose answer is, needs none. Whoever wraps the ways to receive and send sees all
 messages: then there is no ``exchange_of`` them.
 """
 
@@ -51,11 +51,9 @@ class Exchange(RequestResponseCycle):
         """Send ``response``, whose body is whole and whose headers say its length and nothing of the connection."""
         if self.disconnected:
             return
+        headers = [*self.default_headers, *response.raw_headers]
+        self.transport.write_answer(head(response.status_code, headers, closes=not self.keep_alive), response.body)
         self.response_started = self.response_complete = True
-        self.transport.write_answer(
-            head(response.status_code, [*self.default_headers, *response.raw_headers], closes=not self.keep_alive),
-            response.body,
-        )
         self.message_event.set()
         if not self.keep_alive:
             self.transport.close()

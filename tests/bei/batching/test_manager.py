@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence, Set
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bei.batching.queue import Entry, Waiter
-from bei.core import Encoding, Outputs, PackedBatch
+from bei.batching.rows import rows_of_batch
+from bei.core import Encoding, Outputs, PackedBatch, Row
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDiedError, EngineError, NonFiniteOutputError, ShuttingDownError
 from bei.port import Answer
@@ -37,6 +39,37 @@ def test_what_follows_a_step_may_fail_and_answers_still_come(failing: str, caplo
             assert rows_of(request) == fake_rows(inputs)
         assert front.close() == 3
     assert "a bug" in caplog.text
+
+
+def test_outputs_that_no_rows_can_be_made_of_cost_their_step_alone(caplog: pytest.LogCaptureFixture) -> None:
+    front = Front(FakeEngine(LIMITS))
+    with mock.patch("bei.batching.execution.rows_of_batch", side_effect=KeyError("a bug")):
+        failed = front.submit([1], [2])
+        front.wait(failed)
+    assert type(failed.error) is EngineError
+    assert failed.num_answers == 2
+    answered = front.submit([3])
+    front.wait(answered)
+    assert rows_of(answered) == fake_rows([[3]])
+    assert front.close() == 2
+    assert "a bug" in caplog.text
+
+
+def test_rows_are_made_in_the_delivery_thread_while_the_engine_runs_the_next_step(make_front: MakeFront) -> None:
+    engine = GatedEngine(LIMITS)
+    front, made = make_front(engine), rows_of_batch
+    names: list[str] = []
+
+    def noting(*outputs: Any) -> list[Row]:
+        names.append(threading.current_thread().name)
+        return made(*outputs)
+
+    with mock.patch("bei.batching.execution.rows_of_batch", noting):
+        first = front.submit([1], [2], [3], [4], [5])  # a full step, and one that waits behind it
+        engine.wait_entered()
+        engine.open()
+        front.wait(first)
+    assert names[0] == "bei-delivery"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, EngineDiedError])

@@ -2,71 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 import pytest
-import uvicorn
 from starlette.responses import Response, StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.server import ServerState
+from starlette.types import Receive, Scope, Send
 
-from bei.config import ServeConfig
-from bei.metrics import Metrics
-from bei.server.connections import Connections
-from bei.server.protocol import Connection
-
-
-class Transport(asyncio.Transport):
-    """Notes what is sent, a string for each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: list[str] = []
-        self.is_closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.sent.append(bytes(data).decode())
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        self.sent.append(b"".join(list_of_data).decode())
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
-def answered(app: ASGIApp, *requests: bytes) -> Transport:
-    """What ``app`` sends to a client that sends ``requests``, each when the one before it is answered."""
-    transport = Transport()
-
-    async def scenario() -> None:
-        config = uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, proxy_headers=False)
-        config.load()
-        connections = Connections(ServeConfig(), Metrics(), 10)
-        connection = Connection(config, ServerState(), connections, asyncio.get_running_loop())
-        connection.connection_made(transport)
-        for request in requests:
-            connection.data_received(request)
-            await asyncio.gather(*connection.tasks)
-        connection.connection_lost(None)
-
-    asyncio.run(scenario())
-    return transport
-
-
-GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
+from tests.bei.server.connected import GET, answered
 
 
 def test_an_answer_goes_out_at_once_with_its_head() -> None:
@@ -97,12 +39,13 @@ def test_the_head_of_an_answer_in_pieces_waits_for_none_of_them() -> None:
     assert len(sent) == 4
 
 
-def test_a_client_that_asks_is_told_at_once_to_go_on() -> None:
+@pytest.mark.parametrize("asking", [b"100-continue", b"100-Continue"])
+def test_a_client_that_asks_is_told_at_once_to_go_on(asking: bytes) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await Response("done")(scope, receive, send)
 
-    asks = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n"
+    asks = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\nexpect: %s\r\n\r\n" % asking
     sent = answered(app, asks + b"{}").sent
     assert sent[0] == "HTTP/1.1 100 Continue\r\n\r\n"
     assert sent[1].endswith("done")

@@ -1,0 +1,66 @@
+"""A connection without a network: what an application sends to a client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from bei.config import ServeConfig
+from bei.metrics import Metrics
+from bei.server.connections import Connections
+from bei.server.protocol import Connection
+
+GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
+
+
+class Transport(asyncio.Transport):
+    """Notes what is sent, a string for each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent.append(bytes(data).decode())
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.sent.append(b"".join(list_of_data).decode())
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def answered(app: ASGIApp, *requests: bytes) -> Transport:
+    """What ``app`` sends to a client that sends ``requests``, each when the one before it is answered."""
+    transport = Transport()
+
+    async def scenario() -> None:
+        config = uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, proxy_headers=False)
+        config.load()
+        connections = Connections(ServeConfig(), Metrics(), 10)
+        connection = Connection(config, ServerState(), connections, asyncio.get_running_loop())
+        connection.connection_made(transport)
+        for request in requests:
+            connection.data_received(request)
+            await asyncio.gather(*connection.tasks)
+        connection.connection_lost(None)
+
+    asyncio.run(scenario())
+    return transport
