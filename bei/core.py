@@ -1,6 +1,6 @@
 """The nouns that cross module borders. No behaviour beyond small properties.
 
-What is made for every input is a Struct: C fills it, where a frozen dataclass makes a call for each of its fields.
+What is made for every input is a tuple: C fills it, where a frozen dataclass makes a call for each of its fields.
 
 Shapes use T (tokens of a batch), B (sequences of a batch), E (width of an embedding).
 """
@@ -11,9 +11,8 @@ from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -83,7 +82,7 @@ class Expansion:
     attended: bool
 
 
-class Encoding(msgspec.Struct, frozen=True):
+class Encoding(NamedTuple):
     """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for.
 
     ``num_keys``: only so many tokens, the first, are looked at by tokens; None: all are. ``num_unpooled``: so many
@@ -109,8 +108,7 @@ def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
     if missing <= 0 or not encoding.num_tokens:
         return encoding
     types, spans = encoding.token_type_ids, encoding.spans
-    return msgspec.structs.replace(
-        encoding,
+    return encoding._replace(
         input_ids=np.append(encoding.input_ids, np.full(missing, expansion.token_id, np.int32)),
         token_type_ids=None if types is None else np.append(types, np.zeros(missing, np.int32)),
         spans=None if spans is None else TokenSpans.concatenated([spans, TokenSpans.of_special_tokens(missing)]),

@@ -456,7 +456,7 @@ class InferenceService:
         if not ticket.is_own:
             self._metrics.tokenized(ticket.lane, len(items), time.monotonic() - ticket.accepted_s)
         if items[0].encoding.spans is not None:  # of no use to an engine
-            items = [Item(index, msgspec.structs.replace(encoding, spans=None)) for index, encoding in items]
+            items = [Item(index, encoding._replace(spans=None)) for index, encoding in items]
         self._port.submit(Submission(call.request_id, ticket.lane, outputs, items, ticket.deadline_s))
         if call.request_id not in self._calls:  # it ended meanwhile, and was taken back before this came
             self._port.cancel(call.request_id)

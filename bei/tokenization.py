@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeGuard
 
-import msgspec
 import numpy as np
 import tokenizers
 
@@ -184,7 +183,7 @@ class TextEncoder:
         sentence-transformers counts)."""
         prompt = self._tokenizer.encode(options.unpooled_prompt, add_special_tokens=options.add_special_tokens)
         count = len(prompt.ids) - (prompt.ids[-1:] != [] and prompt.ids[-1] in self.special_ids)
-        return [msgspec.structs.replace(one, num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
+        return [one._replace(num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:

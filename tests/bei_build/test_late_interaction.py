@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from bei.artifact import Role
 from bei.batching.gate import DeviceGate
@@ -125,7 +124,7 @@ def test_tokens_without_keys_have_the_same_states_in_any_batch(case: Any, tmp_pa
     artifact = build_artifact(save_colbert(tmp_path / "colbert", Settings(), case), tmp_path / "artifact")
     engine = open_engine(artifact.engine_dir, artifact.manifest)
     whole = random_encodings([9, 3, 47, 30], 50)
-    partial = [structs.replace(encoding, num_keys=keys) for encoding, keys in zip(whole, (4, 1, 46, 30), strict=True)]
+    partial = [encoding._replace(num_keys=keys) for encoding, keys in zip(whole, (4, 1, 46, 30), strict=True)]
     mixed = [partial[0], whole[2], partial[1], whole[0], *partial[2:], whole[1]]
     try:
         together = run(engine, mixed, ["token_embedding"])["token_embedding"]

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from msgspec import structs
 
 from bei import artifact as artifacts
 from bei.artifact import (
@@ -86,7 +85,7 @@ def questions(*, pairs: bool = False, partial: bool = False) -> HeldOut:
         for n in (*LENGTHS, 4)
     ]
     if partial:
-        encodings = [structs.replace(e, num_keys=1, num_unpooled=1) if e.num_tokens > 2 else e for e in encodings]
+        encodings = [e._replace(num_keys=1, num_unpooled=1) if e.num_tokens > 2 else e for e in encodings]
     *texts, canary = encodings
     return HeldOut([f"text {index}" for index in range(len(texts))], texts, "the canary", canary)
 
@@ -162,7 +161,7 @@ def test_a_completed_certificate_is_sealed_and_everything_else_stays(tmp_path: P
     sealed = artifacts.recertify(artifact, completed.certificate)
     assert artifacts.load(artifact.path) == sealed
     assert (sealed.manifest.verification, sealed.certificate) == ("reference", completed.certificate)
-    kept = structs.replace(
+    kept = msgspec.structs.replace(
         sealed.manifest,
         files=artifact.manifest.files,
         verification="pending",
@@ -179,7 +178,7 @@ def test_a_certificate_that_was_changed_by_hand_is_refused(tmp_path: Path) -> No
     artifact = pending(tmp_path / "a", questions())
     file = artifact.path / CERTIFICATE
     record = msgspec.json.decode(file.read_bytes(), type=Certificate)
-    file.write_bytes(msgspec.json.encode(structs.replace(record, passed=True, kind="reference")))
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, passed=True, kind="reference")))
     with pytest.raises(ArtifactHashMismatchError):
         artifacts.load(artifact.path)
 

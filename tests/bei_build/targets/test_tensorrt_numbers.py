@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
-from msgspec import structs
 
 from bei.core import Encoding, Float32Array, Outputs, PackedBatch, rows_of_sequences
 from bei.packing import bucket, graph_inputs
@@ -267,7 +266,7 @@ def test_trt_graph_has_the_hf_models_keys(tmp_path: Path, name: str) -> None:
     checkpoint = replace(checkpoint, spec=replace(checkpoint.spec, partial_keys=True))
     rng = np.random.default_rng(0)
     encodings = [
-        structs.replace(encoding, num_keys=int(rng.integers(1, encoding.num_tokens + 1)))
+        encoding._replace(num_keys=int(rng.integers(1, encoding.num_tokens + 1)))
         for encoding in random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
     ]
     actual = rows_of(checkpoint, graph_of_checkpoint(checkpoint, tmp_path, DType.FP32), case, encodings)

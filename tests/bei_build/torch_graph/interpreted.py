@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from msgspec import structs
 
 from bei.core import PackedBatch
 from bei.packing import graph_inputs
@@ -71,7 +70,7 @@ def difference(case: dict[str, Any]) -> float:
     spec, is_partial = replace(SPEC, **known), bool(case.get("partial"))
     encodings = random_encodings(LENGTHS, 100)
     if is_partial:
-        encodings = [structs.replace(one, num_keys=max(1, one.num_tokens // 3)) for one in encodings]
+        encodings = [one._replace(num_keys=max(1, one.num_tokens // 3)) for one in encodings]
     batch = PackedBatch.from_encodings(encodings)
     names = {name for kernel in ("plain", "ragged") for name in reads(kernel, partial_keys=is_partial)}
     arrays = graph_inputs(batch, sorted({*names, "input_ids"}))

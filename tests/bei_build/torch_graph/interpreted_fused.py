@@ -20,7 +20,6 @@ import numpy as np
 import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
-from msgspec import structs
 from torch import Tensor
 
 from bei.core import PackedBatch
@@ -146,9 +145,7 @@ def of_pooling(mode: Pooling, *, normalizes: bool = False, prompts: bool = True)
     spec = replace(tiny_spec(pooling=(mode,)), marked_id=3, pools_prompt=prompts)
     if normalizes:
         spec = replace(spec, heads=(replace(spec.heads[0], layers=(NormalizeSpec(),)),))
-    encodings = [
-        structs.replace(one, num_unpooled=min(2, one.num_tokens - 1)) for one in random_encodings(LENGTHS, VOCABULARY)
-    ]
+    encodings = [one._replace(num_unpooled=min(2, one.num_tokens - 1)) for one in random_encodings(LENGTHS, VOCABULARY)]
     batch = PackedBatch.from_encodings(encodings)
     heads = [Head(spec.heads[0], spec, torch.nn.Module(), storage) for storage in (TRITON, COMPOSED)]
     arrays = graph_inputs(batch, sorted({"input_ids", *heads[0].reads}))

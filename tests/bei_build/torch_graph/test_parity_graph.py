@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from msgspec import structs
 
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.errors import CompileError, WeightsError
@@ -71,8 +70,8 @@ def encodings_of(spec: ModelSpec) -> list[Encoding]:
     """Pairs. Where a model has partial keys, the last two thirds are none; else the first two tokens are prompts."""
     encodings = random_encodings(LENGTHS, VOCABULARY, pairs=True)
     if spec.partial_keys:
-        return [structs.replace(one, num_keys=max(1, one.num_tokens // 3)) for one in encodings]
-    return [structs.replace(one, num_unpooled=min(2, one.num_tokens - 1)) for one in encodings]
+        return [one._replace(num_keys=max(1, one.num_tokens // 3)) for one in encodings]
+    return [one._replace(num_unpooled=min(2, one.num_tokens - 1)) for one in encodings]
 
 
 @pytest.mark.parametrize("name", SPECS)
