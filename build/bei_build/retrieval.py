@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import cast, get_args
 
@@ -193,7 +193,7 @@ def _of_side(
     if before and not spec.pools_prompt:
         ids = tokenizer.encode(before).ids
         count = len(ids) - (ids[-1:] != [] and ids[-1] in _special_ids(tokenizer))
-        encodings = [replace(one, num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
+        encodings = [one._replace(num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
     if role is not None and role.expansion is not None:
         encodings = [expanded(one, role.expansion) for one in encodings]
     return encodings

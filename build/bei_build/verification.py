@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib import resources
 from typing import Protocol
 
@@ -114,7 +113,7 @@ def held_out(tokenizer: Tokenizer, spec: ModelSpec, max_seq_len: int, expansion:
         encodings[::2] = [expanded(encoding, expansion) for encoding in encodings[::2]]
     if not spec.pools_prompt:
         encodings[::2] = [
-            replace(encoding, num_unpooled=min(_UNPOOLED, encoding.num_tokens - 1)) for encoding in encodings[::2]
+            encoding._replace(num_unpooled=min(_UNPOOLED, encoding.num_tokens - 1)) for encoding in encodings[::2]
         ]
     return HeldOut(texts, encodings, CANARY_TEXT, encode(tokenizer, [CANARY_TEXT], spec, max_seq_len)[0])
 
