@@ -1,12 +1,13 @@
 """Throughput of closed loops against the engine alone, on prose the servers have not met.
 
-    python -m benchmarks.closed_loop [--before CHECKOUT] [--repetitions 11] [--cold]
+    python -m benchmarks.closed_loop [--before CHECKOUT] [--repetitions 11] [--cold] [--bulk]
 
 Single texts (about 29 tokens) at concurrency 1, 16, 64 and 256, and requests of 32 passages at concurrency 4. In each
 repetition the engine alone runs the texts of concurrency 64 and of the requests of 32, tokenized and cut into batches
 beforehand, from all texts at once and, for the requests, from the 128 in flight; the other single texts are as many
 words long. All servers get the same texts. ``--cold`` restarts the servers before every repetition, so that they meet
-every word anew; otherwise words that are frequent are known after a while, as on any server.
+every word anew; otherwise words that are frequent are known after a while, as on any server. ``--bulk`` leaves the
+single texts out, for more repetitions of requests in a time, and writes ``closed-loop-bulk.json``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from benchmarks.prose import PASSAGES, SHORT, read_prose
 SINGLES = {1: 384, 16: 1024, 64: 1536, 256: 2048}
 _BULK_TEXTS, _BULK_SIZE, _BULK_CONCURRENCY = 2048, 32, 4
 _AS_SINGLE = 64  # the engine alone runs the texts of this concurrency
-ENGINE_SINGLE, ENGINE_BULK = "engine alone, single texts", "engine alone, requests of 32"
-ENGINE_IN_FLIGHT = "engine alone, requests of 32, same texts in flight"
+_BULK = f"requests of {_BULK_SIZE}"
+ENGINE_SINGLE, ENGINE_BULK = "engine alone, single texts", f"engine alone, {_BULK}"
+ENGINE_IN_FLIGHT = f"engine alone on the same texts in flight, {_BULK}"
 
 
 def main() -> None:
@@ -49,6 +51,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of texts")
     parser.add_argument("--cold", action="store_true", help="restart the servers before every repetition")
     parser.add_argument("--before", type=Path, help="another checkout, whose server is measured in the same run")
+    parser.add_argument("--bulk", action="store_true", help="requests of 32 only")
     parser.add_argument("--serve", default="", help="flags of bei serve, as in a shell")
     parser.add_argument("--serve-before", default="", help="those of the other checkout's")
     options = parser.parse_args()
@@ -60,11 +63,15 @@ def main() -> None:
         servers = kinds(models, options.serve, options.before, options.serve_before, Path(scratch))
         with Fleet(servers, Path(scratch) / "home") as fleet:
             rounds = Rounds(artifact, engine, fleet, options.scale, cold=options.cold)
-            texts_per_s = alternate(rounds.sides(list(servers)), options.repetitions, rounds.prepare)
+            sides = rounds.sides(list(servers))
+            if options.bulk:
+                sides = {name: side for name, side in sides.items() if name.endswith(_BULK)}
+            texts_per_s = alternate(sides, options.repetitions, rounds.prepare)
             results = summary(texts_per_s, rounds.client_shares, list(servers))
             described = {"servers": fleet.described(), "texts": rounds.texts.described(), "cold": options.cold}
-    write("closed-loop", {**results, **described})
-    plot(texts_per_s, list(servers))
+    write("closed-loop-bulk" if options.bulk else "closed-loop", {**results, **described})
+    if not options.bulk:
+        plot(texts_per_s, list(servers))
 
 
 class Rounds:
@@ -139,7 +146,7 @@ def single(server: str, concurrency: int) -> str:
 
 def bulk_of(server: str) -> str:
     """The name of a measurement."""
-    return f"{server}, requests of 32"
+    return f"{server}, {_BULK}"
 
 
 def summary(
@@ -147,19 +154,20 @@ def summary(
 ) -> dict[str, Any]:
     """Shares of the engine alone, steps from one concurrency to the next, and now against before."""
     results: dict[str, Any] = {}
+    singles = SINGLES if ENGINE_SINGLE in texts_per_s else {}
     for server in servers:
-        of_engine = {single(server, c): ratio(texts_per_s, single(server, c), ENGINE_SINGLE) for c in SINGLES}
+        of_engine = {single(server, c): ratio(texts_per_s, single(server, c), ENGINE_SINGLE) for c in singles}
         for engine in (ENGINE_BULK, ENGINE_IN_FLIGHT):
             of_engine[f"{bulk_of(server)} / {engine}"] = ratio(texts_per_s, bulk_of(server), engine)
         results[server] = {
             "of the engine alone": of_engine,
             "single texts, at a concurrency / at the one below": {
                 f"{more} / {fewer}": ratio(texts_per_s, single(server, more), single(server, fewer))
-                for fewer, more in itertools.pairwise(SINGLES)
+                for fewer, more in itertools.pairwise(singles)
             },
         }
     for other in servers[1:]:
-        pairs = [(single(NOW, c), single(other, c)) for c in SINGLES] + [(bulk_of(NOW), bulk_of(other))]
+        pairs = [(single(NOW, c), single(other, c)) for c in singles] + [(bulk_of(NOW), bulk_of(other))]
         results[f"{NOW} / {other}"] = {over: ratio(texts_per_s, over, under) for over, under in pairs}
     shares = {
         name: {"median": statistics.median(values[1:] or values), "values": values[1:]}  # the first: warm-up
