@@ -1,21 +1,26 @@
-"""What a short request costs a server in CPU time, before and after: for machines whose speed does not stand still.
+"""What a short request costs a server, before and after: for machines whose speed does not stand still.
 
-    python -m benchmarks.request_cost --before CHECKOUT [--turns 12] [--requests 1500] [--concurrency 64]
+    python -m benchmarks.request_cost --before CHECKOUT [--starts 12] [--turns 6] [--requests 400] [--concurrency 16]
 
 Single texts of prose that the servers have not met (about 29 tokens), MiniLM, in a closed loop, in turns: this
 checkout's server, the other one's. A server's CPU time is its process's, engine included; where all cores are busy,
-which they are at this concurrency, throughput is its inverse. What other virtual machines take is not in it, but they
+which they are from 16 clients on, throughput is its inverse. What other virtual machines take is not in it, but they
 slow caches and cores down, so turns are short, neighbours are compared, and disturbed ones are made again.
+
+What differs from one start of a server to the next is more than what differs within one, so both are started anew
+``--starts`` times, and errors are those of the ratios of starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -31,45 +36,72 @@ def main() -> None:
     """Measure and write ``results/request-cost.json``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True, help="another checkout, whose server is measured too")
-    parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--requests", type=int, default=1500, help="of a turn")
-    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--starts", type=int, default=12, help="of both servers")
+    parser.add_argument("--turns", type=int, default=6, help="of a start")
+    parser.add_argument("--requests", type=int, default=400, help="of a turn")
+    parser.add_argument("--concurrency", type=int, default=16)
     options = parser.parse_args()
-    turns: list[dict[str, Used]] = []
+    starts: list[list[dict[str, Used]]] = []
+    quiet = Quiet(options.starts * options.turns)
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), "bf16", Path(scratch))
         servers = kinds({artifact.path: minilm_folder()}, "", options.before, "", Path(scratch))
         with Fleet(servers, Path(scratch) / "home") as fleet:
-            texts, quiet = FirstTime(read_prose(), fleet), Quiet(options.turns)
-            _turn(fleet, texts, options.requests, options.concurrency)  # warms up
-            while len(turns) < options.turns:
-                found = _turn(fleet, texts, options.requests, options.concurrency, now_first=len(turns) % 2 == 0)
-                if quiet.keeps(used.foreign_load for used in found.values()):
-                    turns.append(found)
+            texts = FirstTime(read_prose(), fleet)
+            while len(starts) < options.starts:
+                if starts:
+                    fleet.restart()
+                starts.append(_turns(fleet, texts, quiet, options))
+                print(f"start {len(starts)} of {options.starts}", flush=True)
             described = fleet.described()
-    pairs = [turn[NOW].cpu_s / turn[BEFORE].cpu_s for turn in turns]
-    totals = {name: sum(turn[name].cpu_s for turn in turns) for name in (NOW, BEFORE)}
-    elapsed = {name: sum(turn[name].elapsed_s for turn in turns) for name in (NOW, BEFORE)}
     write(
         "request-cost",
         {
+            "starts of both servers": options.starts,
+            "turns of a start": options.turns,
             "requests of a turn": options.requests,
             "concurrency": options.concurrency,
-            "CPU time, now / before": {
-                "of all turns": round(totals[NOW] / totals[BEFORE], 4),
-                "median within turns": round(statistics.median(pairs), 4),
-                "standard error of the mean within turns": round(statistics.stdev(pairs) / len(pairs) ** 0.5, 4),
-                "within turns": [round(pair, 4) for pair in pairs],
+            "now / before, of starts": {
+                "time": _ratios([_ratio(turns, "elapsed_s") for turns in starts]),
+                "CPU time": _ratios([_ratio(turns, "cpu_s") for turns in starts]),
             },
-            "requests a second, now / before, of all turns": round(elapsed[BEFORE] / elapsed[NOW], 4),
             "CPU us a request": {
-                name: [round(1e6 * turn[name].cpu_s / options.requests) for turn in turns] for name in (NOW, BEFORE)
+                name: [round(1e6 * turn[name].cpu_s / options.requests) for turns in starts for turn in turns]
+                for name in (NOW, BEFORE)
             },
-            "foreign_load": {name: [turn[name].foreign_load for turn in turns] for name in (NOW, BEFORE)},
+            "foreign_load": {
+                name: [turn[name].foreign_load for turns in starts for turn in turns] for name in (NOW, BEFORE)
+            },
             "turns made again": quiet.num_disturbed,
             "servers": described,
         },
     )
+
+
+def _turns(fleet: Fleet, texts: FirstTime, quiet: Quiet, options: argparse.Namespace) -> list[dict[str, Used]]:
+    """Those of one start, behind one that warms up."""
+    turns: list[dict[str, Used]] = []
+    _turn(fleet, texts, options.requests, options.concurrency)
+    while len(turns) < options.turns:
+        found = _turn(fleet, texts, options.requests, options.concurrency, now_first=len(turns) % 2 == 0)
+        if quiet.keeps(used.foreign_load for used in found.values()):
+            turns.append(found)
+    return turns
+
+
+def _ratio(turns: Sequence[dict[str, Used]], what: str) -> float:
+    """Of now to before, all turns together."""
+    return float(sum(getattr(turn[NOW], what) for turn in turns) / sum(getattr(turn[BEFORE], what) for turn in turns))
+
+
+def _ratios(ratios: Sequence[float]) -> dict[str, Any]:
+    logs = [math.log(ratio) for ratio in ratios]
+    error = statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else None
+    return {
+        "geometric mean": round(math.exp(statistics.fmean(logs)), 4),
+        "its standard error": None if error is None else round(error, 4),
+        "of each start": [round(ratio, 4) for ratio in ratios],
+    }
 
 
 class Used(NamedTuple):
