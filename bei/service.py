@@ -405,7 +405,7 @@ class InferenceService:
         try:
             encoding = self._tokenizers.encoded_at_once(value, options)
             call.ticket.count_tokens(encoding.num_tokens)
-            self._submit(call, [Item(0, encoding)], call.ticket.admitted, wanted)
+            self._submit(call, [Item(0, encoding)], self._demand_of(call.ticket, [value]), wanted)
         except BeiError as error:
             self._fail_at(call, 0, error)
 
@@ -423,11 +423,7 @@ class InferenceService:
         def on_encoded(start: int, encodings: list[Encoding]) -> None:
             call.ticket.count_tokens(sum(encoding.num_tokens for encoding in encodings))
             items = [Item(places[start + i], encoding) for i, encoding in enumerate(encodings)]
-            if len(items) == call.ticket.num_inputs:
-                demand = call.ticket.admitted
-            else:
-                demand = self._admission.demand(self.estimated_lengths(inputs[start : start + len(items)]))
-            on_items(items, demand)
+            on_items(items, self._demand_of(call.ticket, inputs[start : start + len(items)]))
 
         self._tokenizers.submit(
             inputs,
@@ -438,6 +434,12 @@ class InferenceService:
             is_urgent=call.ticket.lane == "interactive",
             one_by_one=call.in_part,
         )
+
+    def _demand_of(self, ticket: Ticket, inputs: Seq[Input]) -> Demand:
+        """What ``inputs``, of those that ``ticket`` was given for, were admitted for."""
+        if len(inputs) == ticket.num_inputs:
+            return ticket.admitted
+        return self._admission.demand(self.estimated_lengths(inputs))
 
     def _fail_at(self, call: Call, index: int, error: BeiError) -> None:
         if call.fail_at(index, error):

@@ -32,7 +32,7 @@ def run_isolating(
     Raises EngineDeadError where the engine does.
     """
     try:
-        ran, poisoned = _run(engine, entries)
+        ran, poisoned = _run(engine, entries, on_failure)
     except EngineDeadError:  # nothing that is run again would be answered: the caller gives the engine up
         raise
     except EngineDiedError:
@@ -80,13 +80,20 @@ class _Ran(NamedTuple):
     batch: PackedBatch
     wanted: Seq[AbstractSet[str]]
     per_token: AbstractSet[str]
+    on_failure: Callable[[str], None]
 
-    def rows(self) -> Seq[Row]:
-        """One a sequence."""
-        return rows_of_batch(*self)
+    def rows(self) -> Seq[Row | BeiError]:
+        """One a sequence, or an error for each."""
+        try:
+            return rows_of_batch(self.outputs, self.batch, self.wanted, self.per_token)
+        except Exception:  # a border: the thread that delivers goes on
+            self.on_failure("exception")
+            log.exception("the outputs of %d sequences could not be read", len(self.wanted))
+            error = EngineError("The engine's outputs could not be read; the server's log says why.")
+            return [error] * len(self.wanted)
 
 
-def _run(engine: Engine, entries: Seq[Entry]) -> tuple[_Ran, list[int]]:
+def _run(engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None]) -> tuple[_Ran, list[int]]:
     """What the engine gives, and which sequences of it are not finite."""
     batch = PackedBatch.from_encodings([entry.encoding for entry in entries])
     wanted = [entry.outputs for entry in entries]
@@ -98,4 +105,4 @@ def _run(engine: Engine, entries: Seq[Entry]) -> tuple[_Ran, list[int]]:
             raise EngineError(f"The engine answered {len(values)} rows of {name} instead of {expected}.")
     finite = finite_sequences(outputs, batch, per_token)
     poisoned = [index for index, is_finite in enumerate(finite.tolist()) if not is_finite]
-    return _Ran(outputs, batch, wanted, per_token), poisoned
+    return _Ran(outputs, batch, wanted, per_token, on_failure), poisoned

@@ -323,7 +323,7 @@ class BatchManager:
     def _settled(self, done: Done) -> list[Answer]:
         """The answers to everybody who waits for the entries of ``done``, which are forgotten."""
         settled = []
-        answers = self._made(done)
+        answers = done.answers()
         times = None
         if done.step is not None:
             step, seconds = done.step
@@ -344,14 +344,6 @@ class BatchManager:
                             del self._entries_of[waiter.request_id]
                 entry.waiters = []
         return settled
-
-    def _made(self, done: Done) -> Seq[Row | BeiError]:
-        try:
-            return done.answers()
-        except Exception:  # a border: without this thread nobody would get an answer any more
-            log.exception("the engine's outputs could not be read")
-            error = EngineError("The engine's outputs could not be read; the server's log says why.")
-            return [error] * len(done.entries)
 
     def _keep(self, identity: Identity, row: Row) -> None:
         if self._cache is not None:

@@ -36,6 +36,7 @@ class Exchange(RequestResponseCycle):
         ``limit`` bytes, or it failed."""
         if self.more_body or self.disconnected or self.account.error is not None or len(self.body) > limit:
             return None
+        self.flow.resume_reading()  # that a client leaves is read
         content = bytes(self.body)
         self.body = bytearray()
         self.message_event.clear()

@@ -90,7 +90,8 @@ class Connection(HttpToolsProtocol):
         self.deadline_s = math.inf
         self._body_since_s = 0.0
         self._head_begins = False  # with the bytes that are parsed now, or behind others among them
-        self._head_bytes = 0  # of the request line, the headers and the trailers, as far as is known
+        # Of the request's target, headers and trailers; of a head that comes in many packets also method and version.
+        self._head_bytes = 0
         self._unparsed_bytes = 0  # of a body that the parser has taken and has nothing to show for
         self._has_moved = False
         self._dropped_bytes = 0
@@ -448,6 +449,7 @@ class Connection(HttpToolsProtocol):
 
     def _begin_head(self) -> None:
         self._phase = _HEAD
+        self._head_begins = False  # the parser takes empty lines first, and says nothing of them
         self._head_bytes = self._unparsed_bytes = 0
         self.deadline_s = self.loop.time() + self._connections.header_timeout_s
 

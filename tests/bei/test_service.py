@@ -52,6 +52,19 @@ def fake_rows(inputs: Sequence[Sequence[int]]) -> Float32Array:
     return np.stack([fake_row(np.array(ids, np.int32)) for ids in inputs])
 
 
+def test_a_part_of_a_request_is_counted_for_itself_alone(artifact: Artifact) -> None:
+    """What waits of the other parts stays counted, also beside a text that is so short that it is tokenized at once."""
+
+    async def test() -> None:
+        async with running_service(artifact, FakeEngine(LIMITS)) as service:
+            other = "cat " * 8
+            with service.admit(["cat", other], lane="interactive") as ticket, service.admit([other]) as alone:
+                await service.infer(["cat"], ticket=ticket, outputs={"embedding"})
+                assert service._admission.num_tokens == 2 * alone.admitted.num_tokens
+
+    run_async(test)
+
+
 def test_texts_are_run_in_order_with_their_token_count(artifact: Artifact) -> None:
     async def test() -> None:
         texts = [f"cat {index % 10} " * (1 + index % 5) for index in range(100)]

@@ -48,6 +48,7 @@ def test_outputs_that_no_rows_can_be_made_of_cost_their_step_alone(caplog: pytes
         front.wait(failed)
     assert type(failed.error) is EngineError
     assert failed.num_answers == 2
+    assert metric(front, "bei_batch_failures_total", kind="exception") == 1
     answered = front.submit([3])
     front.wait(answered)
     assert rows_of(answered) == fake_rows([[3]])

@@ -17,6 +17,13 @@ def test_an_answer_goes_out_at_once_with_its_head() -> None:
     assert all(text.endswith("\r\n\r\ncontent-length: 9") for text in sent)
 
 
+@pytest.mark.parametrize("blank", [b"\r\n", b"\n\r\n"])
+def test_empty_lines_between_requests_are_passed_over(blank: bytes) -> None:
+    """As RFC 9112 asks, section 2.2."""
+    sent = answered(Response("here"), GET, blank, GET + blank, GET).sent
+    assert [text[-4:] for text in sent] == ["here"] * 3
+
+
 @pytest.mark.parametrize(
     ("request_", "response"),
     [(GET.replace(b"GET", b"HEAD"), Response("body")), (GET, Response(status_code=204)), (GET, Response(""))],
