@@ -92,7 +92,7 @@ class TokenizerPool:
             return self._encoder.encode([value], options)[0]
         except BeiError:
             raise
-        except BaseException as error:  # as in the pool's threads
+        except BaseException as error:  # a border, as in ``_run``: the library's Rust panics are not Exceptions
             raise _broken() from error
 
     @property

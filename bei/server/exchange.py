@@ -25,6 +25,7 @@ _LENGTH = b"\r\ncontent-length: "
 class Exchange(RequestResponseCycle):
     """One request, and the answer to it. ``account``: of its body."""
 
+    # uvicorn declares asyncio's, of which its cycle calls no other methods than these.
     transport: AnswerTransport  # type: ignore[assignment]
 
     def __init__(self, account: Body, **of_cycle: Any) -> None:

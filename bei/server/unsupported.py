@@ -100,10 +100,9 @@ class EmbeddingControls(PromptControls, kw_only=True):
 
 
 # What ``settled`` looks at beside our own names.
-_others_of_embeddings = attrgetter(
-    *_OF_EMBEDDINGS, "output_dimension", "normalized", "use_activation", "truncation", "task"
-)
-_NOTHING_ELSE = (None,) * (len(_OF_EMBEDDINGS) + 5)
+_OTHERS = (*_OF_EMBEDDINGS, "output_dimension", "normalized", "use_activation", "truncation", "task")
+_others_of_embeddings = attrgetter(*_OTHERS)
+_NOTHING_ELSE = (None,) * len(_OTHERS)
 
 
 class PairControls(ScoreControls, kw_only=True):

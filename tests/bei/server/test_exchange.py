@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from bei.server.exchange import exchange_of, head
 from bei.server.http import WholeResponse
@@ -65,8 +65,8 @@ def test_a_body_is_received_once() -> None:
 
 def test_whoever_wraps_the_ways_sees_all_messages() -> None:
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
-        async def other(message: object) -> None:
-            await send(message)  # type: ignore[arg-type]
+        async def other(message: Message) -> None:
+            await send(message)
 
         assert exchange_of(other) is None
         await Response("done")(scope, receive, send)
