@@ -2,7 +2,7 @@
 
     python -m benchmarks.batching [--repetitions 9]
 
-MiniLM, BF16, 2,048 texts of mixed lengths in requests of 32 at concurrency 4: batches cut late or one ahead, from
+MiniLM, 2,048 texts of mixed lengths in requests of 32 at concurrency 4: batches cut late or one ahead, from
 requests whose longest text counts as the oldest or whose first does, each against batches cut from all texts at once.
 """
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch))
+        artifact = built(minilm_folder(), Path(scratch))
         engine = load_engine(artifact.engine_dir, artifact.manifest)
         engine.warmup()
         limits = engine.info.limits

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--serve-before", default="", help="those of the other checkout's")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch))
+        artifact = built(minilm_folder(), Path(scratch))
         engine = load_engine(artifact.engine_dir, artifact.manifest)
         engine.warmup()
         models = {artifact.path: minilm_folder()}

@@ -23,6 +23,7 @@ from bei.batching import QueueKey, next_batch
 from bei.batching.policy import LaneView, StepCosts, step_bounds
 from bei.core import Encoding, Limits, PackedBatch
 from bei.cores import usable_cores
+from bei.engine.openvino import cpu_capabilities
 from bei.port import Lane
 
 T = TypeVar("T")
@@ -250,7 +251,12 @@ def _machine() -> dict[str, Any]:
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
     )
-    return {"cpu": model, "cores": usable_cores(), "memory_gib": round(psutil.virtual_memory().total / 2**30)}
+    return {
+        "cpu": model,
+        "computes in": cpu_capabilities(),
+        "cores": usable_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -48,7 +48,7 @@ def main() -> None:
 
 def measure(shape: str, rounds: int, scratch: Path, *, cpu_time: bool) -> dict[str, Any]:
     """Errors of one engine's model."""
-    artifact = built(checkpoint_folder(shape, scratch), "bf16", scratch, max_seq_len=512)
+    artifact = built(checkpoint_folder(shape, scratch), scratch, max_seq_len=512)
     clock = time.process_time if cpu_time else time.perf_counter
     engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_threads": 1} if cpu_time else {})
     engine.warmup()

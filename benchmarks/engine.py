@@ -50,7 +50,7 @@ def measure(shape: str, repetitions: int, scratch: Path) -> None:
     lengths = mixed_lengths(_COUNTS[shape], _LONGEST)
     sides: dict[str, Callable[[], float]] = {}
     for precision in ("bf16", "fp32", "int8"):
-        artifact = built(folder, precision, scratch, max_seq_len=512)
+        artifact = built(folder, scratch, max_seq_len=512, precision=precision)
         engine = load_engine(artifact.engine_dir, artifact.manifest)
         engine.warmup()
         encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)

@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--engine-streams", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch))
+        artifact = built(minilm_folder(), Path(scratch))
         streams = options.engine_streams
         engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_streams": streams})
         engine.warmup()

@@ -148,7 +148,7 @@ def _latency_ms(port: int, bodies: Sequence[str]) -> float:
 
 def _one_process(before: Path, sizes: Sizes, repetitions: int, scratch: Path) -> dict[str, Any]:
     """Texts a second of this checkout's server and the other one's, which get the same texts in turn."""
-    artifact = built(minilm_folder(), "bf16", scratch)
+    artifact = built(minilm_folder(), scratch)
     servers = kinds({artifact.path: minilm_folder()}, "--http-workers=1", before, "", scratch)
     rates: dict[str, dict[str, list[float]]] = {"single texts": {}, "requests of 32": {}}
     with Fleet(servers, scratch / "cpu-home") as fleet:

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch))
+        artifact = built(minilm_folder(), Path(scratch))
         engine = load_engine(artifact.engine_dir, artifact.manifest)
         engine.warmup()
         rounds = Rounds(artifact, engine, Path(scratch), options.texts, options.length)

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=100_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch))
+        artifact = built(minilm_folder(), Path(scratch))
         tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
         with serving(artifact.path) as (port, process):
             rss = [_rss_mb(process.pid)]

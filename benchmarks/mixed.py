@@ -105,12 +105,12 @@ def main() -> None:
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint_folder(options.shape, Path(scratch))
-        busy = built(folder, "bf16", Path(scratch), _MAX_TOKENS, options.shape).path
+        busy = built(folder, Path(scratch), _MAX_TOKENS, options.shape).path
         prose = read_prose()
         for case in (CASES[name] for name in options.cases):
             models = {busy: folder}
             if case.two_models:
-                models[built(minilm_folder(), "bf16", Path(scratch), _MAX_TOKENS, "minilm-2").path] = minilm_folder()
+                models[built(minilm_folder(), Path(scratch), _MAX_TOKENS, "minilm-2").path] = minilm_folder()
             servers = kinds(models, options.serve, options.before, options.serve_before, Path(scratch))
             with Fleet(servers, Path(scratch) / "home") as fleet:
                 run = Run(case, options, fleet, FirstTime(prose, fleet))

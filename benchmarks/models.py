@@ -41,9 +41,12 @@ def checkpoint_folder(shape: str, scratch: Path) -> Path:
 
 
 def built(
-    folder: Path, precision: str, scratch: Path, max_seq_len: int | None = None, name: str | None = None
+    folder: Path, scratch: Path, max_seq_len: int | None = None, name: str | None = None, precision: str = "auto"
 ) -> Artifact:
-    """The artifact of ``folder``, served as ``name``. Random weights may miss a threshold; the real model may not."""
+    """The artifact of ``folder``, served as ``name``, in BF16 where this CPU computes in it, else in FP32.
+
+    Random weights may miss a threshold; the real model may not.
+    """
     name = name or folder.name
     config = BuildConfig(
         model=str(folder),

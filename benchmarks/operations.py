@@ -43,7 +43,7 @@ def main() -> None:
     prose = read_prose()
     warming, texts = prose.take(_WARM_REQUESTS, SHORT), prose.take(options.requests, SHORT)
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch))
+        artifact = built(minilm_folder(), Path(scratch))
         servers = kinds({artifact.path: minilm_folder()}, "", options.before, "", Path(scratch))
         found = {
             name: {"commit": revision(kind.checkout)}

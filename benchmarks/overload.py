@@ -48,7 +48,7 @@ def main() -> None:
     options = _parser().parse_args()
     prose = read_prose(repeats=True)
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch)).path
+        artifact = built(minilm_folder(), Path(scratch)).path
         kind = {NOW: Kind([artifact], tuple(shlex.split(options.serve)))}
         with Fleet(kind, Path(scratch) / "home") as fleet:
             capacity = _capacity(fleet[NOW].port, prose, options.capacity_seconds)

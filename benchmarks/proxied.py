@@ -64,7 +64,7 @@ def main() -> None:
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        artifact = built(minilm_folder(), "bf16", folder, 256, _MODEL)
+        artifact = built(minilm_folder(), folder, 256, _MODEL)
         ports = {"bei": stack.enter_context(serving(artifact.path, home=folder / "home")).port}
         if options.peer is not None:
             ports["infinity"] = stack.enter_context(_infinity(options.peer, folder / "infinity.log"))

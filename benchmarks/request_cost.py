@@ -44,7 +44,7 @@ def main() -> None:
     starts: list[list[dict[str, Used]]] = []
     quiet = Quiet(options.starts * options.turns)
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch))
+        artifact = built(minilm_folder(), Path(scratch))
         servers = kinds({artifact.path: minilm_folder()}, "", options.before, "", Path(scratch))
         with Fleet(servers, Path(scratch) / "home") as fleet:
             texts = FirstTime(read_prose(), fleet)

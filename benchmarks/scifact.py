@@ -76,7 +76,7 @@ def read(folder: Path) -> Dataset:
 
 def measure(dataset: Dataset, precision: str, scratch: Path) -> dict[str, Any]:
     """nDCG@10 of one precision, and of the bytes of its vectors."""
-    artifact = built(minilm_folder(), precision, scratch, max_seq_len=_MAX_TOKENS)
+    artifact = built(minilm_folder(), scratch, max_seq_len=_MAX_TOKENS, precision=precision)
     engine = load_engine(artifact.engine_dir, artifact.manifest)
     try:
         documents = embed(engine, artifact, list(dataset.documents.values()))

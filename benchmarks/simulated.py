@@ -168,7 +168,7 @@ def main() -> None:
     """Predict, measure, and write ``results/simulated.json``."""
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch), _MAX_SEQ_LEN, "minilm")
+        artifact = built(minilm_folder(), Path(scratch), _MAX_SEQ_LEN, "minilm")
         home, steps = Path(scratch) / "home", Path(scratch) / "steps.jsonl"
         with serving(
             artifact.path, "--bulk-max-wait=600", home=home, env={FILE: str(steps)}, program="benchmarks.recorded"

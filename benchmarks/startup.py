@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), "bf16", Path(scratch)).path
+        artifact = built(minilm_folder(), Path(scratch)).path
         first_answer_s(artifact)  # warms the page cache
         values = [first_answer_s(artifact) for _ in range(options.repetitions)]
     write("startup", {"first answer, s": {"median": statistics.median(values), "values": values}})
