@@ -149,9 +149,9 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``, ``SM89``): a CPU
-    needs all of them, a GPU is one of them. ``unit_vectors``: the engine itself makes embeddings unit length, so
-    that their own lengths cannot be had."""
+    """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``, ``SM89``) and, for
+    CPUs, ``EXACT_INT8`` (``bei.instruction_sets``): a CPU needs all of them, a GPU is one of them. ``unit_vectors``:
+    the engine itself makes embeddings unit length, so that their own lengths cannot be had."""
 
     compiler: str
     compiler_version: str

@@ -91,6 +91,7 @@ CONTRACT = {
     "bei.errors",
     "bei.files",
     "bei.free_memory",
+    "bei.instruction_sets",
     "bei.manifest_checks",
     "bei.model_cache",
     "bei.nvidia",

@@ -16,6 +16,7 @@ from bei.artifact import OPENVINO_MODEL, Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.cores import usable_cores
 from bei.errors import ArtifactWrongDeviceError, EngineError, MissingDependencyError
+from bei.instruction_sets import EXACT_INT8, sums_int8_exactly
 from bei.mapped import release_pages, releasing_pages
 from bei.packing import graph_inputs
 
@@ -45,13 +46,7 @@ class OpenVINOEngine:
     def __init__(self, folder: Path, manifest: Manifest, options: OpenVINOOptions) -> None:
         openvino = _openvino(f"Serving {manifest.name} (target cpu)")
         core, self._tensor = _core_of(openvino), openvino.Tensor
-        capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        missing = set(manifest.engine.capabilities) - set(capabilities)
-        if missing:
-            raise ArtifactWrongDeviceError(
-                f"The artifact of {manifest.name} needs a CPU that computes in {', '.join(sorted(missing))}; this one "
-                f"offers {', '.join(capabilities)}. Build it again on this machine, or with --precision fp32."
-            )
+        _check_able(manifest)
         num_threads, num_streams = options.num_threads or usable_cores(), options.num_streams
         # An FP32 engine may have the manifest of a BF16 one: it is the reference in a build.
         computes_bf16 = manifest.precision != "fp32" and "BF16" in manifest.engine.capabilities
@@ -140,10 +135,26 @@ class OpenVINOEngine:
 
 
 def cpu_capabilities() -> list[str]:
-    """What OpenVINO says this CPU computes in: FP32, BF16, INT8, ... Raises MissingDependencyError."""
+    """What OpenVINO says this CPU computes in: FP32, BF16, INT8, ...; and ``EXACT_INT8``. Raises
+    MissingDependencyError."""
     core = _core_of(_openvino("Serving for the target cpu"))
     capabilities: list[str] = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return capabilities
+    return [*capabilities, EXACT_INT8] if sums_int8_exactly() else capabilities
+
+
+def _check_able(manifest: Manifest) -> None:
+    """Raise ArtifactWrongDeviceError where this CPU cannot compute as the one that the artifact was built on."""
+    needed, offered = set(manifest.engine.capabilities), cpu_capabilities()
+    if manifest.precision == "int8" and "INT8" not in needed:  # built before artifacts said it: with matrices of 8 bits
+        needed.add(EXACT_INT8)
+    missing = needed.difference(offered)
+    if not missing:
+        return
+    why = " (it has no VNNI, so sums of INT8 products would be clipped)" if EXACT_INT8 in missing else ""
+    raise ArtifactWrongDeviceError(
+        f"The artifact of {manifest.name} needs a CPU that computes in {', '.join(sorted(missing))}; this one offers "
+        f"{', '.join(offered)}{why}. Build it again on this machine, or with --precision fp32."
+    )
 
 
 @functools.cache

@@ -103,7 +103,7 @@ class SharedFrontEnds:
 
     def accepting(self) -> Seq[FrontEnd]:
         """The others that accept connections now."""
-        since_ns = time.monotonic_ns() - _ALIVE_NS
+        since_ns = max(0, time.monotonic_ns() - _ALIVE_NS)  # a machine may have started just now
         words = (shared_page.NUM_OPEN, shared_page.NUM_COMING, shared_page.NUM_IDLE)
         rows = zip(*(self._page.of_others(word) for word in (shared_page.ALIVE_NS, *words)), strict=True)
         return [FrontEnd(*found) for alive_ns, *found in rows if alive_ns > since_ns]

@@ -39,6 +39,7 @@ class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
     smoothing: tuple[float, ...] | None
     output_amax: float | None
     per_token: bool
+    matrix_bits: int = 8
     error: float
     is_high: bool
     effect: float | None = None
@@ -130,6 +131,7 @@ class Calibrated:
                 smoothing=layer.smoothing,
                 output_amax=layer.output_amax,
                 per_token=layer.per_token,
+                matrix_bits=layer.matrix_bits,
                 error=self.chosen.errors[name],
                 is_high=name in self.high,
                 effect=self.effects[name] if self.effects else None,
@@ -188,7 +190,9 @@ def kept_quantization(root: Path) -> Quantization:
     """
     record = msgspec.json.decode((root / QUANTIZATION).read_bytes(), type=_Record)
     layers = {
-        name: LayerQuantization(layer.input_amax, layer.smoothing, layer.output_amax, layer.per_token)
+        name: LayerQuantization(
+            layer.input_amax, layer.smoothing, layer.output_amax, layer.per_token, layer.matrix_bits
+        )
         for name, layer in record.layers.items()
         if not layer.is_high
     }
@@ -262,7 +266,8 @@ def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[Chose
         seen = observe(engine, encodings, widths, config.calibration_seed)
         products = largest_products(engine, encodings, [layer.name for layer in rounded_too])
     percentile, given = config.calibration_percentile, Given(task.ranges or by_modelopt, task.row_scales, products)
-    chosen = choose(task.layers, seen, read, task.number_format, task.method, percentile, given)
+    bits = job.compiler.matrix_bits
+    chosen = choose(task.layers, seen, read, task.number_format, task.method, percentile, given, bits)
     if task.ranges:
         return chosen, "the checkpoint's own"
     how = f"percentile {percentile:g}" if task.method == "percentile" else task.method

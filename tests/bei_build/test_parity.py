@@ -12,10 +12,10 @@ import pytest
 
 from bei.artifact import Artifact
 from bei.core import Encoding
-from bei_build.targets.openvino import cpu_capabilities
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.oracle import hf_embed
 from tests.checkpoints import FAMILIES, HIDDEN, MAX_TOKENS, POOLINGS, Dense, Normalize, add_modules, save_checkpoint
+from tests.cpus import needs_bf16
 
 TOLERANCE = 1e-4
 LENGTHS = [1, MAX_TOKENS, 2, 17, 16, 5, 33]  # shortest, longest, and both sides of a bucket in one batch
@@ -124,12 +124,10 @@ def test_engine_equals_the_hf_model_for_less_common_configs(
     assert_parity(artifact, folder, ["mean"])
 
 
-@pytest.mark.parametrize(("precision", "least"), [("bf16", 0.999), ("int8", 0.95)])
+@pytest.mark.parametrize(("precision", "least"), [pytest.param("bf16", 0.999, marks=needs_bf16), ("int8", 0.95)])
 def test_lower_precisions_stay_close_to_the_hf_model(
     precision: str, least: float, checkpoint: Path, tmp_path: Path
 ) -> None:
-    if precision == "bf16" and "BF16" not in cpu_capabilities():
-        pytest.skip("this CPU does not compute in bf16")
     artifact = build_artifact(checkpoint, tmp_path / "artifact", precision=precision)
     encodings = random_encodings(LENGTHS, artifact.manifest.spec.vocab_size)
     with running(artifact) as engine:

@@ -18,9 +18,10 @@ from bei_build.families.base import Family
 from bei_build.location import locate
 from bei_build.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from bei_build.targets import Numerics
-from bei_build.targets.openvino import OpenVINOCompiler, cpu_capabilities
+from bei_build.targets.openvino import OpenVINOCompiler
 from tests.bei_build.builds import embed, open_engine
 from tests.bei_build.reading import read
+from tests.cpus import needs_bf16
 from tests.model_matrix import (
     DOCUMENT,
     LENGTHS,
@@ -86,10 +87,9 @@ def test_the_fp32_engine_equals_the_hf_class_in_batches_and_alone(saved: Saved, 
 
 
 # A third of the families in the first tier: which type a graph computes in is not decided by a family.
+@needs_bf16
 @pytest.mark.parametrize("saved", by_tier(*FIRST_OF_FAMILY[::3]), indirect=True)
 def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Path) -> None:
-    if "BF16" not in cpu_capabilities():
-        pytest.skip("this CPU does not compute in bf16")
     case = saved.case
     artifact = build_bf16(saved.folder, tmp_path / "artifact")
     actual, _ = run(artifact, case.output, saved.encodings)
@@ -98,11 +98,10 @@ def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Pat
     assert difference(actual, expected) > 1e-5  # it is not FP32 under another name
 
 
+@needs_bf16
 @pytest.mark.parametrize("name", ["BartForSequenceClassification", "CLIPTextModelWithProjection", "EsmModel"])
 def test_ids_and_places_beyond_256_stay_exact_in_bf16(name: str, tmp_path: Path) -> None:
     """BF16 has 8 bits: a graph that computes with token ids or with indices of a batch must not do so in it."""
-    if "BF16" not in cpu_capabilities():
-        pytest.skip("this CPU does not compute in bf16")
     case = next(case for case in CASES if case.name == name)
     case = replace(case, settings={**case.settings, "vocab_size": 40_000})
     checkpoint = save_case(tmp_path / "checkpoint", case)

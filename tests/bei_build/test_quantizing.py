@@ -10,13 +10,16 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from rich.console import Console
 
 from bei.artifact import Artifact, Thresholds
 from bei.cli import main
+from bei.engine import openvino as runtime
 from bei.errors import ConfigError, VerificationError
+from bei.instruction_sets import EXACT_INT8
 from bei_build.certifying import allowed_share
 from bei_build.config import BuildConfig
 from bei_build.graph.writer import DType, GraphWriter
@@ -26,6 +29,7 @@ from bei_build.quantization.choice import Chosen
 from bei_build.quantization.scheme import LayerQuantization, Quantization
 from bei_build.quantization.texts import CalibrationTexts
 from bei_build.quantizing import QUANTIZATION, Calibrated, kept_quantization, with_more_high
+from bei_build.targets import openvino
 from tests.bei.certification.certificates import agreement, certificate, retrieval
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.targets.rtx import needs_rtx
@@ -83,17 +87,32 @@ def test_the_artifact_says_what_was_quantized_and_with_which_texts(artifact: Art
     assert artifact.certificate.passed
 
 
-def test_the_engine_has_int8_matrices(artifact: Artifact) -> None:
-    import openvino
+def matrices_of(artifact: Artifact) -> list[npt.NDArray[np.int8]]:
+    from openvino import Core
 
-    model = openvino.Core().read_model(artifact.engine_dir / "model.xml")
+    model = Core().read_model(artifact.engine_dir / "model.xml")
     stored = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
-    matrices = [
-        node
+    return [
+        node.data
         for node in stored
         if len(node.get_output_shape(0)) == 2 and node.get_element_type().get_type_name() == "i8"
     ]
+
+
+@pytest.mark.parametrize(("cpu", "largest"), [(["INT8"], 63), (["INT8", EXACT_INT8], 127)])
+def test_the_engine_has_int8_matrices_whose_sums_the_cpu_computes_exactly(
+    cpu: list[str], largest: int, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (openvino, runtime):
+        monkeypatch.setattr(module, "cpu_capabilities", lambda: ["FP32", *cpu])
+    artifact = build(checkpoint, tmp_path / "artifact", verify=False)  # one of them is built for another CPU
+    matrices = matrices_of(artifact)
     assert len(matrices) == 4 * artifact.manifest.spec.num_layers
+    assert {int(np.abs(matrix.astype(np.int32)).max()) for matrix in matrices} == {largest}
+    assert artifact.manifest.engine.capabilities == cpu
+    assert {layer.matrix_bits for layer in kept_quantization(artifact.path).layers.values()} == {
+        7 if largest == 63 else 8
+    }
 
 
 def test_the_same_build_gives_the_same_scales_and_digest(artifact: Artifact, checkpoint: Path, tmp_path: Path) -> None:

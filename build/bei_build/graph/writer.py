@@ -204,6 +204,8 @@ class GraphWriter:
             return self._gemm(name, value, self._matrix(f"{name}.weight", weight), bias)
         if layer.smoothing is not None:
             weight = weight * np.array(layer.smoothing, np.float32)
+        if scales is None:
+            scales = scales_of_rows(weight, quantization.format, layer.matrix_bits)
         matrix = self._rounded_matrix(f"{name}.weight", weight, quantization.format, scales)
         rounded = self._rounded_input(value, layer, quantization.format)
         if rounded.sizes is None:
@@ -254,10 +256,8 @@ class GraphWriter:
             else self.cast(stored, self.types.compute, f"{name}.cast")
         )
 
-    def _rounded_matrix(self, name: str, array: FloatArray, number_format: Format, scales: FloatArray | None) -> str:
+    def _rounded_matrix(self, name: str, array: FloatArray, number_format: Format, scales: FloatArray) -> str:
         """``array`` [out, in] as numbers of the format, with a scale a row."""
-        if scales is None:
-            scales = scales_of_rows(array, number_format)
         # In the type that it is stored in, which may be coarse: what matters is that both sides use the same number.
         scale = scales.astype(self.types.compute.numpy)
         dtype = DType(number_format)

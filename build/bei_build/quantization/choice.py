@@ -67,6 +67,7 @@ def choose(
     method: Method,
     percentile: float,
     given: Given = NOTHING,
+    matrix_bits: int = 8,
 ) -> Chosen:
     """Scales for all ``layers``; ``read`` gives a weight by its name. Where ranges are given, they are taken."""
     chosen: dict[str, LayerQuantization] = {}
@@ -74,9 +75,9 @@ def choose(
     for group, members in groupby(sorted(layers, key=lambda layer: layer.group), key=lambda layer: layer.group):
         named = {layer: layer.matrix(read) for layer in members}
         seen = observations[group]
-        trial = _Trial(seen, list(named.values()), number_format)
+        trial = _Trial(seen, list(named.values()), number_format, matrix_bits)
         if given.ranges is not None:
-            range_ = LayerQuantization(max(given.ranges[layer.name] for layer in named))
+            range_ = trial.with_range(max(given.ranges[layer.name] for layer in named))
         elif method == "mse":
             range_ = trial.best()
         else:
@@ -84,7 +85,7 @@ def choose(
         for layer, matrix in named.items():
             stored = given.row_scales.get(layer.name, {}) if range_.smoothing is None else {}
             chosen[layer.name] = replace(range_, row_scales=stored, output_amax=given.products.get(layer.name))
-            errors[layer.name] = rounded(_Trial(seen, [matrix], number_format).error(chosen[layer.name]))
+            errors[layer.name] = rounded(_Trial(seen, [matrix], number_format, matrix_bits).error(chosen[layer.name]))
     ordered = [layer.name for layer in layers]
     return Chosen(
         Quantization(number_format, {name: chosen[name] for name in ordered}), {name: errors[name] for name in ordered}
@@ -94,19 +95,26 @@ def choose(
 class _Trial:
     """Tries ranges for one input, on the products with all ``matrices`` that read it."""
 
-    def __init__(self, seen: Observation, matrices: Sequence[FloatArray], number_format: Format) -> None:
+    def __init__(
+        self, seen: Observation, matrices: Sequence[FloatArray], number_format: Format, matrix_bits: int
+    ) -> None:
         self._seen = seen
+        self._bits = matrix_bits
         self._matrix = np.concatenate(matrices)
         self._format = number_format
         self._exact = seen.sample @ self._matrix.T
         self._lengths = np.square(self._exact).sum(axis=1)
+
+    def with_range(self, input_amax: float) -> LayerQuantization:
+        """No smoothing."""
+        return LayerQuantization(input_amax, matrix_bits=self._bits)
 
     def plain(self, percentile: float) -> LayerQuantization:
         """No smoothing, and the range by ``percentile`` of the sample; 100: by all tokens."""
         largest = self._seen.channel_amax.max()
         if percentile < 100.0:
             largest = np.percentile(np.abs(self._seen.sample), percentile)
-        return LayerQuantization(_range(largest))
+        return self.with_range(_range(largest))
 
     def best(self) -> LayerQuantization:
         """The smoothing first, with the range of all tokens; then the range."""
@@ -118,7 +126,7 @@ class _Trial:
         found = min((found, *narrower), key=self.error)
         if self._format != "int8":
             return found
-        by_token = LayerQuantization(1.0, per_token=True)
+        by_token = LayerQuantization(1.0, per_token=True, matrix_bits=self._bits)
         return by_token if self.error(by_token) < _WORTH_A_RANGE_A_TOKEN * self.error(found) else found
 
     def error(self, layer: LayerQuantization) -> float:
@@ -136,7 +144,7 @@ class _Trial:
         factors = np.maximum(seen, LEAST_SIZE) ** strength / np.maximum(stored, LEAST_SIZE) ** (1 - strength)
         factors /= np.exp(np.log(factors).mean())  # around 1, for 16-bit types
         kept = tuple(map(rounded, np.maximum(factors, LEAST_SIZE).tolist()))
-        return LayerQuantization(_range((seen / np.array(kept, np.float32)).max()), kept)
+        return LayerQuantization(_range((seen / np.array(kept, np.float32)).max()), kept, matrix_bits=self._bits)
 
 
 def _range(largest: float | np.floating[npt.NBitBase]) -> float:

@@ -26,9 +26,9 @@ def round_to(values: FloatArray, scale: npt.ArrayLike, number_format: Format) ->
     return rounded
 
 
-def round_rows(matrix: FloatArray, number_format: Format) -> FloatArray:
-    """``matrix`` [out, in] with a scale a row."""
-    return round_to(matrix, scales_of_rows(matrix, number_format)[:, None], number_format)
+def round_rows(matrix: FloatArray, number_format: Format, bits: int = 8) -> FloatArray:
+    """``matrix`` [out, in] with a scale a row. ``bits`` as in ``LayerQuantization``."""
+    return round_to(matrix, scales_of_rows(matrix, number_format, bits)[:, None], number_format)
 
 
 def rounded_product(
@@ -41,7 +41,7 @@ def rounded_product(
     if layer.row_scales:
         matrix = round_to(matrix, np.concatenate(list(layer.row_scales.values()))[:, None], number_format)
     else:
-        matrix = round_rows(matrix, number_format)
+        matrix = round_rows(matrix, number_format, layer.matrix_bits)
     sizes = np.maximum(np.abs(rows).max(axis=1, keepdims=True), LEAST_SIZE) if layer.per_token else 1.0
     scales = layer.input_amax / LARGEST[number_format] * np.asarray(sizes)
     product: FloatArray = round_to(rows, scales, number_format) @ matrix.T

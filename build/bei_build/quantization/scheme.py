@@ -37,6 +37,7 @@ class LayerQuantization:
     ``per_token``: each token's input, smoothed, is divided by its largest absolute value, and the product multiplied by
     it; ``input_amax`` is 1.
     ``output_amax``: the product is quantized too, for the layer behind it; None: it is not.
+    ``matrix_bits``: 8, or in int8 fewer: numbers of the matrix are at most 2^(bits - 1) - 1.
     ``row_scales``: of matrices that the checkpoint has as numbers of the format times these [out], by their names in
     the layer; others have scales by their largest values.
     """
@@ -45,6 +46,7 @@ class LayerQuantization:
     smoothing: tuple[float, ...] | None = None
     output_amax: float | None = None
     per_token: bool = False
+    matrix_bits: int = 8
     row_scales: Mapping[str, FloatArray] = field(default_factory=dict, compare=False)
 
 
@@ -65,8 +67,9 @@ def rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS - 1}e}")
 
 
-def scales_of_rows(matrix: FloatArray, number_format: Format) -> FloatArray:
-    """By the largest value of each row of ``matrix`` [out, in], float32 [out]; rows of zeros get a tiny one."""
+def scales_of_rows(matrix: FloatArray, number_format: Format, bits: int = 8) -> FloatArray:
+    """By the largest value of each row of ``matrix`` [out, in], float32 [out]; rows of zeros get a tiny one. ``bits``
+    as in ``LayerQuantization``."""
     largest = np.maximum(np.abs(matrix).max(axis=1), np.float32(LEAST_OF_A_ROW))
-    scales: FloatArray = largest / np.float32(LARGEST[number_format])
+    scales: FloatArray = largest / np.float32(LARGEST[number_format] if bits == 8 else 2 ** (bits - 1) - 1)
     return scales

@@ -42,6 +42,10 @@ class Compiler(Protocol):
     shows_layers: bool  # whether engines can have the inputs of linear layers as outputs, for calibration
     longest_by_default: int  # tokens of a sequence, unless the user asks for more: what they cost is theirs to decide
 
+    @property
+    def matrix_bits(self) -> int:
+        """Of matrices in a calibrated precision: 8, or what this machine computes with exactly."""
+
     def resolve_precision(self, precision: str) -> str:
         """The precision that ``auto`` means on this machine, or ``precision`` itself. Raises ConfigError."""
 

@@ -37,6 +37,7 @@ class CudaCompiler:
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
     calibrated: tuple[str, ...] = ("fp8",)
     shows_layers = False  # the packed module gives its heads' outputs and no others
+    matrix_bits = 8
     longest_by_default = 8192  # rotations and biases have a row a position
 
     def __init__(self, target: str, precision: str) -> None:

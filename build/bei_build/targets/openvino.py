@@ -2,7 +2,8 @@
 
 The IR is portable between CPUs; the device compiles it when the engine is loaded (0.1 to 0.3 s for small models).
 Precisions: ``fp32``; ``bf16``: weights stored and computed in bfloat16; ``int8``: linear layers, inputs and matrices,
-in int8 with scales that calibration found, the rest as in bf16 where the CPU has it.
+in int8 with scales that calibration found, the rest as in bf16 where the CPU has it. CPUs that do not add up products
+of int8 exactly (``EXACT_INT8``) get matrices of 7 bits, whose sums of two products fit in 16.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 from bei.artifact import OPENVINO_MODEL, EngineRequirements
 from bei.core import Limits
 from bei.errors import CompileError, ConfigError, MissingDependencyError
+from bei.instruction_sets import EXACT_INT8, sums_int8_exactly
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
 from bei_build.model_weights import ModelWeights
 from bei_build.precision import PRECISIONS, check_precision
+from bei_build.quantization.scheme import Quantization
 from bei_build.spec import ModelSpec
 from bei_build.targets import Numerics, Say
 
@@ -31,6 +34,11 @@ class OpenVINOCompiler:
     calibrated: tuple[str, ...] = ("int8",)
     shows_layers = True
     longest_by_default = 8192  # masks of causal and windowed attention are [S, S]: 256 MiB here, 4 GiB at 32,768
+
+    @property
+    def matrix_bits(self) -> int:
+        """7 where two products of 8 bits would be clipped: 2 * 255 * 63 is less than 32,768."""
+        return 8 if EXACT_INT8 in cpu_capabilities() else 7
 
     def resolve_precision(self, precision: str) -> str:
         """``auto`` is bf16 where the CPU computes in it, else fp32."""
@@ -77,19 +85,27 @@ class OpenVINOCompiler:
             except RuntimeError as error:
                 raise CompileError(f"OpenVINO refused the graph: {error}") from error
             del model  # it maps the scratch files
-        needs_bf16 = storage is DType.BF16 and "BF16" in cpu_capabilities()
         return EngineRequirements(
             compiler="openvino",
             compiler_version=ov.__version__.split("-")[0],
             device="cpu",
-            capabilities=["BF16"] if needs_bf16 else [],
+            capabilities=_needed(storage, numerics.quantization),
         )
 
 
 def cpu_capabilities() -> list[str]:
-    """What OpenVINO says this CPU computes in: FP32, BF16, INT8, ..."""
+    """What OpenVINO says this CPU computes in: FP32, BF16, INT8, ...; and ``EXACT_INT8``."""
     capabilities: list[str] = _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return capabilities
+    return [*capabilities, EXACT_INT8] if sums_int8_exactly() else capabilities
+
+
+def _needed(storage: DType, quantization: Quantization | None) -> list[str]:
+    """What a CPU must compute in to answer as this one does."""
+    found = ["BF16"] if storage is DType.BF16 and "BF16" in cpu_capabilities() else []
+    if quantization is None:
+        return found
+    is_wide = any(layer.matrix_bits == 8 for layer in quantization.layers.values())
+    return [*found, "INT8", *([EXACT_INT8] if is_wide else [])]
 
 
 def _openvino() -> Any:

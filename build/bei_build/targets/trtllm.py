@@ -84,6 +84,7 @@ class TRTLLMCompiler:
     precisions: tuple[str, ...] = _PRECISIONS
     calibrated: tuple[str, ...] = ()  # TensorRT-LLM quantizes inputs as they come
     shows_layers = False  # it is a checkpoint
+    matrix_bits = 8
     longest_by_default = 8192
 
     def resolve_precision(self, precision: str) -> str:

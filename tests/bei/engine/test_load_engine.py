@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bei.engine import load_engine
+from bei.engine import load_engine, openvino
 from bei.errors import (
     ArtifactWrongDeviceError,
     ArtifactWrongTargetError,
@@ -16,6 +16,7 @@ from bei.errors import (
     EngineError,
     MissingDependencyError,
 )
+from bei.instruction_sets import EXACT_INT8
 from tests.artifacts import save_artifact
 
 
@@ -47,6 +48,27 @@ def test_a_cpu_without_what_the_engine_needs_is_named(tmp_path: Path) -> None:
     manifest = save_artifact(tmp_path / "artifact", target="cpu").manifest
     needs = msgspec.structs.replace(manifest.engine, capabilities=["FP32", "QUANTUM"])
     with pytest.raises(ArtifactWrongDeviceError, match=r"computes in QUANTUM; this one offers .*--precision fp32"):
+        load_engine(tmp_path / "artifact" / "engine", msgspec.structs.replace(manifest, engine=needs))
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        pytest.param(["INT8", EXACT_INT8], id="matrices of 8 bits"),
+        pytest.param(["BF16"], id="built before artifacts said it"),
+        pytest.param(["INT8"], id="matrices of 7 bits"),
+    ],
+)
+def test_int8_that_a_cpu_without_vnni_would_clip_is_refused_there(
+    needed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino, "cpu_capabilities", lambda: ["FP32", "BF16", "INT8"])
+    manifest = save_artifact(tmp_path / "artifact", target="cpu", precision="int8").manifest
+    needs = msgspec.structs.replace(manifest.engine, capabilities=needed)
+    refused = pytest.raises(
+        ArtifactWrongDeviceError, match=r"computes in EXACT_INT8; this one offers FP32, BF16, INT8 \(it has no VNNI"
+    )
+    with pytest.raises(EngineError, match="could not compile") if needed == ["INT8"] else refused:  # there is no model
         load_engine(tmp_path / "artifact" / "engine", msgspec.structs.replace(manifest, engine=needs))
 
 

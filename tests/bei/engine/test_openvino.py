@@ -14,9 +14,9 @@ import pytest
 from bei.artifact import Artifact
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
 from bei.engine import load_engine
-from bei_build.targets.openvino import cpu_capabilities
 from tests.bei_build.builds import build_artifact, random_encodings
 from tests.checkpoints import save_checkpoint
+from tests.cpus import BF16
 
 NUM_STREAMS = 2
 
@@ -107,11 +107,9 @@ print(size, *(after - early for early, after in zip(before, held())))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", [BF16, "fp32"])
 def test_weights_are_in_memory_once(precision: str, tmp_path: Path) -> None:
     """As packed for the kernels, and as wide as they are stored; not as FP32, nor as the file's pages."""
-    if precision == "bf16" and "BF16" not in cpu_capabilities():
-        pytest.skip("this CPU does not compute in bf16")
     checkpoint = save_checkpoint(tmp_path / "checkpoint", hidden_size=512, intermediate_size=16_384)
     artifact = build_artifact(checkpoint, tmp_path / "artifact", precision=precision, verify=False)
     command = [sys.executable, "-c", LOAD_AND_MEASURE, str(artifact.path)]

@@ -17,6 +17,7 @@ from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.families.jina import CODE, HIDDEN, LONGEST, PAPERS, VOCABULARY, save, states
 from tests.checkpoints import add_modules, read_tensors
+from tests.cpus import BF16
 
 functional = torch.nn.functional
 
@@ -53,7 +54,7 @@ def test_a_classifier_reads_the_pooled_first_token(code: str, tmp_path: Path) ->
         np.testing.assert_allclose(row, expected.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("precision", [BF16, "int8"])
 def test_the_model_for_code_is_close_in_fewer_bits(precision: str, tmp_path: Path) -> None:
     artifact = build_artifact(save(tmp_path / "jina", code=CODE), tmp_path / "artifact", precision=precision)
     certificate = json.loads((artifact.path / "certificate.json").read_text())

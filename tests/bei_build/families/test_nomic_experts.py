@@ -18,6 +18,7 @@ from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.families.nomic import EXPERTS, HIDDEN, VOCABULARY, Oracle, save
 from tests.checkpoints import add_modules, read_tensors, write_tensors
+from tests.cpus import BF16
 
 LENGTHS = [5, 33, 1, 64, 17]
 
@@ -86,7 +87,7 @@ def test_who_else_is_in_the_batch_changes_nothing(tmp_path: Path) -> None:
             np.testing.assert_allclose(embed(engine, [text])[0], row, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("precision", [BF16, "int8"])
 def test_it_is_close_in_fewer_bits(precision: str, tmp_path: Path) -> None:
     artifact = build_artifact(save(tmp_path / "nomic"), tmp_path / "artifact", precision=precision)
     certificate = json.loads((artifact.path / "certificate.json").read_text())

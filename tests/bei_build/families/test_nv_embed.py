@@ -20,6 +20,7 @@ from tests.bei_build.builds import build_artifact, running
 from tests.bei_build.families.nv_embed import around, latent_attention
 from tests.bei_build.reading import refused, saved
 from tests.checkpoints import add_modules, change_config, change_json, write_json
+from tests.cpus import needs_bf16
 
 TEXTS = ["the cat sat on the mat", "a", "hello, world! " * 2]
 
@@ -59,6 +60,7 @@ def test_vectors_are_those_of_the_authors_code(mistral: Path, folder: Path, inst
     assert all(row[-1] == eos and row.count(eos) == 1 for row in ids)  # no file of the tokenizer asks for it
 
 
+@needs_bf16
 def test_the_bf16_engine_stays_close(folder: Path, tmp_path: Path) -> None:
     artifact = build_artifact(folder, tmp_path / "bf16", precision="bf16")
     assert artifact.certificate.outputs[0].cosine_min >= 0.999

@@ -26,7 +26,6 @@ from bei_build.heads import HeadChoice
 from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.targets.openvino import cpu_capabilities
 from bei_build.verification import held_out_texts
 from tests.bei_build.builds import build_artifact, embed, open_engine, running
 from tests.bei_build.oracle import static_embed
@@ -43,6 +42,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
+from tests.cpus import needs_bf16
 
 WRITERS = ("model2vec", "sentence-transformers")
 TEXTS = [
@@ -85,7 +85,7 @@ def test_model2vec_gives_zeros_for_a_text_of_unknown_tokens(writer: str, zeros: 
     assert np.flatnonzero(~actual.any(axis=1)).tolist() == zeros
 
 
-@pytest.mark.skipif("BF16" not in cpu_capabilities(), reason="this CPU does not compute in bf16")
+@needs_bf16
 @pytest.mark.parametrize("writer", WRITERS)
 def test_bf16_is_close(writer: str, tmp_path: Path) -> None:
     folder = save_static(tmp_path / "static", writer)

@@ -60,6 +60,14 @@ def test_rows_have_scales_of_their_own_and_rows_of_zeros_stay_zeros(number_forma
     assert np.isfinite(scales_of_rows(matrix, "int8")).all()
 
 
+def test_a_matrix_of_7_bits_has_numbers_of_which_two_products_fit_in_16() -> None:
+    matrix = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+    codes = np.rint(round_rows(matrix, "int8", bits=7) / scales_of_rows(matrix, "int8", bits=7)[:, None])
+    assert np.abs(codes).max(axis=1).tolist() == [63.0] * 16
+    assert 2 * 255 * 63 <= np.iinfo(np.int16).max < 2 * 255 * 65
+    np.testing.assert_allclose(round_rows(matrix, "int8", bits=7), matrix, atol=np.abs(matrix).max() / 126)
+
+
 def test_scales_keep_four_digits() -> None:
     assert rounded(1.23456789) == 1.235
     assert rounded(0.000123449) == 0.0001234

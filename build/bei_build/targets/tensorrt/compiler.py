@@ -38,6 +38,7 @@ class TensorRTCompiler:
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
     calibrated: tuple[str, ...] = ("fp8",)
     shows_layers = True
+    matrix_bits = 8
     longest_by_default = 8192  # the padded view is reserved for the longest sequence
 
     def __init__(self, config: BuildConfig) -> None:
