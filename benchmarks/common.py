@@ -8,7 +8,7 @@ import platform
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +28,7 @@ from bei.port import Lane
 
 T = TypeVar("T")
 
+MOST_FOREIGN = 0.03  # of the machine, in any measurement of a repetition that others have not disturbed
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("openvino", "torch", "transformers", "tokenizers", "numpy", "uvicorn", "fastapi")
 
@@ -131,60 +132,52 @@ def alternate(
     """Measure all sides in turn, ``repetitions`` times after one warm-up; each call returns its figure.
 
     Every second repetition goes through the sides backwards. Beside every figure stands the share of the machine that
-    others used meanwhile; a repetition that they disturbed is made again (``Quiet``). ``prepare`` is called before
+    others used meanwhile; what they disturbed is made again (``least_disturbed``). ``prepare`` is called before
     every repetition and before the warm-up, and is not measured.
     """
     prepare()
     for measure in sides.values():
         measure()
-    values: dict[str, list[float]] = {name: [] for name in sides}
-    foreign: dict[str, list[float]] = {name: [] for name in sides}
-    quiet = Quiet(repetitions)
     order = list(sides)
-    for repetition in range(repetitions):
-        is_kept = False
-        while not is_kept:
-            prepare()
-            found = {name: with_foreign_load(sides[name]) for name in (order if repetition % 2 == 0 else order[::-1])}
-            is_kept = quiet.keeps([load for _, load in found.values()])
-        for name, (value, load) in found.items():
-            values[name].append(value)
-            foreign[name].append(load)
+
+    def repetition(number: int) -> tuple[dict[str, tuple[float, float]], float]:
+        prepare()
+        found = {name: with_foreign_load(sides[name]) for name in (order if number % 2 == 0 else order[::-1])}
+        return found, max(load for _, load in found.values())
+
+    kept, num_left_out = least_disturbed(repetitions, repetition)
+    values = {name: [found[name][0] for found in kept] for name in sides}
     return {
         name: {
             "median": statistics.median(values[name]),
             "min": min(values[name]),
             "max": max(values[name]),
             "values": values[name],
-            "foreign_load": foreign[name],
-            "repetitions made again": quiet.num_disturbed,
+            "foreign_load": [found[name][1] for found in kept],
+            "repetitions left out": num_left_out,
         }
         for name in sides
     }
 
 
-class Quiet:
-    """Which repetitions count: those during which other processes and other virtual machines used little.
+def least_disturbed(count: int, measure: Callable[[int], tuple[T, float]], say: str = "") -> tuple[list[T], int]:
+    """``count`` repetitions, those during which others used the least of the machine, and how many were left out.
 
     Two of the cores of a shared machine may be taken away for a fifth of the time, for minutes, and a request of 10 ms
-    then takes 300. A disturbed repetition is made again, at most twice as often as there are repetitions in all; then
-    it counts, with its foreign load beside it.
+    then takes 300; others always use a little. So repetitions are made until others used at most ``MOST_FOREIGN`` in
+    ``count`` of them, and at most twice as many. ``measure`` is told how many those are, and returns what it has found
+    and the largest foreign load of its measurements. ``say``: what is measured, to show how far it has come.
     """
-
-    MOST = 0.03  # of the machine, in any measurement of the repetition
-
-    def __init__(self, repetitions: int) -> None:
-        self.num_disturbed = 0
-        self._most_again = 2 * repetitions
-
-    def keeps(self, foreign_loads: Iterable[float]) -> bool:
-        """Whether a repetition counts, by the foreign load of each of its measurements."""
-        most = max(foreign_loads)
-        if most <= self.MOST or self.num_disturbed >= self._most_again:
-            return True
-        self.num_disturbed += 1
-        print(f"made again: others used {most:.0%} of the machine", flush=True)
-        return False
+    found: list[tuple[T, float]] = []
+    num_quiet = 0
+    while num_quiet < count and len(found) < 2 * count:
+        found.append(measure(num_quiet))
+        load = found[-1][1]
+        num_quiet += load <= MOST_FOREIGN
+        if say or load > MOST_FOREIGN:
+            print(f"{say} {num_quiet} of {count}: others used {load:.1%} of the machine".lstrip(), flush=True)
+    kept = sorted(sorted(range(len(found)), key=lambda index: found[index][1])[:count])
+    return [found[index][0] for index in kept], len(found) - len(kept)
 
 
 def by_total_times(over: Seq[float], under: Seq[float]) -> float:

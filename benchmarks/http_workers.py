@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import Quiet, alternate, by_total_times, ratio, with_foreign_load, write
+from benchmarks.common import alternate, by_total_times, least_disturbed, ratio, with_foreign_load, write
 from benchmarks.fleet import BEFORE, NOW, FirstTime, Fleet, kinds
 from benchmarks.load import closed_loop, embeddings_body
 from benchmarks.models import built, minilm_folder
@@ -94,8 +94,8 @@ def _standin(workers: Sequence[int], sizes: Sizes, repetitions: int, scratch: Pa
         measured_rates = alternate(rates, repetitions)
         measured_latencies = alternate(latencies, repetitions * _TURNS)
     first = _name(workers[0])
-    num_answers = (repetitions + 1 + measured_rates[first]["repetitions made again"]) * sizes.rate
-    num_answers += (repetitions * _TURNS + 1 + measured_latencies[first]["repetitions made again"]) * sizes.latency
+    num_answers = (repetitions + 1 + measured_rates[first]["repetitions left out"]) * sizes.rate
+    num_answers += (repetitions * _TURNS + 1 + measured_latencies[first]["repetitions left out"]) * sizes.latency
     return {
         "requests a second, single texts": measured_rates,
         "ratios": {name: ratio(measured_rates, name, first) for name in rates if name != first},
@@ -152,30 +152,29 @@ def _one_process(before: Path, sizes: Sizes, repetitions: int, scratch: Path) ->
     servers = kinds({artifact.path: minilm_folder()}, "--http-workers=1", before, "", scratch)
     rates: dict[str, dict[str, list[float]]] = {"single texts": {}, "requests of 32": {}}
     with Fleet(servers, scratch / "cpu-home") as fleet:
-        texts, quiet = FirstTime(read_prose(), fleet), Quiet(repetitions)
+        texts = FirstTime(read_prose(), fleet)
         _turn(fleet, texts, sizes, [NOW, BEFORE])  # warms up
-        kept = 0
-        while kept < repetitions:
-            found, loads = _turn(fleet, texts, sizes, [NOW, BEFORE] if kept % 2 == 0 else [BEFORE, NOW])
-            if quiet.keeps(loads):
-                kept += 1
-                for (what, name), rate in found.items():
-                    rates[what].setdefault(name, []).append(rate)
+        kept, num_left_out = least_disturbed(
+            repetitions, lambda number: _turn(fleet, texts, sizes, [NOW, BEFORE] if number % 2 == 0 else [BEFORE, NOW])
+        )
+        for found in kept:
+            for (what, name), rate in found.items():
+                rates[what].setdefault(name, []).append(rate)
         described = fleet.described()
     return {
         "texts a second": rates,
         "now / before, by total times": {
             what: round(by_total_times(of[NOW], of[BEFORE]), 4) for what, of in rates.items()
         },
-        "turns made again": quiet.num_disturbed,
+        "turns left out": num_left_out,
         "servers": described,
     }
 
 
 def _turn(
     fleet: Fleet, texts: FirstTime, sizes: Sizes, order: Sequence[str]
-) -> tuple[Mapping[tuple[str, str], float], list[float]]:
-    """Rates by what was asked and of whom, and the foreign loads."""
+) -> tuple[Mapping[tuple[str, str], float], float]:
+    """Rates by what was asked and of whom, and the largest foreign load."""
     singles, passages = texts.take((sizes.singles, SHORT), (32 * sizes.bulk, PASSAGES))
     asked = {
         "single texts": (_CONCURRENCY, [embeddings_body(text) for text in singles], len(singles)),
@@ -191,7 +190,7 @@ def _turn(
             (outcome, _), load = with_foreign_load(partial(closed_loop, fleet[name].port, concurrency, bodies))
             rates[what, name] = num_texts / outcome.elapsed_s
             loads.append(load)
-    return rates, loads
+    return rates, max(loads)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Quiet, by_total_times, with_foreign_load, write
+from benchmarks.common import by_total_times, least_disturbed, with_foreign_load, write
 from benchmarks.fleet import BEFORE, NOW, FirstTime, Fleet, kinds
 from benchmarks.load import LANE, Load, Stream, drive, embeddings_body, evenly, poisson
 from benchmarks.mixed_plot import plot
@@ -80,7 +80,7 @@ class Samples:
     foreign_load: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     client_share: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     step_cap_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    num_disturbed: int = 0
+    num_left_out: int = 0  # repetitions
 
     def add(self, other: Samples) -> None:
         """Take those of another repetition in."""
@@ -139,19 +139,17 @@ class Run:
     def measure(self) -> Samples:
         """Every way once to warm up, then in turn. Repetitions that others disturb are made again."""
         repetitions = self.case.repetitions if self._options.repetitions is None else self._options.repetitions
-        everything, quiet = self._repetition(), Quiet(repetitions)
-        if repetitions:
-            everything = Samples()
-        for repetition in range(repetitions):
-            found = self._repetition()
-            while not quiet.keeps(max(loads) for loads in found.foreign_load.values()):
-                found = self._repetition()
+        warm_up, _ = self._repetition()
+        if not repetitions:
+            return warm_up
+        everything = Samples()
+        kept, everything.num_left_out = least_disturbed(repetitions, lambda _: self._repetition(), self.case.name)
+        for found in kept:
             everything.add(found)
-            print(f"{self.case.name}: {repetition + 1} of {repetitions}", flush=True)
-        everything.num_disturbed = quiet.num_disturbed
         return everything
 
-    def _repetition(self) -> Samples:
+    def _repetition(self) -> tuple[Samples, float]:
+        """What was measured, and the largest foreign load."""
         self._samples = Samples()
         for server in dict.fromkeys(side.server for side in self.sides):
             self._once(f"{server}, alone", server, single_lane="interactive", single=False)
@@ -160,7 +158,7 @@ class Run:
             self._once(name, server, single_lane="interactive", same_model=same_model, bulk=False)
         for side in self.sides:
             self._once(side.name, side.server, single_lane=side.lane, same_model=side.same_model)
-        return self._samples
+        return self._samples, max(max(loads) for loads in self._samples.foreign_load.values())
 
     def _once(
         self,
@@ -253,7 +251,7 @@ def summary(case: Case, samples: Samples, sides: list[Side]) -> dict[str, Any]:
             for name, values in samples.probes_s.items()
         },
         "foreign_load": dict(samples.foreign_load),
-        "repetitions made again": samples.num_disturbed,
+        "repetitions left out": samples.num_left_out,
         "client, share of a core": dict(samples.client_share),
     }
 

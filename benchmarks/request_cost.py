@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.common import Quiet, with_foreign_load, write
+from benchmarks.common import least_disturbed, with_foreign_load, write
 from benchmarks.fleet import BEFORE, NOW, FirstTime, Fleet, kinds
 from benchmarks.load import closed_loop, embeddings_body
 from benchmarks.models import built, minilm_folder
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16)
     options = parser.parse_args()
     starts: list[list[dict[str, Used]]] = []
-    quiet = Quiet(options.starts * options.turns)
+    num_left_out = 0
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), Path(scratch))
         servers = kinds({artifact.path: minilm_folder()}, "", options.before, "", Path(scratch))
@@ -51,7 +51,9 @@ def main() -> None:
             while len(starts) < options.starts:
                 if starts:
                     fleet.restart()
-                starts.append(_turns(fleet, texts, quiet, options))
+                kept, left_out = _turns(fleet, texts, options)
+                starts.append(kept)
+                num_left_out += left_out
                 print(f"start {len(starts)} of {options.starts}", flush=True)
             described = fleet.described()
     write(
@@ -72,21 +74,21 @@ def main() -> None:
             "foreign_load": {
                 name: [turn[name].foreign_load for turns in starts for turn in turns] for name in (NOW, BEFORE)
             },
-            "turns made again": quiet.num_disturbed,
+            "turns left out": num_left_out,
             "servers": described,
         },
     )
 
 
-def _turns(fleet: Fleet, texts: FirstTime, quiet: Quiet, options: argparse.Namespace) -> list[dict[str, Used]]:
-    """Those of one start, behind one that warms up."""
-    turns: list[dict[str, Used]] = []
-    _turn(fleet, texts, options.requests, options.concurrency)
-    while len(turns) < options.turns:
-        found = _turn(fleet, texts, options.requests, options.concurrency, now_first=len(turns) % 2 == 0)
-        if quiet.keeps(used.foreign_load for used in found.values()):
-            turns.append(found)
-    return turns
+def _turns(fleet: Fleet, texts: FirstTime, options: argparse.Namespace) -> tuple[list[dict[str, Used]], int]:
+    """Those of one start, behind one that warms up, and how many were left out."""
+
+    def turn(number: int) -> tuple[dict[str, Used], float]:
+        found = _turn(fleet, texts, options.requests, options.concurrency, now_first=number % 2 == 0)
+        return found, max(used.foreign_load for used in found.values())
+
+    turn(0)
+    return least_disturbed(options.turns, turn)
 
 
 def _ratio(turns: Sequence[dict[str, Used]], what: str) -> float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from bei.simulation.result import Answered
 from bei.simulation.simulator import Run
 from bei.simulation.trace import Request, Trace
 from bei.simulation.workloads import PASSAGES, QUERIES, WORKLOADS, Mix
-from benchmarks.common import Quiet, random_texts, with_foreign_load, write
+from benchmarks.common import least_disturbed, random_texts, with_foreign_load, write
 from benchmarks.load import LANE, Stream, closed_loop, drive, embeddings_body
 from benchmarks.models import built, minilm_folder
 from benchmarks.recorded import FILE, read_steps
@@ -197,17 +197,20 @@ class Measurement:
 
 
 def _measured(side: Side, table: CostTable, options: argparse.Namespace) -> list[Measurement]:
-    """All traces, ``options.repetitions`` times. At most two are made again that others disturbed."""
+    """All traces, ``options.repetitions`` times. What others disturb is measured once more."""
     found: list[Measurement] = []
     names = [*_kinds(options)]
-    quiet = Quiet(1)
     while len(found) < options.repetitions * len(names):
         repetition, index = divmod(len(found), len(names))
         measure = partial(_measurement, side, table, options, names[index], seed=1 + len(found))
-        one, foreign = with_foreign_load(measure)
-        if quiet.keeps([foreign]):
-            found.append(replace(one, about={**one.about, "foreign_load": foreign}))
-            _show(f"{one.name}, repetition {repetition + 1}", _pooled([one.answered], options.seconds))
+
+        def once(_: int, measure: Callable[[], Measurement] = measure) -> tuple[Measurement, float]:
+            one, foreign = with_foreign_load(measure)
+            return replace(one, about={**one.about, "foreign_load": foreign}), foreign
+
+        (one,), _ = least_disturbed(1, once)
+        found.append(one)
+        _show(f"{one.name}, repetition {repetition + 1}", _pooled([one.answered], options.seconds))
     return found
 
 
