@@ -21,6 +21,7 @@ from bei.errors import BeiError, CheckpointNotFoundError
 from bei.model_cache import ModelCache, Use
 from bei.signatures import SIGNATURE
 from bei.signing_keys import fingerprint
+from bei.tuning import StreamChoice
 from bei_build.config import BuildConfig
 from tests.artifacts import save_artifact
 from tests.keys import make_keys
@@ -300,6 +301,28 @@ def test_tune_measures_with_the_settings_given_and_prints_a_table(
     (kept,) = (tmp_path / "costs").iterdir()
     assert f"kept in {kept}" in shown
     assert loaded == [(2, 2)]
+
+
+def test_tune_measures_the_engine_that_serve_loads_and_says_what_would_be_faster(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, artifact: Path, tmp_path: Path
+) -> None:
+    loaded: list[int | None] = []
+
+    def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int]) -> FakeEngine:
+        loaded.append(options.get("num_streams"))
+        engine = FakeEngine(manifest.limits, loaded[-1] or 1)
+        engine.info = dataclasses.replace(engine.info, target="cpu")
+        return engine
+
+    monkeypatch.setattr("bei.engine.load_engine", load_engine)
+    monkeypatch.setattr("bei.tuning.choose_streams", lambda *_, **__: StreamChoice(2, {1: 100.0, 2: 150.0}))
+    given = ["tune", str(artifact), "--engine-threads", "2", "--cache-dir", str(tmp_path)]
+    cli.main(given)
+    assert "streams: 1 (1: 100 tokens/s, 2: 150 tokens/s); --engine-streams 0 or 2" in capsys.readouterr().out
+    assert loaded[-1] is None
+    cli.main([*given, "--engine-streams", "0"])
+    assert "streams: 2 (1: 100 tokens/s, 2: 150 tokens/s)\n" in capsys.readouterr().out
+    assert loaded[-1] == 2
 
 
 def test_tune_says_where_its_result_could_not_be_kept(

@@ -122,6 +122,25 @@ def test_a_cancelled_request_is_not_tokenized(make_pool: MakePool) -> None:
     assert not cancelled.errors
 
 
+def test_an_urgent_text_does_not_wait_for_the_chunks_of_others(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    is_held, go_on = threading.Event(), threading.Event()
+
+    def hold(start: int, encodings: list[Encoding]) -> None:
+        is_held.set()
+        assert go_on.wait(DEADLINE_S)
+
+    pool.submit(["held"] * (3 * CHUNK), hold, lambda *_: None, lambda: False)
+    assert is_held.wait(DEADLINE_S)
+    behind, urgent = Answers(1), Answers(1)
+    pool.submit(["a"], behind.on_encoded, behind.on_failed, lambda: False)
+    pool.submit(["b"], urgent.on_encoded, urgent.on_failed, lambda: False, is_urgent=True)
+    urgent.wait()
+    assert not behind.encodings
+    go_on.set()
+    behind.wait()
+
+
 def test_close_finishes_what_is_queued(tokenizer_path: Path) -> None:
     pool = TokenizerPool(TextEncoder(tokenizer_path, LIMITS.max_seq_len), 2)
     all_answers = [submit(pool, ["a b"] * 50) for _ in range(20)]

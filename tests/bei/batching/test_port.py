@@ -43,16 +43,20 @@ _Place = tuple[int, int]
 
 
 class SteppedEngine(TokenEngine):
-    """Each run waits for ``go``. Raises and answers NaN where the ids say so."""
+    """Each run waits for ``go``. Raises and answers NaN where the ids say so.
 
-    def __init__(self, arrived: queue.SimpleQueue[SteppedEngine]) -> None:
+    A batch beyond the limits is one of the ``problems``: the manager would take an exception for a poisonous sequence.
+    """
+
+    def __init__(self, arrived: queue.SimpleQueue[SteppedEngine], problems: list[str]) -> None:
         super().__init__(LIMITS, poison_id=NAN)
         self._arrived = arrived
+        self._problems = problems
         self.go = threading.Semaphore(0)
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        assert batch.num_tokens <= LIMITS.max_num_tokens
-        assert batch.batch_size <= LIMITS.max_batch_size
+        if batch.num_tokens > LIMITS.max_num_tokens or batch.batch_size > LIMITS.max_batch_size:
+            self._problems.append(f"a batch of {batch.batch_size} sequences has {batch.num_tokens} tokens")
         self._arrived.put(self)
         assert self.go.acquire(timeout=DEADLINE_S)
         rows = super().run(batch)
@@ -86,12 +90,12 @@ class Port(RuleBasedStateMachine):
         self._often = mock.patch.object(managers, "_WATCH_EVERY_S", 0.001)
         self._often.start()
         self.arrived: queue.SimpleQueue[SteppedEngine] = queue.SimpleQueue()
-        self.engines = [SteppedEngine(self.arrived)]
+        self.problems: list[str] = []
+        self.engines = [SteppedEngine(self.arrived, self.problems)]
         self.running: SteppedEngine | None = None
         self.items: dict[_Place, tuple[Submission, Item]] = {}
         self.expected: set[_Place] = set()
         self.answers: dict[_Place, object] = {}
-        self.problems: list[str] = []
         self.num_requests = 0
 
         self.may_hang: set[_Place] = set()
@@ -110,7 +114,7 @@ class Port(RuleBasedStateMachine):
         return self.overdue.acquire(blocking=False)
 
     def reload(self) -> Engine:
-        self.engines.append(SteppedEngine(self.arrived))
+        self.engines.append(SteppedEngine(self.arrived, self.problems))
         return self.engines[-1]
 
     def on_answers(self, answers: Sequence[Answer]) -> None:
@@ -202,7 +206,7 @@ class Port(RuleBasedStateMachine):
     # What must hold at any moment.
 
     @invariant()
-    def no_item_is_answered_twice_or_without_being_asked(self) -> None:
+    def no_item_is_answered_twice_or_without_being_asked_and_no_batch_exceeds_the_limits(self) -> None:
         assert self.problems == []
         assert set(self.answers) <= set(self.items)
 
@@ -257,7 +261,7 @@ class Port(RuleBasedStateMachine):
         self.close()
         self._often.stop()
         assert self.expected <= set(self.answers)
-        self.no_item_is_answered_twice_or_without_being_asked()
+        self.no_item_is_answered_twice_or_without_being_asked_and_no_batch_exceeds_the_limits()
         self.every_answer_is_the_right_one()
         assert self.manager._entries_of == {}
         assert self.manager._running == {}
