@@ -86,6 +86,17 @@ def test_every_variable_that_is_read_or_set_is_documented() -> None:
     assert not [name for name in named | used if f"`{name!s}" not in REFERENCE]
 
 
+def test_no_variable_that_somebody_may_export_is_taken_for_a_setting_that_there_is_not() -> None:
+    """What the documents, the page and the tests call BEI_... must not keep ``bei serve`` from starting."""
+    settings = {field.name for config in (ServeConfig, BuildConfig) for field in dataclasses.fields(config)}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "bei" / "server" / "ui").glob("*.js")]
+    sources = [*(ROOT / "tests" / "browser").glob("*.py"), *(ROOT / "tests" / "real").glob("*.py")]
+    named = {name for page in [*pages, *sources] for name in re.findall(r"\bBEI_([A-Z_]*[A-Z])\b", page.read_text())}
+    assert "MODELS" in named  # else nothing is looked at
+    links = {name for name in named if re.search(r"_(SERVICE|PORT)(_|$)", name)}  # what Kubernetes injects
+    assert {name.lower() for name in named - links} <= settings
+
+
 def documented_metrics() -> dict[str, tuple[str, set[str]]]:
     """Name -> kind and labels."""
     rows = re.findall(r"^\| (`.*?) \| (\w*) \| ", section("Metrics"), re.M)

@@ -76,12 +76,12 @@ def guarded(artifacts: Mapping[str, Path], env: Mapping[str, str], home: Path) -
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, or the one that BEI_CHROMIUM names."""
+    """Debian's Chromium, or the one that BEITEST_CHROMIUM names."""
     from playwright.sync_api import sync_playwright
 
-    path = os.environ.get("BEI_CHROMIUM") or shutil.which("chromium")
+    path = os.environ.get("BEITEST_CHROMIUM") or shutil.which("chromium")
     if path is None:
-        pytest.skip("there is no Chromium: install Debian's package chromium, or name one with BEI_CHROMIUM")
+        pytest.skip("there is no Chromium: install Debian's package chromium, or name one with BEITEST_CHROMIUM")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
@@ -129,8 +129,8 @@ def open_page(browser: Any, server: Server) -> Iterator[OpenPage]:
 
 @pytest.fixture(scope="session")
 def shoot(tmp_path_factory: pytest.TempPathFactory) -> Shoot:
-    """``shoot(page, name)``: a picture of the whole page, in the folder that BEI_SCREENSHOTS names."""
-    named = os.environ.get("BEI_SCREENSHOTS")
+    """``shoot(page, name)``: a picture of the whole page, in the folder that BEITEST_SCREENSHOTS names."""
+    named = os.environ.get("BEITEST_SCREENSHOTS")
     folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)
 

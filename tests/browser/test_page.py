@@ -246,8 +246,8 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_forgotten(
     expect(shown.locator("td.heat-cell")).to_have_count(25)
     code = " ".join(pre.text_content() or "" for pre in shown.locator(".snippets pre").all())
     assert SECRET not in page.content()
-    assert "$BEI_API_KEY" in code
-    assert 'os.environ["BEI_API_KEY"]' in code
+    assert "$API_KEY" in code
+    assert 'os.environ["API_KEY"]' in code
     assert "x-bei-dialect: bei" in code
     page.get_by_role("button", name="Forget API key").click()
     expect(page.get_by_label("API key", exact=True)).to_be_focused()

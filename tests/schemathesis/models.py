@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Where the names of the served models stand, as JSON.
-MODELS_VARIABLE = "BEI_SCHEMATHESIS_MODELS"
+MODELS_VARIABLE = "BEITEST_SCHEMATHESIS_MODELS"
 
 # The first that the path has in it. Other routes are asked any model.
 _MODEL_OF = {

@@ -6,7 +6,7 @@ import { h, newId } from './dom.js'
 // Requests are `{ route, body }`; `python` may be the lines of a client of its own, `use` those that read the answer.
 export function curlOf({ route, body }) {
   const lines = [`curl ${shell(urlOf(route).href)}`, "-H 'content-type: application/json'"]
-  if (asksForKeys) lines.push('-H "authorization: Bearer $BEI_API_KEY"')
+  if (asksForKeys) lines.push('-H "authorization: Bearer $API_KEY"')
   if (needsDialect) lines.push("-H 'x-bei-dialect: bei'")
   lines.push(`-d ${quoted(JSON.stringify(body, null, 2))}`)
   return lines.join(' \\\n  ')
@@ -14,7 +14,7 @@ export function curlOf({ route, body }) {
 
 export function pythonOf({ route, body, use }) {
   const headers = [
-    ...(asksForKeys ? ['"Authorization": f"Bearer {os.environ[\'BEI_API_KEY\']}"'] : []),
+    ...(asksForKeys ? ['"Authorization": f"Bearer {os.environ[\'API_KEY\']}"'] : []),
     ...(needsDialect ? ['"X-Bei-Dialect": "bei"'] : []),
   ]
   return [
@@ -36,7 +36,7 @@ export function openaiOf({ body: { model, input, ...extra } }) {
   const own = Object.keys(extra).length ? [`    extra_body=${literal(extra, 1)},`] : []
   const settings = [
     `base_url=${JSON.stringify(urlOf('/v1').href)}`,
-    `api_key=${asksForKeys ? 'os.environ["BEI_API_KEY"]' : '"none"'}`,
+    `api_key=${asksForKeys ? 'os.environ["API_KEY"]' : '"none"'}`,
     ...(needsDialect ? ['default_headers={"X-Bei-Dialect": "bei"}'] : []),
   ]
   return [
