@@ -35,6 +35,10 @@ _MIN_RETRY_S = 0.1
 # right on average, and with all of the time one in fifty came too late at three times the capacity.
 _SURE = 0.9
 
+# Bulk work is predicted to get at least this part of the engine's time: however busy interactive work was lately, that
+# is no forecast for longer.
+_LEAST_BULK = 0.05
+
 # Below this share of the longest wait, in engine seconds of everything accepted, the engine is not asked what waits:
 # even if several models share the device nobody is refused then.
 _QUIET = 0.1
@@ -188,7 +192,8 @@ class Admission:
         self._on_idle = on_idle
         self._elsewhere = elsewhere
         self._expected_s: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
-        self._accepted_s = 0.0  # of all open tickets, done or not: no wait is longer, on an engine for itself
+        # Of all open tickets, done or not. As estimated at admission: only good for telling that little is accepted.
+        self._accepted_s = 0.0
         self._open: set[Ticket] = set()
         most_tokens, most_s = limits.max_queue_tokens, min(limits.max_wait_s.values())
         self._most_untold = Demand(int(_UNTOLD * most_tokens), _UNTOLD * most_s)
@@ -235,7 +240,7 @@ class Admission:
             # Before looking: of two processes that admit at once, one at least sees the other.
             self._tell(1, demand, lane)
             try:
-                self._check(demand, lane, deadline_s)
+                self._check(num_inputs, demand, lane, deadline_s)
             except BeiError:
                 self._tell()
                 raise
@@ -263,10 +268,16 @@ class Admission:
         queued = {name: stats.lanes[name].cost_s + self._expected_s[name] + expected_s[name] for name in LANES}
         ahead_s = stats.running_s + queued["interactive"]
         if lane == "bulk":
-            ahead_s += queued["bulk"]
+            ahead_s += queued["bulk"] * self._stretch(lane, stats)
         elif queued["bulk"] > 0:
             ahead_s += queued["interactive"] * self._limits.bulk_share / (1 - self._limits.bulk_share)
         return ahead_s * stats.slowdown
+
+    def _stretch(self, lane: Lane, stats: PortStats) -> float:
+        """How many times as long as by itself the work of ``lane`` takes, for the interactive work still to come."""
+        if lane == "interactive":
+            return 1.0
+        return 1 / max(self._limits.bulk_share, 1 - stats.interactive_share, _LEAST_BULK)
 
     def count(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
         """Under the lock: so much more, or less, is held."""
@@ -314,7 +325,7 @@ class Admission:
         self._change(ticket.lane, ticket.admitted.num_tokens, ticket.admitted.seconds)
         return ticket
 
-    def _check(self, demand: Demand, lane: Lane, deadline_s: float | None) -> None:
+    def _check(self, num_inputs: int, demand: Demand, lane: Lane, deadline_s: float | None) -> None:
         """Raise if the request has to come back later, or cannot be answered in time at all."""
         others = self._others()
         num_tokens = self.num_tokens + others.num_tokens
@@ -327,7 +338,6 @@ class Admission:
             return  # so little is accepted that nobody has to wait for long
         stats = self._stats()
         wait_s = self._wait_s(lane, stats, others)
-        own_s = demand.seconds * stats.slowdown
         if deadline_s is None:
             longest_s = self._limits.max_wait_s[lane]
             if wait_s > longest_s:
@@ -335,15 +345,19 @@ class Admission:
                 raise _overloaded(message, wait_s - longest_s)
             return
         left_s = deadline_s - time.monotonic()
-        longest_s = wait_s * stats.overtaking  # its last sequence may be overtaken until then
-        if own_s > left_s:
+        num_inputs = max(1, num_inputs)  # which use no more streams than they are
+        idle_s = demand.seconds / min(stats.num_streams, num_inputs)
+        if idle_s > _SURE * left_s:
             raise DeadlineExceededError(
-                f"The request is predicted to take {own_s:.3f} s and its deadline is {max(0.0, left_s):.3f} s ahead: "
-                "allow more time, or send less at once."
+                f"The request is predicted to take {idle_s:.3f} s on an idle engine, too long for a deadline "
+                f"{max(0.0, left_s):.3f} s ahead: allow more time, or send less at once."
             )
+        own_s = demand.seconds * max(stats.slowdown, 1 / num_inputs) * self._stretch(lane, stats)
+        longest_s = wait_s * stats.overtaking  # its last sequence may be overtaken until then
         if longest_s + own_s > _SURE * left_s:
             message = (
-                f"Work of {wait_s:.3f} s is waiting: the request's deadline, {left_s:.3f} s ahead, might not be kept"
+                f"Work of {wait_s:.3f} s is waiting and the request is predicted to take {own_s:.3f} s: "
+                f"its deadline, {left_s:.3f} s ahead, might not be kept"
             )
             raise _overloaded(message, (longest_s + own_s - _SURE * left_s) / stats.overtaking)
 

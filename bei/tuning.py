@@ -325,7 +325,7 @@ def costs_for(
     if config.tune == "off":
         return CostModel.assumed(limits)
     cache, key = CostCache(Path(config.cache_dir)), _key(artifact, engine.info, config)
-    if config.tune == "auto" and (found := _cached_model(cache, name, key, limits)) is not None:
+    if config.tune == "auto" and (found := _cached_model(cache, name, key, limits, "measuring anew")) is not None:
         log.info("%s: costs of steps read from %s", name, cache.path(name, key))
         return found
     log.info(
@@ -348,7 +348,7 @@ def costs_while_serving(artifact: Artifact, engine: Engine, config: ServeConfig,
     limits, name = engine.info.limits, artifact.manifest.name
     if config.tune == "auto":
         cache, key = CostCache(Path(config.cache_dir)), _key(artifact, engine.info, config)
-        if (found := _cached_model(cache, name, key, limits)) is not None:
+        if (found := _cached_model(cache, name, key, limits, "going on with those of the former engine")) is not None:
             log.info("%s: costs of steps read from %s", name, cache.path(name, key))
             return found
     return former.continued(limits)
@@ -359,7 +359,10 @@ def cache_path(artifact: Artifact, engine: Engine, config: ServeConfig) -> Path:
     return CostCache(Path(config.cache_dir)).path(artifact.manifest.name, _key(artifact, engine.info, config))
 
 
-def _cached_model(cache: CostCache, name: str, key: Mapping[str, Any], limits: Limits) -> CostModel | None:
+def _cached_model(
+    cache: CostCache, name: str, key: Mapping[str, Any], limits: Limits, otherwise: str
+) -> CostModel | None:
+    """The model in the cache. ``otherwise``: what the caller does without one, for the log."""
     data = cache.read(name, key)
     if data is None:
         return None
@@ -368,7 +371,7 @@ def _cached_model(cache: CostCache, name: str, key: Mapping[str, Any], limits: L
         if model.limits != limits or not model.is_measured:
             raise ValueError("it is of other limits, or was not measured")
     except (KeyError, TypeError, ValueError) as error:
-        log.warning("%s holds no cost model (%s): measuring anew", cache.path(name, key), error)
+        log.warning("%s holds no cost model (%s): %s", cache.path(name, key), error, otherwise)
         return None
     return model
 

@@ -20,7 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def run_isolating(
-    engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None], *, has_died: bool = False
+    engine: Engine,
+    entries: Seq[Entry],
+    on_failure: Callable[[str], None],
+    is_wanted: Callable[[], bool],
+    *,
+    has_died: bool = False,
 ) -> Answers:
     """Run ``entries`` as one batch. Returns what gives a row or an error for each: rows are made of the engine's
     outputs by whoever delivers them, while the engine runs the next batch.
@@ -29,8 +34,15 @@ def run_isolating(
     with NaN or Inf are run again without their neighbours, in case it came from one of them. If the engine's process
     dies (EngineDiedError), each sequence is run again alone, once (``has_died``): a guilty half would cost a process.
     Each failed run is logged, and ``on_failure`` gets its kind: ``exception``, ``non_finite`` or ``engine_died``.
-    Raises EngineDeadError where the engine does.
+    ``is_wanted`` says whether the answers are still waited for: if not, nothing is run again. Raises EngineDeadError
+    where the engine does.
     """
+
+    def again(entries: Seq[Entry], *, has_died: bool = False) -> Seq[Row | BeiError]:
+        if not is_wanted():
+            return [EngineError("The engine was given up.")] * len(entries)
+        return run_isolating(engine, entries, on_failure, is_wanted, has_died=has_died)()
+
     try:
         ran, poisoned = _run(engine, entries, on_failure)
     except EngineDeadError:  # nothing that is run again would be answered: the caller gives the engine up
@@ -42,7 +54,7 @@ def run_isolating(
             died = EngineDiedError("Two engine processes died while they ran this input: do not send it again.")
             return known([died])
         log.warning("an engine's process died with one of %d sequences, running each again alone", len(entries))
-        return known([run_isolating(engine, [entry], on_failure, has_died=True)()[0] for entry in entries])
+        return known([again([entry], has_died=True)[0] for entry in entries])
     except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is
         on_failure("exception")
         if len(entries) == 1:
@@ -50,12 +62,7 @@ def run_isolating(
             return known([EngineError("The engine failed on this input; the server's log says why.")])
         log.warning("engine failed on a batch of %d sequences, running both halves again: %r", len(entries), error)
         half = len(entries) // 2
-        return known(
-            [
-                *run_isolating(engine, entries[:half], on_failure)(),
-                *run_isolating(engine, entries[half:], on_failure)(),
-            ]
-        )
+        return known([*again(entries[:half]), *again(entries[half:])])
     if not poisoned:
         return ran.rows
     on_failure("non_finite")
@@ -67,8 +74,7 @@ def run_isolating(
         answers: list[Row | BeiError] = [*ran.rows()]
     groups = [poisoned] if len(poisoned) < len(entries) else [poisoned[0::2], poisoned[1::2]]
     for group in groups:
-        again = run_isolating(engine, [entries[index] for index in group], on_failure)()
-        for index, answer in zip(group, again, strict=True):
+        for index, answer in zip(group, again([entries[index] for index in group]), strict=True):
             answers[index] = answer
     return known(answers)
 

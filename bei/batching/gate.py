@@ -73,21 +73,23 @@ class DeviceGate:
 
     @property
     def expects_interactive(self) -> bool:
-        """Whether interactive work came a moment ago, to any of the engines, so that more may be on its way."""
-        return self._interactive.holds(time.monotonic())
+        """Whether interactive work came a moment ago, so that more may be on its way, or waits: for any engine."""
+        return self._interactive.holds(time.monotonic()) or any(user.has_interactive() for user in self._users)
 
     def num_busy(self, user: GateUser) -> int:
-        """How many engines share the device now, ``user`` counted in: those that wait for a turn."""
+        """How many engines share the device now, ``user`` counted in: those that have a turn or wait for one."""
         if len(self._users) == 1:
             return 1
         with self._lock:
-            return len({place.user for place in self._waiting} | {user})
+            running = {other for other in self._users if other.num_turns}
+            return len({place.user for place in self._waiting} | running | {user})
 
     def take(self, user: GateUser) -> None:
         """Wait for ``user``'s turn."""
         with self._lock:
             if self._free > 0 and not self._waiting:
                 self._free -= 1
+                user.num_turns += 1
                 return
             others = [place.user for place in self._waiting]
             if user not in others:
@@ -106,6 +108,7 @@ class DeviceGate:
         """The step is over; it ran for ``seconds``."""
         with self._lock:
             user.served_s += seconds
+            user.num_turns -= 1
             self._free += 1
             if self._waiting:
                 self._lock.notify_all()
@@ -120,6 +123,7 @@ class DeviceGate:
             place = self._next()
             self._waiting.remove(place)
             self._free -= 1
+            place.user.num_turns += 1
             place.has_turn = True
             self._lock.notify_all()
 
@@ -139,13 +143,14 @@ class _Place:
 
 
 class GateUser:
-    """An engine at a gate. ``served_s``: the engine time it had."""
+    """An engine at a gate. ``served_s``: the engine time it had. ``num_turns``: how many it has now."""
 
     def __init__(self, gate: DeviceGate, num_streams: int, has_interactive: Callable[[], bool]) -> None:
         self.gate = gate
         self.num_streams = num_streams
         self.has_interactive = has_interactive
         self.served_s = 0.0
+        self.num_turns = 0
 
     def turn(self) -> Turn:
         """Wait for a turn."""

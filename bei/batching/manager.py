@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from collections.abc import Set as AbstractSet
 from functools import partial
 from math import inf
 
@@ -24,8 +23,9 @@ from bei.batching.cache import RowCache
 from bei.batching.execution import run_isolating
 from bei.batching.gate import DeviceGate, Turn
 from bei.batching.queue import Entry, Identity, Waiter
+from bei.batching.rows import part_of
 from bei.batching.scheduler import Scheduler, SchedulingRules
-from bei.batching.steps import Answers, Done, Step, Worker, known
+from bei.batching.steps import Answers, Done, Step, Worker, known, left_s
 from bei.core import Engine, Row
 from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, ShuttingDownError
@@ -70,12 +70,12 @@ class BatchManager:
         self._costs = costs
         self._metrics = metrics
         self._rules = rules or SchedulingRules()
-        self._gate = (gate or DeviceGate()).join(engine.info.num_streams, lambda: self._queues.has("interactive"))
         self._reload = reload
         self._lock = threading.Lock()
         self._wakes = threading.Condition(self._lock)
         self._scheduler = Scheduler(self._limits, costs, self._rules)
-        self._queues = self._scheduler.queues
+        self._queues = self._scheduler.queues  # before the gate, which asks for them
+        self._gate = (gate or DeviceGate()).join(engine.info.num_streams, lambda: self._queues.has("interactive"))
         self._running: dict[Identity, Entry] = {}  # until their answers are delivered
         self._entries_of: dict[int, set[Entry]] = {}  # by request
         self._cache = RowCache(self._rules.cache_bytes) if self._rules.cache_bytes else None
@@ -141,11 +141,12 @@ class BatchManager:
         now_s = time.monotonic()
         with self._lock:
             steps = [worker.step for worker in self._workers if worker.step is not None]
-            running_s = sum(max(0.0, step.predicted_s - (now_s - step.started_s)) for step in steps)
+            num_streams = self._engine.info.num_streams
             return PortStats(
                 lanes=self._queues.stats(),
-                running_s=running_s / max(1, len(steps)),
-                slowdown=self._gate.gate.num_busy(self._gate) / self._engine.info.num_streams,
+                running_s=left_s(steps, now_s),
+                slowdown=self._gate.gate.num_busy(self._gate) / num_streams,
+                interactive_share=self._scheduler.served.interactive_share(now_s, num_streams),
                 is_alive=self._death is None and not self._closing and self._delivery.is_alive(),
                 is_stalled=self._is_stalled,
                 is_busy=bool(steps) or bool(len(self._queues)),
@@ -153,7 +154,7 @@ class BatchManager:
                 step_cap_s=self._scheduler.cap_s(now_s),
                 overtaking=self._scheduler.overtaking,
                 device=self._engine.info.device,
-                num_streams=self._engine.info.num_streams,
+                num_streams=num_streams,
             )
 
     def close(self) -> None:
@@ -200,7 +201,7 @@ class BatchManager:
     def _start_workers(self, engine: Engine) -> None:
         workers: list[Worker] = []
         for index in range(engine.info.num_streams):
-            worker = Worker(engine, index, workers)
+            worker = Worker(engine, workers)
             workers.append(worker)
             self._workers.append(worker)
             worker.thread = _start(partial(self._work, worker), f"bei-engine-{index}")
@@ -227,9 +228,10 @@ class BatchManager:
     def _work(self, worker: Worker) -> None:
         try:
             while (step := self._take(worker)) is not None:
-                answers = run_isolating(worker.engine, step.entries, partial(self._note_failure, step))
+                note = partial(self._note_failure, step)
+                answers = run_isolating(worker.engine, step.entries, note, worker.is_wanted)
                 self._record(worker, step, answers)
-                del step, answers  # while this waits for the next ones, their memory is to be free
+                del step, answers, note  # while this waits for the next ones, their memory is to be free
         except BaseException as error:  # a bug of ours, or of the engine's library: whoever waits must hear of it
             log.exception("an engine thread has died")
             with self._lock:
@@ -302,13 +304,21 @@ class BatchManager:
     # The delivery thread, and an engine's that has nothing else to do.
 
     def _deliver_all(self) -> None:
+        try:
+            self._deliver_each()
+        except BaseException as error:  # a bug: whoever waits must hear of it
+            log.exception("the delivery thread has failed")
+            self._die(f"Answers cannot be delivered ({type(error).__name__}): restart the server.")
+            self._deliver_each()  # what was done before, and the errors; a second failure ends the thread
+
+    def _deliver_each(self) -> None:
         while (done := self._finished.get()) is not None:
             with self._delivering:
                 self._deliver(done)
             del done  # as above
 
     def _deliver(self, done: Done | list[Answer]) -> None:
-        answers = self._settled(done) if isinstance(done, Done) else done
+        answers = self._answers_of(done) if isinstance(done, Done) else done
         if answers:
             try:
                 self._on_answers(answers)
@@ -320,23 +330,33 @@ class BatchManager:
             except Exception:  # a border: without this thread nobody would get an answer any more
                 log.exception("a step could not be counted")
 
+    def _answers_of(self, done: Done) -> list[Answer]:
+        try:
+            return self._settled(done)
+        except Exception:  # a border: whoever waits must hear of it, and others get their answers
+            log.exception("the answers to %d sequences could not be made", len(done.entries))
+            error = EngineError("The answer could not be made; the server's log says why.")
+            return self._settled(done._replace(answers=known([error] * len(done.entries))))
+
     def _settled(self, done: Done) -> list[Answer]:
-        """The answers to everybody who waits for the entries of ``done``, which are forgotten."""
-        settled = []
+        """The answers to everybody who waits for the entries of ``done``, which are forgotten when all are made."""
         answers = done.answers()
         times = None
         if done.step is not None:
             step, seconds = done.step
             times = StepTimes(step.started_s, step.started_s + seconds)
         with self._lock:
+            settled = [
+                Answer(waiter.request_id, waiter.place, part_of(answer, waiter.outputs), times)
+                for entry, answer in zip(done.entries, answers, strict=True)
+                for waiter in entry.waiters
+            ]
             for entry, answer in zip(done.entries, answers, strict=True):
                 if self._running.get(entry.identity) is entry:
                     del self._running[entry.identity]
                 if not isinstance(answer, BeiError):
                     self._keep(entry.identity, answer)
                 for waiter in entry.waiters:
-                    part = _part_of(answer, waiter.outputs)
-                    settled.append(Answer(waiter.request_id, waiter.place, part, times))
                     others = self._entries_of.get(waiter.request_id)
                     if others is not None:
                         others.discard(entry)
@@ -384,7 +404,7 @@ class BatchManager:
             steps = [worker.step for worker in self._workers if worker.step is not None]
             for step in steps:
                 step.is_overdue = self._is_overdue(step)
-            if self._death is not None or not any(step.is_overdue for step in steps):
+            if not any(step.is_overdue for step in steps):
                 return []
             self._is_stalled = True
             self._num_hangs += 1
@@ -401,9 +421,13 @@ class BatchManager:
         return bool(least_s) and step.watched_s > max(least_s, _OVERDUE_FACTOR * step.predicted_s)
 
     def _replace_engine(self, steps: Seq[Step]) -> None:
-        """Run what ``steps`` had once more on another engine, unless it was in a step that hung for the second time."""
+        """Run what ``steps`` had once more on another engine, unless it was in a step that hung for the second time.
+
+        A dead engine, whose work has been answered, is given up alone: ``close`` must not wait for it.
+        """
         entries = [entry for step in steps for entry in step.entries]
-        if self._reload is None:
+        is_last = self._reload is None or self._death is not None
+        if is_last:
             log.error("a step of %d sequences does not end: the engine is given up", len(entries))
         else:
             log.error(
@@ -415,7 +439,7 @@ class BatchManager:
         hung = [entry for step in steps if step.is_overdue for entry in step.entries]
         lost = [entry for entry in hung if entry.num_hangs]
         self._finished.put(Done(lost, known([EngineError("The engine hangs on this input.")] * len(lost))))
-        engine = self._loaded() if self._num_hangs <= _MOST_RESTARTS else None
+        engine = None if is_last or self._num_hangs > _MOST_RESTARTS else self._loaded()
         if engine is None:
             self._die("The engine hangs and could not be replaced: restart the server.")
             return
@@ -467,13 +491,6 @@ class BatchManager:
             if self._is_stalled and self._death is None:
                 return self._watchdog
             return next((worker.thread for worker in self._workers if worker.thread.is_alive()), None)
-
-
-def _part_of(answer: Row | BeiError, outputs: AbstractSet[str]) -> Row | BeiError:
-    """The outputs that were asked for; an equal sequence may have been computed with more."""
-    if isinstance(answer, BeiError) or len(answer) == len(outputs):
-        return answer
-    return {name: answer[name] for name in outputs}
 
 
 def _start(work: Callable[[], None], name: str) -> threading.Thread:

@@ -74,7 +74,8 @@ class StepBounds:
 def leading_lane(waiting: Mapping[Lane, bool], served_s: Mapping[Lane, float], bulk_share: float) -> Lane:
     """Interactive work goes first, unless bulk work waits and had less than its share of the recent engine time.
 
-    ``served_s``: recent engine seconds of each lane. At least one lane must wait.
+    ``served_s``: recent engine seconds of each lane, and for bulk work its share of what ran while none of it waited.
+    At least one lane must wait.
     """
     if not waiting["bulk"]:
         return "interactive"

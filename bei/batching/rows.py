@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 
 from bei.core import Outputs, PackedBatch, Row, is_held, rows_of_sequences
+from bei.errors import BeiError
 from bei.port import UNIT_EMBEDDING
 from bei.postprocess import unit_length
 
@@ -37,3 +38,10 @@ def rows_of_batch(
         {name: parts[name][index].copy() if name in copied else parts[name][index] for name in names}
         for index, names in enumerate(wanted)
     ]
+
+
+def part_of(answer: Row | BeiError, outputs: AbstractSet[str]) -> Row | BeiError:
+    """The outputs that were asked for; an equal sequence may have been computed with more."""
+    if isinstance(answer, BeiError) or len(answer) == len(outputs):
+        return answer
+    return {name: answer[name] for name in outputs}

@@ -62,6 +62,8 @@ class Scheduler:
             return Cut([], 0.0, expired)
         lanes = self.queues.views()
         waiting = {lane: bool(view.queued) for lane, view in lanes.items()}
+        if not waiting["bulk"]:
+            self.served.raise_bulk(self._rules.bulk_share)
         lead = leading_lane(waiting, self.served.recent_s(now_s), self._rules.bulk_share)
         bounds = step_bounds(
             lanes,

@@ -44,6 +44,20 @@ class ServedShares:
         self._fade(now_s)
         return self._served_s
 
+    def raise_bulk(self, bulk_share: float) -> None:
+        """Count bulk work, of which none waits, as having had its share: it does not get back time that it did not ask
+        for."""
+        least_s = self._served_s["interactive"] * bulk_share / (1 - bulk_share)
+        self._served_s["bulk"] = max(self._served_s["bulk"], least_s)
+
+    def interactive_share(self, now_s: float, num_streams: int) -> float:
+        """The share of the recent time of ``num_streams`` streams in which interactive work ran, in whole percent.
+
+        In a steady state a faded sum is the rate times the memory.
+        """
+        share = self.recent_s(now_s)["interactive"] / (_MEMORY_S * num_streams)
+        return round(min(1.0, share), 2)  # so it soon stands still on an idle engine, and is not told again
+
     def _fade(self, now_s: float) -> None:
         factor = exp(min(0.0, self._at_s - now_s) / _MEMORY_S)
         self._at_s = max(self._at_s, now_s)

@@ -30,6 +30,11 @@ class Step:
         self.has_failed = False  # in a run: what it took says nothing of its cost
 
 
+def left_s(steps: Seq[Step], now_s: float) -> float:
+    """How much longer a running step is predicted to take, mean over ``steps``; 0 if there is none."""
+    return sum(max(0.0, step.predicted_s - (now_s - step.started_s)) for step in steps) / max(1, len(steps))
+
+
 class Worker:
     """A thread that runs steps on one stream of one engine.
 
@@ -37,14 +42,17 @@ class Worker:
     ``others``: the workers of the same engine, itself too.
     """
 
-    def __init__(self, engine: Engine, index: int, others: list[Worker]) -> None:
+    def __init__(self, engine: Engine, others: list[Worker]) -> None:
         self.engine = engine
-        self.index = index
         self.others = others
         self.step: Step | None = None
         self.is_retired = False
         self.has_ended = False
         self.thread = threading.Thread()
+
+    def is_wanted(self) -> bool:
+        """Whether what its step answers is still waited for."""
+        return not self.is_retired
 
 
 def known(answers: Seq[Row | BeiError]) -> Answers:

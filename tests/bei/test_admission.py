@@ -42,12 +42,15 @@ def stats_of(
     running_s: float = 0.0,
     slowdown: float = 1.0,
     overtaking: float = 1.0,
+    interactive_share: float = 0.0,
+    num_streams: int = 1,
 ) -> PortStats:
     costs = {"interactive": interactive_s, "bulk": bulk_s}
     return PortStats(
         lanes={lane: LaneStats(int(costs[lane] > 0), int(costs[lane] / PER_TOKEN_S), costs[lane]) for lane in LANES},
         running_s=running_s,
         slowdown=slowdown,
+        interactive_share=interactive_share,
         is_alive=True,
         is_stalled=False,
         is_busy=False,
@@ -55,7 +58,7 @@ def stats_of(
         step_cap_s=0.04,
         overtaking=overtaking,
         device="a CPU",
-        num_streams=1,
+        num_streams=num_streams,
     )
 
 
@@ -215,6 +218,36 @@ def test_interactive_work_waits_for_its_lane_and_for_bulk_work_s_share_meanwhile
     assert desk.wait_s("interactive") == pytest.approx(running_s + interactive_s * slower)
 
 
+@pytest.mark.parametrize(("interactive_share", "times"), [(0.0, 1.0), (0.5, 2.0), (0.7, 1 / 0.3), (0.95, 5.0)])
+def test_bulk_work_is_predicted_to_wait_for_the_interactive_work_that_still_comes(
+    interactive_share: float, times: float
+) -> None:
+    """It gets what interactive work leaves, and its share at least. Interactive work that waits counts once."""
+    desk = Desk(bulk_share=0.2, max_wait_s=1.0)
+    desk.stats = stats_of(interactive_s=2.0, bulk_s=10.0, running_s=1.0, interactive_share=interactive_share)
+    assert desk.wait_s("bulk") == pytest.approx(3.0 + 10.0 * times)
+    assert desk.wait_s("interactive") == pytest.approx(1.0 + 2.0 / 0.8)
+    with pytest.raises(OverloadedError) as caught:
+        desk.admit(1, lane="bulk")
+    excess_s = 3.0 + 10.0 * times - 10.0
+    assert excess_s * 0.999 <= caught.value.retry_after_s <= excess_s * 1.2001
+
+
+def test_the_own_time_of_bulk_work_grows_with_the_interactive_work_that_still_comes() -> None:
+    desk = Desk(bulk_share=0.2)
+    desk.stats = stats_of(interactive_share=0.5)
+    with pytest.raises(OverloadedError, match="might not be kept"):
+        desk.admit(100, lane="bulk", in_s=2.0)
+    desk.admit(100, lane="bulk", in_s=2.3)
+    desk.admit(100, lane="interactive", in_s=1.2)
+
+
+def test_without_a_share_of_its_own_bulk_work_is_not_predicted_to_wait_for_ever() -> None:
+    desk = Desk(bulk_share=0.0)
+    desk.stats = stats_of(bulk_s=1.0, interactive_share=1.0)
+    assert desk.wait_s("bulk") == pytest.approx(20.0)
+
+
 def test_what_is_not_tokenized_yet_is_waited_for_too() -> None:
     desk = Desk()
     desk.admit(*[10] * 10, lane="bulk")
@@ -300,12 +333,38 @@ def test_a_deadline_is_kept_even_if_later_work_goes_first() -> None:
     desk.admit(1, in_s=60.0)
 
 
-@pytest.mark.parametrize("in_s", [-5.0, 0.0, 0.5])
+@pytest.mark.parametrize("in_s", [-5.0, 0.0, 0.5, 1.05])
 def test_a_deadline_that_no_queue_would_allow_is_exceeded(in_s: float) -> None:
+    """A tenth of the time is kept back: to come again would never help."""
     desk = Desk()
     with pytest.raises(DeadlineExceededError, match=r"predicted to take 1\.000 s"):
         desk.admit(100, in_s=in_s)
     assert desk.admission.num_open == 0
+    desk.admit(100, in_s=1.2)
+
+
+def test_a_deadline_that_other_models_do_not_allow_now_is_a_refusal_for_now() -> None:
+    desk = Desk()
+    desk.stats = stats_of(slowdown=2.0)
+    with pytest.raises(OverloadedError, match="might not be kept"):
+        desk.admit(100, in_s=1.5)
+    desk.stats = stats_of()
+    desk.admit(100, in_s=1.5)
+
+
+def test_a_request_uses_no_more_streams_than_it_has_inputs() -> None:
+    desk = Desk()
+    desk.stats = stats_of(slowdown=0.25, num_streams=4)
+    with pytest.raises(DeadlineExceededError, match=r"predicted to take 1\.000 s"):
+        desk.admit(100, in_s=1.0)
+    with pytest.raises(DeadlineExceededError, match=r"predicted to take 0\.500 s"):
+        desk.admit(50, 50, in_s=0.5)
+    desk.admit(50, 50, in_s=0.6).close()
+    desk.admit(*[10] * 10, in_s=0.3).close()
+    desk.stats = stats_of(interactive_s=1.0, slowdown=0.25, num_streams=4)
+    with pytest.raises(OverloadedError, match=r"0\.250 s is waiting and the request is predicted to take 1\.000 s"):
+        desk.admit(100, in_s=1.3)
+    desk.admit(*[10] * 10, in_s=0.6)
 
 
 def test_a_request_with_a_deadline_may_wait_as_long_as_that_allows() -> None:

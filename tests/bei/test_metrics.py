@@ -13,6 +13,7 @@ STATS = PortStats(
     lanes={"interactive": LaneStats(1, 10, 0.125), "bulk": LaneStats(5, 50, 0.5)},
     running_s=0.0,
     slowdown=1.0,
+    interactive_share=0.0,
     is_alive=True,
     is_stalled=False,
     is_busy=True,

@@ -253,6 +253,22 @@ def test_a_file_that_is_no_measurement_is_measured_anew_and_the_log_says_so(
         assert not engine.batches
 
 
+def test_a_file_of_other_limits_is_not_used_while_serving_and_the_log_says_what_is(
+    artifact: Artifact, config: ServeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = FakeEngine(LIMITS)
+    former = costs_for(artifact, engine, config)
+    path = cache_path(artifact, engine, config)
+    path.write_text(path.read_text().replace('"max_seq_len": 16', '"max_seq_len": 15'))
+    engine.batches.clear()
+    caplog.clear()
+    costs_while_serving(artifact, engine, config, former)
+    assert not engine.batches
+    (message,) = [record.message for record in caplog.records if str(path) in record.message]
+    assert "of the former engine" in message
+    assert "measuring" not in message
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning(
     artifact: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bei.core import Engine
-from tests.bei.batching.front import Front
+from tests.bei.batching.front import LIMITS, Front
+from tests.bei.batching.hanging import LateEngine
 from tests.engines import GatedEngine
 
 MakeFront = Callable[..., Front]
@@ -28,3 +29,11 @@ def make_front() -> Iterator[MakeFront]:
         if isinstance(engine, GatedEngine):
             engine.open(engine.info.num_streams)
         front.close()
+
+
+@pytest.fixture
+def hung() -> Iterator[LateEngine]:
+    """An engine that hangs until the test is over."""
+    engine = LateEngine(LIMITS, num_streams=1)
+    yield engine
+    engine.open(100)

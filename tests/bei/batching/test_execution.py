@@ -41,6 +41,10 @@ class SpreadingEngine(NaNEngine):
 _guilty = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.integers(0, size - 1))))
 
 
+def wanted() -> bool:
+    return True
+
+
 def check(answers: Sequence[object], guilty: Set[int], error: type[BeiError]) -> None:
     for index, answer in enumerate(answers):
         if index in guilty:
@@ -56,7 +60,7 @@ def test_every_sequence_that_raises_is_an_error_and_all_others_are_answered(draw
     size, guilty = drawn
     kinds: list[str] = []
     engine = PickyEngine(LIMITS, lambda sequence: POISON in sequence)
-    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)()
+    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append, wanted)()
     check(answers, guilty, EngineError)
     assert set(kinds) <= {"exception"}
     assert len(kinds) == sum(any(POISON in values for values in sequences_of(batch)) for batch in engine.batches)
@@ -70,7 +74,7 @@ def test_every_sequence_of_nan_is_an_error_and_all_others_are_answered(
     size, guilty = drawn
     kinds: list[str] = []
     engine = (SpreadingEngine if spreads else NaNEngine)(LIMITS, POISON)
-    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)()
+    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append, wanted)()
     check(answers, guilty, NonFiniteOutputError)
     assert set(kinds) <= {"non_finite"}
     assert bool(kinds) == bool(guilty)
@@ -84,7 +88,7 @@ def test_every_sequence_that_ends_engine_processes_is_an_error_and_costs_one_pro
     size, guilty = drawn
     kinds: list[str] = []
     engine = PickyEngine(LIMITS, lambda sequence: POISON in sequence, EngineDiedError)
-    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append)()
+    answers = run_isolating(engine, entries_of(marked(size, guilty)), kinds.append, wanted)()
     check(answers, guilty, EngineDiedError)
     assert kinds == ["engine_died"] * (len(guilty) + bool(guilty))
     assert [batch.batch_size for batch in engine.batches] == [size] + [1] * (size if guilty else 0)
@@ -99,20 +103,20 @@ def test_a_process_that_dies_once_costs_nobody_an_answer() -> None:
             return answers
 
     for size in (1, 5):
-        answers = run_isolating(DiesOnce(LIMITS), entries_of(marked(size, set())), lambda kind: None)()
+        answers = run_isolating(DiesOnce(LIMITS), entries_of(marked(size, set())), lambda kind: None, wanted)()
         check(answers, set(), EngineDiedError)
         assert len(answers) == size
 
 
 def test_one_guilty_sequence_of_many_is_found_in_a_logarithm_of_runs() -> None:
     engine = PickyEngine(LIMITS, lambda sequence: POISON in sequence)
-    run_isolating(engine, entries_of(marked(64, {37})), lambda kind: None)
+    run_isolating(engine, entries_of(marked(64, {37})), lambda kind: None, wanted)
     assert len(engine.batches) == 1 + 2 * 6
 
 
 def test_neighbours_of_nan_are_not_run_again() -> None:
     engine = NaNEngine(LIMITS, POISON)
-    run_isolating(engine, entries_of(marked(8, {2, 5})), lambda kind: None)
+    run_isolating(engine, entries_of(marked(8, {2, 5})), lambda kind: None, wanted)
     assert sequences_of(engine.batches[1]) == [[2, POISON], [5, POISON]]
 
 
@@ -121,11 +125,26 @@ def test_each_failure_is_logged_and_what_the_engine_said_does_not_reach_the_clie
 ) -> None:
     engine = PickyEngine(LIMITS, lambda sequence: POISON in sequence)
     with caplog.at_level(logging.WARNING):
-        answers = run_isolating(engine, entries_of(marked(2, {1})), lambda kind: None)()
+        answers = run_isolating(engine, entries_of(marked(2, {1})), lambda kind: None, wanted)()
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
     assert "batch of 2 sequences" in caplog.text
     assert "poison" in caplog.text
     assert "poison" not in str(answers[1])
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        PickyEngine(LIMITS, lambda sequence: POISON in sequence),
+        PickyEngine(LIMITS, lambda sequence: POISON in sequence, EngineDiedError),
+        NaNEngine(LIMITS, POISON),
+    ],
+    ids=["raises", "dies", "NaN"],
+)
+def test_nothing_is_run_again_when_nobody_waits_for_it_any_more(engine: FakeEngine) -> None:
+    answers = run_isolating(engine, entries_of(marked(8, {2, 5})), lambda kind: None, lambda: False)()
+    assert len(engine.batches) == 1
+    assert len(answers) == 8
 
 
 def test_what_ends_the_thread_is_not_held_back() -> None:
@@ -134,7 +153,7 @@ def test_what_ends_the_thread_is_not_held_back() -> None:
             raise SystemExit
 
     with pytest.raises(SystemExit):
-        run_isolating(Dying(LIMITS), entries_of(marked(3, set())), lambda kind: None)
+        run_isolating(Dying(LIMITS), entries_of(marked(3, set())), lambda kind: None, wanted)
 
 
 def test_a_dead_engine_is_not_asked_again() -> None:
@@ -147,7 +166,7 @@ def test_a_dead_engine_is_not_asked_again() -> None:
 
     engine = Dead(LIMITS)
     with pytest.raises(EngineDeadError, match="GPU is lost"):
-        run_isolating(engine, entries_of(marked(8, set())), lambda kind: None)
+        run_isolating(engine, entries_of(marked(8, set())), lambda kind: None, wanted)
     assert engine.num_runs == 1
 
 
@@ -166,8 +185,8 @@ class Recorder(TokenEngine):
 def test_a_step_computes_what_any_of_its_sequences_asks_for_and_no_more() -> None:
     engine = Recorder()
     dense, tokens = entries_of([[1], [2]]), entries_of([[3, 4]], frozenset({"token_ids"}))
-    run_isolating(engine, dense, lambda kind: None)
-    answers = run_isolating(engine, [*dense, *tokens], lambda kind: None)()
+    run_isolating(engine, dense, lambda kind: None, wanted)
+    answers = run_isolating(engine, [*dense, *tokens], lambda kind: None, wanted)()
     assert engine.asked == [{"embedding"}, {"embedding", "token_ids"}]
     rows = [answer for answer in answers if isinstance(answer, dict)]
     assert [set(row) for row in rows] == [{"embedding"}, {"embedding"}, {"token_ids"}]
@@ -176,7 +195,7 @@ def test_a_step_computes_what_any_of_its_sequences_asks_for_and_no_more() -> Non
 
 def test_nan_in_an_output_that_only_a_neighbour_asked_for_costs_nobody_else_the_answer() -> None:
     dense, tokens = entries_of([[1, POISON]]), entries_of([[3, 4]], frozenset({"token_ids"}))
-    answers = run_isolating(Recorder(), [*dense, *tokens], lambda kind: None)()
+    answers = run_isolating(Recorder(), [*dense, *tokens], lambda kind: None, wanted)()
     assert not any(isinstance(answer, BeiError) for answer in answers)
 
 
@@ -187,5 +206,5 @@ def test_an_engine_that_loses_rows_is_an_error(output: str) -> None:
             return {name: rows[:-1] for name, rows in super().run(batch, outputs).items()}
 
     engine = Short()
-    answers = run_isolating(engine, entries_of([[1, 2], [3]], frozenset({output})), lambda kind: None)()
+    answers = run_isolating(engine, entries_of([[1, 2], [3]], frozenset({output})), lambda kind: None, wanted)()
     assert [type(answer) for answer in answers] == [EngineError, EngineError]

@@ -99,9 +99,9 @@ def test_an_engine_that_leaves_takes_its_turns_along_and_is_forgotten(line: Line
     wide.leave()
     assert line.gate._users == [narrow]
     line.ask("later", narrow)
-    for turn in turns[:2]:
+    for turn, num_free in zip(turns[:2], (-1, 0), strict=True):
         turn.end(0.0)
-        assert line.granted.empty()  # as many run as there may be
+        assert (line.gate._free, len(line.gate._waiting)) == (num_free, 1)  # as many run as there may be
     turns[2].end(0.0)
     line.next()[1].end(0.0)
 
@@ -193,17 +193,25 @@ def test_a_free_turn_is_taken_even_if_the_work_changes_while_they_decide(line: L
     assert sorted(line.order(0.0, 2)) == ["a", "b"]
 
 
-def test_the_device_is_shared_by_those_that_wait_and_the_one_that_asks(line: Line) -> None:
+def test_the_device_is_shared_by_those_that_run_or_wait_and_the_one_that_asks(line: Line) -> None:
     first, second = line.user(), line.user()
-    assert line.gate.num_busy(first) == 1
+
+    def num_busy() -> list[int]:
+        return [line.gate.num_busy(user) for user in (first, second)]
+
+    assert num_busy() == [1, 1]
     line.ask("runs", first)
     _, turn = line.next()
-    line.ask("waits", second)
-    line.ask("waits too", second)
-    assert line.gate.num_busy(first) == 2
-    assert line.gate.num_busy(second) == 1
+    assert num_busy() == [1, 2]
+    for name in ("waits", "waits too"):
+        line.ask(name, second)
+    assert num_busy() == [2, 2]
     turn.end(0.0)
-    line.order(0.0, 2)
+    _, turn = line.next()
+    assert num_busy() == [2, 1]
+    turn.end(0.0)
+    line.order(0.0, 1)
+    assert num_busy() == [1, 1]
 
 
 def test_interactive_work_is_expected_for_a_while_after_it_came(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +224,15 @@ def test_interactive_work_is_expected_for_a_while_after_it_came(line: Line, monk
     assert expected == [False, True, False]
 
 
+def test_interactive_work_is_expected_while_it_waits_for_any_engine_however_long(line: Line) -> None:
+    waiting: list[str] = []
+    line.user(lambda: bool(waiting))
+    line.user()
+    assert not line.gate.expects_interactive
+    waiting.append("a text")
+    assert line.gate.expects_interactive
+
+
 def test_an_engine_that_leaves_takes_the_turns_along_that_only_it_could_fill(line: Line) -> None:
     narrow, wide = line.user(), line.user(num_streams=2)
     for name, user in (("narrow", narrow), ("wide", wide)):
@@ -224,7 +241,7 @@ def test_an_engine_that_leaves_takes_the_turns_along_that_only_it_could_fill(lin
     line.gate.leave(wide)  # its step still runs
     line.ask("next", narrow)
     turns["narrow"].end(0.0)
-    assert line.gate._waiting  # a turn is out, and there is one in all
+    assert (line.gate._free, len(line.gate._waiting)) == (0, 1)  # a turn is out, and there is one in all
     turns["wide"].end(0.0)
     assert line.order(0.0, 1) == ["next"]
     assert line.gate.num_busy(narrow) == 1

@@ -1,4 +1,4 @@
-"""BatchManager when its engine hangs or its threads die: nothing is lost, doubled or waited for in vain.
+"""BatchManager when its engine hangs: nothing is lost, doubled or waited for in vain.
 
 The tests decide which step is overdue, not a clock; how long a step may take is tested by itself.
 """
@@ -7,86 +7,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Set
 
-import numpy as np
 import pytest
 
 from bei.batching import manager as managers
 from bei.batching.gate import DeviceGate, Turn
 from bei.batching.queue import Entry
 from bei.batching.steps import Step
-from bei.core import Engine, Limits, Outputs, PackedBatch
+from bei.core import Engine, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import DeadlineExceededError, EngineDeadError, EngineError
-from bei.port import LANES, Answer, LaneStats
+from bei.port import LANES, LaneStats
 from tests.bei.batching.conftest import MakeFront
 from tests.bei.batching.front import LIMITS, Front, fake_rows, metric, rows_of, wait_until
+from tests.bei.batching.hanging import LateEngine, Reload, Watch
 from tests.engines import GatedEngine, TokenEngine, sequences_of
-
-
-class LateEngine(GatedEngine):
-    """What comes through its gate in the end is no answer to anything."""
-
-    num_closed = 0
-    close_error: Exception | None = None
-
-    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        rows = super().run(batch, outputs)["embedding"]
-        return {"embedding": np.full_like(rows, -1.0)}
-
-    def close(self) -> None:
-        self.num_closed += 1
-        if self.close_error is not None:
-            raise self.close_error
-
-
-class Watch:
-    """Says once that the step with a sequence beginning with this id is overdue."""
-
-    def __init__(self, front: Front) -> None:
-        self._manager = front.manager
-        self._overdue: set[int] = set()
-        self._manager._is_overdue = self._is_overdue  # type: ignore[method-assign]
-
-    def _is_overdue(self, step: Step) -> bool:
-        found = self._overdue & {int(entry.encoding.input_ids[0]) for entry in step.entries}
-        self._overdue -= found
-        return bool(found)
-
-    def finds(self, first_id: int) -> None:
-        """Return when it has."""
-        self._overdue.add(first_id)
-        wait_until(lambda: not self._overdue, "the watchdog has looked")
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managers, "_WATCH_EVERY_S", 0.002)
-
-
-@pytest.fixture
-def hung() -> Iterator[LateEngine]:
-    """An engine that hangs until the test is over."""
-    engine = LateEngine(LIMITS, num_streams=1)
-    yield engine
-    engine.open(100)
-
-
-class Reload:
-    """Gives the next engine, when it may."""
-
-    def __init__(self, *engines: Engine, waits: bool = False) -> None:
-        self._engines = iter(engines)
-        self.count = 0
-        self.may = threading.Event()
-        if not waits:
-            self.may.set()
-
-    def __call__(self) -> Engine:
-        self.count += 1
-        self.may.wait()
-        return next(self._engines)
 
 
 def test_what_an_engine_that_hangs_had_is_run_once_more_and_answered_once(
@@ -190,6 +131,26 @@ def test_one_that_joins_a_step_that_hangs_again_is_still_run_once_more(make_fron
     second.open()
     assert type(guilty.error) is EngineError
     assert rows_of(beside) == fake_rows([[2]])
+
+
+def test_an_engine_that_was_given_up_runs_nothing_again(make_front: MakeFront) -> None:
+    class Fails(LateEngine):
+        def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+            super().run(batch, outputs)
+            raise RuntimeError
+
+    engine = Fails(LIMITS)
+    front = make_front(engine, reload=Reload(FakeEngine(LIMITS)))
+    watch = Watch(front)
+    request = front.submit([1], [2], [3])
+    engine.wait_entered()
+    (worker,) = front.manager._workers
+    watch.finds(1)
+    front.wait(request)
+    engine.open()
+    worker.thread.join()
+    assert len(engine.batches) == 1
+    assert rows_of(request) == fake_rows([[1], [2], [3]])
 
 
 class _Panic(BaseException):
@@ -436,116 +397,3 @@ def test_a_slow_healthy_step_is_left_alone(make_front: MakeFront) -> None:
     engine.open()
     front.wait(request)
     assert reload.count == 0
-
-
-# Threads that die
-
-
-class DyingEngine(FakeEngine):
-    """Ends the thread that runs a sequence with this id."""
-
-    def __init__(self, limits: Limits, poison_id: int, error: type[BaseException]) -> None:
-        super().__init__(limits)
-        self._poison_id, self._error = poison_id, error
-        self.entered, self.may = threading.Event(), threading.Event()
-
-    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        answers = super().run(batch)
-        if self._poison_id in batch.input_ids:
-            self.entered.set()
-            self.may.wait()
-            raise self._error
-        return answers
-
-
-@pytest.mark.parametrize("error", [SystemExit, _Panic, KeyboardInterrupt])
-def test_a_dead_engine_thread_fails_what_waits_and_refuses_what_comes(
-    make_front: MakeFront, error: type[BaseException]
-) -> None:
-    engine = DyingEngine(LIMITS, 9, error)
-    reload = Reload()
-    front = make_front(engine, reload=reload)
-    before = front.submit([1])
-    front.wait(before)
-    requests = [front.submit([9])]
-    engine.entered.wait()
-    requests += [front.submit([2], [3]), front.submit([4], lane="interactive")]
-    engine.may.set()
-    front.wait(*requests)
-    assert all(type(request.error) is EngineDeadError for request in requests)
-    assert error.__name__ in str(requests[0].error)
-    assert rows_of(before) == fake_rows([[1]])
-    with pytest.raises(EngineDeadError, match="restart the server"):
-        front.submit([5])
-    stats = front.manager.stats()
-    assert not stats.is_alive
-    assert not stats.is_busy  # nor is its step watched: another engine would not help
-    assert stats.lanes == dict.fromkeys(LANES, LaneStats(0, 0, 0.0))
-    front.close()
-    assert reload.count == 0
-
-
-def test_a_thread_that_dies_after_its_engine_was_replaced_harms_nobody(make_front: MakeFront) -> None:
-    engine = DyingEngine(LIMITS, 1, SystemExit)
-    front = make_front(engine, reload=Reload(FakeEngine(LIMITS)))
-    watch = Watch(front)
-    request = front.submit([1])
-    engine.entered.wait()
-    (worker,) = front.manager._workers
-    watch.finds(1)
-    front.wait(request)
-    engine.may.set()
-    worker.thread.join()
-    after = front.submit([2])
-    front.wait(after)
-    assert rows_of(after) == fake_rows([[2]])
-    assert front.manager.stats().is_alive
-
-
-def test_a_front_that_raises_costs_others_no_answer(make_front: MakeFront) -> None:
-    front = make_front(FakeEngine(LIMITS))
-    answered = front.manager._on_answers
-    has_failed = threading.Event()
-
-    def on_answers(answers: Sequence[Answer]) -> None:
-        if not has_failed.is_set():
-            has_failed.set()
-            raise RuntimeError("a bug")
-        answered(answers)
-
-    front.manager._on_answers = on_answers
-    lost = front.submit([1])
-    wait_until(has_failed.is_set, "the first answer was dropped")
-    request = front.submit([2])
-    front.wait(request)
-    assert lost.num_answers == 0
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_port_that_cannot_deliver_is_not_alive() -> None:
-    front = Front(FakeEngine(LIMITS))
-
-    def on_answers(answers: Sequence[Answer]) -> None:
-        raise _Panic
-
-    front.manager._on_answers = on_answers
-    front.submit([1])
-    wait_until(lambda: not front.manager.stats().is_alive, "it is dead")
-    front.close()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_watchdog_that_dies_is_the_end_of_the_port(make_front: MakeFront, hung: LateEngine) -> None:
-    front = make_front(hung, reload=Reload(FakeEngine(LIMITS)))
-    watch = Watch(front)
-
-    def start_workers(engine: Engine) -> None:
-        raise RuntimeError("can't start new thread")
-
-    front.manager._start_workers = start_workers  # type: ignore[method-assign]
-    request = front.submit([1])
-    hung.wait_entered()
-    watch.finds(1)
-    front.wait(request)
-    assert type(request.error) is EngineDeadError
-    assert not front.manager.stats().is_alive

@@ -13,15 +13,15 @@ import pytest
 from bei.batching import gate as gates
 from bei.batching import queue
 from bei.batching.gate import DeviceGate
-from bei.batching.queue import Entry
+from bei.batching.queue import Entry, Waiter
 from bei.batching.shares import ServedShares
-from bei.core import Limits, Outputs, PackedBatch
+from bei.core import Encoding, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import DeadlineExceededError, ShuttingDownError
 from bei.port import LANES, UNIT_EMBEDDING, Lane, LaneStats
 from tests.bei.batching.conftest import MakeFront
 from tests.bei.batching.front import LIMITS, Front, fake_rows, metric, rows_of, wait_until
-from tests.engines import GatedEngine, TokenEngine, sequences_of
+from tests.engines import GatedEngine, TokenEngine, ids, sequences_of
 
 NOTHING = dict.fromkeys(LANES, LaneStats(0, 0, 0.0))
 
@@ -298,6 +298,14 @@ def test_the_state_follows_what_waits_and_runs(make_front: MakeFront) -> None:
     assert before_s <= done.last_step_s <= time.monotonic()
 
 
+def test_the_state_has_the_share_of_recent_time_in_which_interactive_work_ran(make_front: MakeFront) -> None:
+    front = make_front(FakeEngine(LIMITS, num_streams=2))
+    assert front.manager.stats().interactive_share == 0.0
+    entry = Entry(Encoding(ids(1)), Waiter(0, 0, inf, frozenset()), "interactive", 0.0, 0.0)
+    front.manager._scheduler.served.add(time.monotonic() + 3600.0, 2.0, [entry])  # nothing is forgotten meanwhile
+    assert front.manager.stats().interactive_share == 0.5
+
+
 def test_the_gauges_are_those_of_the_queue_and_nothing_after_the_end(make_front: MakeFront) -> None:
     engine = GatedEngine(LIMITS)
     front = make_front(engine)
@@ -335,10 +343,11 @@ def test_models_that_share_a_device_run_one_step_at_a_time(make_front: MakeFront
     fronts = [make_front(engine, gate=gate) for engine in engines]
     first = fronts[0].submit([1])
     engines[0].wait_entered()
+    assert [front.manager.stats().slowdown for front in fronts] == [1.0, 2.0]
     second = fronts[1].submit([2])
-    wait_until(lambda: fronts[1].manager.stats().slowdown == 1.0 and len(gate._waiting) == 1, "it stands in line")
+    wait_until(lambda: len(gate._waiting) == 1, "it stands in line")
     assert engines[1].batches == []
-    assert fronts[0].manager.stats().slowdown == 2.0
+    assert [front.manager.stats().slowdown for front in fronts] == [2.0, 2.0]
     for engine in engines:
         engine.open()
     fronts[0].wait(first)

@@ -422,6 +422,7 @@ _STATS = PortStats(
     lanes={"interactive": LaneStats(1, 10, 0.5), "bulk": LaneStats(0, 0, 0.0)},
     running_s=1000.0,
     slowdown=0.5,
+    interactive_share=0.25,
     is_alive=True,
     is_stalled=False,
     is_busy=True,
