@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _EXIT_S = 4.0
-# So much later what holds Python's lock is ended: where nothing does, the thread that says why comes first, though the
-# process may have been stopped meanwhile.
-_HELD_S = 2.0
+# So much later faulthandler ends a process in which something holds the interpreter's lock. Both together stay below
+# five seconds. Where nothing holds the lock, the thread that says why comes first.
+_HELD_S = 0.7
 
 
 class LogTerminal:
@@ -68,7 +68,11 @@ def exit_now() -> None:
 
 
 def exit_soon() -> None:
-    """End the process with exit code 1 if it has not ended by itself in time. In any thread."""
+    """End the process with exit code 1 if it has not ended by itself within five seconds. In any thread.
+
+    It cannot be called where a library holds the interpreter's lock since before the signal: no thread of Python hears
+    of it then. Such a process needs SIGKILL, which the supervisor of several processes sends.
+    """
 
     def end() -> None:
         time.sleep(_EXIT_S)
@@ -77,5 +81,5 @@ def exit_soon() -> None:
         os._exit(1)
 
     threading.Thread(target=end, name="exit", daemon=True).start()
-    # Python's threads need its lock. What holds that for ever is ended from outside of Python, and says where it is.
+    # Python's threads need the lock. faulthandler's does not: it writes where all threads are, and ends the process.
     faulthandler.dump_traceback_later(_EXIT_S + _HELD_S, exit=True, file=sys.stderr)

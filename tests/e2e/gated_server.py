@@ -2,12 +2,13 @@
 
 The canary of the start passes. From then on each batch that reaches the engine is a line in the log. A line ``one``
 on standard input lets one batch through, ``open`` (or the end of the input) lets everything through from then on.
-With the variable HANG_ON_DRAIN the event loop never comes back from the beginning of the drain. EXIT_S is how long the
-process has after a second signal.
+With the variable HANG_ON_DRAIN the event loop never comes back from the beginning of the drain. With HOLD_LOCK
+something holds the interpreter's lock from the second signal on. EXIT_S is how long the process has after it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
@@ -52,7 +53,15 @@ def hang(_: object) -> None:
     threading.Event().wait()
 
 
+def hold_lock(_: object) -> None:
+    """Instead of giving up what waits: as a library that computes without releasing the interpreter's lock."""
+    log.info("the interpreter's lock is held")
+    ctypes.PyDLL(None).sleep(600)
+
+
 if __name__ == "__main__":
+    if "HOLD_LOCK" in os.environ:
+        mock.patch("bei.server.models.Models.abandon", hold_lock).start()
     if "HANG_ON_DRAIN" in os.environ:
         mock.patch("bei.server.models.Models.begin_drain", hang).start()
     if "EXIT_S" in os.environ:
