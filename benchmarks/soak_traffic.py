@@ -6,6 +6,7 @@ right. GONE is an action that waits for no answer.
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import random
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from backports import zstd
 
 from benchmarks import soak_models as tasks
 
@@ -28,13 +31,14 @@ Texts = Callable[[int], list[str]]
 
 @dataclass(frozen=True)
 class Action:
-    """What one client does once. ``weight``: how often, beside the others."""
+    """What one client does once. ``weight``: how often, beside the others. ``path``: the route that it asks."""
 
     name: str
     weight: float
     run: Callable[[Client], int]
     expected: frozenset[int]
     is_fault: bool = False
+    path: str = ""
 
 
 class Client:
@@ -98,9 +102,23 @@ def requests(models: Mapping[str, str]) -> list[Action]:
         _ask("classify", 4, "/classify", models, tasks.CLASSIFY, 4, _classify, lambda answer: len(answer["data"])),
         _ask("predict_tokens", 3, "/predict_tokens", models, tasks.CLASSIFY_TOKENS, 4, _predict, len),
         _ask("tokenize", 4, "/tokenize", models, tasks.EMBED, 4, _inputs, len),
+        _ask("/", 2, "/", models, tasks.EMBED, 4, _inputs, len),
+        _ask("/invocations", 1, "/invocations", models, tasks.CLASSIFY, 4, _predict, len),
+        _ask("/embeddings", 1, "/embeddings", models, tasks.EMBED, 4, _embeddings, _of_openai),
+        _ask("/v1/embed", 1, "/v1/embed", models, tasks.EMBED, 4, _cohere, lambda a: len(a["embeddings"])),
+        _ask("/v2/embed", 2, "/v2/embed", models, tasks.EMBED, 4, _cohere_v2, lambda a: len(a["embeddings"]["float"])),
+        _ask("/v1/ranking", 1, "/v1/ranking", models, tasks.RERANK, 8, _ranking, lambda a: len(a["rankings"]) + 1),
+        _ask("/v1/classify", 1, "/v1/classify", models, tasks.CLASSIFY, 4, _classify, _of_openai),
+        _ask("/score", 2, "/score", models, tasks.RERANK, 8, _score, lambda answer: len(answer["data"]) + 1),
+        _ask("/pooling", 2, "/pooling", models, tasks.EMBED, 4, _pooling, _of_openai),
+        _ask("/vertex", 1, "/vertex", models, tasks.EMBED, 4, _vertex, lambda answer: len(answer["predictions"])),
+        _ask("/decode", 2, "/decode", models, tasks.EMBED, 4, _decode, len),
+        _ask("/detokenize", 2, "/detokenize", models, tasks.EMBED, 1, _detokenize, len),
+        _ask("/tei/embed", 1, "/tei/embed", models, tasks.EMBED, 4, _inputs, len),
+        _ask("/voyage/v1/embeddings", 1, "/voyage/v1/embeddings", models, tasks.EMBED, 4, _voyage, _of_openai),
     ]
     reads = ["/info", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json", "/docs"]
-    gets = [Action(f"GET {path}", 1, _get(path, models), frozenset((200,))) for path in reads]
+    gets = [Action(f"GET {path}", 1, _get(path, models), frozenset((200,)), path=path) for path in reads]
     return [action for action in actions if action is not None] + gets
 
 
@@ -132,6 +150,11 @@ def faults(models: Mapping[str, str]) -> list[Action]:
         ("no HTTP", 1, _no_http, {400}),
         ("a slow body", 1, lambda client: _slow_body(client, model), right),
         ("a chunked body", 2, lambda client: _chunked(client, model), right),
+        ("a gzip body", 2, lambda client: _coded(client, model, "gzip", gzip.compress), right),
+        ("a zstd body", 2, lambda client: _coded(client, model, "zstd", zstd.compress), right),
+        ("a gzip body that is none", 1, lambda client: _coded(client, model, "gzip", bytes), {400}),
+        ("a body that grows to 100 MB", 1, lambda client: _coded(client, model, "zstd", _bomb), {413}),
+        ("an upgrade to HTTP/2", 1, lambda client: _upgrade(client, model), right),
         ("left amid the head", 1, lambda client: _leave(client, b"POST /v1/embeddings HTTP/1.1\r\nho"), {GONE}),
         ("left amid the body", 2, lambda client: _leave(client, _raw(client, model, 8)[:-200]), {GONE}),
         ("left before the answer", 2, lambda client: _leave(client, _raw(client, model, 64)), {GONE}),
@@ -161,7 +184,7 @@ def _ask(
             raise WrongAnswerError(f"{name}: {counted(answer)} instead of {count}")
         return int(status)
 
-    return Action(name, weight, run, frozenset((200,)))
+    return Action(name, weight, run, frozenset((200,)), path=path)
 
 
 def _get(path: str, models: Mapping[str, str]) -> Callable[[Client], int]:
@@ -199,6 +222,42 @@ def _predict(client: Client, texts: Sequence[str]) -> Body:
 
 def _classify(client: Client, texts: Sequence[str]) -> Body:
     return {"input": list(texts)}
+
+
+def _cohere(client: Client, texts: Sequence[str]) -> Body:
+    return {"texts": list(texts), "input_type": "search_document"}
+
+
+def _cohere_v2(client: Client, texts: Sequence[str]) -> Body:
+    return {**_cohere(client, texts), "embedding_types": ["float", "ubinary"]}
+
+
+def _voyage(client: Client, texts: Sequence[str]) -> Body:
+    return {"input": list(texts), **client.rng.choice(({}, {"encoding_format": "base64"}))}
+
+
+def _ranking(client: Client, texts: Sequence[str]) -> Body:
+    return {"query": {"text": texts[0]}, "passages": [{"text": text} for text in texts[1:]], "truncate": "END"}
+
+
+def _score(client: Client, texts: Sequence[str]) -> Body:
+    return {"text_1": texts[0], "text_2": texts[1:]}
+
+
+def _pooling(client: Client, texts: Sequence[str]) -> Body:
+    return {"input": list(texts), "task": "embed", "encoding_format": client.rng.choice(("float", "base64"))}
+
+
+def _vertex(client: Client, texts: Sequence[str]) -> Body:
+    return {"instances": [{"inputs": text} for text in texts]}
+
+
+def _decode(client: Client, texts: Sequence[str]) -> Body:
+    return {"ids": _ids(client, texts)["input"]}
+
+
+def _detokenize(client: Client, texts: Sequence[str]) -> Body:
+    return {"tokens": _ids(client, texts)["input"][0]}
 
 
 def _of_openai(answer: Any) -> int:
@@ -259,6 +318,23 @@ def _chunked(client: Client, model: str) -> int:
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (content[:half], content[half:], b""))
     with client.connect() as connection:
         connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+        return _status(connection)
+
+
+def _coded(client: Client, model: str, coding: str, coded: Callable[[bytes], bytes]) -> int:
+    content = json.dumps({"model": model, "input": client.texts(16)}).encode()
+    return int(client.ask("POST", "/v1/embeddings", coded(content), {"content-encoding": coding})[0])
+
+
+def _bomb(_: bytes) -> bytes:
+    return zstd.compress(b" " * 100_000_000)
+
+
+def _upgrade(client: Client, model: str) -> int:
+    """As Java's client asks at its first request: the answer comes in HTTP/1.1, and the body must not be lost."""
+    upgrade = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\ncontent-length:"
+    with client.connect() as connection:
+        connection.sendall(_raw(client, model, 2).replace(b"content-length:", upgrade, 1))
         return _status(connection)
 
 
