@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,13 +30,16 @@ from tests.e2e.wide_server import save_models
 _EVERY_S = 0.005
 _AFTER_S = 2.0
 _MB = 1_000_000
+# Answers of 2.4 GB are asked for.
+_FLAGS = ("--answer-limit", "3000000000", "--answer-memory", "3000000000", "--compress-answers")
 
 
 class Case(NamedTuple):
-    """A request: its path, and what makes its body."""
+    """A request: its path, what makes its body, and its headers."""
 
     path: str
     body: Callable[[], dict[str, Any]]
+    headers: Mapping[str, str] = {}
 
 
 def texts(count: int, num_words: int) -> list[str]:
@@ -83,6 +86,38 @@ CASES: dict[str, Case] = {
             "documents": [{"text": "abcd", **{f"f{i}": i for i in range(60)}} for _ in range(10_000)],
             "model": "reranker",
         },
+    ),
+    "/v1/embeddings, 16,384 texts, MessagePack": Case(
+        "/v1/embeddings",
+        lambda: {"input": texts(16384, 3), "model": "embedder"},
+        {"accept": "application/msgpack"},
+    ),
+    "/v1/embeddings, 16,384 texts, gzip": Case(
+        "/v1/embeddings", lambda: {"input": texts(16384, 3), "model": "embedder"}, {"accept-encoding": "gzip"}
+    ),
+    "/v2/embed, 16,384 texts, four forms": Case(
+        "/v2/embed",
+        lambda: {
+            "texts": texts(16384, 3),
+            "model": "embedder",
+            "input_type": "search_document",
+            "embedding_types": ["float", "ubinary", "binary", "base64"],
+        },
+    ),
+    "/pooling, 16,384 texts": Case("/pooling", lambda: {"input": texts(16384, 3), "model": "embedder"}),
+    "/score, 16,383 pairs": Case("/score", lambda: {"text_1": "abcd", "text_2": texts(16383, 3), "model": "reranker"}),
+    "/vertex, 16,384 instances": Case(
+        "/vertex", lambda: {"instances": [{"inputs": text} for text in texts(16384, 3)], "model": "embedder"}
+    ),
+    "/decode, 60 lists of 65,536 ids": Case("/decode", lambda: {"ids": [[7] * 65_536] * 60, "model": "embedder"}),
+    "/detokenize, 65,536 ids": Case("/detokenize", lambda: {"tokens": [7] * 65_536, "model": "embedder"}),
+    "/embed, one list of 3.9 million ids": Case("/embed", lambda: {"inputs": [7] * 3_900_000, "model": "embedder"}),
+    "/decode, one list of 3.9 million ids": Case("/decode", lambda: {"ids": [7] * 3_900_000, "model": "embedder"}),
+    "/v1/embeddings, 2.6 million texts": Case(
+        "/v1/embeddings", lambda: {"input": [""] * 2_600_000, "model": "embedder"}
+    ),
+    "/rerank, 2.6 million documents": Case(
+        "/v1/rerank", lambda: {"query": "word", "documents": [""] * 2_600_000, "model": "reranker"}
     ),
 }
 # What a server with 2 GB of address space is asked; what its limits refuse is refused, the others are answered.
@@ -146,11 +181,11 @@ class Poller(threading.Thread):
         self.join()
 
 
-def ask(port: int, path: str, body: bytes, answers: Any) -> None:
+def ask(port: int, path: str, body: bytes, headers: Mapping[str, str], answers: Any) -> None:
     """In a process of its own: the request, and its answer to the end. Puts status, bytes, seconds."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     started = time.perf_counter()
-    connection.request("POST" if body else "GET", path, body or None)
+    connection.request("POST" if body else "GET", path, body or None, dict(headers))
     response = connection.getresponse()
     size, begin = 0, b""
     while piece := response.read(1 << 20):
@@ -161,12 +196,12 @@ def ask(port: int, path: str, body: bytes, answers: Any) -> None:
 
 def measured(port: int, pid: int, case: Case) -> dict[str, Any]:
     """One request beside the poller."""
-    body = b"" if case.path == "/health" else json.dumps(case.body()).encode()
+    body = b"" if case.path == "/health" else json.dumps(case.body(), separators=(",", ":")).encode()
     before = _memory_mb(pid, "VmRSS")
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    child = context.Process(target=ask, args=(port, case.path, body, answers))
+    child = context.Process(target=ask, args=(port, case.path, body, case.headers, answers))
     child.start()
     poller = Poller(port)
     child.join()
@@ -208,7 +243,7 @@ def main() -> None:
     results: dict[str, Any] = {"cases": {}, "2 GB of address space": {}}
     with tempfile.TemporaryDirectory() as folder:
         paths = save_models(Path(folder))
-        with serving(paths, "--answer-limit", "3000000000") as (port, pid):
+        with serving(paths, *_FLAGS) as (port, pid):
             for name in [name for _ in range(arguments.repetitions) for name in arguments.cases]:
                 results["cases"].setdefault(name, []).append(measured(port, pid, CASES[name]))
                 print(name, results["cases"][name][-1], flush=True)

@@ -6,6 +6,7 @@ stands still and memory that grows without end; the figures are benchmarks/stall
 
 from __future__ import annotations
 
+import itertools
 import json
 import select
 import signal
@@ -43,7 +44,7 @@ def wide(models: list[Path], env: Mapping[str, str], home: Path) -> Iterator[Ser
 
 
 class Health(threading.Thread):
-    """Asks for /health over and over.
+    """Asks for /health and /ready over and over, which must both say 200.
 
     ``longest_s``: the most CPU time that the server spent while an answer was due. Others may take the cores away for
     longer than any stall lasts: on the clock that would look like one. Each of the ``count`` answers was seen as soon
@@ -57,23 +58,27 @@ class Health(threading.Thread):
         self._is_over = threading.Event()
         self.longest_s = 0.0
         self.count = 0
+        self.statuses: set[int] = set()
 
     def __enter__(self) -> Health:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._is_over.set()
         self.join(DEADLINE_S)
+        assert kind is not None or self.statuses == {200}
 
     def run(self) -> None:
         with connect(self._server) as wire:
-            while not self._is_over.is_set():
+            for path in itertools.cycle(("/health", "/ready")):
+                if self._is_over.is_set():
+                    return
                 started_s = self._cpu_s()
-                wire.sendall(head(0, path="/health", method="GET"))
+                wire.sendall(head(0, path=path, method="GET"))
                 is_seen_at_once = has_looked_all_the_time(wire)
                 spent_s = self._cpu_s() - started_s
-                assert read_answer(wire).status == 200
+                self.statuses.add(read_answer(wire).status)
                 if is_seen_at_once:
                     self.longest_s = max(self.longest_s, spent_s)
                     self.count += 1
@@ -118,10 +123,30 @@ def length_of(content: Any) -> int:
     return len(content[0]) if len(content) == 1 else len(content)
 
 
+# What took the most memory before it was bounded, at full size.
+BOMBS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "a text of 7 MB": ("/tokenize", {"inputs": "a " * 3_500_000, "model": "embedder"}, 3_500_002),
+    "a prompt of 7.9 MB": ("/tokenize", {"prompt": "a " * 3_950_000, "model": "embedder"}, 3_950_002),
+    "labels of 2,048 texts": ("/predict_tokens", {"inputs": [f"{i} {'able ' * 250}" for i in range(2048)]}, 2048),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(BOMBS))
+def test_a_memory_bomb_is_answered_within_its_memory(wide: Server, name: str) -> None:
+    check_monster(wide, *BOMBS[name])
+
+
 @pytest.mark.parametrize("name", list(MONSTERS))
 def test_everybody_is_answered_beside_a_monstrous_request(wide: Server, name: str) -> None:
-    path, body, length = MONSTERS[name]
+    check_monster(wide, *MONSTERS[name])
+
+
+def check_monster(wide: Server, path: str, body: dict[str, Any], length: int) -> None:
+    """The request is answered, everybody else too, and its memory is at most four times its answer and 64 MB."""
     content = json.dumps(body).encode()
+    before_mb = rss_mb(wide)
+    Path(f"/proc/{wide.pid}/clear_refs").write_text("5")  # VmHWM begins anew
     with Health(wide) as health:
         response = httpx.post(wide.url + path, content=content, timeout=DEADLINE_S)
         give_up_s = time.monotonic() + DEADLINE_S
@@ -129,6 +154,7 @@ def test_everybody_is_answered_beside_a_monstrous_request(wide: Server, name: st
             assert httpx.post(wide.url + path, content=content, timeout=DEADLINE_S).status_code == 200
     assert response.status_code == 200, response.text[:300]
     assert length_of(response.json()) == length
+    assert rss_mb(wide, "VmHWM") - before_mb < 4 * len(response.content) / 1e6 + 64
     assert health.count > 5
     assert health.longest_s < LONGEST_S
 
