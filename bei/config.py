@@ -111,7 +111,7 @@ class ServeConfig:
     interactive_inputs: int = _option(8, "a request of at most so many inputs is interactive if it does not say")
     interactive_tokens: int = _option(1024, "... and of at most so many tokens, as its characters promise")
     interactive_max_wait: float = _option(5.0, "seconds of predicted wait beyond which an interactive request is a 429")
-    bulk_max_wait: float = _option(30.0, "the same for bulk requests")
+    bulk_max_wait: float = _option(20.0, "the same for bulk requests")
     bulk_share: float = _option(0.2, "share of the engine's time that bulk work gets in any case")
     step_cap_ms: float = _option(0.0, "longest step of bulk work beside interactive work; 0: what the costs ask for")
     hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never")

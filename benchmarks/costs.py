@@ -25,16 +25,19 @@ from bei.engine import load_engine
 from bei.tuning import Clock, measured_steps
 from benchmarks.common import batches_in_flight, mixed_lengths, random_encodings, seconds, write
 from benchmarks.models import built, checkpoint_folder
+from benchmarks.plots import BLUE, GREEN, GREY, ORANGE, panels, plain_log, save
 
 # None of them is in the grid of bei.tuning.
 _EQUAL_LENGTHS = (5, 15, 24, 37, 57, 75, 96, 128, 150, 220, 300, 430)
 _BATCHES_PER_GROUP = 24
 
 Predict = Callable[[int, int, int], float]
+# Measured and predicted seconds of steps, by group of shapes.
+Points = dict[str, list[tuple[float, float]]]
 
 
 def main() -> None:
-    """Measure and write ``results/costs-<shape>.json``."""
+    """Measure and write ``results/costs-<shape>.json`` and its plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=("minilm", "bert-base"), default=["minilm", "bert-base"])
     parser.add_argument("--rounds", type=int, default=5)
@@ -43,11 +46,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for shape in options.shapes:
             name = f"costs-{shape}{'-cpu-time' if options.cpu_time else ''}"
-            write(name, measure(shape, options.rounds, Path(scratch), cpu_time=options.cpu_time))
+            results, points = measure(shape, options.rounds, Path(scratch), cpu_time=options.cpu_time)
+            write(name, results)
+            plot(name, points)
 
 
-def measure(shape: str, rounds: int, scratch: Path, *, cpu_time: bool) -> dict[str, Any]:
-    """Errors of one engine's model."""
+def measure(shape: str, rounds: int, scratch: Path, *, cpu_time: bool) -> tuple[dict[str, Any], Points]:
+    """Errors of one engine's model, and measured and predicted seconds by group of shapes."""
     artifact = built(checkpoint_folder(shape, scratch), scratch, max_seq_len=512)
     clock = time.process_time if cpu_time else time.perf_counter
     engine = load_engine(artifact.engine_dir, artifact.manifest, {"num_threads": 1} if cpu_time else {})
@@ -71,8 +76,9 @@ def measure(shape: str, rounds: int, scratch: Path, *, cpu_time: bool) -> dict[s
         ),
         "assumed shape, speed learned": assumed.seconds,
     }
+    points = {name: [(step.seconds, model.seconds(*step[:3])) for step, _ in steps] for name, steps in groups.items()}
     noise = [worst / step.seconds - 1 for steps in groups.values() for step, worst in steps]
-    return {
+    results = {
         "measuring": {"seconds": round(measuring_s, 1), "shapes": len(samples)},
         "median over shortest time of a batch, minus 1": round(float(np.median(noise)), 3),
         "errors": {name: _errors(predict, groups) for name, predict in predictions.items()},
@@ -80,6 +86,28 @@ def measure(shape: str, rounds: int, scratch: Path, *, cpu_time: bool) -> dict[s
         "efficient step, tokens, by length": {n: model.efficient_tokens(n) for n in (16, 64, 128, 256, 512)},
         "coefficients": model.to_json()["coefficients"],
     }
+    return results, points
+
+
+def plot(name: str, points: Points) -> None:
+    """Predicted against measured steps, each group in its own colour; between the grey lines errors are below 15 %."""
+    figure, ((axes,),) = panels(1, 1, (6.2, 5.4))
+    for (group, pairs), color in zip(points.items(), (BLUE, ORANGE, GREEN), strict=True):
+        measured_ms, predicted_ms = 1e3 * np.array(pairs).T
+        error = np.median(np.abs(predicted_ms / measured_ms - 1))
+        label = f"{group}: median error {error:.1%}"
+        axes.plot(measured_ms, predicted_ms, "o", color=color, markersize=4, alpha=0.7, label=label)
+    ends = np.array(axes.get_xlim())
+    ends[0] = max(ends[0], 1e3 * min(pair[0] for pairs in points.values() for pair in pairs) / 1.2)
+    axes.plot(ends, ends, color=GREY, linewidth=1)
+    for factor in (0.85, 1.15):
+        axes.plot(ends, factor * ends, color=GREY, linewidth=0.8, linestyle="--")
+    axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
+    axes.set_title(f"{name}: steps of shapes that were not fitted")
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_log(axis)
+    axes.legend(loc="upper left")
+    save(figure, name)
 
 
 def _groups(limits: Limits, vocab_size: int) -> dict[str, list[PackedBatch]]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import write
+from benchmarks.plots import BLUE, GREY, RED, bars, panels, save
 from benchmarks.server import ROOT, free_port, tied
 from tests.e2e.wide_server import save_models
 
@@ -253,6 +254,24 @@ def main() -> None:
                     results["2 GB of address space"][name] = measured(port, pid, CASES[name])
                     print("2 GB:", name, results["2 GB of address space"][name], flush=True)
     write(arguments.name, results)
+    plot(arguments.name, results["cases"])
+
+
+def plot(name: str, cases: Mapping[str, list[dict[str, Any]]]) -> None:
+    """The slowest /health beside each request, and the memory of each by what it may take."""
+    figure, ((waits, memory),) = panels(1, 2, (13.0, 0.8 + 0.27 * len(cases)), sharey=True)
+    slowest = [[run["slowest_health_ms"] for run in runs] for runs in cases.values()]
+    shares = [
+        [(run["rss_peak_mb"] - run["rss_before_mb"]) / run["allowed_mb"] for run in runs] for runs in cases.values()
+    ]
+    for axes, values, most, title in (
+        (waits, slowest, 50.0, "slowest /health, ms (50 are asked)"),
+        (memory, shares, 1.0, "memory at its peak, of four times the answer and 64 MB"),
+    ):
+        bars(axes, list(cases), values, [RED if max(found) > most else BLUE for found in values])
+        axes.axvline(most, color=GREY, linewidth=1)
+        axes.set_title(title)
+    save(figure, name)
 
 
 if __name__ == "__main__":
