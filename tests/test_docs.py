@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei import cli, errors
 from bei.bench.dialects import DIALECTS
 from bei.bench.options import add_arguments
-from bei.config import ServeConfig
+from bei.config import ServeConfig, load
 from bei.metric_sums import GAUGES
 from bei_build.config import BuildConfig
 from tests.scraped import scraped
@@ -128,6 +129,51 @@ def test_every_error_code_is_documented() -> None:
     codes = {cls.code for cls in error_classes() if cls.__module__ == "bei.errors"}
     rows = re.findall(r"^\| (`.*?) \| ", section("Error codes"), re.M)
     assert codes == {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)}
+
+
+DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
+
+
+def test_the_deployment_sets_what_there_is_and_asks_routes_that_there_are() -> None:
+    deployment = yaml.safe_load(re.search(r"```yaml\n(.*?)```", DEPLOY, re.S).group(1))  # type: ignore[union-attr]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    config = load(ServeConfig, {}, env={entry["name"]: entry["value"] for entry in container["env"]})
+    assert config.log_format == "json"
+    assert [port["containerPort"] for port in container["ports"]] == [config.port]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
+    assert probes == [{"path": path, "port": config.port} for path in ("/ready", "/ready", "/health")]
+
+
+def test_the_limits_of_the_deployment_page_have_their_defaults() -> None:
+    config = ServeConfig()
+    table = DEPLOY.split("## Limits")[1].split("\n## ")[0]
+    shown = {
+        "max_client_batch_size": "16,384",
+        "max_queue_tokens": "4,000,000",
+        "interactive_max_wait": "5 s",
+        "bulk_max_wait": "20 s",
+        "payload_limit": "8 MB",
+        "body_memory": "256 MB",
+        "answer_limit": "256 MB",
+        "answer_memory": "1 GB",
+        "max_headers": "128",
+        "max_connections": "16,384",
+        "header_timeout": "20 s",
+        "body_timeout": "30 s",
+        "keep_alive_timeout": "75 s",
+        "hang_timeout": "30 s",
+    }
+    units = {"": 1, "s": 1, "MB": 10**6, "GB": 10**9}
+    for name, text in shown.items():
+        number, _, unit = text.partition(" ")
+        assert getattr(config, name) == float(number.replace(",", "")) * units[unit], name
+        assert any(f"`{name}`" in row and text in row for row in table.splitlines()), name
+
+
+def test_the_error_codes_of_the_deployment_page_exist() -> None:
+    codes = set(re.findall(r"`([a-z_]+)`", DEPLOY.split("## What to do about an error")[1]))
+    assert "overloaded" in codes
+    assert codes <= {cls.code for cls in error_classes()}
 
 
 def test_every_flag_of_bench_is_documented() -> None:
