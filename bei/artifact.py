@@ -174,7 +174,9 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How the embedding output is to be treated, as the checkpoint's own files say.
 
     ``int8_largest``: the component that is 127 in vectors of bytes (``bei.byte_vectors``), by the held-out texts; None
-    where the build was not verified, and so had no answers to them.
+    where the build was not verified, and so had no answers to them. ``layers_follow_pooling``: whether the embedding is
+    made of the pooled states by further layers (Dense modules); not set where an earlier bei has built the artifact,
+    so that its manifest is still read and has the same digest.
     """
 
     pooling: str
@@ -183,6 +185,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     matryoshka_dimensions: list[int] | None
     int8_largest: float | None
     pools_prompt: bool = True
+    layers_follow_pooling: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -50,7 +50,7 @@ class CostCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("%s cannot be read (%s): measuring anew", path, error)
+            log.warning("%s cannot be read (%s) and is left aside", path, error)
             return None
         with suppress(OSError):  # for bei cache prune, which takes the least recently used first
             os.utime(path)

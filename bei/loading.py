@@ -87,7 +87,8 @@ class Loaded(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What loading the next artifact of a served model goes by: where it lies, and what is known of the engine."""
+    """What is remembered of a served model, to load its successor without measuring again: the folder that SIGHUP looks
+    at, the target, the number of streams chosen at start, the step costs."""
 
     path: Path
     target: str

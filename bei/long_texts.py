@@ -55,11 +55,17 @@ class UncuttableTextError(Exception):
     """A text has no places to cut it, and is too long for one piece."""
 
 
-def tokens_in_pieces(text: str, encode: Encode, *, with_spans: bool, most_chars: int) -> Tokens:
-    """As ``encode(text)`` gives them. Raises UncuttableTextError where a piece would have more than ``most_chars``."""
+def tokens_in_pieces(
+    text: str, encode: Encode, *, with_spans: bool, most_chars: int, check: Callable[[], None]
+) -> Tokens:
+    """As ``encode(text)`` gives them. Raises UncuttableTextError where a piece would have more than ``most_chars``.
+
+    ``check`` is called in front of every piece: what it raises ends the work.
+    """
     parts: list[Tokens] = []
     num_words = 0
     for start, stop in _pieces_of(text, encode, most_chars):
+        check()
         part = Tokens.of(encode(text[start:stop]), with_spans=with_spans)
         if part.offsets is not None and part.words is not None:
             words = part.words + np.int32(num_words)

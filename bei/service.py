@@ -1,4 +1,5 @@
-"""One served model: admit, tokenize, batch, run. ``bei.tasks`` turns the rows into results. No HTTP here.
+"""One served model: admission, calls and their answers, readiness, draining. ``bei.feeding`` brings inputs to the
+tokenizers and the engine port, ``bei.tasks`` turns the rows into results. No HTTP here.
 
 ``infer`` runs on the event loop; tokenizers and the engine port have threads of their own, and wake the loop once for
 all requests that a step completes.
@@ -20,7 +21,7 @@ import msgspec
 import numpy as np
 
 from bei import artifact as artifacts
-from bei.admission import Admission, AdmissionLimits, Demand, Elsewhere, Ticket, estimated_length
+from bei.admission import Admission, AdmissionLimits, Demand, Elsewhere, Ticket
 from bei.calls import Call, Reduce
 from bei.canary import canary_row, deviation
 from bei.config import ServeConfig
@@ -30,18 +31,18 @@ from bei.errors import (
     BeiError,
     DeadlineExceededError,
     EngineError,
-    InputTooLongError,
-    InvalidRequestError,
     ShuttingDownError,
 )
+from bei.feeding import Feeder
+from bei.feeding import ModelInput as ModelInput
 from bei.metrics import Metrics, ModelMetrics
 from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
-from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats, Submission
+from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats
 from bei.prompts import asked_prompt
 from bei.recent import RecentSteps
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
-from bei.tokenizer_pool import TokenizerPool, takes_little
+from bei.tokenizer_pool import TokenizerPool
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
@@ -51,11 +52,6 @@ _CANARY_TIMEOUT_S = 10.0
 # With more token ids, or more inputs, a call begins off the event loop: these take a millisecond.
 _MANY_IDS = 16_384
 _MANY_INPUTS = 1_000
-# Of one submission: the port's lock is held meanwhile, and others ask for its state (25 ms for 2,560).
-_MOST_ITEMS = 256
-
-# What can be asked of a model: a text, a pair, or the token ids of one input exactly as they are to be run.
-ModelInput: TypeAlias = "Input | list[int]"
 
 # Opens the engine port of a service, which gets the answers.
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
@@ -123,6 +119,15 @@ class InferenceService:
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
         self._port = open_port(self._on_answers, self._metrics)
         self._admission = Admission(admission_limits(config), costs, self._port.stats, self._on_idle, elsewhere)
+        self._feeder = Feeder(
+            self.manifest,
+            self._tokenizers,
+            self._port,
+            self._admission,
+            self._metrics,
+            self._calls.__contains__,
+            self._wake,
+        )
         self._metrics.watch_waits(self._admission.wait_s)
 
     @property
@@ -161,17 +166,33 @@ class InferenceService:
         """Sequences that wait for their step."""
         return sum(lane.num_sequences for lane in self._port.stats().lanes.values())
 
-    def admit(self, inputs: Seq[ModelInput], *, lane: Lane | None = None, deadline_s: float | None = None) -> Ticket:
+    def admit(
+        self,
+        inputs: Seq[ModelInput],
+        *,
+        lane: Lane | None = None,
+        deadline_s: float | None = None,
+        whole: bool = False,
+    ) -> Ticket:
         """Accept a request with these inputs (at least one), as a whole. Close the ticket when it is answered.
 
-        ``deadline_s`` is on the monotonic clock. ``lane`` None: as its size says. Raises ShuttingDownError,
-        OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger than what may ever wait.
+        ``deadline_s`` is on the monotonic clock. ``lane`` None: as its size says. ``whole``: its texts are only
+        tokenized, and to their ends (``EncodingOptions.whole``), so they count with all of their length. Raises
+        ShuttingDownError, OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger than what may
+        ever wait.
         """
         assert inputs, "a request of nothing would never be answered"
-        demand = self._admission.demand(self.estimated_lengths(inputs))
+        demand = self._admission.demand(self._feeder.estimated_lengths(inputs, whole=whole))
         return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s))
 
-    def accept(self, inputs: Seq[ModelInput], *, lane: Lane | None = None, deadline_s: float | None = None) -> Ticket:
+    def accept(
+        self,
+        inputs: Seq[ModelInput],
+        *,
+        lane: Lane | None = None,
+        deadline_s: float | None = None,
+        whole: bool = False,
+    ) -> Ticket:
         """As ``admit``, for callers in this process: never refused, however much waits, as they wait themselves.
 
         Raises ShuttingDownError.
@@ -179,20 +200,12 @@ class InferenceService:
         assert inputs, "a request of nothing would never be answered"
         if self._draining:
             raise ShuttingDownError(f"{self.name} is draining.")
-        demand = self._admission.demand(self.estimated_lengths(inputs))
+        demand = self._admission.demand(self._feeder.estimated_lengths(inputs, whole=whole))
         return self._accepted(self._admission.admit_anyway(len(inputs), demand, lane, deadline_s))
 
-    def estimated_lengths(self, inputs: Seq[ModelInput]) -> list[int]:
-        """Tokens of each input; of texts a guess."""
-        most = self.manifest.max_seq_len
-        return [
-            estimated_length(len(value), most)
-            if isinstance(value, str)
-            else len(value)
-            if isinstance(value, list)
-            else estimated_length(len(value[0]) + len(value[1]), most)
-            for value in inputs
-        ]
+    def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False) -> list[int]:
+        """As ``Feeder.estimated_lengths``."""
+        return self._feeder.estimated_lengths(inputs, whole=whole)
 
     async def infer(
         self,
@@ -218,7 +231,7 @@ class InferenceService:
         call = self._begin(len(inputs), ticket, reduce, in_part=in_part)
         if ticket.timing is not None:
             call.times = ticket.timing.of_call(len(inputs), ticket.accepted_s)
-        start = partial(self._start, call, inputs, options, frozenset(outputs))
+        start = partial(self._feeder.start, call, inputs, options, frozenset(outputs))
         num_failed = len(inputs)
         try:
             if len(inputs) > _MANY_INPUTS or num_ids > _MANY_IDS:
@@ -260,7 +273,7 @@ class InferenceService:
                 self._wake([call])
 
         try:
-            self._tokenize(call, dict(enumerate(inputs)), options, on_items)
+            self._feeder.tokenize(call, dict(enumerate(inputs)), options, on_items)
             await self._done(call)
         finally:
             self._end(call)
@@ -383,86 +396,6 @@ class InferenceService:
 
     # In any thread.
 
-    def _start(self, call: Call, inputs: Seq[ModelInput], options: EncodingOptions, wanted: frozenset[str]) -> None:
-        """Hand token ids to the engine, and texts to the tokenizers, unless a text takes less time than that."""
-        if len(inputs) == 1 and call.ticket.lane == "interactive" and takes_little(inputs[0]):
-            self._start_at_once(call, inputs[0], options, wanted)
-            return
-        given = self._encodings_of_ids(call, inputs)
-        texts = {i: value for i, value in enumerate(inputs) if not isinstance(value, list)}
-        if given:
-            call.ticket.count_tokens(sum(encoding.num_tokens for encoding in given.values()))
-            items = [Item(index, encoding) for index, encoding in given.items()]
-            for first in range(0, len(items), _MOST_ITEMS):
-                part = items[first : first + _MOST_ITEMS]
-                demand = self._admission.demand([encoding.num_tokens for _, encoding in part])
-                self._submit(call, part, demand, wanted)
-        if texts:
-            self._tokenize(call, texts, options, lambda items, demand: self._submit(call, items, demand, wanted))
-
-    def _start_at_once(self, call: Call, value: Input, options: EncodingOptions, wanted: frozenset[str]) -> None:
-        """Tokenize the only input of ``call`` in this thread, and hand it to the engine."""
-        try:
-            encoding = self._tokenizers.encoded_at_once(value, options)
-            call.ticket.count_tokens(encoding.num_tokens)
-            self._submit(call, [Item(0, encoding)], self._demand_of(call.ticket, [value]), wanted)
-        except BeiError as error:
-            self._fail_at(call, 0, error)
-
-    def _tokenize(
-        self,
-        call: Call,
-        texts: dict[int, Input],
-        options: EncodingOptions,
-        on_items: Callable[[list[Item], Demand], None],
-    ) -> None:
-        """Tokenize ``texts``, by their places in the call. ``on_items`` gets them in chunks, with the demand that they
-        were admitted for, in a tokenizer's thread."""
-        places, inputs = list(texts), list(texts.values())
-
-        def on_encoded(start: int, encodings: list[Encoding]) -> None:
-            call.ticket.count_tokens(sum(encoding.num_tokens for encoding in encodings))
-            items = [Item(places[start + i], encoding) for i, encoding in enumerate(encodings)]
-            on_items(items, self._demand_of(call.ticket, inputs[start : start + len(items)]))
-
-        self._tokenizers.submit(
-            inputs,
-            on_encoded,
-            lambda index, error: self._fail_at(call, places[index], error),
-            lambda: call.is_done,
-            options,
-            is_urgent=call.ticket.lane == "interactive",
-            one_by_one=call.in_part,
-        )
-
-    def _demand_of(self, ticket: Ticket, inputs: Seq[Input]) -> Demand:
-        """What ``inputs``, of those that ``ticket`` was given for, were admitted for."""
-        if len(inputs) == ticket.num_inputs:
-            return ticket.admitted
-        return self._admission.demand(self.estimated_lengths(inputs))
-
-    def _fail_at(self, call: Call, index: int, error: BeiError) -> None:
-        if call.fail_at(index, error):
-            self._wake([call])
-
-    def _submit(self, call: Call, items: list[Item], admitted: Demand, outputs: frozenset[str]) -> None:
-        """Hand tokenized inputs to the engine. ``admitted``: what they were admitted for."""
-        if call.is_done:  # cancelled meanwhile
-            return
-        for index, encoding in items:
-            call.encodings[index] = encoding
-        call.ticket.moved(admitted, sum(encoding.num_tokens for _, encoding in items))
-        ticket = call.ticket
-        if call.times is not None:
-            call.times.submitted(items)
-        if not ticket.is_own:
-            self._metrics.tokenized(ticket.lane, len(items), time.monotonic() - ticket.accepted_s)
-        if items[0].encoding.spans is not None:  # of no use to an engine
-            items = [Item(index, encoding._replace(spans=None)) for index, encoding in items]
-        self._port.submit(Submission(call.request_id, ticket.lane, outputs, items, ticket.deadline_s))
-        if call.request_id not in self._calls:  # it ended meanwhile, and was taken back before this came
-            self._port.cancel(call.request_id)
-
     def _on_answers(self, answers: Seq[PortAnswer]) -> None:
         """In a thread of the port's, or on the event loop."""
         done: list[Call] = []
@@ -496,34 +429,6 @@ class InferenceService:
             self._resolve(calls)
         else:
             self._loop.call_soon_threadsafe(self._resolve, calls)
-
-    def _encodings_of_ids(self, call: Call, inputs: Seq[ModelInput]) -> dict[int, Encoding]:
-        found = {}
-        for index, value in enumerate(inputs):
-            if isinstance(value, list):
-                try:
-                    found[index] = self._encoding_of_ids(value)
-                except InvalidRequestError as error:
-                    if not call.in_part:
-                        raise
-                    self._fail_at(call, index, error)
-        return found
-
-    def _encoding_of_ids(self, ids: Seq[int]) -> Encoding:
-        manifest = self.manifest
-        if not ids:
-            raise InvalidRequestError("An input of token ids is empty: leave it out.", "input")
-        if len(ids) > manifest.max_seq_len:
-            raise InputTooLongError(
-                f"An input has {len(ids)} token ids, the model takes up to {manifest.max_seq_len}: shorten it.", "input"
-            )
-        if min(ids) < 0 or max(ids) >= manifest.spec.vocab_size:
-            raise InvalidRequestError(
-                f"Token ids must be from 0 to {manifest.spec.vocab_size - 1}: use the tokenizer of {self.name}, "
-                "or send texts.",
-                "input",
-            )
-        return Encoding(np.array(ids, np.int32))
 
 
 def admission_limits(config: ServeConfig) -> AdmissionLimits:

@@ -200,6 +200,7 @@ async def dropped_tokens(
         return {}
     cut = prompted_inputs(prompt, [inputs[index] for index in answer.truncated])
     texts = [text for text in cut if isinstance(text, str)]  # ids are never cut
+    ticket.check_tokens = None  # it bounds the answer, which does not grow with tokens that are only counted
     options = replace(options, whole=True, max_tokens=None)
     encodings = await service.encode(texts, ticket=ticket, options=options, in_part=True)
     return {
@@ -243,8 +244,9 @@ async def embed_chunks(
     """Late chunking (arXiv:2409.04701): read ``chunks`` as one document, a space between two, and embed each as the
     mean of its tokens' states, which have seen the others.
 
-    For models with mean pooling that were built with their tokens' states. Raises InvalidRequestError too where the
-    document is too long.
+    The mean is of the last layer's states: right only where nothing but unit length follows the pooling. For models
+    with mean pooling that were built with their tokens' states. Raises InvalidRequestError too where the document is
+    too long.
     """
     require(service, "embed")
     _check_late_chunking(service.manifest)
@@ -261,11 +263,12 @@ async def embed_chunks(
     assert spans is not None  # they were asked for
     owner = np.searchsorted(ends, spans.offsets[:, 1])  # of each token, the chunk in which it ends
     owner[spans.special | (spans.offsets[:, 1] <= len(before))] = -1
+    counts = np.bincount(owner[owner >= 0], minlength=len(chunks))
+    if not counts.all():
+        raise InvalidRequestError(f"input {counts.argmin()} has no tokens: leave it out.", "input")
     states = answer.rows[0]["token_embedding"]
-    missing = [index for index in range(len(chunks)) if not (owner == index).any()]
-    if missing:
-        raise InvalidRequestError(f"input {missing[0]} has no tokens: leave it out.", "input")
-    vectors = np.stack([states[owner == index].mean(axis=0) for index in range(len(chunks))])[:, :dimensions]
+    work = partial(_means, states, owner, counts)
+    vectors = (await off_loop(work) if states.size > _MANY_NUMBERS else work())[:, :dimensions]
     unit = service.manifest.embedding.normalize if normalize is None and service.manifest.embedding else normalize
     vectors = unit_length(vectors) if unit else vectors
     return Embeddings(vectors, answer.num_tokens, [], _int8_largest(service.manifest, vectors.shape[1]))
@@ -472,15 +475,25 @@ def _token_vectors(answer: Answer, role: Role | None, unit: bool) -> list[Float3
     return vectors
 
 
+def _means(states: Float32Array, owner: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> Float32Array:
+    """The mean of each chunk's ``states``. ``owner``: the chunk of each state, -1: none; ``counts``: states of each."""
+    order = np.argsort(owner, kind="stable")[len(owner) - counts.sum() :]
+    parts = np.split(states[order], np.cumsum(counts)[:-1])  # each state is read once: np.add.reduceat is slower
+    return np.stack([part.mean(axis=0) for part in parts])
+
+
 def _check_late_chunking(manifest: Manifest) -> None:
-    if manifest.embedding is None or manifest.embedding.pooling != "mean":
-        raise InvalidRequestError(
-            f"Late chunking needs a model with mean pooling, which {manifest.name} has not: send late_chunking false.",
-            "late_chunking",
-        )
-    if manifest.dimension("token_embedding") != manifest.dimension("embedding"):
-        raise InvalidRequestError(
-            f"{manifest.name} does not give its tokens' states: build it with --token-embeddings, or send "
-            "late_chunking false.",
-            "late_chunking",
-        )
+    """Raise InvalidRequestError unless the mean of the tokens' states is the embedding, but for its length."""
+    name, embedding = manifest.name, manifest.embedding
+    states = next((output for output in manifest.outputs if output.name == "token_embedding"), None)
+    if embedding is None or embedding.pooling != "mean":
+        fault = f"Late chunking needs a model with mean pooling, which {name} has not:"
+    elif embedding.layers_follow_pooling is True:
+        fault = f"Late chunking needs a model that ends with its pooling; {name} has further layers behind it:"
+    elif states is None or states.unit_length or states.dimension != manifest.dimension("embedding"):
+        fault = f"{name} does not give its tokens' states: build it with --token-embeddings, or"
+    elif embedding.layers_follow_pooling is msgspec.UNSET:
+        fault = f"The artifact of {name} does not say whether layers follow its pooling: build it again, or"
+    else:
+        return
+    raise InvalidRequestError(f"{fault} send late_chunking false.", "late_chunking")

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -36,13 +37,17 @@ _LEAST_CHARS = 1 << 16
 # through another word: WordPiece makes at most 100 of one.
 _SETTLED_TOKENS = 128
 
-# Of a text that is tokenized whole and cannot be cut into pieces: the library takes 100 MB for it.
+# Of a text that cannot be cut into pieces: the library takes 100 MB for it. One that is tokenized whole and has more is
+# refused, and of any other no more is shown: it counts as truncated.
 _MOST_CHARS_AT_ONCE = 250_000
 
 _ID_BYTES = np.dtype(np.int32).itemsize
 
 # A text, or a pair of texts that the model reads together.
 Input: TypeAlias = "str | tuple[str, str]"
+
+# Is called between the pieces of a long text, and ends the work by what it raises.
+Check: TypeAlias = Callable[[], None]
 
 
 class PairTemplate(NamedTuple):
@@ -94,6 +99,10 @@ class EncodingOptions:
 AS_CONFIGURED = EncodingOptions()
 
 
+def _no_check() -> None:
+    """For work that nothing ends early."""
+
+
 class TextEncoder:
     """Tokenizes as the checkpoint does, truncated to ``max_seq_len`` with special tokens kept. Safe in threads.
 
@@ -139,21 +148,25 @@ class TextEncoder:
         return found
 
     def encode(
-        self, inputs: Seq[Input], options: EncodingOptions = AS_CONFIGURED, common: CommonText | None = None
+        self,
+        inputs: Seq[Input],
+        options: EncodingOptions = AS_CONFIGURED,
+        common: CommonText | None = None,
+        check: Check = _no_check,
     ) -> list[Encoding]:
         """One encoding an input. ``common`` is of the request that the inputs are a chunk of.
 
-        Raises InvalidRequestError where one is too long and may not be cut.
+        Raises InvalidRequestError where one is too long and may not be cut, and what ``check`` raises.
         """
         truncate = self._auto_truncate if options.truncate is None else options.truncate
         if options.template is not None:
             inputs = [options.template.filled(pair) for pair in inputs]
         words = self._words if options.is_plain else None
         if words is None or not _are_texts(inputs):
-            encodings = self._encode_by_library(inputs, options, common)
+            encodings = self._encode_by_library(inputs, options, common, check)
         else:
             encodings = [
-                self._encode_by_word(text, words, options) or self._encode_by_library([text], options)[0]
+                self._encode_by_word(text, words, options) or self._encode_by_library([text], options, None, check)[0]
                 for text in inputs
             ]
         if options.expansion is not None:
@@ -217,42 +230,56 @@ class TextEncoder:
         return Encoding(np.frombuffer(kept, np.int32), None, truncated=len(ids) > room)
 
     def _encode_by_library(
-        self, inputs: Seq[Input], options: EncodingOptions, common: CommonText | None = None
+        self, inputs: Seq[Input], options: EncodingOptions, common: CommonText | None, check: Check
     ) -> list[Encoding]:
         """Whatever the options ask for. The library tokenizes texts, one by one; what they lose and what stands around
         them is done here, because its truncation is state of the tokenizer, and the cost of a pair's is quadratic."""
         groups = [(text,) if isinstance(text, str) else text for text in inputs]
-        show = partial(self._show, options=options)
+        show = partial(self._show, options=options, check=check)
         if common is not None and common.stands_in(groups):
             show = partial(common.show, show)
         texts = list(dict.fromkeys(text for group in groups for text in group))  # a query stands in many pairs
         shown = dict(zip(texts, show(texts), strict=True))
         return [self._joined([shown[text] for text in group], options, show) for group in groups]
 
-    def _show(self, texts: Seq[str], options: EncodingOptions, *, most: bool = False) -> list[_Shown]:
+    def _show(self, texts: Seq[str], options: EncodingOptions, check: Check, *, most: bool = False) -> list[_Shown]:
         """Tokenize as much of each text as fills the model, or as may ever be shown."""
         limit = self._limit(options)
         most_chars = max(_LEAST_CHARS, limit * _MOST_CHARS_PER_TOKEN)
         first = most_chars if most else limit * _CHARS_PER_TOKEN
 
-        def encode(texts: Seq[str], num_chars: int) -> list[Tokens]:
-            side = slice(None, num_chars) if options.direction == "right" else slice(-num_chars, None)
-            return self._tokens([text[side] for text in texts], options)
+        def read(texts: Seq[str], num_chars: int) -> list[_Shown]:
+            found = self._tokens([_side(text, num_chars, options) for text in texts], options, check)
+            return [_Shown(text, num_read, tokens) for text, (num_read, tokens) in zip(texts, found, strict=True)]
 
         shown = []
-        for text, tokens in zip(texts, encode(texts, first), strict=True):
+        for text, found in zip(texts, read(texts, first), strict=True):
             num_chars = first
-            while num_chars < min(len(text), most_chars) and len(tokens.ids) < limit + _SETTLED_TOKENS:
-                num_chars = min(4 * num_chars, most_chars)  # few, long tokens: show more
-                tokens = encode([text], num_chars)[0]
-            shown.append(_Shown(text, min(num_chars, len(text)), tokens))
+            # Few, long tokens: show more, but of what cannot be cut no more than was read.
+            while (
+                found.num_chars == num_chars < min(len(text), most_chars) and len(found.ids) < limit + _SETTLED_TOKENS
+            ):
+                num_chars = min(4 * num_chars, most_chars)
+                (found,) = read([text], num_chars)
+            shown.append(found)
         return shown
 
-    def _tokens(self, texts: Seq[str], options: EncodingOptions) -> list[Tokens]:
-        """All tokens of ``texts``; of long ones piece by piece where their tokenizer can."""
+    def _tokens(self, texts: Seq[str], options: EncodingOptions, check: Check) -> list[tuple[int, Tokens]]:
+        """The tokens of each text, and of how many of its first (or last) characters they are: of all but where a text
+        is too long for its tokenizer."""
         with_spans = options.with_spans
         batch = self._tokenizer.encode_batch if with_spans else self._tokenizer.encode_batch_fast
         at_once = iter(batch([text for text in texts if len(text) <= PIECE_CHARS], add_special_tokens=False))
+        return [
+            (len(text), Tokens.of(next(at_once), with_spans=with_spans))
+            if len(text) <= PIECE_CHARS
+            else self._tokens_of_long(text, options, check)
+            for text in texts
+        ]
+
+    def _tokens_of_long(self, text: str, options: EncodingOptions, check: Check) -> tuple[int, Tokens]:
+        """As ``_tokens``, of one text: piece by piece where its tokenizer can."""
+        with_spans = options.with_spans
 
         def encode(text: str) -> tokenizers.Encoding:
             # ``encode`` holds the interpreter's lock; the fast form knows no places, which cuts are judged by.
@@ -260,23 +287,18 @@ class TextEncoder:
             (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
             return encoded
 
-        found = []
-        for text in texts:
-            if len(text) <= PIECE_CHARS:
-                found.append(Tokens.of(next(at_once), with_spans=with_spans))
-                continue
-            try:
-                tokens = tokens_in_pieces(text, encode, with_spans=with_spans, most_chars=_MOST_CHARS_AT_ONCE)
-            except UncuttableTextError:
-                if options.whole:  # whose size nothing bounds
-                    raise InvalidRequestError(
-                        f"A text has {len(text)} characters, and this model's tokenizer cannot read it in pieces; at "
-                        f"once it takes up to {_MOST_CHARS_AT_ONCE}: split it.",
-                        "inputs",
-                    ) from None
-                tokens = Tokens.of(encode(text), with_spans=with_spans)
-            found.append(tokens)
-        return found
+        try:
+            tokens = tokens_in_pieces(text, encode, with_spans=with_spans, most_chars=_MOST_CHARS_AT_ONCE, check=check)
+        except UncuttableTextError:
+            if options.whole:
+                raise InvalidRequestError(
+                    f"A text has {len(text)} characters, and this model's tokenizer cannot read it in pieces; at "
+                    f"once it takes up to {_MOST_CHARS_AT_ONCE}: split it.",
+                    "inputs",
+                ) from None
+            text = _side(text, _MOST_CHARS_AT_ONCE, options)
+            tokens = Tokens.of(encode(text), with_spans=with_spans)
+        return len(text), tokens
 
     def _joined(self, parts: Seq[_Shown], options: EncodingOptions, show: _Show) -> Encoding:
         """The encoding of one or two texts, cut to what the model takes."""
@@ -404,6 +426,11 @@ class CommonText:
             common = self._shown.get(most)
         others = iter(show([text for text in texts if text != self._text], most=most))
         return [common if common is not None and text == self._text else next(others) for text in texts]
+
+
+def _side(text: str, num_chars: int, options: EncodingOptions) -> str:
+    """The ``num_chars`` characters of ``text`` from which nothing is cut off."""
+    return text[:num_chars] if options.direction == "right" else text[-num_chars:]
 
 
 def _are_texts(inputs: Seq[Input]) -> TypeGuard[Seq[str]]:

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 CHUNK = 32
 _CHUNK_CHARS = 1 << 16
 
+# Texts that are read to their ends are not urgent if they have more characters: so many take the library 5 to 15 ms.
+_LONG_CHARS = 1 << 14
+
 # An urgent text of at most so many characters is tokenized where it is submitted: that takes a fraction of a
 # millisecond, and a thread of the pool costs two switches between threads that want the interpreter's lock.
 _AT_ONCE_CHARS = 512
@@ -30,6 +33,10 @@ _AT_ONCE_CHARS = 512
 OnEncoded = Callable[[int, list[Encoding]], None]
 # Gets the place of the input that failed; of a chunk that is not tokenized one by one, of its first.
 OnFailed = Callable[[int, BeiError], None]
+
+
+class _CancelledError(Exception):
+    """Nobody waits for a chunk any more."""
 
 
 class _Job(NamedTuple):
@@ -44,13 +51,19 @@ class _Job(NamedTuple):
     common: CommonText
     one_by_one: bool
 
+    def check(self) -> None:
+        """Raise _CancelledError where nobody waits for it any more."""
+        if self.is_cancelled():
+            raise _CancelledError
+
 
 class TokenizerPool:
-    """Threads that tokenize chunks of requests, in the order of submission.
+    """Threads that tokenize chunks of requests: ``num_threads`` for urgent chunks, and as many for all others.
 
-    Urgent chunks have ``num_threads`` threads and all others as many, so that an urgent text never waits for the end of
-    another chunk; the operating system shares the cores between them. What ``takes_little`` waits for no thread
-    (``encoded_at_once``). The queues are bounded by admission, which counts every text until it is answered.
+    Urgent chunks have threads of their own, so they never wait for one that is not urgent; among themselves both kinds
+    are served in the order of submission, whatever their deadlines. The operating system shares the cores between the
+    threads. What ``takes_little`` waits for no thread (``encoded_at_once``). The queues are bounded by admission, which
+    counts every text until it is answered.
     """
 
     def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
@@ -79,6 +92,7 @@ class TokenizerPool:
         """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread.
 
         ``one_by_one``: where a chunk fails, its inputs are tokenized each by itself, and each fails by itself.
+        ``is_cancelled`` is asked before every chunk and every piece of a long text: from then on nothing is called.
         """
         common = CommonText()
         jobs = self._urgent if is_urgent else self._others
@@ -115,7 +129,9 @@ class TokenizerPool:
 
     def _run(self, job: _Job) -> None:
         try:
-            job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options, job.common))
+            job.on_encoded(job.start, self._encoder.encode(job.inputs, job.options, job.common, job.check))
+        except _CancelledError:
+            return
         except BeiError as error:
             self._failed(job, error)
         except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
@@ -139,6 +155,11 @@ def _broken() -> EngineError:
 def takes_little(value: Input | list[int]) -> TypeGuard[Input]:
     """Whether ``value`` is so short that to tokenize it at once takes less than to wake a thread."""
     return not isinstance(value, list) and _num_chars(value) <= _AT_ONCE_CHARS
+
+
+def takes_long(inputs: Seq[Input], options: EncodingOptions) -> bool:
+    """Whether ``inputs`` are read to their ends, and have so many characters that others would wait for them."""
+    return options.whole and sum(map(_num_chars, inputs)) > _LONG_CHARS
 
 
 def _num_chars(value: Input) -> int:

@@ -32,6 +32,7 @@ LAYERS = [
         "fates",
         "loading",
         "service",
+        "feeding",
         "simulation",
         "batching",
         "engine",

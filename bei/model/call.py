@@ -74,10 +74,10 @@ class ModelCall(Generic[InputT, PartT, ResultT]):
                 yield window, answered
 
     def _cutter(self) -> Cutter[InputT]:
-        lengths, model_inputs = self._host.service.estimated_lengths, self.job.model_inputs
+        lengths, model_inputs, whole = self._host.service.estimated_lengths, self.job.model_inputs, self.job.whole
 
         def num_tokens_of(value: InputT) -> int:
-            return sum(lengths(model_inputs([value])))
+            return sum(lengths(model_inputs([value]), whole=whole))
 
         return Cutter(self.job.check, num_tokens_of, self._bounds, self._stand_in)
 
@@ -88,7 +88,8 @@ class ModelCall(Generic[InputT, PartT, ResultT]):
         """On the host's event loop."""
         wrong: Mapping[int, BeiError] | None = None if self._stand_in is None else window.errors
         inputs = self.job.model_inputs(window.inputs)
-        with self._host.service.accept(inputs, lane=self._lane, deadline_s=self._deadline_s) as ticket:
+        service, whole = self._host.service, self.job.whole
+        with service.accept(inputs, lane=self._lane, deadline_s=self._deadline_s, whole=whole) as ticket:
             return await self.job.run(window.inputs, ticket, wrong)
 
     def _note(self, window: Window[InputT], answered: Answered[PartT]) -> None:

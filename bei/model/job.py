@@ -56,7 +56,7 @@ class Job(Generic[InputT, PartT, ResultT]):
     errors of inputs that are not to be tried. ``collector``: for so many inputs; None: nobody knows how many.
     ``model_inputs``: what the model reads of inputs. ``stand_in``: what stands in the place of an input that is not to
     be tried; None: every error is one of the whole call. ``bytes_per_token``: what answers grow by. ``param``: what
-    inputs are called.
+    inputs are called. ``whole``: inputs are only tokenized, and to their ends.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Job(Generic[InputT, PartT, ResultT]):
     bytes_per_token: int = 0
     window_inputs: int = WINDOW
     param: str = "inputs"
+    whole: bool = False
 
 
 class Rows:

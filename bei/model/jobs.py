@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from bei import prompts, tasks
 from bei.admission import Ticket
@@ -42,6 +42,7 @@ from bei.vector_forms import DenseDType, check_form, numbers_of
 
 Given: TypeAlias = Mapping[str, object]
 Wrong: TypeAlias = Mapping[int, BeiError] | None
+VectorsT = TypeVar("VectorsT", bound=Vectors)
 
 _FLOAT_BYTES = 4
 _NO_ERRORS: Mapping[int, BeiError] = {}
@@ -75,7 +76,7 @@ def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors
             options=read,
             wrong=wrong,
         )
-        numbers = numbers_of(dtype, answer.vectors, answer.int8_largest)
+        numbers = _owned(numbers_of(dtype, answer.vectors, answer.int8_largest))
         return Answered(numbers, answer.num_tokens, answer.truncated, answer.errors)
 
     return Job(
@@ -126,7 +127,8 @@ def token_embedding(service: InferenceService, given: Given) -> Job[str, list[Fl
         answer = await tasks.embed_tokens(
             service, inputs, ticket=ticket, prompt=prompt, role=role, options=read, wrong=wrong
         )
-        return Answered(answer.vectors, answer.num_tokens, answer.truncated, answer.errors)
+        vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache have the same arrays
+        return Answered(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
     return Job(
         name="embed_all",
@@ -277,6 +279,7 @@ def tokenization(service: InferenceService, given: Given) -> Job[str, list[list[
         model_inputs=_as_they_are,
         lane=options.get("lane"),
         timeout_s=options.get("timeout_s"),
+        whole=True,
     )
 
 
@@ -293,7 +296,13 @@ def _tokens(content: str, encoding: Encoding, encoder: TextEncoder) -> list[Toke
 
 
 def _predicted(scores: tasks.Scores) -> Answered[Predictions]:
-    return Answered(Predictions(scores.labels, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
+    return Answered(Predictions(scores.labels, _owned(scores.values)), scores.num_tokens, scores.truncated, _NO_ERRORS)
+
+
+def _owned(array: VectorsT) -> VectorsT:
+    """``array``, or a copy if it is a view: of a single input it shows the row that equal inputs and the cache have
+    too, and callers may change what they get."""
+    return array if array.base is None else array.copy()
 
 
 def _as_they_are(inputs: Seq[ModelInput]) -> Seq[ModelInput]:

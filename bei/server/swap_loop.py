@@ -81,12 +81,14 @@ class SwapLoop(ABC, Generic[NextT]):
             await self._task
 
     async def _run(self) -> None:
-        while self._is_due:
-            self._is_due = False
-            for name in list(self.names()):
-                if not self._is_over:
-                    await self._look_at(name)
-        self._task = None
+        try:
+            while self._is_due:
+                self._is_due = False
+                for name in list(self.names()):
+                    if not self._is_over:
+                        await self._look_at(name)
+        finally:
+            self._task = None  # or no later SIGHUP would start another
 
     async def _look_at(self, name: str) -> None:
         path = self.path(name)
@@ -108,7 +110,13 @@ class SwapLoop(ABC, Generic[NextT]):
                 log.info("%s: its artifact is the one that is served, %s", name, shown(self.served(name)))
                 self.count(name, "unchanged")
             else:
-                await self.swap(name, found)
+                await self._swap(name, found)
+
+    async def _swap(self, name: str, found: NextT) -> None:
+        try:
+            await self.swap(name, found)
+        except Exception:  # a border: to close the former may fail, and the other models are still to be looked at
+            log.exception("%s: the swap to the artifact from %s was not completed", name, self.path(name))
 
 
 def shown(manifest: Manifest) -> str:

@@ -123,8 +123,10 @@ def replace(models: Models, new: InferenceService, metrics: Metrics) -> Inferenc
 async def close_replaced(models: Models, former: InferenceService) -> None:
     """Close ``former`` when it has answered everybody who has found it."""
     await former.wait_unheld()
-    await in_thread(closed, former)
-    models.removed(former)
+    try:
+        await in_thread(closed, former)
+    finally:  # what could not be closed is still not asked any more
+        models.removed(former)
 
 
 def closed(service: InferenceService) -> None:

@@ -315,6 +315,7 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
         matryoshka_dimensions=list(files.matryoshka_dimensions) if files.matryoshka_dimensions else None,
         int8_largest=None,  # the engine's answers say it
         pools_prompt=checkpoint.spec.pools_prompt,
+        layers_follow_pooling=head.layers != (),
     )
 
 

@@ -44,6 +44,10 @@ class CountingLibrary:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
+def no_check() -> None:
+    """Nothing ends the work early."""
+
+
 def check_same(found: long_texts.Tokens, expected: Any) -> None:
     assert found.offsets is not None
     assert found.words is not None
@@ -65,11 +69,11 @@ pieces = st.one_of(
 def test_pieces_have_the_tokens_of_the_whole(kind: str, text: str) -> None:
     encode = CountingLibrary(library(kind))
     try:
-        found = tokens_in_pieces(text, encode, with_spans=True, most_chars=100_000)
+        found = tokens_in_pieces(text, encode, with_spans=True, most_chars=100_000, check=no_check)
     except UncuttableTextError:
         raise AssertionError("a text below the limit was given up") from None
     check_same(found, encode(text))
-    bare = tokens_in_pieces(text, encode, with_spans=False, most_chars=100_000)
+    bare = tokens_in_pieces(text, encode, with_spans=False, most_chars=100_000, check=no_check)
     assert bare.ids.tolist() == found.ids.tolist()
     assert bare.offsets is None
 
@@ -77,7 +81,7 @@ def test_pieces_have_the_tokens_of_the_whole(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", list(TOKENIZERS))
 def test_prose_is_cut(kind: str) -> None:
     encode = CountingLibrary(library(kind))
-    found = tokens_in_pieces(PROSE * 50, encode, with_spans=True, most_chars=1000)
+    found = tokens_in_pieces(PROSE * 50, encode, with_spans=True, most_chars=1000, check=no_check)
     assert max(map(len, encode.texts)) <= 120
     check_same(found, encode(PROSE * 50))
 
@@ -92,10 +96,10 @@ def one_word_tokenizer() -> Tokenizer:
 def test_a_tokenizer_that_joins_words_is_not_cut() -> None:
     encode = CountingLibrary(one_word_tokenizer())
     with pytest.raises(UncuttableTextError):
-        tokens_in_pieces(PROSE * 50, encode, with_spans=True, most_chars=1000)
+        tokens_in_pieces(PROSE * 50, encode, with_spans=True, most_chars=1000, check=no_check)
     assert max(map(len, encode.texts)) <= 120  # nothing large was tried
     text = PROSE * 5
-    check_same(tokens_in_pieces(text, encode, with_spans=True, most_chars=1000), encode(text))
+    check_same(tokens_in_pieces(text, encode, with_spans=True, most_chars=1000, check=no_check), encode(text))
 
 
 def encoder_of(tokenizer: Tokenizer, tmp_path: Path, max_seq_len: int = 32) -> TextEncoder:
@@ -108,8 +112,58 @@ def test_a_text_too_long_to_be_read_at_once_is_refused_by_name(tmp_path: Path, m
     encoder = encoder_of(one_word_tokenizer(), tmp_path)
     with pytest.raises(InvalidRequestError, match=r"has \d+ characters, .* at once it takes up to 1000: split it"):
         encoder.encode([PROSE * 50], WHOLE)
-    (cut,) = encoder.encode([PROSE * 50], EncodingOptions(truncate=True))  # no more of it is read than is needed
-    assert cut.num_tokens == 32
+
+
+class LibrarySpy:
+    """The library's tokenizer, which notes the longest text that it is given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.longest = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self.longest = max(self.longest, *map(len, texts), 0)
+        return self._tokenizer.encode_batch(texts, **options)
+
+    encode_batch_fast = encode_batch
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize(
+    ("kind", "text", "num_tokens"),
+    [("one word", PROSE * 50, 32), ("wordpiece", "x" * 40_000, 3), ("wordpiece", "the cat " + "x" * 40_000, 5)],
+)
+def test_of_a_text_that_cannot_be_cut_no_more_is_read_than_the_library_is_given_at_once(
+    kind: str, text: str, num_tokens: int, direction: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where few, long tokens do not fill the model: what is not shown counts as truncated."""
+    monkeypatch.setattr(tokenization, "_MOST_CHARS_AT_ONCE", 1000)
+    encoder = encoder_of(one_word_tokenizer() if kind == "one word" else tiny_tokenizer(), tmp_path)
+    spy = LibrarySpy(encoder._tokenizer)
+    monkeypatch.setattr(encoder, "_tokenizer", spy)
+    (cut,) = encoder.encode([text], EncodingOptions(truncate=True, direction=direction))
+    assert spy.longest <= 1000
+    assert cut.truncated
+    assert cut.num_tokens == (num_tokens if direction == "right" or kind == "one word" else 3)
+
+
+def test_a_text_that_nobody_waits_for_any_more_is_not_read_to_its_end() -> None:
+    encode = CountingLibrary(library("bpe"))
+    text = PROSE * 200
+
+    class NobodyWaitsError(Exception):
+        pass
+
+    def check() -> None:
+        if len(encode.texts) > 20:
+            raise NobodyWaitsError
+
+    with pytest.raises(NobodyWaitsError):
+        tokens_in_pieces(text, encode, with_spans=True, most_chars=1000, check=check)
+    assert sum(map(len, encode.texts)) < len(text) / 2
 
 
 def test_texts_of_all_lengths_of_one_request_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +191,9 @@ class Spy(TextEncoder):
         super().__init__(path, 32)
         self.texts: list[str] = []
 
-    def _tokens(self, texts: Any, options: EncodingOptions) -> Any:
+    def _tokens(self, texts: Any, *options: Any) -> Any:
         self.texts.extend(texts)
-        return super()._tokens(texts, options)
+        return super()._tokens(texts, *options)
 
 
 @pytest.mark.parametrize("query", ["the cat", "hello cats " * 1000], ids=["short", "11 kB"])

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from bei.core import Encoding, Engine, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, OverloadedError, ShuttingDownError
 from bei.service import InferenceService
-from bei.tokenization import CommonText, EncodingOptions, Input
+from bei.tokenization import EncodingOptions, Input
 from bei.tokenizer_pool import CHUNK
 from tests.artifacts import LIMITS, save_artifact, token_ids
 from tests.bei.batching.front import wait_until
@@ -35,13 +36,11 @@ class SlowTokenizer:
         self.entered, self.may = threading.Event(), threading.Event()
         service.encoder.encode = self.encode  # type: ignore[assignment,method-assign]
 
-    def encode(
-        self, inputs: Sequence[Input], options: EncodingOptions, common: CommonText | None = None
-    ) -> list[Encoding]:
+    def encode(self, inputs: Sequence[Input], options: EncodingOptions, *more: Any) -> list[Encoding]:
         if "slow" in inputs:
             self.entered.set()
             assert self.may.wait(DEADLINE_S)
-        return self._encode(inputs, options, common)
+        return self._encode(inputs, options, *more)
 
 
 async def until(event: threading.Event) -> None:

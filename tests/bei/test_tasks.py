@@ -16,7 +16,7 @@ from bei import tasks
 from bei.artifact import Artifact, Classification, OutputInfo, RerankTemplate
 from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
-from bei.errors import InvalidRequestError, TaskNotSupportedError
+from bei.errors import AnswerTooLargeError, InvalidRequestError, TaskNotSupportedError
 from bei.postprocess import apply_function, unit_length
 from bei.service import InferenceService
 from bei.tokenization import EncodingOptions, Input
@@ -218,14 +218,18 @@ def id_and_place(ids: Int32Array) -> Float32Array:
     return np.stack([ids, np.arange(1, len(ids) + 1)], axis=1).astype(np.float32)
 
 
-@pytest.mark.parametrize("is_unit", [True, False])
-def test_every_token_has_a_vector_special_ones_too(is_unit: bool, tmp_path: Path) -> None:
-    artifact = save_artifact(
-        tmp_path / "tiny",
+def save_token_embedder(path: Path, *, is_unit: bool = False) -> Artifact:
+    return save_artifact(
+        path,
         tasks=["embed_tokens"],
         embedding=None,
         outputs=[OutputInfo(name="token_embedding", dimension=2, per_token=True, unit_length=is_unit)],
     )
+
+
+@pytest.mark.parametrize("is_unit", [True, False])
+def test_every_token_has_a_vector_special_ones_too(is_unit: bool, tmp_path: Path) -> None:
+    artifact = save_token_embedder(tmp_path / "tiny", is_unit=is_unit)
     engine = HeadEngine("token_embedding", 2, id_and_place, per_token=True)
     answer = answer_of(artifact, engine, lambda s: embed_tokens(s, ["cats", "hello world cat"], prompt="the "))
     for text, vectors in zip(["the cats", "the hello world cat"], answer.vectors, strict=True):
@@ -233,6 +237,25 @@ def test_every_token_has_a_vector_special_ones_too(is_unit: bool, tmp_path: Path
         expected = unit_length(id_and_place(ids)) if is_unit else id_and_place(ids)
         np.testing.assert_allclose(vectors, expected, rtol=1e-6)
     assert answer.num_tokens == len(token_ids("the cats")) + len(token_ids("the hello world cat"))
+
+
+def test_counting_dropped_tokens_does_not_count_as_a_larger_answer(tmp_path: Path) -> None:
+    """The limit of an answer holds for the tokens that have a vector, not for those that were cut off."""
+    engine = HeadEngine("token_embedding", 2, id_and_place, per_token=True)
+    texts = ["cat " * 99]
+
+    def check(num_tokens: int) -> None:
+        if num_tokens > LIMITS.max_seq_len:
+            raise AnswerTooLargeError(f"{num_tokens} tokens")
+
+    async def reported(service: InferenceService) -> Mapping[int, int | None]:
+        with service.admit(texts) as ticket:
+            ticket.check_tokens = check
+            answer = await tasks.embed_tokens(service, texts, ticket=ticket, wrong={})
+            return await tasks.dropped_tokens(service, texts, answer, ticket=ticket)
+
+    dropped = answer_of(save_token_embedder(tmp_path / "tiny"), engine, reported)
+    assert dropped == {0: 99 + 2 - LIMITS.max_seq_len}
 
 
 def test_sparse_vectors_hold_the_weights_above_zero(tmp_path: Path) -> None:

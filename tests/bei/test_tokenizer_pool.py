@@ -10,7 +10,7 @@ import pytest
 
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError, InvalidRequestError
-from bei.tokenization import TextEncoder
+from bei.tokenization import EncodingOptions, TextEncoder
 from bei.tokenizer_pool import CHUNK, TokenizerPool
 from tests.artifacts import LIMITS, tiny_tokenizer, token_ids
 from tests.engines import DEADLINE_S
@@ -120,6 +120,25 @@ def test_a_cancelled_request_is_not_tokenized(make_pool: MakePool) -> None:
     submit(pool, ["b"]).wait()  # one thread, in order: the first has been passed over by now
     assert not cancelled.encodings
     assert not cancelled.errors
+
+
+def test_a_request_that_is_cancelled_in_the_middle_of_a_long_text_is_left_there(make_pool: MakePool) -> None:
+    pool = make_pool(1)
+    text, pieces = "cat " * 50_000, 13
+    asked = []
+
+    def is_cancelled() -> bool:
+        asked.append(1)
+        return len(asked) > 3
+
+    left, behind = Answers(1), Answers(1)
+    options = EncodingOptions(whole=True)
+    pool.submit([text], left.on_encoded, left.on_failed, is_cancelled, options, one_by_one=True)
+    pool.submit(["a"], behind.on_encoded, behind.on_failed, lambda: False)
+    behind.wait()
+    assert not left.encodings
+    assert not left.errors
+    assert len(asked) == 4 < pieces
 
 
 def test_an_urgent_text_does_not_wait_for_the_chunks_of_others(make_pool: MakePool) -> None:

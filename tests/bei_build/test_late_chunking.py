@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from bei.metrics import Metrics
 from bei.postprocess import unit_length
 from bei.tasks import Embeddings, embed_chunks
 from tests.bei_build.builds import build_artifact
-from tests.checkpoints import save_checkpoint, wordpiece_tokenizer
+from tests.checkpoints import HIDDEN, Dense, Normalize, add_modules, save_checkpoint, wordpiece_tokenizer
 
 CHUNKS = ["The cat sat on the mat.", "Hello, world!", "a mat"]
 
@@ -69,6 +70,16 @@ def test_a_model_without_token_states_says_how_to_build_it(checkpoint: Path, tmp
 def test_other_poolings_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     build_artifact(checkpoint, tmp_path / "artifact", token_embeddings=True, pooling="cls", reference="engine")
     with pytest.raises(InvalidRequestError, match="needs a model with mean pooling"):
+        chunked(tmp_path / "artifact", CHUNKS)
+
+
+def test_a_model_with_a_dense_module_behind_its_mean_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """Its chunks would have other vectors than its texts: the states are those in front of the module."""
+    dense = shutil.copytree(checkpoint, tmp_path / "dense")
+    add_modules(dense, tail=[Dense(HIDDEN), Normalize()])
+    built = build_artifact(dense, tmp_path / "artifact", token_embeddings=True, reference="engine")
+    assert built.manifest.dimension("token_embedding") == built.manifest.dimension("embedding")
+    with pytest.raises(InvalidRequestError, match="has further layers behind it: send late_chunking false"):
         chunked(tmp_path / "artifact", CHUNKS)
 
 

@@ -269,3 +269,20 @@ def types_that_callers_see(model: Model) -> None:
     model.embed(["a"], dimension=4)  # type: ignore[call-arg]
     model.embed(["a"], dimensions="4")  # type: ignore[arg-type]
     model.embed_sparse(["a"], dimensions=4)  # type: ignore[call-arg]
+
+
+def test_texts_that_are_tokenized_count_with_all_of_their_length(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few of them are under way at once, and none of them is interactive."""
+    monkeypatch.setattr(flow, "_MOST_TOKENS", 16 * 1000)
+    tickets: list[Any] = []
+    service = model._caller.service
+    accept = service.accept
+
+    def noted(*inputs: Any, **asked: Any) -> Any:
+        tickets.append(accept(*inputs, **asked))
+        return tickets[-1]
+
+    monkeypatch.setattr(service, "accept", noted)
+    long = "cat " * 2000
+    assert [len(tokens) for tokens in model.tokenize([long] * 3)] == [2002] * 3
+    assert [(ticket.num_inputs, ticket.lane) for ticket in tickets] == [(1, "bulk")] * 3

@@ -342,3 +342,60 @@ def test_models_are_swapped_one_after_the_other(make_bench: Any, artifact: Artif
     assert bench.looked_at == ["tiny", "other"]
     assert bench.swaps("swapped", "other") == 1
     assert [service.name for service in bench.models] == ["tiny", "other"]
+
+
+def fails_to_close(service: Any) -> None:
+    """It ends its threads, and raises then: threads that go on would be other tests'."""
+    close = service.close
+
+    def fail() -> None:
+        close()
+        raise RuntimeError("the library has crashed")
+
+    service.close = fail
+
+
+def test_a_former_model_that_cannot_be_closed_ends_no_later_swap(
+    make_bench: Any, artifact: Artifact, second: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    former, new = ClosingEngine(LIMITS), ClosingEngine(LIMITS)
+    bench: Bench = make_bench((artifact, former))
+    service = bench.models["tiny"]
+    fails_to_close(service)
+    bench.next["tiny"] = lambda: loaded(second, new)
+    with caplog.at_level(logging.ERROR):
+        bench.swap()
+    assert "tiny: the swap to the artifact from" in caplog.text
+    assert "the library has crashed" in caplog.text
+    assert bench.digest() == second.manifest.digest
+    assert not bench.models.is_replaced(service)
+    bench.next["tiny"] = lambda: loaded(artifact, ClosingEngine(LIMITS))
+    bench.swap()
+    assert bench.looked_at == ["tiny", "tiny"]
+    assert bench.digest() == artifact.manifest.digest
+    assert new.is_closed
+
+
+def test_the_models_behind_one_that_cannot_be_closed_are_looked_at(
+    make_bench: Any, artifact: Artifact, second: Artifact, tmp_path: Path
+) -> None:
+    other = save_artifact(tmp_path / "other", name="other")
+    bench: Bench = make_bench((artifact, ClosingEngine(LIMITS)), (other, ClosingEngine(LIMITS)))
+    fails_to_close(bench.models["tiny"])
+    bench.next = {"tiny": lambda: loaded(second, ClosingEngine(LIMITS)), "other": lambda: None}
+    bench.swap()
+    assert bench.looked_at == ["tiny", "other"]
+    assert bench.swaps("unchanged", "other") == 1
+
+
+def test_an_error_that_nothing_expects_does_not_keep_a_later_reload_from_beginning(
+    make_bench: Any, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench: Bench = make_bench((artifact, ClosingEngine(LIMITS)))
+    bench.next["tiny"] = lambda: None
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.swapping, "path", lambda name: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            bench.swap()
+    bench.swap()
+    assert bench.looked_at == ["tiny"]
