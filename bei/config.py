@@ -120,7 +120,7 @@ class ServeConfig:
     answer_memory: int = _option(1_000_000_000, "bytes of all answers under way together, as estimated; beyond it 429")
     compress_answers: bool = _option(False, "compress answers for clients whose Accept-Encoding has zstd or gzip")
     payload_limit: int = _option(8_000_000, "largest request body in bytes, also after decompression")
-    body_memory: int = _option(256_000_000, "bytes of all unfinished request bodies together; beyond it 429")
+    body_memory: int = _option(256_000_000, "bytes of all request bodies until they are admitted; beyond it 429")
     max_connections: int = _option(16384, "most open connections; beyond it the one idle for longest is closed")
     max_header_bytes: int = _option(32768, "most bytes of a request's headers, request line included; beyond it 431")
     max_headers: int = _option(128, "most headers of a request; beyond it 431")

@@ -6,8 +6,7 @@ import threading
 
 from bei.elsewhere import ALONE, Tally
 from bei.errors import OverloadedError
-
-_RETRY_S = 1.0
+from bei.server.retries import retry_s
 
 
 class AnswerMemory:
@@ -32,7 +31,7 @@ class AnswerMemory:
                 raise OverloadedError(
                     f"The answers under way take about {self.held + others} bytes, and this one {size}, more than "
                     f"{self.limit} together: retry later, or ask for less at a time.",
-                    _RETRY_S,
+                    retry_s(),
                 )
             self.held += size
 

@@ -76,7 +76,7 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         vllm.DETOKENIZE,
         *tei.root_routes(),
         tei.decode_route(max_inputs),
-        *tei.with_timing((*embed.routes(max_inputs), *rerank.ROUTES, *classify.ROUTES)),
+        *tei.with_timing((*embed.routes(max_inputs), *rerank.routes(max_inputs), *classify.ROUTES)),
         zero_shot.ROUTE,
         tokens.ROUTE,
         tokenize.ROUTE,
@@ -192,7 +192,8 @@ class _Front:
         scope[WORK] = work
 
         def answers(with_status: int) -> list[tuple[bytes, bytes]]:
-            """The answer begins: the headers that it has of here."""
+            """Called once, when the answer begins. Notes its status and returns the headers that every answer gets
+            here: request id, CORS, Server-Timing."""
             nonlocal status
             status = with_status
             if work.timing is not None:

@@ -1,4 +1,4 @@
-"""What the unfinished request bodies of all connections hold together, and who yields when that is too much."""
+"""What the bodies of all requests that are not admitted yet hold together, and who yields when that is too much."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from bei.elsewhere import ALONE, Uploads
 from bei.errors import BeiError, OverloadedError
+from bei.server.retries import retry_s
 
 # Whoever sends for less time than this is not measured: a first packet has no rate.
 _GRACE_S = 1.0
-_RETRY_S = 1.0
 
 # Where the connection leaves its Body in the ASGI scope; other servers and tests have none.
 SCOPE_KEY = "bei.body"
 
 
 class BodyMemory:
-    """A limit on the bytes of all unfinished bodies of a server. Of the event loop's thread.
+    """A limit on the bytes of all bodies of a server until their requests are admitted. Of the event loop's thread.
 
     Bytes count as they arrive, not as a Content-Length announces them: a header that costs the client nothing would
     else reserve what others need. Over the limit the slowest upload of those under way for a second yields, and only
@@ -54,7 +54,7 @@ class BodyMemory:
 
     def _too_much(self) -> OverloadedError:
         return OverloadedError(
-            f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.", _RETRY_S
+            f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.", retry_s()
         )
 
     def _give_back(self, body: Body, size: int) -> None:
@@ -69,11 +69,12 @@ class BodyMemory:
 
 
 class Body:
-    """One request's body while it arrives. ``size`` is what has arrived; ``complete`` is set with its last byte.
+    """One request's body until it is admitted. ``size`` is what has arrived; ``complete`` is set with its last byte.
 
-    ``error`` is set once it cannot arrive any more: who reads it raises that, the bytes still to come are dropped, and
-    ``on_fail`` is called. ``is_lost``: the client has left before its answer; whoever watches for that is called then,
-    and ``on_watch`` when somebody begins to.
+    ``error`` is set once it cannot arrive any more, or is too large beside the others: who reads it raises that, the
+    bytes still to come are dropped, and ``on_fail`` is called, once. ``is_lost``: the client has left before its
+    answer; whoever watches for that is called then. ``on_watch`` is called when somebody starts to watch: the
+    connection must then go on reading, or it would not notice that the client leaves.
     """
 
     __slots__ = (
@@ -104,6 +105,10 @@ class Body:
     def add(self, size: int) -> None:
         """Count ``size`` bytes that have arrived. May fail this body or others."""
         self.size += size
+        self.grow(size)
+
+    def grow(self, size: int) -> None:
+        """Count ``size`` bytes that decoding has added, or, below 0, saved. May fail this body or others."""
         if self._memory is not None:
             self._held += size
             self._memory._take(self, size)
@@ -111,8 +116,8 @@ class Body:
     def fail(self, error: BeiError) -> None:
         """Give the bytes back, and have the reader raise ``error``."""
         self.error = error
-        on_fail = self.on_fail
         self.release()
+        on_fail, self.on_fail = self.on_fail, None
         if on_fail is not None:
             on_fail()
 
@@ -129,12 +134,17 @@ class Body:
     def lose(self) -> None:
         """The client has left: nobody wants an answer."""
         self.is_lost = True
-        self.release()
+        self.end()
         if self._on_lost is not None:
             self._on_lost()
 
     def release(self) -> None:
-        """Give the bytes back for good: the body is read, or nobody wants it."""
+        """Give the bytes back for good: the request is admitted, or nobody wants the body, which may still fail."""
         if self._memory is not None:
             self._memory._give_back(self, self._held)
-        self._memory, self._held, self.on_fail = None, 0, None
+        self._memory, self._held = None, 0
+
+    def end(self) -> None:
+        """Its request is answered, or the client has left."""
+        self.release()
+        self.on_fail = None  # which leads to the request and back

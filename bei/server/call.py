@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from bei.admission import Ticket
 from bei.errors import AnswerTooLargeError, EmptyInputError, OverloadedError, RateLimitedError
 from bei.server.answers import AnswerMemory
+from bei.server.bodies import Body
 from bei.server.keys import Key
 from bei.server.memory import MemoryRelease
 from bei.server.models import UNNAMED, Models
@@ -37,7 +38,7 @@ class Call:
 
     What it was admitted for is held until ``close``, when the last byte of the answer is rendered. ``any_model``: a
     name that no model has is passed over. ``key``: whose tokens are counted against its rate. ``work``: is told what
-    is admitted.
+    is admitted. ``body``: counts against ``body_memory`` until then, since what was read of it may wait for a thread.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class Call:
         context: Context,
         urgency: Urgency,
         work: Work,
+        body: Body | None = None,
+        key: Key | None = None,
         *,
         any_model: bool = False,
         has_report: bool = False,
-        key: Key | None = None,
     ) -> None:
         self.models = context.models
         self.has_report = has_report  # the answer is to say of each input what became of it
@@ -63,6 +65,7 @@ class Call:
         self._whole: Ticket | None = None
         self.timing = work.timing
         self._key = key
+        self._body = body
         self._work = work
         self.warnings: list[str] = []  # for the client, in a header
 
@@ -132,12 +135,14 @@ class Call:
             self._answers.take(num_bytes - self._answer_bytes, may_exceed=bool(self._tickets))
             self._answer_bytes = num_bytes
 
-    def admit(self, service: InferenceService, inputs: Seq[ModelInput], *, bytes_per_token: int = 0) -> Ticket:
-        """Accept the request with all of its inputs. Raises what ``InferenceService.admit`` raises.
+    def admit(
+        self, service: InferenceService, inputs: Seq[ModelInput], *, bytes_per_token: int = 0, whole: bool = False
+    ) -> Ticket:
+        """Accept the request with all of its inputs. ``whole``, and what it raises: as ``InferenceService.admit``.
 
         ``bytes_per_token``: what the answer grows by with every token; it is checked while the inputs are tokenized.
         """
-        ticket = self._admitted(service, inputs) if self._whole is None else self._whole
+        ticket = self._admitted(service, inputs, whole=whole) if self._whole is None else self._whole
         if bytes_per_token:
             try:
                 self._hold(min(ticket.admitted.num_tokens * bytes_per_token, self._answer_limit))
@@ -152,10 +157,13 @@ class Call:
         """Accept the inputs of all parts of the request: what its parts ``admit`` later is of this ticket."""
         self._whole = self._admitted(service, inputs)
 
-    def _admitted(self, service: InferenceService, inputs: Seq[ModelInput]) -> Ticket:
+    def _admitted(self, service: InferenceService, inputs: Seq[ModelInput], *, whole: bool = False) -> Ticket:
         self._work.asks(service.name, inputs)
-        ticket = service.admit(inputs, lane=self._urgency.lane, deadline_s=self._urgency.deadline_s)
+        urgency = self._urgency
+        ticket = service.admit(inputs, lane=urgency.lane, deadline_s=urgency.deadline_s, whole=whole)
         self._work.lane = ticket.lane
+        if self._body is not None:
+            self._body.release()
         if self._key is not None:
             try:
                 self._key.take_tokens(ticket.admitted.num_tokens)

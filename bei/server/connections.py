@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from bei.config import ServeConfig
@@ -22,11 +23,18 @@ _LAST_HEADERS_S = 0.5
 # Connections that have their last answer and are read until the client has seen it (Connections.set_lingering).
 MOST_LINGERING = 64
 
+# So many idle connections are looked at for one whose answers are taken.
+_MOST_LOOKED_AT = 100
+
 
 class Member(Protocol):
     """What a connection is to the others."""
 
     deadline_s: float
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of answers that the client has not taken."""
 
     def expire(self, now_s: float) -> None:
         """The deadline has passed."""
@@ -154,11 +162,14 @@ class Connections:
             self._drop(next(iter(self._lingering)))
 
     def close_oldest_idle(self) -> bool:
-        """Make room for another connection. False if none is idle."""
-        oldest = next(iter(self._idle), None)
-        if oldest is not None:
-            self._drop(oldest)
-        return oldest is not None
+        """Make room for another connection. False if none is idle.
+
+        To close one loses what its client has not taken of its answers: one without such is closed, if there is any.
+        """
+        oldest = [*islice(self._idle, _MOST_LOOKED_AT)]
+        if oldest:
+            self._drop(next((connection for connection in oldest if not connection.unsent_bytes), oldest[0]))
+        return bool(oldest)
 
     def _drop(self, connection: Member) -> None:
         self.discard(connection)  # at once: its own word that it is gone comes in a later turn of the loop

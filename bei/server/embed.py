@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, TypeAlias, TypedDict
+from typing import Annotated, Any, TypeAlias, TypedDict, cast
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from bei.errors import InvalidRequestError
 from bei.prompts import in_role
 from bei.server.call import Call
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, Text, Texts, limits
 from bei.server.inference import asked_prompt, embedded, reported, wrong_of
-from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
+from bei.server.parsing import (
+    PLACEHOLDER_TEXT,
+    TokenId,
+    check_inputs,
+    is_one_input,
+    long_id_lists,
+    parser,
+    too_many_inputs,
+)
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.server.reply import Reply
 from bei.server.unsupported import FormName
@@ -33,6 +40,8 @@ _ONE_OR_MANY = [
     {"items": {"type": "integer"}},
     {"items": {"type": ["string", "array"]}, "maxItems": MAX_INPUTS},
 ]
+
+_MIXED = "inputs mixes token ids with other inputs: put the token ids of one input into a list of their own."
 
 _WEIGHT_BYTES = 37  # {"index":12345,"value":0.12345678},
 _WRITTEN = np.zeros((0, 0), np.float32)  # in the place of vectors that are rendered, and need not be kept
@@ -88,7 +97,7 @@ _decode_request = parser(EmbedRequest)
 
 
 def parse_request(content: bytes, max_inputs: int) -> EmbedRequest:
-    """Long lists of token ids in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` of them."""
+    """Long lists of token ids in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` inputs."""
     found = long_id_lists(content, "inputs", max_inputs)
     if found is not None:
         body = _decode_request(found.rest)
@@ -97,21 +106,16 @@ def parse_request(content: bytes, max_inputs: int) -> EmbedRequest:
                 raise too_many_inputs(len(found.lists), max_inputs, "inputs")
             body.inputs = [*found.lists]
             return body
-    return _decode_request(content)
+    body = _decode_request(content)
+    if not isinstance(body.inputs, str):
+        check_inputs(body.inputs, max_inputs, "inputs", _MIXED)
+    return body
 
 
 def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
-    """One entry an input: a text, or its token ids. A list of numbers is one input. Raises InvalidRequestError."""
-    if isinstance(given, str):
-        return [given]
-    inputs: list[ModelInput] = [value for value in given if not isinstance(value, int)]
-    ids = [value for value in given if isinstance(value, int)]
-    if inputs and ids:
-        raise InvalidRequestError(
-            "inputs mixes token ids with other inputs: put the token ids of one input into a list of their own.",
-            "inputs",
-        )
-    return [ids] if ids else inputs
+    """One entry an input: a text, or its token ids. A list of numbers, which was checked, is one input."""
+    is_one = isinstance(given, str) or is_one_input(given)
+    return cast(list[ModelInput], [given] if is_one else given)
 
 
 async def embed(body: EmbedRequest, call: Call) -> Reply:

@@ -145,7 +145,7 @@ class ParsedRequest(NamedTuple):
 
 
 def parse(content: bytes, max_inputs: int) -> ParsedRequest:
-    """A body and its inputs. Raises InvalidRequestError, also for more than ``max_inputs`` lists of token ids."""
+    """A body and its inputs. Raises InvalidRequestError, also for more than ``max_inputs`` inputs."""
     found = long_id_lists(content, "input", max_inputs)
     if found is not None:
         body = parse_request(found.rest)
@@ -155,6 +155,8 @@ def parse(content: bytes, max_inputs: int) -> ParsedRequest:
             return ParsedRequest(body, found.lists)
     body = parse_request(content)
     inputs = parse_input(bytes(body.input))
+    if len(inputs) > max_inputs:
+        raise too_many_inputs(len(inputs), max_inputs, "input")
     body.input = msgspec.Raw(b"null")  # or it would keep the whole content
     return ParsedRequest(body, inputs)
 

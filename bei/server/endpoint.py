@@ -7,7 +7,7 @@ answer. Handlers know neither bytes nor HTTP; everything that is the same for al
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,8 @@ from starlette.responses import Response
 
 from bei.errors import InvalidRequestError
 from bei.offload import off_loop
+from bei.server.bodies import SCOPE_KEY as BODY
+from bei.server.bodies import Body
 from bei.server.call import Call, Context
 from bei.server.coding import coded
 from bei.server.http import (
@@ -33,7 +35,7 @@ from bei.server.http import (
 from bei.server.keys import SCOPE_KEY as KEY
 from bei.server.keys import Key
 from bei.server.negotiation import AnswerForm, answer_form
-from bei.server.rendering import INLINE_BYTES, Octets, num_bytes_of, pieces_of, whole
+from bei.server.rendering import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.reply import Reply
 from bei.server.urgency import urgency_of
 from bei.server.work import SCOPE_KEY as WORK
@@ -128,7 +130,8 @@ class Endpoint:
         del content
         if timing is not None:
             timing.parsed()
-        call = Call(self._context, urgency, work, any_model=self._any_model, has_report=form.has_report, key=key)
+        account: Body | None = request.scope.get(BODY)
+        call = Call(self._context, urgency, work, account, key, any_model=self._any_model, has_report=form.has_report)
         response: Response | None = None
         try:
             handling = self._route.handle(body, call)
@@ -156,17 +159,18 @@ class Endpoint:
                 headers["content-encoding"] = coding
                 content = await unless_disconnected(request, off_loop(b"".join, coded([content], coding)))
             return WholeResponse(content, headers, media_type)
-        pieces = pieces_of(written, notation)
+        pieces: Iterator[bytes] = pieces_of(written, notation)
         del reply, written
         if coding is not None:
             headers["content-encoding"] = coding
             pieces = coded(pieces, coding)
+        on_end = partial(self._end, call, True)
         if request.scope.get("http_version") == "1.0":  # knows no body without a length
             content = await unless_disconnected(request, off_loop(b"".join, pieces))
-            self._memory.soon()
-            return WholeResponse(content, headers, media_type)
+            slices = slices_of(content)
+            return StreamedResponse(next(slices), slices, headers, media_type, on_end, len(content))
         first = await unless_disconnected(request, off_loop(next, pieces))  # fails before anything is sent
-        return StreamedResponse(first, pieces, headers, media_type, partial(self._end, call, True))
+        return StreamedResponse(first, pieces, headers, media_type, on_end)
 
     def _headers(self, reply: Reply, call: Call, written: object) -> dict[str, str]:
         headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else {}

@@ -23,7 +23,8 @@ _LENGTH = b"\r\ncontent-length: "
 
 
 class Exchange(RequestResponseCycle):
-    """One request, and the answer to it. ``account``: of its body."""
+    """One request and its answer: uvicorn's RequestResponseCycle, with ``received`` and ``answer``, which do in one
+    call what several ASGI messages do. ``account`` counts the body against ``body_memory``."""
 
     # uvicorn declares asyncio's, of which its cycle calls no other methods than these.
     transport: AnswerTransport  # type: ignore[assignment]
@@ -33,15 +34,14 @@ class Exchange(RequestResponseCycle):
         self.account = account
 
     def received(self, limit: int) -> bytes | None:
-        """The request's body, once; None where ASGI's messages have to say it: not all of it is there, it has more than
-        ``limit`` bytes, or it failed."""
+        """Take the body, if all of it has arrived, it is at most ``limit`` bytes and nothing failed. A second call
+        gives b"". None: read it with ``receive``, which waits for the rest or tells of the failure."""
         if self.more_body or self.disconnected or self.account.error is not None or len(self.body) > limit:
             return None
         self.flow.resume_reading()  # that a client leaves is read
         content = bytes(self.body)
         self.body = bytearray()
         self.message_event.clear()
-        self.account.release()
         return content
 
     @property
@@ -63,7 +63,8 @@ class Exchange(RequestResponseCycle):
 
 
 def exchange_of(way: Receive | Send) -> Exchange | None:
-    """Whose way to receive or to send this is; None with other servers, or where it is wrapped."""
+    """The exchange that this ``receive`` or ``send`` is a method of. None if it is another server's or a wrapper's:
+    then ASGI messages must be used."""
     found = getattr(way, "__self__", None)
     return found if isinstance(found, Exchange) else None
 

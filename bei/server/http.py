@@ -38,16 +38,22 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The whole body, decoded. Of a longer one than ``limit`` some more is read and dropped, so that the client, which
     is still sending, gets to see the answer. ``limit`` holds for what arrives and for what it decodes to.
 
-    Raises EncodingNotSupportedError, PayloadTooLargeError, InvalidRequestError, ClientDisconnect, and what the
-    connection gives its body up with: RequestTimeoutError, OverloadedError.
+    Raises EncodingNotSupportedError, PayloadTooLargeError, InvalidRequestError, ClientDisconnect, and what its body was
+    given up with: RequestTimeoutError, OverloadedError.
     """
     coding = content_coding(_content_encoding(request.scope["headers"]))
     body: Body | None = request.scope.get(SCOPE_KEY)
-    try:
-        return await decoded(await _received(request, body, limit), coding, limit)
-    finally:
-        if body is not None:
-            body.release()
+    received = await _received(request, body, limit)
+    content = await decoded(received, coding, limit)
+    if body is not None:
+        body.grow(len(content) - len(received))
+        _check(body)
+    return content
+
+
+def _check(body: Body) -> None:
+    if body.error is not None:
+        raise body.error
 
 
 def whole_body(request: Request, limit: int) -> bytes | None:
@@ -70,8 +76,8 @@ async def _received(request: Request, body: Body | None, limit: int) -> bytes:
     size, is_last = 0, False
     while not is_last and size <= limit + _DROPPED:
         message = await request.receive()
-        if body is not None and body.error is not None:
-            raise body.error
+        if body is not None:
+            _check(body)
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
@@ -158,7 +164,7 @@ class WholeResponse(Response):
 
 class StreamedResponse(Response):
     """200 with a body of ``first`` and ``pieces``, each rendered off the event loop when the client has taken those
-    before it. The length is not known beforehand, so it is sent in HTTP's chunks.
+    before it. Where the ``length`` of all is not known it is sent in HTTP's chunks.
 
     ``on_end`` is called when the last piece is with the client, or the client has left or takes nothing any more
     (ClientDisconnect), or rendering fails. Then the error leaves, and the ASGI server closes the connection without the
@@ -167,14 +173,18 @@ class StreamedResponse(Response):
 
     def __init__(
         self,
-        first: bytes,
-        pieces: Iterator[bytes],
+        first: bytes | memoryview,
+        pieces: Iterator[bytes | memoryview],
         headers: Mapping[str, str] | None,
         media_type: str,
         on_end: Callable[[], None],
+        length: int | None = None,
     ) -> None:
         super().__init__(None, 200, headers, media_type)
-        del self.headers["content-length"]
+        if length is None:
+            del self.headers["content-length"]
+        else:
+            self.headers["content-length"] = str(length)
         self._first = first
         self._pieces = pieces
         self._on_end = on_end
@@ -189,7 +199,7 @@ class StreamedResponse(Response):
             self._on_end()
 
     async def _send_pieces(self, send: Send) -> None:
-        piece: bytes | None = self._first
+        piece: bytes | memoryview | None = self._first
         self._first = b""
         while piece is not None:
             # Not asyncio.wait_for: before Python 3.12 it loses the cancellation of who leaves as the socket empties.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -51,6 +52,20 @@ def too_many_inputs(count: int, limit: int, param: str) -> InvalidRequestError:
     return InvalidRequestError(f"The request has {count} inputs, the limit is {limit}: split it.", param)
 
 
+def is_one_input(given: Seq[object]) -> bool:
+    """Whether ``given`` is the token ids of one input, by its first element, and not a list of inputs."""
+    return isinstance(given[0], int) if given else False
+
+
+def check_inputs(given: Seq[object], max_inputs: int, param: str, mixed: str) -> None:
+    """Raise InvalidRequestError for more than ``max_inputs`` inputs, or, as ``mixed``, for ids beside other inputs."""
+    is_one = is_one_input(given)
+    if not is_one and len(given) > max_inputs:
+        raise too_many_inputs(len(given), max_inputs, param)
+    if any(isinstance(value, int) is not is_one for value in given):
+        raise InvalidRequestError(mixed, param)
+
+
 class LongIdLists(NamedTuple):
     """Token ids of a long body, and ``rest``, the body with ``PLACEHOLDER`` in their place."""
 
@@ -59,7 +74,7 @@ class LongIdLists(NamedTuple):
 
 
 def long_id_lists(content: bytes, field: str, max_lists: int) -> LongIdLists | None:
-    """The lists of token ids in ``field`` of a long body, decoded in pieces.
+    """The lists of token ids in ``field`` of a long body, decoded in pieces. A list of ids is a list of one.
 
     Where there are more than ``max_lists`` the others are there, but empty: lists by the million, which are refused,
     would keep the garbage collector busy for seconds.
@@ -69,28 +84,54 @@ def long_id_lists(content: bytes, field: str, max_lists: int) -> LongIdLists | N
     """
     if len(content) <= PIECE_BYTES:
         return None
-    found = re.search(rb'"%s"\s*:\s*(?=\[\s*\[)' % field.encode(), content)
+    found = re.search(rb'"%s"\s*:\s*(?=\[\s*([\[0-9]))' % field.encode(), content)
     if found is None:
         return None
-    lists: list[list[int]] = []
-    start = content.index(b"[", found.end()) + 1
+    read = _lists_from if found[1] == b"[" else _ids_from
     try:
-        while True:
-            stop = content.find(b"]", start + PIECE_BYTES) + 1 or len(content)
-            end = _END_OF_LISTS.search(content, start, stop)
-            stop = stop if end is None else end.start() + 1  # behind the last list
-            if len(lists) <= max_lists:
-                lists += _id_lists_decoder.decode(b"[" + content[start:stop] + b"]")
-            else:
-                lists += [_LEFT_OUT] * content.count(b"[", start, stop)
-            behind = _BEHIND_LIST.match(content, stop)
-            if behind is None:  # no JSON
-                return None
-            start = behind.end()
-            if behind[1] == b"]":
-                return LongIdLists(lists, content[: found.end()] + PLACEHOLDER + content[start:])
+        there = read(content, content.index(b"[", found.end()) + 1, max_lists)
     except msgspec.DecodeError:
         return None
+    if there is None:
+        return None
+    lists, stop = there
+    return LongIdLists(lists, content[: found.end()] + PLACEHOLDER + content[stop:])
+
+
+def _ids_from(content: bytes, start: int, _: int) -> tuple[list[list[int]], int] | None:
+    """The list of ids whose first one is at ``start``, and where it ends. None: it is no JSON."""
+    ids: list[int] = []
+    end = content.find(b"]", start)
+    if end < 0:
+        return None
+    while True:
+        stop = content.find(b",", start + PIECE_BYTES, end)
+        piece = _ids_decoder.decode(b"[" + content[start : stop if stop >= 0 else end] + b"]")
+        if not piece:  # behind a comma
+            return None
+        ids += piece
+        if stop < 0:
+            return [ids], end + 1
+        start = stop + 1
+
+
+def _lists_from(content: bytes, start: int, max_lists: int) -> tuple[list[list[int]], int] | None:
+    """The lists of ids the first of which is at ``start``, and where they end. None: it is no JSON."""
+    lists: list[list[int]] = []
+    while True:
+        stop = content.find(b"]", start + PIECE_BYTES) + 1 or len(content)
+        end = _END_OF_LISTS.search(content, start, stop)
+        stop = stop if end is None else end.start() + 1  # behind the last list
+        if len(lists) <= max_lists:
+            lists += _id_lists_decoder.decode(b"[" + content[start:stop] + b"]")
+        else:
+            lists += [_LEFT_OUT] * content.count(b"[", start, stop)
+        behind = _BEHIND_LIST.match(content, stop)
+        if behind is None:  # no JSON
+            return None
+        start = behind.end()
+        if behind[1] == b"]":
+            return lists, start
 
 
 # In the place of lists that were taken out: no client sends such a text.
@@ -101,6 +142,7 @@ _LEFT_OUT: list[int] = []
 
 _END_OF_LISTS = re.compile(rb"\]\s*\]")
 _BEHIND_LIST = re.compile(rb"\s*([,\]])")
+_ids_decoder = msgspec.json.Decoder(list[TokenId])
 _id_lists_decoder = msgspec.json.Decoder(list[list[TokenId]])
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 

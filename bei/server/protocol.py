@@ -86,7 +86,9 @@ class Connection(HttpToolsProtocol):
         self._max_header_bytes, self._max_headers = self._limits.max_header_bytes, self._limits.max_headers
         self._phase = _IDLE
         self._has_asked = False  # its first request has begun
-        self._is_deaf = False  # what comes is dropped: the connection ends with the answers that are due
+        # After a fatal error: further input is ignored, answers that are due still go out, the last one closes the
+        # connection.
+        self._is_deaf = False
         self.deadline_s = math.inf
         self._body_since_s = 0.0
         self._head_begins = False  # with the bytes that are parsed now, or behind others among them
@@ -95,7 +97,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed_bytes = 0  # of a body that the parser has taken and has nothing to show for
         self._has_moved = False
         self._dropped_bytes = 0
-        self._unsent_bytes = 0
+        self._unsent_bytes: float = math.inf  # when the client's time to take its answers began
         self._due: deque[tuple[RequestResponseCycle, Body]] = deque()  # requests that are not answered
         self._body: Body | None = None  # of the last request
 
@@ -180,6 +182,7 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The client has taken what was written."""
         super().resume_writing()
+        self._unsent_bytes = math.inf
         if self._is_waiting:
             self._await_answer()
 
@@ -303,6 +306,7 @@ class Connection(HttpToolsProtocol):
             return
         assert self._body is not None
         self._body.complete = True
+        self._body.on_fail = None  # who has read it does not wait for the connection
         if self.cycle.response_complete:
             self._set_idle()
             self._connections.set_idle(self)
@@ -319,7 +323,7 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         self._answer_transport.end_answer()
         if self._due:  # else the connection is lost
-            self._due.popleft()[1].release()
+            self._due.popleft()[1].end()
         if self._phase is _CLOSING or self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -345,8 +349,7 @@ class Connection(HttpToolsProtocol):
         if self._is_waiting:
             self._expire_flush(now_s)
         elif self._phase is _HEAD:
-            seconds = f"{self._connections.header_timeout_s:g} s"
-            self._give_up(RequestTimeoutError(f"The headers did not arrive within {seconds}: send the request again."))
+            self._expire_head(now_s)
         elif self._phase is _BODY:
             self._expire_body(now_s)
         elif self.transport.get_write_buffer_size():
@@ -360,13 +363,28 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.abort()
 
+    def _expire_unread(self, now_s: float, timeout_s: float) -> None:
+        """The server itself does not read: the client has done nothing wrong while it takes its answers."""
+        if self.flow.write_paused:
+            self._expire_flush(now_s)
+        else:
+            self.deadline_s = now_s + timeout_s
+
+    def _expire_head(self, now_s: float) -> None:
+        timeout_s = self._connections.header_timeout_s
+        if self.flow.read_paused:
+            self._expire_unread(now_s, timeout_s)
+        else:
+            message = f"The headers did not arrive within {timeout_s:g} s: send the request again."
+            self._give_up(RequestTimeoutError(message))
+
     def _expire_body(self, now_s: float) -> None:
         assert self._body is not None
         due_s = self._body_since_s + self._limits.body_timeout
         due_s += (self._body.size + self._dropped_bytes) / _MIN_BYTES_PER_S
-        if self.flow.read_paused:  # not the client's fault
+        if self.flow.read_paused:
             self._body_since_s = now_s
-            self.deadline_s = now_s + self._limits.body_timeout
+            self._expire_unread(now_s, self._limits.body_timeout)
         elif due_s > now_s:
             self.deadline_s = due_s
         else:
@@ -398,6 +416,11 @@ class Connection(HttpToolsProtocol):
             self._linger()
         elif self._phase is not _CLOSING:
             self.cycle.keep_alive = False
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of answers that the client has not taken."""
+        return self.transport.get_write_buffer_size()
 
     def drop(self) -> None:
         """Close at once; of an answer that the client has not taken the rest is lost."""
@@ -451,6 +474,7 @@ class Connection(HttpToolsProtocol):
         self._phase = _HEAD
         self._head_begins = False  # the parser takes empty lines first, and says nothing of them
         self._head_bytes = self._unparsed_bytes = 0
+        self._unsent_bytes = math.inf
         self.deadline_s = self.loop.time() + self._connections.header_timeout_s
 
     def _await_answer(self) -> None:

@@ -149,6 +149,13 @@ def pieces_of(content: object, notation: Notation = IN_JSON) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
+def slices_of(written: bytes) -> Iterator[memoryview]:
+    """What is written already, in pieces of the same size, without copies."""
+    view = memoryview(written)
+    for start in range(0, len(view), PIECE_BYTES):
+        yield view[start : start + PIECE_BYTES]
+
+
 def _parts(content: object, notation: Notation) -> Iterator[bytes]:
     if isinstance(content, Items):
         yield from _parts_of_items(content, notation)

@@ -13,6 +13,7 @@ import math
 import time
 import uuid
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
@@ -26,7 +27,7 @@ from bei.server.endpoint import Route
 from bei.server.fields import Limits, Texts, limits_of_inputs, without
 from bei.server.fields import Text as NonEmptyText
 from bei.server.inference import order_of
-from bei.server.parsing import parser_by_field
+from bei.server.parsing import parser_by_field, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.reply import Reply
 from bei.server.unsupported import PairControls
@@ -153,11 +154,13 @@ _parse_fields = parser_by_field(texts=TextsRequest, documents=DocumentsRequest)
 _document_decoder: msgspec.json.Decoder[Document] = msgspec.json.Decoder(Document)
 
 
-def parse(content: bytes) -> ParsedRequest:
-    """A body in either dialect. Raises InvalidRequestError."""
+def parse(content: bytes, max_inputs: int) -> ParsedRequest:
+    """A body in either dialect. Raises InvalidRequestError, also for more than ``max_inputs`` documents."""
     body: TextsRequest | DocumentsRequest = _parse_fields(content)
     if isinstance(body, TextsRequest):
         return body
+    if len(body.documents) > max_inputs:
+        raise too_many_inputs(len(body.documents), max_inputs, "documents")
     texts = [_decoded_text(index, raw, body.rank_fields) for index, raw in enumerate(body.documents)]
     body.documents = []  # or they would keep the whole content
     return ParsedDocuments(body, texts)
@@ -305,19 +308,21 @@ def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | No
     return {"text": text} if (by_default if body.return_documents is None else body.return_documents) else None
 
 
-def _route(path: str, summary: str) -> Route[ParsedRequest]:
+def _route(path: str, summary: str, max_inputs: int) -> Route[ParsedRequest]:
     async def handle(request: ParsedRequest, call: Call) -> Reply:
         return await rank(request, call, path)
 
     handle.__doc__ = rank.__doc__
-    return Route(path, summary, _REQUESTS, (list[Rank], RerankResponse), parse, handle)
+    return Route(path, summary, _REQUESTS, (list[Rank], RerankResponse), partial(parse, max_inputs=max_inputs), handle)
 
 
 _REQUESTS = (Annotated[TextsRequest, without("documents")], Annotated[DocumentsRequest, without("texts")])
 
 
-ROUTES = (
-    _route("/rerank", "Rerank (TEI, BEI, Infinity, vLLM)"),
-    _route("/v1/rerank", "Rerank (Jina, Cohere v1, vLLM)"),
-    _route("/v2/rerank", "Rerank (Cohere v2)"),
-)
+def routes(max_inputs: int) -> tuple[Route[ParsedRequest], ...]:
+    """The routes of a server whose requests have at most ``max_inputs`` inputs."""
+    return (
+        _route("/rerank", "Rerank (TEI, BEI, Infinity, vLLM)", max_inputs),
+        _route("/v1/rerank", "Rerank (Jina, Cohere v1, vLLM)", max_inputs),
+        _route("/v2/rerank", "Rerank (Cohere v2)", max_inputs),
+    )

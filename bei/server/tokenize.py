@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from collections.abc import Set
 from dataclasses import replace
 from typing import Annotated, TypedDict
 
@@ -11,6 +12,7 @@ from msgspec import Meta
 
 from bei.core import Encoding
 from bei.errors import EmptyInputError, InvalidRequestError
+from bei.offload import off_loop
 from bei.prompts import in_role, prompt_of, prompted, role_of
 from bei.server.call import Call
 from bei.server.controls import Model
@@ -33,6 +35,8 @@ _AROUND_BYTES = 3
 
 # Of one text that is decoded: the tokenizer holds the interpreter's lock for 13 ms.
 MOST_IDS = 65_536
+# More token ids are looked at off the event loop: so many take 2 ms.
+_MANY_IDS = 65_536
 
 
 class InputsRequest(msgspec.Struct, kw_only=True):
@@ -86,7 +90,7 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
     if isinstance(body, PromptRequest):
         call.check_inputs([body.prompt], "prompt")
         names = bool(body.return_token_strs)
-        ticket = call.admit(service, [body.prompt], bytes_per_token=_ID_BYTES + names * _NAME_BYTES)
+        ticket = call.admit(service, [body.prompt], bytes_per_token=_ID_BYTES + names * _NAME_BYTES, whole=True)
         (encoding,) = await service.encode([body.prompt], ticket=ticket, options=options)
         return Reply(render_count(encoding, service.encoder, service.manifest.max_seq_len, names=names))
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -96,7 +100,7 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
     if asked != (None, None):
         texts = list(prompted(prompt_of(service.manifest, *asked), texts))
         options = in_role(options, role_of(service.manifest, *asked))
-    ticket = call.admit(service, texts, bytes_per_token=_TOKEN_BYTES)
+    ticket = call.admit(service, texts, bytes_per_token=_TOKEN_BYTES, whole=True)
     encodings = await service.encode(texts, ticket=ticket, options=options)
     num_bytes = sum(encoding.num_tokens for encoding in encodings) * _TOKEN_BYTES
 
@@ -141,7 +145,7 @@ def render_count(encoding: Encoding, encoder: TextEncoder, max_seq_len: int, *, 
     }
 
 
-def decoded(
+async def decoded(
     call: Call, service: InferenceService, lists: Seq[Seq[int]], param: str, *, skip_special_tokens: bool
 ) -> Items:
     """The text of each of ``lists``, token ids which the field ``param`` holds. Raises InvalidRequestError."""
@@ -150,6 +154,19 @@ def decoded(
     call.check_answer(num_bytes)
     call.admit(service, [[0]] * len(lists))  # no work for the engine
     known = service.encoder.known_ids
+    if sum(map(len, lists)) > _MANY_IDS:
+        await off_loop(_check_ids, lists, known, param)
+    else:
+        _check_ids(lists, known, param)
+
+    def texts(start: int, stop: int) -> list[str]:
+        return [service.encoder.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists[start:stop]]
+
+    return Items(len(lists), num_bytes, texts)
+
+
+def _check_ids(lists: Seq[Seq[int]], known: Set[int], param: str) -> None:
+    """Whether each of ``lists`` can be decoded. Raises InvalidRequestError."""
     for index, ids in enumerate(lists):
         if not ids:
             raise EmptyInputError(f"{param} {index} is empty: leave it out.", param)
@@ -159,11 +176,6 @@ def decoded(
             )
         if unknown := set(ids) - known:
             raise InvalidRequestError(f"This model's tokenizer has no token {min(unknown)}.", param)
-
-    def texts(start: int, stop: int) -> list[str]:
-        return [service.encoder.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists[start:stop]]
-
-    return Items(len(lists), num_bytes, texts)
 
 
 ROUTE = Route(

@@ -152,6 +152,25 @@ def test_a_body_that_does_not_arrive_in_time_is_408(start: StartServer) -> None:
     assert server.metric("bei_requests_total", route="/v1/embeddings", status="408") == 1
 
 
+def test_a_body_that_is_too_large_and_stalls_is_408(start: StartServer) -> None:
+    server = start("--body-timeout", 1, "--payload-limit", 100)
+    with connect(server) as wire:
+        wire.sendall(head(1000) + b" " * 500)
+        assert read_answer(wire).status == 408
+        assert is_closed(wire)
+
+
+def test_a_body_that_is_too_large_and_becomes_malformed_is_400(start: StartServer) -> None:
+    server = start("--payload-limit", 100)
+    with connect(server) as wire:
+        wire.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: bei\r\ntransfer-encoding: chunked\r\n\r\n")
+        wire.sendall(b"c8\r\n" + b" " * 200 + b"\r\n")
+        wait_until_read(server)
+        wire.sendall(b"not hex\r\n")
+        assert read_answer(wire).status == 400
+        assert is_closed(wire)
+
+
 def test_a_slow_body_that_makes_progress_is_read(start: StartServer) -> None:
     server = start("--body-timeout", 2)
     body = b'{"input": [5]' + b" " * 99_986 + b"}"

@@ -13,7 +13,7 @@ def all_dialects(models: Models, config: ServeConfig, server: WholeServer) -> tu
     """In the order in which messages name them; ``bei.config.DIALECTS`` has the same names."""
     return (
         tei.dialect(models, config, server),
-        cohere.DIALECT,
+        cohere.dialect(config),
         jina.DIALECT,
         voyage.DIALECT,
         nim.dialect(models, server),

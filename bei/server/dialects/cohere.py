@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
+from bei.config import ServeConfig
 from bei.errors import BeiError, InvalidRequestError
 from bei.server import rerank, tokenize
 from bei.server.call import Call
@@ -242,7 +243,7 @@ async def tokenize_text(body: TokenizeRequest, call: Call) -> Reply:
 
 async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
     """The text of token ids, special tokens included."""
-    texts = tokenize.decoded(call, call.named(body.model), [body.tokens], "tokens", skip_special_tokens=False)
+    texts = await tokenize.decoded(call, call.named(body.model), [body.tokens], "tokens", skip_special_tokens=False)
     return Reply({"text": texts.make(0, 1)[0], "meta": {"api_version": {"version": "1"}}})
 
 
@@ -274,14 +275,7 @@ def _as_cohere(body: rerank.RerankControls) -> None:
 
 _TOP_N = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
 _COHERE = limits(properties={"texts": {"type": "null"}, "top_n": _TOP_N})
-_RERANK_ROUTES = tuple(
-    replace(
-        adjusted(route, _as_cohere),
-        request=(Annotated[rerank.TextsRequest, without("documents")], Annotated[rerank.DocumentsRequest, _COHERE]),
-    )
-    for route in rerank.ROUTES
-    if route.path != "/rerank"
-)
+_RERANK_REQUESTS = (Annotated[rerank.TextsRequest, without("documents")], Annotated[rerank.DocumentsRequest, _COHERE])
 
 _TOKEN_ROUTES: tuple[Route[Any], ...] = (
     Route(
@@ -304,9 +298,12 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
     ),
 )
 
-DIALECT = Dialect(
-    "cohere",
-    (*EMBED_ROUTES, *_RERANK_ROUTES, *_TOKEN_ROUTES),
-    error_form,
-    Message,
-)
+
+def dialect(config: ServeConfig) -> Dialect:
+    """Of a server with these settings."""
+    rerank_routes = (
+        replace(adjusted(route, _as_cohere), request=_RERANK_REQUESTS)
+        for route in rerank.routes(config.max_client_batch_size)
+        if route.path != "/rerank"
+    )
+    return Dialect("cohere", (*EMBED_ROUTES, *rerank_routes, *_TOKEN_ROUTES), error_form, Message)

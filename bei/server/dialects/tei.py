@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
 from fastapi import APIRouter
@@ -29,7 +29,15 @@ from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, limits, limits_of_inputs
 from bei.server.info import info_router
 from bei.server.models import Models
-from bei.server.parsing import PLACEHOLDER_TEXT, TokenId, long_id_lists, parser, too_many_inputs
+from bei.server.parsing import (
+    PLACEHOLDER_TEXT,
+    TokenId,
+    check_inputs,
+    is_one_input,
+    long_id_lists,
+    parser,
+    too_many_inputs,
+)
 from bei.server.pipelines import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
 from bei.server.reads import answers
 from bei.server.rendering import FLOAT_BYTES, Items, num_bytes_of
@@ -87,7 +95,7 @@ _decode_long_request = parser(_LongRequest)
 
 
 def parse_ids(content: bytes, max_inputs: int) -> DecodeRequest:
-    """Long lists in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` of them."""
+    """Long lists in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` lists."""
     found = long_id_lists(content, "ids", max_inputs)
     if found is not None:
         body = _decode_long_request(found.rest)
@@ -96,17 +104,16 @@ def parse_ids(content: bytes, max_inputs: int) -> DecodeRequest:
                 raise too_many_inputs(len(found.lists), max_inputs, "ids")
             skip = body.skip_special_tokens
             return DecodeRequest(ids=[*found.lists], model=body.model, skip_special_tokens=skip)
-    return _decode_request(content)
+    request = _decode_request(content)
+    check_inputs(request.ids, max_inputs, "ids", "ids mixes token ids and lists of them: send one kind.")
+    return request
 
 
 async def decode(body: DecodeRequest, call: Call) -> Reply:
     """The texts of token ids."""
-    lists = [given for given in body.ids if isinstance(given, list)]
-    ids = [given for given in body.ids if isinstance(given, int)]
-    if ids and lists:
-        raise InvalidRequestError("ids mixes token ids and lists of them: send one kind.", "ids")
+    lists = cast(list[list[int]], [body.ids] if is_one_input(body.ids) else body.ids)
     skip = body.skip_special_tokens
-    return Reply(decoded(call, call.named(body.model), [ids] if ids else lists, "ids", skip_special_tokens=skip))
+    return Reply(await decoded(call, call.named(body.model), lists, "ids", skip_special_tokens=skip))
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
@@ -297,7 +304,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
     accepts_ids = config.openai_token_ids == "accept"
     openai = adjusted(embeddings.route(max_inputs, accepts_ids=accepts_ids), _unit_length)
     openai = replace(openai, timing_headers=timing_headers)
-    shared = (*embed.routes(max_inputs), *classify.ROUTES, *rerank.ROUTES)
+    shared = (*embed.routes(max_inputs), *classify.ROUTES, *rerank.routes(max_inputs))
     routes = (
         *root_routes(),
         *with_timing(route for route in shared if route.path in _TIMED),

@@ -177,7 +177,7 @@ async def _cosines(
 async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
     """The text of token ids, special tokens included."""
     service = call.named(body.model)
-    texts = tokenize.decoded(call, service, [body.tokens], "tokens", skip_special_tokens=False)
+    texts = await tokenize.decoded(call, service, [body.tokens], "tokens", skip_special_tokens=False)
     return Reply({"prompt": texts.make(0, 1)[0]})
 
 
@@ -269,7 +269,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
         SCORE,
         replace(SCORE, path="/v1/score"),
         vllm_pooling.ROUTE,
-        *rerank.ROUTES,
+        *rerank.routes(config.max_client_batch_size),
         classifying,
         replace(classifying, path="/v1/classify"),
     )

@@ -24,6 +24,8 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.sent: list[str] = []
         self.is_closed = False
+        self.is_aborted = False
+        self.unsent_bytes = 0  # for the test to set
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent.append(bytes(data).decode())
@@ -38,7 +40,13 @@ class Transport(asyncio.Transport):
         self.is_closed = True
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent_bytes
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
+
+    def can_write_eof(self) -> bool:
+        return False
 
     def pause_reading(self) -> None:
         pass
@@ -47,20 +55,32 @@ class Transport(asyncio.Transport):
         pass
 
 
+def connect(app: ASGIApp) -> tuple[Connection, Transport]:
+    """A client of ``app``, on the running loop."""
+    transport = Transport()
+    config = uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, proxy_headers=False)
+    config.load()
+    connections = Connections(ServeConfig(), Metrics(), 10)
+    connection = Connection(config, ServerState(), connections, asyncio.get_running_loop())
+    connection.connection_made(transport)
+    return connection, transport
+
+
+async def all_answered(connection: Connection) -> None:
+    """Return when no request is under way."""
+    while connection.tasks:
+        await asyncio.gather(*connection.tasks)
+
+
 def answered(app: ASGIApp, *requests: bytes) -> Transport:
     """What ``app`` sends to a client that sends ``requests``, each when the one before it is answered."""
-    transport = Transport()
 
-    async def scenario() -> None:
-        config = uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, proxy_headers=False)
-        config.load()
-        connections = Connections(ServeConfig(), Metrics(), 10)
-        connection = Connection(config, ServerState(), connections, asyncio.get_running_loop())
-        connection.connection_made(transport)
+    async def scenario() -> Transport:
+        connection, transport = connect(app)
         for request in requests:
             connection.data_received(request)
-            await asyncio.gather(*connection.tasks)
+            await all_answered(connection)
         connection.connection_lost(None)
+        return transport
 
-    asyncio.run(scenario())
-    return transport
+    return asyncio.run(scenario())

@@ -84,6 +84,52 @@ def test_a_body_that_failed_gives_back_once() -> None:
     assert memory.held == 3
 
 
+def test_a_released_body_that_fails_is_still_heard_of_and_only_once() -> None:
+    body = Body(BodyMemory(10))
+    heard: list[str] = []
+    body.on_fail = lambda: heard.append("failed")
+    body.release()
+    body.fail(RequestTimeoutError("late"))
+    body.fail(RequestTimeoutError("late"))
+    assert heard == ["failed"]
+
+
+def test_a_body_that_is_done_with_leads_to_nothing() -> None:
+    answered, lost = Body(BodyMemory(10)), Body(BodyMemory(10))
+    for body in (answered, lost):
+        body.on_fail = lambda: None
+    answered.end()
+    lost.lose()
+    assert answered.on_fail is lost.on_fail is None
+
+
+def test_what_decoding_adds_counts_until_it_is_released() -> None:
+    memory = BodyMemory(100)
+    first, second = Body(memory), Body(memory)
+    first.add(10)
+    first.grow(80)
+    assert (memory.held, first.size, first.error) == (90, 10, None)
+    second.add(5)
+    second.grow(20)
+    assert isinstance(second.error, OverloadedError)
+    assert memory.held == 90
+    first.grow(-60)
+    assert memory.held == 30
+    first.release()
+    assert memory.held == 0
+
+
+def test_who_is_refused_is_told_times_that_differ() -> None:
+    errors = []
+    for _ in range(20):
+        body = Body(BodyMemory(1))
+        body.add(2)
+        assert isinstance(body.error, OverloadedError)
+        errors.append(body.error.retry_after_s)
+    assert len(set(errors)) > 1
+    assert all(1 <= retry_s <= 1.2 for retry_s in errors)
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 40)), max_size=60))
 def test_the_memory_holds_what_its_bodies_hold_and_never_more_than_its_limit(steps: list[tuple[int, int]]) -> None:
     memory = BodyMemory(100)

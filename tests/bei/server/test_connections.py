@@ -22,6 +22,7 @@ class Member:
 
     def __init__(self) -> None:
         self.deadline_s = math.inf
+        self.unsent_bytes = 0
         self.error: BeiError | None = None
         self.is_dropped = False
         self.expired: list[float] = []
@@ -101,6 +102,18 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
+
+
+@pytest.mark.parametrize(("unsent", "dropped"), [([0, 0, 0], 0), ([9, 0, 0], 1), ([9, 9, 0], 2), ([9, 9, 9], 0)])
+def test_an_idle_connection_with_unsent_answers_is_closed_only_where_all_have_some(
+    unsent: list[int], dropped: int
+) -> None:
+    all_of_them, members = connections(len(unsent)), [Member() for _ in unsent]
+    for member, size in zip(members, unsent, strict=True):
+        all_of_them.add(member)
+        member.unsent_bytes = size
+    all_of_them.add(Member())
+    assert [index for index, member in enumerate(members) if member.is_dropped] == [dropped]
 
 
 def test_of_too_many_that_linger_the_oldest_is_closed() -> None:

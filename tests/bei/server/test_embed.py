@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bei.engine.fake import FakeEngine
 from bei.errors import InvalidRequestError
 from bei.postprocess import unit_length
-from bei.server.embed import inputs_of
+from bei.server.embed import inputs_of, parse_request
 from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
@@ -257,11 +257,12 @@ _inputs = st.lists(st.text(max_size=3) | st.integers(0, 9) | st.lists(st.integer
 @given(_inputs)
 def test_a_list_is_one_input_if_it_has_numbers_only_and_else_has_none(inputs: list[str | int | list[int]]) -> None:
     numbers = [value for value in inputs if isinstance(value, int)]
+    content = json.dumps({"inputs": inputs}).encode()
     if numbers and len(numbers) < len(inputs):
         with pytest.raises(InvalidRequestError, match="a list of their own"):
-            inputs_of(inputs)
+            parse_request(content, 5)
     else:
-        assert inputs_of(inputs) == ([inputs] if numbers else inputs)
+        assert inputs_of(parse_request(content, 5).inputs) == ([inputs] if numbers else inputs)
 
 
 @pytest.mark.parametrize(

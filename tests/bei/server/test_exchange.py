@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from bei.engine.fake import FakeEngine
 from bei.server.exchange import exchange_of, head
 from bei.server.http import WholeResponse
-from tests.bei.server.connected import GET, answered
+from tests.artifacts import LIMITS
+from tests.bei.server.app import ROUTE
+from tests.bei.server.conftest import MakeApp
+from tests.bei.server.connected import GET, all_answered, answered, connect
 
 LIMIT = 100
 
@@ -95,3 +101,32 @@ def test_an_answer_that_is_no_http_costs_its_request_alone() -> None:
     sent = "".join(answered(app, GET).sent)
     assert sent.startswith("HTTP/1.1 500 ")
     assert "set-cookie" not in sent
+
+
+@pytest.mark.parametrize("then", ["it goes on", "it leaves"])
+def test_an_answer_waits_for_a_client_that_does_not_take_those_before(make_app: MakeApp, then: str) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    body = b'{"input": "cat"}'
+    lines = [b"POST %s HTTP/1.1" % ROUTE.encode(), b"x-request-id: same", b"content-length: %d" % len(body), b"", body]
+    request = b"\r\n".join(lines)
+
+    async def scenario() -> None:
+        prompt, expected = connect(app.asgi)
+        prompt.data_received(request)
+        await all_answered(prompt)
+        connection, transport = connect(app.asgi)
+        connection.pause_writing()
+        connection.data_received(request)
+        _, waiting = await asyncio.wait(connection.tasks, timeout=0.3)
+        assert waiting
+        assert transport.sent == []
+        if then == "it goes on":
+            connection.resume_writing()
+        else:
+            connection.connection_lost(None)
+        await all_answered(connection)
+        assert not connection._due
+        assert len(expected.sent) == 1
+        assert "".join(transport.sent) == ("".join(expected.sent) if then == "it goes on" else "")
+
+    app.run(scenario())

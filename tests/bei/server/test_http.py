@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from bei.engine.fake import FakeEngine
 from bei.server.bodies import SCOPE_KEY, Body, BodyMemory
+from bei.server.endpoint import Endpoint
 from bei.server.http import unless_disconnected
 from tests.artifacts import LIMITS
 from tests.bei.server.app import ROUTE, App
@@ -38,13 +41,13 @@ class Client:
         """Disconnect."""
         self._incoming.put_nowait({"type": "http.disconnect"})
 
-    async def send_to(self, app: App) -> None:
-        """Run the application for this request."""
+    async def send_to(self, app: App, more: Message | None = None) -> None:
+        """Run the application for this request, whose scope has ``more``."""
 
         async def send(message: Any) -> None:
             self.sent.append(message)
 
-        await app.asgi(scope(), self._incoming.get, send)
+        await app.asgi({**scope(), **(more or {})}, self._incoming.get, send)
 
     @property
     def status(self) -> int:
@@ -147,6 +150,44 @@ def test_a_request_that_the_stopping_server_gives_up_gets_503(make_app: MakeApp)
         return client.status
 
     assert app.run(scenario()) == 503
+
+
+def encoded(content: bytes, memory: BodyMemory) -> tuple[Client, Message]:
+    """A request with a compressed body that has arrived, and its scope."""
+    content = gzip.compress(content)
+    account = Body(memory)
+    account.add(len(content))
+    account.complete = True
+    return Client(body(content)), {"headers": [(b"content-encoding", b"gzip")], SCOPE_KEY: account}
+
+
+def test_a_compressed_body_counts_as_what_it_decodes_to_until_it_is_admitted(make_app: MakeApp) -> None:
+    engine = GatedEngine(LIMITS)
+    app = make_app(engine)
+    content = b'{"input": [5]' + b" " * 986 + b"}"
+    memory = BodyMemory(1500)
+    held: list[int] = []
+    parsed = Endpoint._parsed
+
+    async def noting(self: Endpoint, content: bytes) -> Any:
+        held.append(memory.held)
+        return await parsed(self, content)
+
+    async def scenario() -> None:
+        client, more = encoded(content, memory)
+        first = asyncio.ensure_future(client.send_to(app, more))
+        await app.loop.run_in_executor(None, engine.wait_entered)
+        assert (held, memory.held) == ([1000], 0)
+        memory.held += 1000  # another one, which waits for its thread
+        late, more = encoded(content, memory)
+        await late.send_to(app, more)
+        assert (late.status, memory.held, len(held)) == (429, 1000, 1)
+        engine.open()
+        await first
+        assert client.status == 200
+
+    with mock.patch.object(Endpoint, "_parsed", noting):
+        app.run(scenario())
 
 
 @pytest.mark.parametrize("size", [10, 11])

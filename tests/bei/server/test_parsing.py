@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import InvalidRequestError
-from bei.server import embed, embeddings
+from bei.server import embed, embeddings, rerank
+from bei.server.dialects import tei
 from bei.server.parsing import long_id_lists, parser, parser_by_field
 
 
@@ -154,3 +155,54 @@ def test_lists_by_the_million_are_not_made() -> None:
     assert found is not None
     assert len(found.lists) == 1_000_001
     assert len({id(one) for one in found.lists}) < 100_000
+
+
+# Many inputs
+
+
+@pytest.mark.usefixtures("_short_pieces")
+@given(ids=st.lists(st.integers(0, 99_999), min_size=1, max_size=60), separators=_separators)
+def test_the_ids_of_one_input_in_pieces_are_those_at_once(ids: list[int], separators: tuple[str, str]) -> None:
+    fields = {"inputs": ids, "nested": {"inputs": [7]}}
+    content = json.dumps(fields, separators=separators).encode()
+    found = long_id_lists(content, "inputs", MOST)
+    assert found is not None
+    assert found.lists == [ids]
+    assert msgspec.json.decode(found.rest) == {**fields, "inputs": "\0token ids"}
+    assert embed.inputs_of(embed.parse_request(content, 1).inputs) == [ids]
+
+
+@pytest.mark.usefixtures("_short_pieces")
+@given(near=st.text(st.sampled_from('[],"1 -{}'), max_size=60))
+def test_what_is_near_to_the_ids_of_one_input_is_read_or_refused_as_ever(near: str) -> None:
+    content = b'{"ids":[1' + near.encode()
+    try:
+        expected: Any = msgspec.json.decode(content, type=tei.DecodeRequest).ids
+    except msgspec.DecodeError:
+        expected = None
+    if expected is not None and not all(isinstance(value, int) for value in expected):
+        expected = None
+    try:
+        found: Any = tei.parse_ids(content, MOST).ids
+    except InvalidRequestError:
+        found = None
+    assert found == expected or found == [expected]
+
+
+@pytest.mark.parametrize(
+    ("parse", "content", "param"),
+    [
+        (embed.parse_request, b'{"inputs": ["", "", "", ""]}', "inputs"),
+        (embeddings.parse, b'{"input": ["", "", "", ""]}', "input"),
+        (rerank.parse, b'{"query": "a", "documents": [{}, {}, {}, {}]}', "documents"),
+        (tei.parse_ids, b'{"ids": [[1], [1], [1], [1]]}', "ids"),
+    ],
+    ids=["embed", "embeddings", "rerank", "decode"],
+)
+def test_inputs_are_counted_before_they_are_looked_at(
+    parse: Callable[[bytes, int], Any], content: bytes, param: str
+) -> None:
+    is_refused = pytest.raises(InvalidRequestError, match="The request has 4 inputs, the limit is 3: split it")
+    with mock.patch("bei.server.parsing.PIECE_BYTES", 1000), is_refused as caught:
+        parse(content, 3)
+    assert caught.value.param == param

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 from collections.abc import AsyncIterator
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tests.bei.server.connected import GET, answered
+from bei.errors import BeiError
+from bei.server.errors import error_response
+from bei.server.http import read_body
+from tests.bei.server.connected import GET, Transport, all_answered, answered, connect
+from tests.engines import DEADLINE_S
 
 
 def test_an_answer_goes_out_at_once_with_its_head() -> None:
@@ -67,3 +74,116 @@ def test_a_head_whose_body_does_not_come_goes_out_before_the_connection_ends() -
     transport = answered(app, GET)
     assert "content-length: 4" in "".join(transport.sent)
     assert transport.is_closed
+
+
+LATE_S = 1e9
+
+
+def test_headers_that_the_server_itself_does_not_read_are_not_late() -> None:
+    """Reading pauses while a pipelined request waits for the answer before it."""
+    done = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await done.wait()
+        await Response("done")(scope, receive, send)
+
+    async def scenario() -> list[str]:
+        connection, transport = connect(app)
+        connection.data_received(GET + GET + GET[:-10])
+        connection.expire(LATE_S)
+        assert connection.deadline_s > LATE_S
+        done.set()
+        await all_answered(connection)
+        connection.data_received(GET[-10:])
+        await all_answered(connection)
+        return transport.sent
+
+    sent = asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    assert [text[:12] for text in sent] == ["HTTP/1.1 200"] * 3
+
+
+def test_headers_that_the_client_does_not_send_are_late() -> None:
+    async def scenario() -> list[str]:
+        connection, transport = connect(Response("done"))
+        connection.data_received(GET[:-10])
+        connection.expire(LATE_S)
+        return transport.sent
+
+    (sent,) = asyncio.run(scenario())
+    assert sent.startswith("HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("behind", [GET[:-10], b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"], ids=["head", "body"])
+@pytest.mark.parametrize(("unsent", "is_cut_off"), [([9, 8, 7], False), ([9, 9], True), ([9, 8, 8], True)])
+def test_who_is_not_read_is_cut_off_if_it_does_not_take_its_answers(
+    behind: bytes, unsent: list[int], is_cut_off: bool
+) -> None:
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    async def scenario() -> list[bool]:
+        connection, transport = connect(waits)
+        connection.data_received(GET + GET + behind)
+        connection.pause_writing()
+        aborted = []
+        for transport.unsent_bytes in unsent:
+            connection.expire(LATE_S)
+            aborted.append(transport.is_aborted)
+        for task in connection.tasks:
+            task.cancel()
+        return aborted
+
+    *before, last = asyncio.run(scenario())
+    assert not any(before)
+    assert last is is_cut_off
+
+
+async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that takes bodies of 100 bytes."""
+    try:
+        await read_body(Request(scope, receive), 100)
+    except BeiError as error:
+        await error_response(error)(scope, receive, send)
+    else:
+        await Response("read")(scope, receive, send)
+
+
+def test_a_body_that_decodes_to_too_much_for_the_memory_costs_its_request_alone() -> None:
+    body = gzip.compress(b" " * 100)
+    request = b"POST / HTTP/1.1\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+    async def scenario() -> list[str]:
+        connection, transport = connect(reads)
+        memory = connection._connections.bodies
+        for others in (memory.limit - 99, 0):
+            memory.held = others
+            connection.data_received(request)
+            await all_answered(connection)
+            assert memory.held == others
+        return transport.sent
+
+    refused, answer = asyncio.run(scenario())
+    assert refused.startswith("HTTP/1.1 429")
+    assert "connection: close" not in refused
+    assert answer.endswith("read")
+
+
+@pytest.mark.parametrize("wrong", ["it stalls", "a bad chunk"])
+def test_a_body_that_fails_after_it_was_found_too_large_is_answered_and_the_connection_ends(wrong: str) -> None:
+    async def scenario() -> Transport:
+        connection, transport = connect(reads)
+        connection.data_received(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nc8\r\n" + b" " * 200 + b"\r\n")
+        for _ in range(3):  # turns of the loop: the application drops what it has read
+            await asyncio.sleep(0)
+        if wrong == "a bad chunk":
+            connection.data_received(b"not hex\r\n")
+        else:
+            connection.expire(LATE_S)
+        await all_answered(connection)
+        assert not connection._due
+        return transport
+
+    transport = asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    (sent,) = transport.sent
+    assert sent.startswith("HTTP/1.1 400" if wrong == "a bad chunk" else "HTTP/1.1 408")
+    assert "connection: close" in sent

@@ -194,9 +194,41 @@ def test_http_1_0_gets_its_answer_with_a_length(make_app: MakeApp) -> None:
     old, new = Client(app, http_version="1.0"), Client(app)
     app.run(old.request())
     app.run(new.request())
-    start, only = old.sent
-    assert (b"content-length", str(len(only["body"])).encode()) in start["headers"]
-    assert only["body"] == b"".join(message["body"] for message in new.sent[1:])
+    start, *pieces = old.sent
+    body = b"".join(message["body"] for message in pieces)
+    assert (b"content-length", str(len(body)).encode()) in start["headers"]
+    assert body == b"".join(message["body"] for message in new.sent[1:])
+
+
+def test_an_answer_to_http_1_0_is_sent_in_pieces_and_held_until_the_last_one(
+    make_app: MakeApp, answers: list[AnswerMemory]
+) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    held: list[tuple[int, bool]] = []
+    client = Client(app, lambda _: held.append((num_open(app), answers[0].held > 0)), "1.0")
+    app.run(client.request())
+    assert len(held) > 5
+    assert set(held) == {(1, True)}
+    assert max(len(message.get("body", b"")) for message in client.sent) <= 100
+    assert (num_open(app), answers[0].held) == (0, 0)
+
+
+def test_an_http_1_0_client_that_takes_nothing_any_more_is_left(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_TAKE_S", 0.05)
+    monkeypatch.setattr(http, "_BYTES_PER_S", 10**9)
+    app = make_app(FakeEngine(LIMITS))
+
+    async def stalls(num_sent: int) -> None:
+        if num_sent == 3:
+            await asyncio.Event().wait()
+
+    client = Client(app, stalls, "1.0")
+    app.run(client.request())
+    assert not client.is_complete
+    assert num_open(app) == 0
+    assert counted(app, "499") == 1
 
 
 # The limit of answers

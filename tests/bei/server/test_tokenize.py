@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bei.admission import Ticket
+from bei.service import InferenceService
 from tests.artifacts import LIMITS, tiny_tokenizer
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, post
@@ -54,6 +58,25 @@ def test_vllm_s_answer_is_ids_and_their_number(app: App) -> None:
     }
     named = answer(app, "/tokenize", prompt="the cats", add_special_tokens=False, return_token_strs=True)
     assert (named["count"], named["token_strs"]) == (3, ["the", "cat", "##s"])
+
+
+@pytest.mark.parametrize("field", ["inputs", "prompt"])
+def test_a_long_text_is_admitted_as_bulk_work_with_all_of_its_length(
+    app: App, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    tickets: list[Ticket] = []
+    admit = InferenceService.admit
+
+    def noted(*arguments: Any, **options: Any) -> Ticket:
+        tickets.append(admit(*arguments, **options))
+        return tickets[-1]
+
+    monkeypatch.setattr(InferenceService, "admit", noted)
+    for num_words in (1, 5000):
+        answer(app, "/tokenize", **{field: "cat " * num_words})
+    short, long = tickets
+    assert (short.lane, short.admitted.num_tokens) == ("interactive", 4)
+    assert (long.lane, long.admitted.num_tokens) == ("bulk", 5003)
 
 
 def test_nothing_is_cut_because_clients_count_with_it(app: App) -> None:
