@@ -36,6 +36,7 @@ from bei.artifact import Artifact, Certificate, load
 from bei.certification.stored import complete
 from bei.core import Engine, Float32Array, Limits
 from bei.engine import load_engine
+from bei.errors import ArtifactError
 from bei_build.checkpoint import read_checkpoint
 from bei_build.config import BuildConfig
 from bei_build.heads import HeadChoice
@@ -121,8 +122,7 @@ def _measure(results: dict[str, Any], options: argparse.Namespace) -> None:
     if options.again:
         for name in options.models:
             results.pop(name, None)
-            for path in options.work.glob(f"{name}-*"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _forget(options.work, name)
     try:
         for name in options.models:
             work = Work(name, options.work, clock)
@@ -138,6 +138,15 @@ def _measure(results: dict[str, Any], options: argparse.Namespace) -> None:
                     write(NAME, results)
     except OutOfTimeError:
         print("The time is over: the same command goes on.")
+
+
+def _forget(work: Path, name: str) -> None:
+    """Remove what was kept under ``name`` and whatever begins with it: artifacts, and vectors beside them."""
+    for path in [work / name, *work.glob(f"{name}-*")]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _kept() -> dict[str, Any]:
@@ -192,7 +201,11 @@ class Work:
     def _artifact(self, precision: str) -> Artifact:
         out = self._folder / f"{self._name}-{precision}"
         if out.is_dir():
-            return load(out)
+            try:
+                return load(out)
+            except ArtifactError as error:  # of an older schema, say: what it gave is no longer this code's
+                print(f"{out.name} is built again: {error}", flush=True)
+                _forget(self._folder, out.name)
         self._clock.check()
         settings: dict[str, Any] = {**MODELS[self._name].settings}
         if precision == "fp8":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -241,6 +242,15 @@ def test_families_emit_no_graph_nodes() -> None:
     for path in sorted((ROOT / "build" / "bei_build" / "families").rglob("*.py")):
         for module in imports_of(path, everywhere=True):
             assert not module.startswith(("bei_build.graph", "bei_build.targets", "onnx")), (path, module)
+
+
+def test_every_module_is_named_in_the_document() -> None:
+    """A newcomer finds the room of each file there. Families have a table of their own, and names that say all."""
+    named = set(re.findall(r"`(?:\w+/)*(\w+?)(?:\.py)?`", (ROOT / "docs" / "architecture.md").read_text()))
+    everything = (path for path in (*RUNTIME, *BUILDER) if path.parent.name != "families")
+    modules = [path for path in everything if not path.stem.startswith("__")]
+    assert len(modules) > 300  # else nothing is looked at
+    assert [name_of(path) for path in modules if path.stem not in named] == []
 
 
 def test_importing_the_server_and_the_cli_loads_nothing_heavy() -> None:

@@ -58,6 +58,8 @@ def texts_of(inputs: str | list[str | list[str]]) -> list[str]:
 async def predict_tokens(body: PredictTokensRequest, call: Call) -> Reply:
     """Label the tokens of each text and, with `aggregation_strategy`, join them to entities, in the text's order."""
     service = call.able("classify_tokens", body.model)
+    if isinstance(body.inputs, list):
+        call.check_count(body.inputs, "inputs")  # before they are looked at
     texts = texts_of(body.inputs)
     call.check_inputs(texts, "inputs")
     aggregation, raw = body.aggregation_strategy, body.is_raw()

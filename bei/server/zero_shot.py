@@ -95,7 +95,7 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
         raise InvalidRequestError("classifier_id is not supported here: send labels.", "classifier_id")
     service = call.able("classify", body.model)
     nli_labels(service)
-    texts = texts_of(body.input)
+    texts = texts_of(body.input, call, "input")
     labels = body.labels or []
     call.check_inputs(texts, "input")
     call.check_inputs(labels, "labels")
@@ -114,9 +114,11 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
     return Reply({"usage": {"total_tokens": scores.num_tokens}, "data": data}, scores.truncated)
 
 
-def texts_of(given: str | Text | list[str | Text]) -> list[str]:
-    """One or many, as texts or objects."""
-    return [one if isinstance(one, str) else one.text for one in (given if isinstance(given, list) else [given])]
+def texts_of(given: str | Text | list[str | Text], call: Call, param: str) -> list[str]:
+    """One or many, as texts or objects, counted before they are looked at. Raises InvalidRequestError."""
+    inputs = given if isinstance(given, list) else [given]
+    call.check_count(inputs, param)
+    return [one if isinstance(one, str) else one.text for one in inputs]
 
 
 def _classified(index: int, row: Float32Array, labels: list[str]) -> Classification:

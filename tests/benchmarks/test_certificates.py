@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from bei.artifact import LayerSensitivity, QuantizationRecord
-from benchmarks.certificates import Clock, OutOfTimeError, summary, tables
+from benchmarks.certificates import Clock, OutOfTimeError, Work, summary, tables
 from tests.bei.certification.certificates import agreement, certificate, retrieval
 
 LAYERS = [LayerSensitivity(layer=f"layers.{i}.mlp.down", error=i / 100, is_high=i in (3, 9)) for i in range(10)]
@@ -45,6 +46,21 @@ def test_the_tables_name_every_model_and_say_what_was_lost() -> None:
     assert "| 2 of 10 |" in said
     assert "| one | 0.5000 | - | 0.4900 (-2.00%) |" in said
     assert sum(line.startswith("| two") for line in said.splitlines()) == 1
+
+
+def test_work_of_another_schema_is_built_again_and_its_vectors_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact, vectors, others = tmp_path / "minilm-int8", tmp_path / "minilm-int8-0.npy", tmp_path / "minilm-auto"
+    artifact.mkdir()
+    (artifact / "manifest.json").write_text('{"schema_version": 3}')
+    vectors.touch()
+    others.mkdir()
+    monkeypatch.setattr("benchmarks.certificates.build", lambda config, *_: config.out)
+    assert Work("minilm", tmp_path, Clock(None))._artifact("int8") == str(artifact)
+    assert not artifact.exists()
+    assert not vectors.exists()
+    assert others.is_dir()
 
 
 def test_nothing_is_begun_after_the_time() -> None:

@@ -157,6 +157,7 @@ async def embed_v2(body: EmbedV2Request, call: Call) -> Reply:
     if body.inputs is not None:
         if body.texts is not None:
             raise InvalidRequestError("The request has texts and inputs: send one of them.", "inputs")
+        call.check_count(body.inputs, "inputs")  # before they are looked at
         body.texts = ["\n".join(part.text for part in one.content) for one in body.inputs]
     param = "texts" if body.inputs is None else "inputs"
     types: Seq[EmbeddingType] = ["float"] if body.embedding_types is None else body.embedding_types

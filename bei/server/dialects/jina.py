@@ -126,7 +126,8 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         late_chunking=body.late_chunking,
     )
     try:
-        return await embeddings.create_embeddings(embeddings.ParsedRequest(asked, zero_shot.texts_of(body.input)), call)
+        texts = zero_shot.texts_of(body.input, call, "input")
+        return await embeddings.create_embeddings(embeddings.ParsedRequest(asked, texts), call)
     except errors.InvalidRequestError as error:
         if error.param == "input_type" and body.input_type is None:
             error.param = "task"
@@ -136,7 +137,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
 async def rank(body: RerankRequest, call: Call) -> Reply:
     """Score documents against a query, best first."""
     _refuse(body, "return_embeddings", "ask /v1/embeddings")
-    texts = zero_shot.texts_of(body.documents)
+    texts = zero_shot.texts_of(body.documents, call, "documents")
     asked = rerank.DocumentsRequest(
         query=body.query,
         documents=[],

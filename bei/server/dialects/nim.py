@@ -141,6 +141,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
 
 async def rank(body: RankingRequest, call: Call) -> Reply:
     """Score passages against a query, best first. Scores are logits."""
+    call.check_count(body.passages, "passages")  # before they are looked at
     if any(text.image is not None for text in (body.query, *body.passages)):
         raise InvalidRequestError("image is not supported here: bei reads texts.", "passages")
     passages = [text.text for text in body.passages]

@@ -16,6 +16,8 @@ from bei.errors import InvalidRequestError
 from bei.server import embed, embeddings, rerank
 from bei.server.dialects import tei
 from bei.server.parsing import long_id_lists, parser, parser_by_field
+from tests.bei.server.app import App, check_error
+from tests.bei.server.kinds import post
 
 
 class Texts(msgspec.Struct):
@@ -206,3 +208,15 @@ def test_inputs_are_counted_before_they_are_looked_at(
     with mock.patch("bei.server.parsing.PIECE_BYTES", 1000), is_refused as caught:
         parse(content, 3)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/predict_tokens", {"inputs": [["a"]] * 8 + [["a", "b"]], "model": "ner"}, "inputs"),
+        ("/v1/ranking", {"query": {"text": "a"}, "passages": [{"text": "b", "image": "c"}] * 9}, "passages"),
+    ],
+)
+def test_objects_are_counted_before_they_are_looked_at(kinds: App, path: str, body: dict[str, Any], param: str) -> None:
+    """What else is wrong with them is not said."""
+    check_error(post(kinds, path, **body), 400, "has 9 inputs, the limit is 8", param=param)
