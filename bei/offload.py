@@ -23,4 +23,9 @@ async def off_loop(work: Callable[..., ResultT], *args: object) -> ResultT:
         computed = asyncio.get_running_loop().run_in_executor(_pool, work, *args)
     except RuntimeError:  # the interpreter exits: it waits for threads that are at work, but pools take nothing new
         return work(*args)
-    return await computed
+    try:
+        return await computed
+    finally:
+        # An error's traceback has this frame, and the future has the error: what ``work`` had made would stay until the
+        # garbage collector comes by.
+        del computed

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bei.errors import InvalidRequestError
+from bei.errors import BeiError, InvalidRequestError
 from bei.offload import off_loop
 from bei.server.bodies import SCOPE_KEY as BODY
 from bei.server.bodies import Body
@@ -197,7 +197,12 @@ class Endpoint:
     async def _parsed(self, body: bytes) -> Any:
         if len(body) <= INLINE_BODY_BYTES:
             return self._route.parse(body)
-        return await off_loop(self._route.parse, body)
+        try:
+            return await off_loop(self._route.parse, body)
+        except BeiError:
+            if len(body) > _LARGE_BODY_BYTES:  # millions of objects may have been made of it before it was refused
+                self._memory.soon()
+            raise
 
 
 def _no_report() -> InvalidRequestError:

@@ -186,6 +186,14 @@ def test_memory_of_a_large_answer_is_given_back(wide: Server) -> None:
     assert rss_mb(wide, "VmHWM") < 4 * size / 1e6 + 500  # of all tests here
 
 
+def test_memory_of_a_request_that_is_refused_as_too_many_is_given_back(wide: Server) -> None:
+    content = json.dumps({"query": "able", "documents": [""] * 1_900_000, "model": "reranker"}).encode()
+    before_mb = rss_mb(wide)
+    for _ in range(2):
+        assert httpx.post(f"{wide.url}/v1/rerank", content=content, timeout=DEADLINE_S).status_code == 400
+    wait_until(lambda: rss_mb(wide) < before_mb + 64, "it has given back what the documents took")
+
+
 def test_a_client_that_leaves_in_the_middle_of_its_answer_costs_nothing_more(wide: Server) -> None:
     _, body, _ = MONSTERS["vectors of tokens"]
     content = json.dumps(body).encode()
