@@ -1,11 +1,13 @@
 """How long one engine step takes: a model of its time, fitted to measured steps and corrected by the steps that run.
 
-    seconds = speed * (per_step + tokens(T) + B * (per_sequence + width(S)))
+    seconds = speed * (per_step + tokens(T) + tiles(T') + B * (per_sequence + width(S)))
 
 T is the number of tokens of the step, B its sequences, S its longest sequence, each rounded up to the shape bucket that
-engines run (bei.packing). ``tokens`` (matrix products, per real token) and ``width`` (attention, per row of the padded
-view) are piecewise linear and never decrease; every coefficient is zero or more. So a prediction never falls when a
-step gets more tokens, more sequences or a longer one. ``speed`` is the only number that changes while serving.
+engines run (bei.packing). T' is T rounded up to whole tiles: matrix kernels share blocks of rows among threads, so the
+last tile of a step costs the same however full it is (docs/decisions.md, "Steps are filled up to whole tiles").
+``tokens`` and ``tiles`` (matrix products) and ``width`` (attention, per row of the padded view) are piecewise linear
+and never decrease; every coefficient is zero or more. So a prediction never falls when a step gets more tokens, more
+sequences or a longer one. ``speed`` is the only number that changes while serving.
 
 Pure: no clock, no engine, no files. ``bei.tuning`` measures.
 """
@@ -18,7 +20,8 @@ from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,9 +40,6 @@ _EFFICIENT = 0.99
 # But so much larger at most, since interactive work that comes unexpectedly waits for the end of a step.
 _LARGEST_EFFICIENT = 2
 
-# A round step (``round_tokens``) may be so much less efficient by prediction, which knows nothing of round steps.
-_ROUND_EFFICIENT = 0.95
-
 # How many of the last steps decide about the speed: their median does, so fewer than half may be outliers.
 _WINDOW = 31
 # A measured model starts with so many steps that were as predicted, so that a cold start does not undo a measurement.
@@ -55,6 +55,15 @@ _WIDTH_STEP = 16
 
 _TOKEN_KNOTS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _WIDTH_KNOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# Sizes of a tile that a fit tries: powers of two, and three times those for three, six or twelve threads. And from how
+# many tokens on there are tiles: kernels for few rows have smaller ones.
+_TILES = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+_TILED_FROM = (0, 64, 128, 256)
+# Of two steps that differ by a few tokens, this share of them, and nothing else, the larger takes longer by a stair or
+# hardly at all. A fit has tiles only if its errors there are less than so much of those without: noise must not make
+# stairs either.
+_FEW_TOKENS = 1 / 8
+_TILED_ERROR = 0.8
 _FIT_ROUNDS = 5
 # Neighbouring slopes of a curve should be alike unless the measurements say otherwise: a difference as large as the
 # usual time of a token weighs as much as an error of this size in one step. Noise must not make knees: they decide how
@@ -96,16 +105,26 @@ class Curve:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a fit gives, all in seconds: see the module's formula."""
+    """What a fit gives, all in seconds but ``tile``, in tokens: see the module's formula. Without tiles ``tile`` is the
+    grain of all sizes."""
 
     per_step: float
     per_sequence: float
     tokens: Curve
     width: Curve
+    tiles: Curve = Curve((0,), (0.0,))
+    tile: int = _GRAIN
 
     def __post_init__(self) -> None:
         if not (0 < self.per_step < math.inf and 0 <= self.per_sequence < math.inf):
             raise ValueError(f"a step takes time: {self}")
+        if self.tile < 1 or self.tile % _GRAIN:
+            raise ValueError(f"a tile is a multiple of {_GRAIN} tokens: {self.tile}")
+
+    def of_tokens(self, tokens: _Array) -> _Array:
+        """Seconds of steps of so many tokens, bucketed, without what a sequence costs."""
+        whole = np.ceil(tokens / self.tile) * self.tile
+        return np.asarray(self.per_step + self.tokens.at(tokens) + self.tiles.at(whole), np.float64)
 
 
 # The shape of a step where nothing was measured, in the time of one token: about that of small encoders on a CPU
@@ -143,6 +162,11 @@ class CostModel:
         return CostModel(limits, self.coefficients, speed=self._speed, is_measured=self.is_measured)
 
     @property
+    def tile(self) -> int:
+        """The last so many tokens of a step take about as long however many of them there are. A multiple of 8."""
+        return self.coefficients.tile
+
+    @property
     def speed(self) -> float:
         """Observed time by fitted time: 1 where the engine runs as it did when it was measured."""
         return self._speed
@@ -164,8 +188,7 @@ class CostModel:
     def efficient_tokens(self, length: int) -> int:
         """The smallest step whose tokens per second are within 1 % of the best one's, in tokens.
 
-        The step holds sequences of about ``length`` tokens. It is a round number (``round_tokens``) where that is not
-        predicted to be much slower, never above ``limits.max_num_tokens``.
+        The step holds sequences of about ``length`` tokens, and is filled up to whole tiles where the limits allow it.
         """
         return self._efficient[min(len(self._efficient) - 1, (length + _GRAIN - 1) >> _GRAIN_LOG2)]
 
@@ -210,8 +233,8 @@ class CostModel:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CostModel:
         """The inverse of ``to_json``. Raises KeyError, TypeError or ValueError for anything else."""
-        coefficients = dict(data["coefficients"])
-        for name in ("tokens", "width"):
+        coefficients = {"tiles": {"knots": [0], "slopes": [0]}} | data["coefficients"]  # tables may know no tiles
+        for name in ("tokens", "tiles", "width"):
             curve = coefficients[name]
             coefficients[name] = Curve(tuple(map(int, curve["knots"])), tuple(map(float, curve["slopes"])))
         speed = float(data["speed"])
@@ -232,22 +255,61 @@ def fit(samples: Seq[Sample], limits: Limits) -> CostModel:
     seconds = np.array([sample.seconds for sample in samples], np.float64)
     if not len(samples) or not (seconds > 0).all() or not np.isfinite(seconds).all():
         raise ValueError("a fit needs steps, and each must have taken time")
-    tokens, rows, widths = _bucketed(tokens), _bucketed(rows, 1), _rounded_widths(widths)
-    token_knots, width_knots = _knots_within(_TOKEN_KNOTS, tokens), _knots_within(_WIDTH_KNOTS, widths)
-    features = np.column_stack(
-        [np.ones(len(samples)), rows, _ramps(tokens, token_knots), rows[:, None] * _ramps(widths, width_knots)]
-    )
-    split = 2 + len(token_knots)
-    smooth = _differences(features.shape[1], [slice(2, split), slice(split, features.shape[1])])
-    # Slopes are compared in units of the usual time of a token.
-    found = _robust_fit(features / seconds[:, None], _SMOOTHNESS * float(np.median(tokens / seconds)) * smooth)
-    coefficients = Coefficients(
-        per_step=max(float(found[0]), 1e-3 * float(seconds.min())),
-        per_sequence=float(found[1]),
-        tokens=Curve(token_knots, tuple(map(float, found[2:split]))),
-        width=Curve(width_knots, tuple(map(float, found[split:]))),
-    )
-    return CostModel(limits, coefficients)
+    steps = _Steps(_bucketed(tokens), _bucketed(rows, 1), _rounded_widths(widths), seconds)
+    plain, plain_error = steps.fitted()
+    tried = [
+        steps.fitted(tile, start)
+        for tile in _TILES
+        for start in _TILED_FROM
+        if plain_error and 4 * tile <= limits.max_num_tokens
+    ]
+    tiled, tiled_error = min(tried, key=lambda pair: pair[1], default=(plain, plain_error))
+    return CostModel(limits, tiled if tiled_error < _TILED_ERROR * plain_error else plain)
+
+
+class _Steps(NamedTuple):
+    """Measured steps, [n] each: bucketed tokens, rows and widths, and seconds."""
+
+    tokens: _Array
+    rows: _Array
+    widths: _Array
+    seconds: _Array
+
+    def fitted(self, tile: int = 0, start: int = 0) -> tuple[Coefficients, float]:
+        """The best coefficients with tiles of this size from ``start`` tokens on, or without any, and how wrong they
+        are about what few tokens more cost: the mean relative error, 0 where nothing tells."""
+        token_knots, width_knots = _knots_within(_TOKEN_KNOTS, self.tokens), _knots_within(_WIDTH_KNOTS, self.widths)
+        curves = [_ramps(self.tokens, token_knots), self.rows[:, None] * _ramps(self.widths, width_knots)]
+        if tile:
+            curves.append(np.maximum(0.0, np.ceil(self.tokens / tile) * tile - start)[:, None])
+        ends = np.cumsum([2, *(curve.shape[1] for curve in curves)])
+        places = [slice(low, high) for low, high in pairwise(ends)]
+        features = np.column_stack([np.ones(len(self.seconds)), self.rows, *curves]) / self.seconds[:, None]
+        # Slopes are compared in units of the usual time of a token.
+        usual = float(np.median(self.tokens / self.seconds))
+        found = _robust_fit(features, _SMOOTHNESS * usual * _differences(int(ends[-1]), places))
+        slopes = [tuple(map(float, found[place])) for place in places]
+        coefficients = Coefficients(
+            per_step=max(float(found[0]), 1e-3 * float(self.seconds.min())),
+            per_sequence=float(found[1]),
+            tokens=Curve(token_knots, slopes[0]),
+            width=Curve(width_knots, slopes[1]),
+        )
+        if tile:
+            tiles = Curve((0, start), (0.0, *slopes[2])) if start else Curve((0,), slopes[2])
+            coefficients = replace(coefficients, tiles=tiles, tile=tile)
+        few, more = self._pairs()
+        predicted = features @ found  # by measured
+        return coefficients, float(np.abs(np.log(predicted[more] / predicted[few])).mean()) if len(few) else 0.0
+
+    def _pairs(self) -> tuple[_Array, _Array]:
+        """Steps that differ by few tokens and nothing else: the number of the one with fewer and the other's."""
+        order = np.lexsort((self.tokens, self.widths, self.rows))
+        few, more = order[:-1], order[1:]
+        gap = self.tokens[more] - self.tokens[few]
+        is_pair = (self.rows[few] == self.rows[more]) & (self.widths[few] == self.widths[more])
+        is_pair &= (gap > 0) & (gap <= _FEW_TOKENS * self.tokens[few])
+        return few[is_pair], more[is_pair]
 
 
 def _differences(count: int, curves: Seq[slice]) -> _Array:
@@ -320,16 +382,6 @@ def _knots_within(knots: tuple[int, ...], values: _Array) -> tuple[int, ...]:
     return tuple(found)
 
 
-def round_tokens(num_tokens: int) -> int:
-    """The next size of a step, of four an octave: 512, 640, 768, 896, 1,024, ...
-
-    Threads share the rows of a matrix product in blocks, and have equal shares only at such sizes: measured, 1,024
-    tokens take less time than 992 (docs/decisions.md, "What a step costs").
-    """
-    step = 1 << max(0, (num_tokens - 1).bit_length() - 3)
-    return -(-num_tokens // step) * step
-
-
 def _bucketed(values: _Array, min_step: int = _GRAIN) -> _Array:
     """``bei.packing.bucket`` of whole numbers, [n] to [n]."""
     exponents = np.floor(np.log2(np.maximum(values, 1)))
@@ -343,9 +395,8 @@ def _rounded_widths(values: _Array) -> _Array:
 
 def _fitted(coefficients: Coefficients, tokens: _Array, rows: _Array, widths: _Array) -> _Array:
     """Seconds at speed 1, of arrays that broadcast."""
-    c = coefficients
-    per_row = c.per_sequence + c.width.at(_rounded_widths(widths))
-    return np.asarray(c.per_step + c.tokens.at(_bucketed(tokens)) + _bucketed(rows, 1) * per_row, np.float64)
+    per_row = coefficients.per_sequence + coefficients.width.at(_rounded_widths(widths))
+    return np.asarray(coefficients.of_tokens(_bucketed(tokens)) + _bucketed(rows, 1) * per_row, np.float64)
 
 
 def _tables(limits: Limits, coefficients: Coefficients) -> tuple[array[float], array[float], array[float]]:
@@ -355,7 +406,7 @@ def _tables(limits: Limits, coefficients: Coefficients) -> tuple[array[float], a
     rows = np.arange(limits.max_batch_size + 1, dtype=np.float64)
     widths = np.arange(0, limits.max_seq_len + _GRAIN, _GRAIN).astype(np.float64)
     return (
-        array("d", c.per_step + c.tokens.at(_bucketed(tokens))),
+        array("d", c.of_tokens(_bucketed(tokens))),
         array("d", _bucketed(rows, 1)),
         array("d", c.per_sequence + c.width.at(_rounded_widths(widths))),
     )
@@ -375,24 +426,22 @@ def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[i
     # Batch sizes to choose from: geometric, from 1 to the most, [lengths, candidates].
     counts = np.rint(most[:, None] ** np.linspace(0.0, 1.0, _CANDIDATES))
 
-    def rates_of(counts: _Array) -> _Array:  # sequences a second, [lengths, n] to the same
-        widths = lengths[:, None].astype(np.float64)
-        return counts / _fitted(coefficients, counts * widths, counts, widths)
+    # Tokens of such steps, filled up to whole tiles with other sequences where the limits allow it.
+    tokens = counts * lengths[:, None]
+    whole = np.minimum(np.ceil(tokens / coefficients.tile) * coefficients.tile, limits.max_num_tokens)
+    tokens = np.where(whole <= limits.max_batch_size * lengths[:, None], whole, tokens)
 
-    rates = rates_of(counts)
+    widths = np.broadcast_to(lengths[:, None], tokens.shape).astype(np.float64)
+    rates = tokens / widths / _fitted(coefficients, tokens, tokens / widths, widths)  # sequences a second
     is_near_best = rates >= _EFFICIENT * rates.max(axis=1, keepdims=True)
     best = np.argmax(is_near_best, axis=1)[:, None]
-    chosen, rate = (np.take_along_axis(values, best, axis=1)[:, 0] for values in (counts, rates))
-    tokens = chosen.astype(np.int64) * lengths
-    rounded = np.minimum([round_tokens(count) for count in tokens.tolist()], limits.max_num_tokens)
-    # Where the time of a token rises, the round step may lie behind the knee.
-    is_efficient = rates_of((rounded // lengths)[:, None].astype(np.float64))[:, 0] >= _ROUND_EFFICIENT * rate
-    efficient = np.where(is_efficient, rounded, tokens)
-    largest = np.where(is_near_best & (counts <= _LARGEST_EFFICIENT * chosen[:, None]), counts, 0.0).max(axis=1)
+    efficient, rate = (np.take_along_axis(values, best, axis=1) for values in (tokens, rates))
+    largest = np.where(is_near_best & (tokens <= _LARGEST_EFFICIENT * efficient), tokens, 0.0).max(axis=1)
     # A step of the most sequences is one of the most tokens: those of a length are rarely all that wait.
-    most_tokens = np.where(largest == most, limits.max_num_tokens, largest.astype(np.int64) * lengths)
-    largest_tokens = np.clip(most_tokens, efficient, _LARGEST_EFFICIENT * efficient)
-    shares = np.maximum.accumulate(1 / rate)
-    by_length = efficient.tolist(), largest_tokens.tolist(), shares.tolist()
+    largest = np.where(largest > (most - 1) * lengths, limits.max_num_tokens, largest)
+    efficient = efficient[:, 0]
+    largest = np.clip(largest, efficient, _LARGEST_EFFICIENT * efficient)
+    shares = np.maximum.accumulate(1 / rate[:, 0])
+    by_length = efficient.astype(int).tolist(), largest.astype(int).tolist(), shares.tolist()
     of_efficient, of_largest, of_shares = ([values[0], *values] for values in by_length)
     return of_efficient, of_largest, of_shares

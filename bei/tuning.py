@@ -29,10 +29,10 @@ from bei.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-MEASURE_BUDGET_S = 20.0
+MEASURE_BUDGET_S = 25.0
 
 # Part of every key: measurements of another method are not taken over.
-_METHOD = 1
+_METHOD = 2
 
 # The distributions whose version decides how fast an engine is. A plan runs with the version that made it, no other.
 _LIBRARIES = {"cpu": "openvino", "cuda": "torch", "cuda-twin": "torch", "trtllm": "tensorrt_llm"}
@@ -41,7 +41,11 @@ _LIBRARIES = {"cpu": "openvino", "cuda": "torch", "cuda-twin": "torch", "trtllm"
 # aligned sizes, which traffic rarely has (docs/decisions.md, "What a step costs").
 _LENGTHS = (7, 12, 20, 32, 45, 64, 84, 110, 160, 250, 350, 512, 900, 1700, 3500, 7000, 14000, 28000)
 _TOTALS = (1, 30, 60, 120, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000)
-_COARSE = 3
+_COARSE = 4
+# Steps around sizes at which a tile may end, each and one of 8 tokens more: how much longer that takes tells how large
+# tiles are. The lengths and totals above end close below such sizes, where steps are at their best.
+_TILE_ENDS = (128, 192, 256, 272, 288, 320, 384, 512, 640, 1024, 2048)
+_TILE_LENGTH = 32
 # Shapes measured whatever the budget, else there would be nothing to fit.
 _MIN_SHAPES = 6
 # Each shape runs once to compile its kernels, then once a pass. Passes end when they find little that is faster: this
@@ -51,7 +55,7 @@ _MIN_PASSES = 3
 _IMPROVED_SHAPES = 0.25
 _IMPROVEMENT = 0.02
 # The first pass, which also compiles, may take this share of the budget; the others repeat what it reached.
-_FIRST_PASS = 0.6
+_FIRST_PASS = 0.5
 
 # More streams answer a single text later, and their threads share cores with the tokenizer's: they must be worth it.
 _WORTHWHILE = 1.1
@@ -90,7 +94,7 @@ def measured_steps(
     not fit into ``budget_s`` are left out, the largest ones therefore. ``on_progress(done, total)`` counts runs.
     Raises EngineError.
     """
-    shapes = _coarse_first(grid(engine.info.limits))
+    shapes = steps_to_measure(engine.info.limits)
     batches = [_batch(lengths, vocab_size) for lengths in shapes]
     report = on_progress or _ignore
     total, done = len(shapes) * (1 + _MIN_PASSES), 0
@@ -125,11 +129,13 @@ def measured_steps(
     ]
 
 
-def _coarse_first(shapes: list[list[int]]) -> list[list[int]]:
-    """Every third shape, the largest among them, then the others: what a slow engine has time for covers all sizes."""
-    order = [*range(len(shapes))]
-    coarse = order[::-1][::_COARSE][::-1]
-    return [shapes[index] for index in [*coarse, *sorted(set(order) - set(coarse))]]
+def steps_to_measure(limits: Limits) -> list[list[int]]:
+    """Lengths of the sequences of each batch to measure, in order: every fourth of the grid, the largest among them,
+    those that tell the size of a tile, then the others. So what a slow engine has time for covers all sizes."""
+    shapes = grid(limits)
+    coarse = shapes[::-1][::_COARSE][::-1]
+    ordered = [*coarse, *_around_tile_ends(limits), *shapes]
+    return [list(shape) for shape in dict.fromkeys(map(tuple, ordered))]
 
 
 def _size(lengths: Seq[int]) -> int:
@@ -158,6 +164,15 @@ def grid(limits: Limits) -> list[list[int]]:
                 batch = _filled(pattern, total, limits)
                 found.setdefault(tuple(batch))
     return sorted(map(list, found), key=lambda batch: (_size(batch), batch))
+
+
+def _around_tile_ends(limits: Limits) -> Iterator[list[int]]:
+    """Pairs of batches that differ by 8 tokens, in as many sequences."""
+    for end in _TILE_ENDS:
+        count = -(-(end + 8) // min(_TILE_LENGTH, limits.max_seq_len))
+        if end + 8 <= limits.max_num_tokens and count <= limits.max_batch_size:
+            for total in (end, end + 8):
+                yield [total // count + (place < total % count) for place in range(count)]
 
 
 def _ragged(longest: int) -> tuple[int, ...]:

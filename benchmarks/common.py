@@ -54,11 +54,15 @@ def random_texts(tokenizer: Tokenizer, lengths: list[int], seed: int = 0) -> lis
     return [" ".join(rng.choice(words, max(1, length - 2))) for length in lengths]
 
 
-def cut(keys: Seq[QueueKey], oldest: int, limits: Limits, costs: StepCosts) -> slice:
-    """The window of ``keys`` (sorted) that the server's policy would run first, were all of it bulk work."""
+def cut(keys: list[QueueKey], oldest: int, limits: Limits, costs: StepCosts) -> list[QueueKey]:
+    """Take out of ``keys`` (sorted) what the server's policy would run first, were all of it bulk work."""
     lanes: dict[Lane, LaneView] = {"interactive": LaneView([], 0), "bulk": LaneView(keys, oldest)}
     bounds = step_bounds(lanes, "bulk", costs, 0.0, interactive_expected=False)
-    return next_batch(lanes, limits, costs, bounds)["bulk"]
+    taken: list[QueueKey] = []
+    for part in next_batch(lanes, limits, costs, bounds)["bulk"]:
+        taken += keys[part]
+        del keys[part]
+    return taken
 
 
 def sorted_batches(encodings: list[Encoding], limits: Limits, costs: StepCosts) -> list[PackedBatch]:
@@ -67,9 +71,8 @@ def sorted_batches(encodings: list[Encoding], limits: Limits, costs: StepCosts) 
     keys = [QueueKey(encodings[i].num_tokens, i) for i in order]
     batches = []
     while keys:
-        window = cut(keys, len(keys) - 1, limits, costs)
-        batches.append(PackedBatch.from_encodings([encodings[key.arrival] for key in keys[window]]))
-        del keys[window]
+        taken = cut(keys, len(keys) - 1, limits, costs)
+        batches.append(PackedBatch.from_encodings([encodings[key.arrival] for key in taken]))
     return batches
 
 
@@ -106,10 +109,7 @@ def batches_in_flight(
 
     def taken() -> list[tuple[int, Encoding]]:
         oldest = min(range(len(keys)), key=lambda position: keys[position].arrival)
-        window = cut(keys, oldest, limits, costs)
-        members = [arrived[key.arrival] for key in keys[window]]
-        del keys[window]
-        return members
+        return [arrived[key.arrival] for key in cut(keys, oldest, limits, costs)]
 
     for _ in range(concurrency):
         follow()

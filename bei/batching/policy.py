@@ -22,7 +22,7 @@ from bei.port import Lane
 _ALIKE_SLOTS_PER_TOKEN = 1.25
 
 # The part of a capped step that an interactive one may fill with bulk work however long it has waited.
-_LEAST_RIDERS = 0.25
+_LEAST_RIDERS = 0.125
 
 # Where so many of the largest efficient steps of interactive work wait, it runs in those: most of it waits for others'
 # steps, which are fewer then.
@@ -31,6 +31,10 @@ _MANY_STEPS = 2
 
 class StepCosts(Protocol):
     """What the policy asks a cost model (``bei.costs``)."""
+
+    @property
+    def tile(self) -> int:
+        """The last so many tokens of a step take about as long however many of them there are."""
 
     def seconds(self, num_tokens: int, batch_size: int, longest: int) -> float:
         """The predicted time of a step."""
@@ -98,8 +102,8 @@ def step_bounds(
 
     ``cap_s`` is the longest step of bulk work while interactive work waits or, as ``interactive_expected`` says, may
     come soon. An interactive step takes bulk work along, for a small step leaves much of the device unused: up to the
-    cap if it came at once, less if it had to wait for a step to end, and a quarter of the cap at least. So, behind one
-    capped step, it is answered within one and a quarter of them. Where many such steps wait they are as large as those
+    cap if it came at once, less if it had to wait for a step to end, and an eighth of the cap at least. So, behind one
+    capped step, it is answered within one and an eighth of them. Where many such steps wait they are as large as those
     of bulk work.
     """
     view = lanes[lead]
@@ -117,14 +121,15 @@ def step_bounds(
 
 def next_batch(
     lanes: Mapping[Lane, LaneView], limits: Limits, costs: StepCosts, bounds: StepBounds
-) -> dict[Lane, slice]:
-    """The step to run next: a window of each lane's queue (empty slices are left out).
+) -> dict[Lane, list[slice]]:
+    """The step to run next: parts of each lane's queue, the last first (lanes without any are left out).
 
     The window of the leading lane contains its urgent sequence and grows towards that one's neighbours in length, the
     nearer first, while the limits and bounds hold and running the neighbour in this step is predicted to be no slower
     than running it later, in a step with those that wait beyond it. So nothing starves (the urgent sequence is always
     in), and lengths are grouped only as far as the engine's costs ask for it. Then sequences of the other lane ride
-    along. Sequences longer than ``limits.max_num_tokens`` do not reach the queue.
+    along. Shorter sequences fill the last tile up. Sequences longer than ``limits.max_num_tokens`` do not reach the
+    queue.
     """
     lead = lanes[bounds.lead]
     step = _Step(limits, costs, bounds.max_tokens, bounds.max_s)
@@ -134,10 +139,10 @@ def next_batch(
         step.max_s = bounds.rider_s
         for lane, view in lanes.items():
             if lane != bounds.lead and view.queued:
-                window = _riders(step, view.queued)
+                step, window = _with_riders(step, view.queued)
                 if window.start < window.stop:
                     windows[lane] = window
-    return windows
+    return {lane: [window, *step.fill(lanes[lane].queued, window.start)] for lane, window in windows.items()}
 
 
 class _Step:
@@ -187,6 +192,17 @@ class _Step:
                 break
         return slice(low, high)
 
+    def fill(self, queued: Seq[QueueKey], end: int) -> list[slice]:
+        """Take in, of ``queued[:end]``, the longest sequences that fit into the last tile: their places, the last
+        first."""
+        found: list[slice] = []
+        while self._size < self._max_size and (room := -self._tokens % self._costs.tile):
+            end = bisect_left(queued, QueueKey(room + 1, 0), 0, end) - 1
+            if end < 0 or not self._joins(queued[end].num_tokens, end + 1, must_pay=True):
+                break
+            found.append(slice(end, end + 1))
+        return found
+
     def _joins(self, length: int, num_beyond: int, must_pay: bool) -> bool:
         """Take in a sequence of ``length`` tokens, the nearest of ``num_beyond`` that wait on its side, if it may."""
         tokens, size, longest = self._tokens + length, self._size + 1, self.longest
@@ -218,9 +234,9 @@ class _Step:
         return self._costs.seconds(count * num_tokens // len(keys), count, longest) * len(keys) / count
 
 
-def _riders(step: _Step, queued: Seq[QueueKey]) -> slice:
-    """The sequences of another lane that ride along with ``step``: as many as fit, if they take no longer here than in
-    the step that they would be in otherwise.
+def _with_riders(step: _Step, queued: Seq[QueueKey]) -> tuple[_Step, slice]:
+    """``step`` with sequences of another lane that ride along, and which those are: as many as fit, if they take no
+    longer here than in the step that they would be in otherwise.
 
     One by one they may not pay: the first that is longer than those in the step pads them, and saves only its own part
     of a later step. Where all together do not pay either, those ride that pay one by one.
@@ -229,5 +245,5 @@ def _riders(step: _Step, queued: Seq[QueueKey]) -> slice:
     full = copy(step)
     window = full.grow(queued, place, place, must_pay=False)
     if window.start == window.stop or full.seconds <= step.seconds + step.seconds_apart(queued[window], len(queued)):
-        return window
-    return step.grow(queued, place, place)
+        return full, window
+    return step, step.grow(queued, place, place)

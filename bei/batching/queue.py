@@ -125,10 +125,11 @@ class _LaneQueue:
         urgent = self.urgent()
         return LaneView(self.sorted, 0 if urgent is None else bisect_left(self.sorted, urgent.key))
 
-    def cut(self, window: slice) -> list[Entry]:
-        keys = self.sorted[window]
-        del self.sorted[window]
-        members = [self.entries.pop(key.arrival) for key in keys]
+    def cut(self, parts: Iterable[slice]) -> list[Entry]:
+        members: list[Entry] = []
+        for part in parts:
+            members += [self.entries.pop(key.arrival) for key in self.sorted[part]]
+            del self.sorted[part]
         self._left(members)
         return members
 
@@ -219,9 +220,9 @@ class LaneQueues:
         urgent = self._lanes[lane].urgent()
         return 0.0 if urgent is None else now_s - urgent.arrived_s
 
-    def cut(self, windows: Mapping[Lane, slice]) -> list[Entry]:
-        """Remove a step's entries."""
-        members = [entry for lane, window in windows.items() for entry in self._lanes[lane].cut(window)]
+    def cut(self, parts_of: Mapping[Lane, Iterable[slice]]) -> list[Entry]:
+        """Remove a step's entries: parts of each lane's queue, the last first, so that none moves another."""
+        members = [entry for lane, parts in parts_of.items() for entry in self._lanes[lane].cut(parts)]
         for entry in members:
             del self._by_identity[entry.identity]
         return members

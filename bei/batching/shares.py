@@ -9,15 +9,17 @@ from math import exp, log
 from bei.batching.policy import StepCosts
 from bei.batching.queue import Entry
 from bei.core import Limits
-from bei.costs import round_tokens
 from bei.port import LANES, Lane
 
 # Engine time counts less the longer ago it was: after so many seconds by the factor e.
 _MEMORY_S = 2.0
 
-# A capped step keeps at least this share of the best rate: smaller steps would cost bulk work too much.
-_CAPPED_RATE = 0.975
+# A capped step keeps at least this share of the rate of bulk work alone: smaller steps would cost it too much.
+_CAPPED_RATE = 0.97
 _TYPICAL_LENGTH = 64
+# And it may be so much longer than predicted for the typical length, or longer texts, which pad, would leave a part of
+# the last tile empty: that costs more than it saves (docs/decisions.md, "Steps are filled up to whole tiles").
+_ROOM_FOR_PADDING = 1.15
 # Below this a step is short enough for anybody.
 _LEAST_CAP_S = 0.004
 
@@ -66,15 +68,21 @@ class ServedShares:
 
 
 def capped_step_s(costs: StepCosts, limits: Limits) -> float:
-    """The time of the smallest step that keeps nearly the best rate, on sequences of a typical length."""
+    """The time of the smallest step of whole tiles that keeps nearly the rate of bulk work alone, on sequences of a
+    typical length, with room for longer ones."""
     length = min(_TYPICAL_LENGTH, limits.max_seq_len)
-    most = min(max(1, costs.efficient_tokens(length) // length), limits.max_batch_size)
-    best_rate = most * length / costs.seconds(most * length, most, length)
-    for count in range(1, most + 1):
-        if count * length >= _CAPPED_RATE * best_rate * costs.seconds(count * length, count, length):
-            break
-    tokens = round_tokens(count * length)
-    return max(_LEAST_CAP_S, costs.seconds(tokens, min(-(-tokens // length), limits.max_batch_size), length))
+    most, tile = costs.largest_efficient_tokens(length), costs.tile
+
+    def seconds(tokens: int) -> float:
+        return costs.seconds(tokens, min(-(-tokens // length), limits.max_batch_size), length)
+
+    best_rate = most / seconds(most)
+    sizes = (
+        size
+        for size in range(-(-length // tile) * tile, most, tile)
+        if size / seconds(size) >= _CAPPED_RATE * best_rate
+    )
+    return max(_LEAST_CAP_S, _ROOM_FOR_PADDING * seconds(next(sizes, most)))
 
 
 def overtaking(costs: StepCosts, limits: Limits) -> float:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bei.core import Limits
 from bei.costs import Coefficients, CostModel, Curve, Sample, fit, nonnegative_least_squares
 from bei.packing import bucket
+from bei.tuning import steps_to_measure
 
 LIMITS = Limits(max_num_tokens=4096, max_batch_size=128, max_seq_len=512)
 
@@ -32,7 +33,10 @@ def curves(draw: st.DrawFn) -> Curve:
 def models(draw: st.DrawFn) -> CostModel:
     longest = draw(st.integers(1, 600))
     limits = Limits(draw(st.integers(longest, 5000)), draw(st.integers(1, 200)), longest)
-    coefficients = Coefficients(draw(st.floats(1e-6, 1)), draw(slopes), draw(curves()), draw(curves()))
+    tile = 8 * draw(st.integers(1, 40))
+    coefficients = Coefficients(
+        draw(st.floats(1e-6, 1)), draw(slopes), draw(curves()), draw(curves()), draw(curves()), tile
+    )
     return CostModel(limits, coefficients, speed=draw(st.floats(1e-3, 1e3)), is_measured=draw(st.booleans()))
 
 
@@ -89,13 +93,23 @@ def test_a_larger_step_is_not_efficient_behind_a_knee() -> None:
     assert knee.largest_efficient_tokens(8) == knee.efficient_tokens(8) == 8
 
 
-def test_a_step_is_not_rounded_over_a_knee() -> None:
-    """A round step of 768 tokens would take 2.5 times as long as one of 692."""
+def test_an_efficient_step_does_not_reach_over_a_knee() -> None:
+    """A step of 768 tokens would take 2.5 times as long as one of 692."""
     width = Curve((0,), (0.0,))
     model = CostModel(LIMITS, Coefficients(0.5, 0.0, Curve((0, 692), (0.0, 0.01)), width), is_measured=True)
     assert 640 <= model.efficient_tokens(8) <= 692
     flat = CostModel(LIMITS, Coefficients(0.5, 0.0, Curve((0,), (0.0,)), width), is_measured=True)
     assert flat.efficient_tokens(8) == 1024  # all 128 sequences
+
+
+def test_efficient_steps_are_of_whole_tiles() -> None:
+    flat, by_token = Curve((0,), (0.0,)), Curve((0,), (1e-5,))
+    model = CostModel(LIMITS, Coefficients(1e-3, 0.0, by_token, flat, Curve((0,), (2e-5,)), 192))
+    assert model.tile == 192
+    assert model.seconds(193, 2, 100) == pytest.approx(1e-3 + 200e-5 + 2 * 384e-5)  # 200: the bucket of 193
+    for length in (10, 50, 100, 500):
+        assert model.efficient_tokens(length) % 192 == 0 or length == 10  # 128 sequences of those are 1,280 tokens
+        assert model.largest_efficient_tokens(length) % 192 == 0 or model.largest_efficient_tokens(length) == 4096
 
 
 @given(models(), st.lists(st.tuples(steps, st.floats(1e-6, 10)), max_size=5), steps)
@@ -125,6 +139,7 @@ def test_a_model_survives_json(
         lambda data: data["coefficients"]["tokens"].update(slopes=[-1]),
         lambda data: data["coefficients"]["width"].update(knots=[5]),
         lambda data: data["coefficients"].update(width=None),
+        lambda data: data["coefficients"].update(tile=20),
     ],
 )
 def test_json_of_no_model_is_refused(damage: Callable[[dict[str, object]], object]) -> None:
@@ -237,6 +252,28 @@ def test_an_engine_without_padding_has_no_cost_of_slots() -> None:
     assert model.seconds(4096, 128, 512) < 1.1 * model.seconds(4096, 128, 32)
     # Short sequences alone do not fill it: the efficient step is large.
     assert model.efficient_tokens(16) * varlen_engine(16, 1, 16) > 0.5 * LIMITS.max_batch_size * 16 * 2e-6
+
+
+def tiled_engine(tile: int, num_tokens: int, batch_size: int, longest: int) -> float:
+    """Two thirds of the time of a matrix product are by whole tiles: a CPU of two threads (docs/decisions.md)."""
+    whole = -(-num_tokens // tile) * tile
+    return 1e-3 + 10e-6 * bucket(num_tokens) + 20e-6 * whole + bucket(batch_size, 1) * 10e-6
+
+
+@pytest.mark.parametrize("tile", [32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_fit_finds_the_size_of_a_tile_from_the_steps_that_are_measured(tile: int, noise: float) -> None:
+    rng = random.Random(0)
+    samples = []
+    for lengths in steps_to_measure(LIMITS):
+        shape = (sum(lengths), len(lengths), max(lengths))
+        samples.append(Sample(*shape, tiled_engine(tile, *shape) * (1 + rng.random() * noise)))
+    assert fit(samples, LIMITS).tile == tile
+
+
+@pytest.mark.parametrize("engine", [padding_engine, varlen_engine])
+def test_a_fit_finds_no_tiles_where_there_are_none(engine: Callable[[int, int, int], float]) -> None:
+    assert fit(synthetic_steps(engine, noise=0.1), LIMITS).tile == 8
 
 
 def test_a_fit_bears_steps_that_a_neighbour_disturbed() -> None:

@@ -15,7 +15,6 @@ from bei.batching.policy import LaneView, QueueKey, StepBounds, leading_lane, ne
 from bei.batching.queue import Entry, LaneQueues, Waiter
 from bei.batching.shares import ServedShares, capped_step_s, overtaking
 from bei.core import Encoding, Limits
-from bei.costs import round_tokens
 from bei.port import LANES, Lane
 
 NOTHING = LaneView([], 0)
@@ -24,15 +23,18 @@ ONE = LaneView([QueueKey(1, 0)], 0)
 
 @dataclass(frozen=True)
 class LinearCosts:
-    """Milliseconds a step, a token and a padded slot, as seconds."""
+    """Milliseconds a step, a token, a padded slot and a tile of so many tokens, as seconds."""
 
     per_step: float = 2.0
     per_token: float = 0.025
     per_slot: float = 0.002
     efficient: int = 512
+    tile: int = 1
+    per_tile: float = 0.0
 
     def seconds(self, num_tokens: int, batch_size: int, longest: int) -> float:
-        return (self.per_step + self.per_token * num_tokens + self.per_slot * batch_size * longest) / 1000
+        tokens = self.per_token * num_tokens + self.per_tile * -(-num_tokens // self.tile)
+        return (self.per_step + tokens + self.per_slot * batch_size * longest) / 1000
 
     def efficient_tokens(self, length: int) -> int:
         return max(length, self.efficient)
@@ -52,8 +54,10 @@ class Case:
     bounds: StepBounds
 
     def cut(self) -> dict[Lane, list[QueueKey]]:
-        windows = next_batch(self.lanes, self.limits, self.costs, self.bounds)
-        return {lane: list(self.lanes[lane].queued[window]) for lane, window in windows.items()}
+        step = next_batch(self.lanes, self.limits, self.costs, self.bounds)
+        return {
+            lane: sorted(key for part in parts for key in self.lanes[lane].queued[part]) for lane, parts in step.items()
+        }
 
     @property
     def urgent(self) -> QueueKey:
@@ -76,7 +80,8 @@ def cases(draw: st.DrawFn) -> Case:
     lead: Lane = draw(st.sampled_from(LANES))
     lanes = {lane: draw(views(max_seq_len, min_size=int(lane == lead))) for lane in LANES}
     numbers = st.floats(0, 10, allow_nan=False)
-    costs = LinearCosts(draw(numbers), draw(numbers), draw(numbers))
+    tile = draw(st.sampled_from([1, 8, 16]))
+    costs = LinearCosts(draw(numbers), draw(numbers), draw(numbers), tile=tile, per_tile=draw(numbers))
     max_s = draw(st.one_of(st.just(inf), st.floats(0, 1)))
     rider_s = draw(st.one_of(st.none(), st.floats(0, 1)))
     return Case(lanes, limits, costs, StepBounds(lead, draw(st.integers(1, 300)), max_s, rider_s))
@@ -131,7 +136,7 @@ def test_the_other_lane_rides_along_only_where_the_bounds_say_so(case: Case) -> 
 def test_without_padding_costs_a_step_is_maximal(case: Case) -> None:
     case = Case(case.lanes, case.limits, PACKED, StepBounds(case.bounds.lead, case.bounds.max_tokens))
     view = case.lanes[case.bounds.lead]
-    window = next_batch(case.lanes, case.limits, case.costs, case.bounds)[case.bounds.lead]
+    (window,) = next_batch(case.lanes, case.limits, case.costs, case.bounds)[case.bounds.lead]
     tokens = sum(key.num_tokens for key in view.queued[window])
     for neighbour in (window.start - 1, window.stop):
         if 0 <= neighbour < len(view.queued) and window.stop - window.start < case.limits.max_batch_size:
@@ -150,9 +155,10 @@ def test_cutting_again_and_again_takes_every_sequence_once(case: Case) -> None:
             for lane, keys in waiting.items()
         }
         bounds = StepBounds(lead, case.bounds.max_tokens, case.bounds.max_s, case.bounds.rider_s)
-        for lane, window in next_batch(lanes, case.limits, case.costs, bounds).items():
-            taken[lane] += waiting[lane][window]
-            del waiting[lane][window]
+        for lane, parts in next_batch(lanes, case.limits, case.costs, bounds).items():
+            for part in parts:
+                taken[lane] += waiting[lane][part]
+                del waiting[lane][part]
     assert {lane: sorted(keys) for lane, keys in taken.items()} == {
         lane: list(view.queued) for lane, view in case.lanes.items()
     }
@@ -179,7 +185,31 @@ def test_a_few_texts_share_a_step_although_they_are_padded_because_a_step_of_the
 def test_a_step_grows_towards_the_nearer_length() -> None:
     queued = [QueueKey(5, 3), QueueKey(8, 0), QueueKey(9, 2), QueueKey(20, 1)]
     lanes: dict[Lane, LaneView] = {"interactive": NOTHING, "bulk": LaneView(queued, 1)}
-    assert next_batch(lanes, Limits(1000, 2, 100), PACKED, StepBounds("bulk", 1000)) == {"bulk": slice(1, 3)}
+    assert next_batch(lanes, Limits(1000, 2, 100), PACKED, StepBounds("bulk", 1000)) == {"bulk": [slice(1, 3)]}
+
+
+TILED = LinearCosts(per_token=0.01, per_slot=0.0, tile=64, per_tile=1.0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "costs", "expected"),
+    [
+        ([100, 100, 20, 40, 50, 60], TILED, [50, 100, 100]),  # 60 tokens would begin another tile
+        ([100, 100, 9, 10, 30, 60], TILED, [9, 10, 30, 100, 100]),
+        ([100, 92, 20, 70], TILED, [92, 100]),  # three whole tiles
+        ([100, 100, 60], TILED, [100, 100]),  # nothing fits
+        ([100, 100, 36], LinearCosts(per_token=0.01, per_slot=0.1, tile=64, per_tile=1.0), [100, 100]),  # padding
+        ([100, 100, 20, 40, 50, 60], PACKED, [100, 100]),
+    ],
+)
+def test_the_last_tile_of_a_step_is_filled_up_with_the_longest_shorter_sequences_that_fit_and_pay(
+    lengths: list[int], costs: LinearCosts, expected: list[int]
+) -> None:
+    """The next neighbour in length would be more than 256 tokens."""
+    queued = sorted(QueueKey(length, arrival) for arrival, length in enumerate(lengths))
+    view = LaneView(queued, bisect_left(queued, QueueKey(100, 0)))
+    case = Case({"interactive": NOTHING, "bulk": view}, Limits(4096, 128, 512), costs, StepBounds("bulk", 256))
+    assert [key.num_tokens for key in case.cut()["bulk"]] == expected
 
 
 # The bounds
@@ -211,7 +241,7 @@ def test_interactive_work_runs_in_the_largest_efficient_steps_where_two_of_them_
     assert bounds.max_tokens == max_tokens
 
 
-@pytest.mark.parametrize(("waited_s", "rider_s"), [(0.0, 0.01), (0.0025, 0.01), (0.006, 0.0065), (0.5, 0.0025)])
+@pytest.mark.parametrize(("waited_s", "rider_s"), [(0.0, 0.01), (0.00125, 0.01), (0.006, 0.00525), (0.5, 0.00125)])
 def test_bulk_work_rides_along_up_to_a_capped_step_less_what_interactive_work_waited(
     waited_s: float, rider_s: float
 ) -> None:
@@ -221,8 +251,8 @@ def test_bulk_work_rides_along_up_to_a_capped_step_less_what_interactive_work_wa
     assert (bounds.lead, bounds.max_tokens) == ("interactive", 512)
     assert bounds.rider_s == pytest.approx(rider_s)
     step = next_batch(views_of(1, 9), Limits(1024, 128, 512), LinearCosts(), bounds)
-    assert step["interactive"] == slice(0, 1)
-    riders = step.get("bulk", slice(0, 0))
+    assert step["interactive"] == [slice(0, 1)]
+    (riders,) = step.get("bulk", [slice(0, 0)])
     assert (riders.stop - riders.start > 0) == (rider_s > 0.005)
     assert riders.stop - riders.start < 9
 
@@ -238,7 +268,7 @@ def test_riders_are_taken_where_steps_of_their_own_would_take_longer(length: int
     step = next_batch(
         lanes, Limits(1024, 128, 512), LinearCosts(per_slot=0.03), StepBounds("interactive", 512, rider_s=1.0)
     )
-    assert step.get("bulk", slice(0, 0)) == slice(0, num_riders)
+    assert step.get("bulk", [slice(0, 0)]) == [slice(0, num_riders)]
 
 
 def test_few_long_riders_are_left_to_full_steps_of_their_own() -> None:
@@ -252,9 +282,9 @@ def test_few_long_riders_are_left_to_full_steps_of_their_own() -> None:
     one_step, two_steps = costs.seconds(256 * 2 + 29, 3, 256), costs.seconds(29, 1, 29) + costs.seconds(512, 2, 256)
     assert one_step < two_steps
     step = next_batch(lanes, limits, costs, StepBounds("interactive", 1024, rider_s=rider_s))
-    assert step == {"interactive": slice(0, 1)}
+    assert step == {"interactive": [slice(0, 1)]}
     roomy = next_batch(lanes, limits, LinearCosts(per_slot=0.0), StepBounds("interactive", 1024, rider_s=1.0))
-    assert roomy["bulk"] == slice(0, 3)
+    assert roomy["bulk"] == [slice(0, 3)]
 
 
 # Who leads
@@ -293,15 +323,15 @@ def test_a_step_s_time_is_shared_by_tokens_and_counts_less_the_longer_ago_it_was
     assert later == {"interactive": pytest.approx(0.1 / e), "bulk": pytest.approx(0.3 / e)}
 
 
-def test_a_capped_step_is_a_round_number_of_tokens_that_keeps_nearly_the_best_rate_and_no_more() -> None:
-    costs, limits = LinearCosts(per_step=2.0, per_token=0.025, per_slot=0.0, efficient=4096), Limits(4096, 128, 512)
-    cap_s = capped_step_s(costs, limits)
-    best_rate = 4096 / costs.seconds(4096, 64, 64)
-    tokens = round((cap_s * 1000 - 2.0) / 0.025)
-    assert round_tokens(tokens) == tokens
-    assert tokens / cap_s >= 0.975 * best_rate
-    smaller = max(size for size in range(1, tokens) if round_tokens(size) == size)
-    assert smaller / costs.seconds(smaller, 1, 64) < 0.975 * best_rate
+@pytest.mark.parametrize("tile", [8, 64, 192])
+def test_a_capped_step_is_of_whole_tiles_that_keep_nearly_the_rate_of_bulk_work_and_no_more(tile: int) -> None:
+    costs = LinearCosts(per_step=2.0, per_token=0.02, per_slot=0.0, efficient=3072, tile=tile, per_tile=0.005 * tile)
+    limits = Limits(8192, 128, 512)
+    best_rate = 6144 / costs.seconds(6144, 96, 64)
+    tokens = round((capped_step_s(costs, limits) / 1.15 * 1000 - 2.0) / 0.025)
+    assert tokens % tile == 0
+    assert tokens / costs.seconds(tokens, 1, 64) >= 0.97 * best_rate
+    assert (tokens - tile) / costs.seconds(tokens - tile, 1, 64) < 0.97 * best_rate
 
 
 @pytest.mark.parametrize("step_size", [4, 10, 32])
