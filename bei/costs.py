@@ -167,6 +167,11 @@ class CostModel:
         return self.coefficients.tile
 
     @property
+    def has_tiles(self) -> bool:
+        """Whether whole tiles were found to matter."""
+        return any(self.coefficients.tiles.slopes)
+
+    @property
     def speed(self) -> float:
         """Observed time by fitted time: 1 where the engine runs as it did when it was measured."""
         return self._speed

@@ -8,8 +8,9 @@ import logging
 from pathlib import Path
 
 from bei.artifact import Artifact
+from bei.batching.shares import capped_step_s
 from bei.config import ServeConfig
-from bei.core import Engine
+from bei.core import Engine, Limits
 from bei.costs import CostModel
 from bei.opening import opened
 from bei.tuning import StreamChoice, cache_path, costs_for, measure_streams
@@ -86,9 +87,15 @@ def table(
     console = Console(file=stream, width=100, highlight=False, markup=False)
     console.print(f"{artifact.manifest.name}, {info.precision}, {info.device}")
     console.print(_streams_line(info.num_streams, choice))
+    console.print(_sizes_line(costs, info.limits))
     console.print(shapes)
     console.print(f"kept in {path}" if path.is_file() else "not kept: the cache cannot be written", soft_wrap=True)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _sizes_line(costs: CostModel, limits: Limits) -> str:
+    tiles = f"filled up to whole tiles of {costs.tile} tokens" if costs.has_tiles else "of any number of tokens"
+    return f"steps: {tiles}; bulk work beside interactive work: up to {1000 * capped_step_s(costs, limits):.0f} ms"
 
 
 def _streams_line(used: int, choice: StreamChoice | None) -> str:

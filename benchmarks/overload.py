@@ -3,8 +3,9 @@
     python -m benchmarks.overload [--seconds 120] [--deadline-ms 2000] [--serve "--max-queue-size 4096"]
 
 Requests of 16 passages come at ``--times`` the capacity that a closed loop measured first, whatever the server does:
-without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own, which has met all their words (a
-model keeps up to 32 MB of those, which is not what overload costs). Then the truth of Retry-After
+without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own, which has met all their words and
+worked at its capacity for half a minute (a model keeps up to 32 MB of words, an engine what it needs for each shape of
+a step: that is not what overload costs). Then the truth of Retry-After
 (``benchmarks.retry_after``), and twelve clients that obey it: alone with requests of 2,048 texts, more than the
 server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends.
 """
@@ -35,6 +36,7 @@ TEXTS = 16
 _CAPACITY_CONCURRENCY = 16
 _MOST_BODIES = 4_000  # of one stream: more arrivals send them again
 _POOL_TEXTS = 2_000  # passages that the overload is made of, each time with another number in front
+_WARM_ROUNDS = 3  # of all of them, before
 _CONNECTIONS = 4_000
 _SETTLED_S = 10.0  # memory counts from here: queues are full, pools have their size
 _CLIENTS = 12
@@ -93,7 +95,8 @@ class Overload:
         headers = {} if deadline_ms is None else {TIMEOUT: str(deadline_ms)}
         server = fleet[NOW]
         stream = offered(prose, rate, seconds, headers)
-        warm = Stream("warm", stream.bodies[: _POOL_TEXTS // TEXTS], concurrency=_CAPACITY_CONCURRENCY)
+        num_bodies = _WARM_ROUNDS * _POOL_TEXTS // TEXTS
+        warm = Stream("warm", stream.bodies[:num_bodies], concurrency=_CAPACITY_CONCURRENCY)
         drive(server.port, [warm])["warm"].must_be_ok()
         with sampling(server.process.pid) as samples:
             self.load: Load = drive(server.port, [stream], patience_s=600)

@@ -15,7 +15,7 @@ from bei.port import LANES, Lane
 _MEMORY_S = 2.0
 
 # A capped step keeps at least this share of the rate of bulk work alone: smaller steps would cost it too much.
-_CAPPED_RATE = 0.97
+_CAPPED_RATE = 0.975
 _TYPICAL_LENGTH = 64
 # And it may be so much longer than predicted for the typical length, or longer texts, which pad, would leave a part of
 # the last tile empty: that costs more than it saves (docs/decisions.md, "Steps are filled up to whole tiles").
