@@ -3,9 +3,9 @@
     python -m benchmarks.overload [--seconds 120] [--deadline-ms 2000] [--serve "--max-queue-size 4096"]
 
 Requests of 16 passages come at ``--times`` the capacity that a closed loop measured first, whatever the server does:
-without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own, which has met all their words and
-worked at its capacity for half a minute (a model keeps up to 32 MB of words, an engine what it needs for each shape of
-a step: that is not what overload costs). Then the truth of Retry-After
+without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own, which has met all their words
+and worked at its capacity for half a minute (a model keeps up to 32 MB of words, an engine what it needs for each shape
+of a step: that is not what overload costs). Then the truth of Retry-After
 (``benchmarks.retry_after``), and twelve clients that obey it: alone with requests of 2,048 texts, more than the
 server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends.
 """

@@ -35,6 +35,7 @@ LAYERS = [
         "service",
         "feeding",
         "simulation",
+        "tuning_report",
         "batching",
         "engine",
         "core",
