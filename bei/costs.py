@@ -59,9 +59,9 @@ _WIDTH_KNOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # many tokens on there are tiles: kernels for few rows have smaller ones.
 _TILES = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 _TILED_FROM = (0, 64, 128, 256)
-# Of two steps that differ by a few tokens, this share of them, and nothing else, the larger takes longer by a stair or
-# hardly at all. A fit has tiles only if its errors there are less than so much of those without: noise must not make
-# stairs either.
+# Pairs of steps that are alike but for at most so many tokens more tell of tiles: the larger takes longer by a whole
+# tile or hardly at all. A fit has tiles only if it is less wrong about them than by this share of the error without:
+# noise must not make stairs either.
 _FEW_TOKENS = 1 / 8
 _TILED_ERROR = 0.8
 _FIT_ROUNDS = 5
@@ -238,7 +238,9 @@ class CostModel:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CostModel:
         """The inverse of ``to_json``. Raises KeyError, TypeError or ValueError for anything else."""
-        coefficients = {"tiles": {"knots": [0], "slopes": [0]}} | data["coefficients"]  # tables may know no tiles
+        without_tiles = {"tiles": {"knots": [0], "slopes": [0]}, "tile": _GRAIN}  # tables may know of none
+        coefficients = without_tiles | data["coefficients"]
+        coefficients["tile"] = int(coefficients["tile"])
         for name in ("tokens", "tiles", "width"):
             curve = coefficients[name]
             coefficients[name] = Curve(tuple(map(int, curve["knots"])), tuple(map(float, curve["slopes"])))
@@ -262,12 +264,10 @@ def fit(samples: Seq[Sample], limits: Limits) -> CostModel:
         raise ValueError("a fit needs steps, and each must have taken time")
     steps = _Steps(_bucketed(tokens), _bucketed(rows, 1), _rounded_widths(widths), seconds)
     plain, plain_error = steps.fitted()
-    tried = [
-        steps.fitted(tile, start)
-        for tile in _TILES
-        for start in _TILED_FROM
-        if plain_error and 4 * tile <= limits.max_num_tokens
-    ]
+    if not plain_error:  # nothing tells of tiles
+        return CostModel(limits, plain)
+    tiles = [tile for tile in _TILES if 4 * tile <= limits.max_num_tokens]
+    tried = [steps.fitted(tile, start) for tile in tiles for start in _TILED_FROM]
     tiled, tiled_error = min(tried, key=lambda pair: pair[1], default=(plain, plain_error))
     return CostModel(limits, tiled if tiled_error < _TILED_ERROR * plain_error else plain)
 
@@ -294,8 +294,9 @@ class _Steps(NamedTuple):
         usual = float(np.median(self.tokens / self.seconds))
         found = _robust_fit(features, _SMOOTHNESS * usual * _differences(int(ends[-1]), places))
         slopes = [tuple(map(float, found[place])) for place in places]
+        found[0] = max(found[0], 1e-3 * self.seconds.min())
         coefficients = Coefficients(
-            per_step=max(float(found[0]), 1e-3 * float(self.seconds.min())),
+            per_step=float(found[0]),
             per_sequence=float(found[1]),
             tokens=Curve(token_knots, slopes[0]),
             width=Curve(width_knots, slopes[1]),
@@ -443,7 +444,7 @@ def _efficient_steps(limits: Limits, coefficients: Coefficients) -> tuple[list[i
     efficient, rate = (np.take_along_axis(values, best, axis=1) for values in (tokens, rates))
     largest = np.where(is_near_best & (tokens <= _LARGEST_EFFICIENT * efficient), tokens, 0.0).max(axis=1)
     # A step of the most sequences is one of the most tokens: those of a length are rarely all that wait.
-    largest = np.where(largest > (most - 1) * lengths, limits.max_num_tokens, largest)
+    largest = np.where(largest >= most * lengths, limits.max_num_tokens, largest)
     efficient = efficient[:, 0]
     largest = np.clip(largest, efficient, _LARGEST_EFFICIENT * efficient)
     shares = np.maximum.accumulate(1 / rate[:, 0])

@@ -87,7 +87,7 @@ def measured_steps(
     vocab_size: int = 1,
     clock: Clock = time.perf_counter,
 ) -> list[Sample]:
-    """Run shapes from a grid within ``engine.info.limits``: a coarse grid, small shapes first, then what lies between.
+    """Run ``steps_to_measure(engine.info.limits)``.
 
     Every shape is run once to compile its kernels, then several times, in turn with all others, so that a disturbance
     of a second spoils no shape; its shortest time counts. All streams run the same shape at once. Shapes that would
@@ -170,7 +170,7 @@ def _around_tile_ends(limits: Limits) -> Iterator[list[int]]:
     """Pairs of batches that differ by 8 tokens, in as many sequences."""
     for end in _TILE_ENDS:
         count = -(-(end + 8) // min(_TILE_LENGTH, limits.max_seq_len))
-        if end + 8 <= limits.max_num_tokens and count <= limits.max_batch_size:
+        if end + 8 <= limits.max_num_tokens and count <= min(limits.max_batch_size, end):
             for total in (end, end + 8):
                 yield [total // count + (place < total % count) for place in range(count)]
 

@@ -75,10 +75,11 @@ def table(
     for title in ("tokens of a text", "alone, ms", "best step, texts", "tokens", "ms", "tokens/s"):
         shapes.add_column(title, justify="right")
     for length in (length for length in _LENGTHS if length <= info.limits.max_seq_len):
-        count = max(1, min(info.limits.max_batch_size, costs.efficient_tokens(length) // length))
-        seconds = costs.seconds(count * length, count, length)
-        row = (length, costs.seconds(length, 1, length) * 1e3, count, count * length, seconds * 1e3)
-        rate = count * length * info.num_streams / seconds
+        tokens = costs.efficient_tokens(length)
+        count = min(info.limits.max_batch_size, -(-tokens // length))
+        seconds = costs.seconds(tokens, count, length)
+        row = (length, costs.seconds(length, 1, length) * 1e3, count, tokens, seconds * 1e3)
+        rate = tokens * info.num_streams / seconds
         shapes.add_row(
             *(f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" for value in row), f"{rate:,.0f}"
         )

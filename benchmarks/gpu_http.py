@@ -1,6 +1,6 @@
 """``bei serve`` in front of an engine of target cuda, beside that engine alone with the same texts.
 
-On a CPU (a dry run) the target is ``cuda-twin``, and what steps cost is assumed: measuring it takes 20 seconds.
+On a CPU (a dry run) the target is ``cuda-twin``, and what steps cost is assumed: measuring it takes 25 seconds.
 """
 
 from __future__ import annotations

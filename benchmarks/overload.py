@@ -4,8 +4,8 @@
 
 Requests of 16 passages come at ``--times`` the capacity that a closed loop measured first, whatever the server does:
 without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own, which has met all their words
-and worked at its capacity for half a minute (a model keeps up to 32 MB of words, an engine what it needs for each shape
-of a step: that is not what overload costs). Then the truth of Retry-After
+and answered three times its texts at its capacity: a model keeps up to 32 MB of words, an engine what it needs for each
+shape of a step, and that is not what overload costs. Then the truth of Retry-After
 (``benchmarks.retry_after``), and twelve clients that obey it: alone with requests of 2,048 texts, more than the
 server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends.
 """
@@ -36,7 +36,7 @@ TEXTS = 16
 _CAPACITY_CONCURRENCY = 16
 _MOST_BODIES = 4_000  # of one stream: more arrivals send them again
 _POOL_TEXTS = 2_000  # passages that the overload is made of, each time with another number in front
-_WARM_ROUNDS = 3  # of all of them, before
+_WARM_ROUNDS = 3  # passages sent before the overload, of the pool
 _CONNECTIONS = 4_000
 _SETTLED_S = 10.0  # memory counts from here: queues are full, pools have their size
 _CLIENTS = 12

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple, Protocol
 
 from bei.core import Limits
@@ -134,15 +134,17 @@ def next_batch(
     lead = lanes[bounds.lead]
     step = _Step(limits, costs, bounds.max_tokens, bounds.max_s)
     step.start(lead.queued[lead.urgent].num_tokens)
-    windows = {bounds.lead: step.grow(lead.queued, lead.urgent, lead.urgent + 1)}
+    window = step.grow(lead.queued, lead.urgent, lead.urgent + 1)
+    parts = {bounds.lead: [window, *step.fill(lead.queued, window.start)]}
     if bounds.rider_s is not None:
         step.max_s = bounds.rider_s
         for lane, view in lanes.items():
             if lane != bounds.lead and view.queued:
                 step, window = _with_riders(step, view.queued)
-                if window.start < window.stop:
-                    windows[lane] = window
-    return {lane: [window, *step.fill(lanes[lane].queued, window.start)] for lane, window in windows.items()}
+                riders = [part for part in (window, *step.fill(view.queued, window.start)) if part.start < part.stop]
+                if riders:
+                    parts[lane] = riders
+    return parts
 
 
 class _Step:
@@ -229,9 +231,10 @@ class _Step:
     def seconds_apart(self, keys: Seq[QueueKey], num_queued: int) -> float:
         """The part of ``keys`` in a step without those in this one: of an efficient size, if so many like them wait."""
         longest, num_tokens = keys[-1].num_tokens, sum(key.num_tokens for key in keys)
-        efficient = min(self._costs.efficient_tokens(longest) // longest, self._max_size, num_queued)
-        count = max(len(keys), efficient)
-        return self._costs.seconds(count * num_tokens // len(keys), count, longest) * len(keys) / count
+        mean = num_tokens / len(keys)
+        most = max(num_tokens, int(min(self._max_size, num_queued) * mean))
+        together = min(max(num_tokens, self._costs.efficient_tokens(longest)), most)
+        return self._costs.seconds(together, ceil(together / mean), longest) * num_tokens / together
 
 
 def _with_riders(step: _Step, queued: Seq[QueueKey]) -> tuple[_Step, slice]:

@@ -14,8 +14,10 @@ from bei.port import LANES, Lane
 # Engine time counts less the longer ago it was: after so many seconds by the factor e.
 _MEMORY_S = 2.0
 
-# A capped step keeps at least this share of the rate of bulk work alone: smaller steps would cost it too much.
-_CAPPED_RATE = 0.975
+# To wait longer by the time of one short text is worth this share of the rate of bulk work. A capped step balances the
+# two: rates are so flat where steps are large that "97 % of the best" may be any size (docs/decisions.md, as below).
+_WORTH_OF_A_TEXT = 0.004
+_SHORT_LENGTH = 32
 _TYPICAL_LENGTH = 64
 # And it may be so much longer than predicted for the typical length, or longer texts, which pad, would leave a part of
 # the last tile empty: that costs more than it saves (docs/decisions.md, "Steps are filled up to whole tiles").
@@ -68,21 +70,23 @@ class ServedShares:
 
 
 def capped_step_s(costs: StepCosts, limits: Limits) -> float:
-    """The time of the smallest step of whole tiles that keeps nearly the rate of bulk work alone, on sequences of a
-    typical length, with room for longer ones."""
+    """The time of the step of whole tiles where what smaller ones would cost bulk work and what larger ones would cost
+    whoever waits are least together: on sequences of a typical length, with room for longer ones."""
     length = min(_TYPICAL_LENGTH, limits.max_seq_len)
-    most, tile = costs.largest_efficient_tokens(length), costs.tile
+    most = min(costs.largest_efficient_tokens(length), limits.max_batch_size * length)
+    short = min(_SHORT_LENGTH, limits.max_seq_len)
+    short_s = costs.seconds(short, 1, short)
 
     def seconds(tokens: int) -> float:
-        return costs.seconds(tokens, min(-(-tokens // length), limits.max_batch_size), length)
+        return costs.seconds(tokens, -(-tokens // length), length)
 
-    best_rate = most / seconds(most)
-    sizes = (
-        size
-        for size in range(-(-length // tile) * tile, most, tile)
-        if size / seconds(size) >= _CAPPED_RATE * best_rate
-    )
-    return max(_LEAST_CAP_S, _ROOM_FOR_PADDING * seconds(next(sizes, most)))
+    def loss(tokens: int) -> float:
+        rate = tokens / seconds(tokens) / (most / seconds(most))  # of that of bulk work alone
+        return 1 - rate + _WORTH_OF_A_TEXT * seconds(tokens) / short_s
+
+    first = -(-length // costs.tile) * costs.tile
+    best = min(range(first, most + 1, costs.tile), key=loss, default=most)
+    return max(_LEAST_CAP_S, _ROOM_FOR_PADDING * seconds(best))
 
 
 def overtaking(costs: StepCosts, limits: Limits) -> float:

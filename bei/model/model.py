@@ -72,7 +72,7 @@ class Model:
         ``model`` is what ``bei serve`` takes: the path of an artifact, or a checkpoint (a folder, an installed package,
         a repository of the hub), built first and kept; None: all-MiniLM-L6-v2. ``settings`` are those of ``bei serve``
         that are not about a network, over its ``BEI_*`` variables. The first time on a machine the engine's steps are
-        measured, for up to 20 s (``tune="off"``: not at all).
+        measured, for up to 25 s (``tune="off"``: not at all).
 
         Raises ConfigError, ArtifactError, CheckpointError and what else a start of ``bei serve`` ends with.
         """

@@ -15,6 +15,7 @@ from bei.batching.policy import LaneView, QueueKey, StepBounds, leading_lane, ne
 from bei.batching.queue import Entry, LaneQueues, Waiter
 from bei.batching.shares import ServedShares, capped_step_s, overtaking
 from bei.core import Encoding, Limits
+from bei.costs import CostModel
 from bei.port import LANES, Lane
 
 NOTHING = LaneView([], 0)
@@ -212,6 +213,27 @@ def test_the_last_tile_of_a_step_is_filled_up_with_the_longest_shorter_sequences
     assert [key.num_tokens for key in case.cut()["bulk"]] == expected
 
 
+def tiled_step(interactive: list[int], bulk: list[int], max_tokens: int, rider_s: float) -> dict[Lane, list[int]]:
+    """The lengths of a step that the first of ``interactive`` leads."""
+
+    def view(lengths: list[int]) -> LaneView:
+        queued = sorted(QueueKey(length, arrival) for arrival, length in enumerate(lengths))
+        return LaneView(queued, bisect_left(queued, QueueKey(lengths[0], 0)))
+
+    lanes: dict[Lane, LaneView] = {"interactive": view(interactive), "bulk": view(bulk)}
+    bounds = StepBounds("interactive", max_tokens, rider_s=rider_s)
+    step = Case(lanes, Limits(4096, 128, 512), TILED, bounds).cut()
+    return {lane: [key.num_tokens for key in keys] for lane, keys in step.items()}
+
+
+def test_a_step_that_is_longer_than_riders_may_make_it_is_filled_from_its_own_lane() -> None:
+    assert tiled_step([100, 100, 20, 40, 50, 60], [30], 256, rider_s=0.0) == {"interactive": [50, 100, 100]}
+
+
+def test_short_sequences_of_the_other_lane_fill_a_step_that_has_no_room_for_its_neighbours() -> None:
+    assert tiled_step([440], [300, 5, 2], 448, rider_s=1.0) == {"interactive": [440], "bulk": [2, 5]}
+
+
 # The bounds
 
 
@@ -324,14 +346,24 @@ def test_a_step_s_time_is_shared_by_tokens_and_counts_less_the_longer_ago_it_was
 
 
 @pytest.mark.parametrize("tile", [8, 64, 192])
-def test_a_capped_step_is_of_whole_tiles_that_keep_nearly_the_rate_of_bulk_work_and_no_more(tile: int) -> None:
-    costs = LinearCosts(per_step=2.0, per_token=0.02, per_slot=0.0, efficient=3072, tile=tile, per_tile=0.005 * tile)
-    limits = Limits(8192, 128, 512)
-    best_rate = 6144 / costs.seconds(6144, 96, 64)
-    tokens = round((capped_step_s(costs, limits) / 1.15 * 1000 - 2.0) / 0.025)
+@pytest.mark.parametrize("per_step", [0.5, 2.0, 8.0])
+def test_a_capped_step_costs_bulk_work_and_those_who_wait_the_least_together(tile: int, per_step: float) -> None:
+    """A step of T tokens takes c + aT: its rate is 1 - c / (c + aT) of the best. The sum with 0.004 (c + aT) / short is
+    least where c + aT is the root of c short / 0.004."""
+    costs = LinearCosts(per_step, 0.02, 0.0, efficient=4096, tile=tile, per_tile=0.005 * tile)
+    cap_ms = 1000 * capped_step_s(costs, Limits(8192, 128, 512)) / 1.15
+    short_ms = 1000 * costs.seconds(32, 1, 32)
+    tokens = round((cap_ms - per_step) / 0.025)
     assert tokens % tile == 0
-    assert tokens / costs.seconds(tokens, 1, 64) >= 0.975 * best_rate
-    assert (tokens - tile) / costs.seconds(tokens - tile, 1, 64) < 0.975 * best_rate
+    assert cap_ms == pytest.approx((per_step * short_ms / 0.004) ** 0.5, rel=0.03, abs=0.025 * tile)
+
+
+@pytest.mark.parametrize("limits", [Limits(1, 1, 1), Limits(8, 1, 8), Limits(512, 8, 512), Limits(4096, 8, 512)])
+def test_small_limits_have_a_cap_of_a_step_that_they_allow(limits: Limits) -> None:
+    costs = CostModel.assumed(limits)
+    length = min(64, limits.max_seq_len)
+    most = min(limits.max_num_tokens, limits.max_batch_size * length)
+    assert 0.004 <= capped_step_s(costs, limits) <= max(0.004, 1.15 * costs.seconds(most, -(-most // length), length))
 
 
 @pytest.mark.parametrize("tile", [1, 64])
