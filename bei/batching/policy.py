@@ -21,9 +21,6 @@ from bei.port import Lane
 # Up to this many attention slots a token, sequences are alike enough that running them together always pays.
 _ALIKE_SLOTS_PER_TOKEN = 1.25
 
-# The part of a capped step that an interactive one may fill with bulk work however long it has waited.
-_LEAST_RIDERS = 0.125
-
 # Where so many of the largest efficient steps of interactive work wait, it runs in those: most of it waits for others'
 # steps, which are fewer then.
 _MANY_STEPS = 2
@@ -102,15 +99,13 @@ def step_bounds(
 
     ``cap_s`` is the longest step of bulk work while interactive work waits or, as ``interactive_expected`` says, may
     come soon. An interactive step takes bulk work along, for a small step leaves much of the device unused: up to the
-    cap if it came at once, less if it had to wait for a step to end, and an eighth of the cap at least. So, behind one
-    capped step, it is answered within one and an eighth of them. Where many such steps wait they are as large as those
-    of bulk work.
+    cap if it came at once, less what it had to wait for a step to end, and none where that was a whole cap. Where many
+    such steps wait they are as large as those of bulk work.
     """
     view = lanes[lead]
     length = view.queued[view.urgent].num_tokens
     if lead == "interactive":
-        least_s = _LEAST_RIDERS * cap_s
-        rider_s = min(cap_s, max(cap_s + least_s - waited_s, least_s))
+        rider_s = max(0.0, cap_s - waited_s)
         largest = costs.largest_efficient_tokens(length)
         is_full = len(view.queued) * length >= _MANY_STEPS * largest
         return StepBounds(lead, largest if is_full else costs.efficient_tokens(length), rider_s=rider_s)

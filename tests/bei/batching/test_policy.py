@@ -263,7 +263,7 @@ def test_interactive_work_runs_in_the_largest_efficient_steps_where_two_of_them_
     assert bounds.max_tokens == max_tokens
 
 
-@pytest.mark.parametrize(("waited_s", "rider_s"), [(0.0, 0.01), (0.00125, 0.01), (0.006, 0.00525), (0.5, 0.00125)])
+@pytest.mark.parametrize(("waited_s", "rider_s"), [(0.0, 0.01), (0.00475, 0.00525), (0.008, 0.002), (0.5, 0.0)])
 def test_bulk_work_rides_along_up_to_a_capped_step_less_what_interactive_work_waited(
     waited_s: float, rider_s: float
 ) -> None:
@@ -348,14 +348,14 @@ def test_a_step_s_time_is_shared_by_tokens_and_counts_less_the_longer_ago_it_was
 @pytest.mark.parametrize("tile", [8, 64, 192])
 @pytest.mark.parametrize("per_step", [0.5, 2.0, 8.0])
 def test_a_capped_step_costs_bulk_work_and_those_who_wait_the_least_together(tile: int, per_step: float) -> None:
-    """A step of T tokens takes c + aT: its rate is 1 - c / (c + aT) of the best. The sum with 0.004 (c + aT) / short is
-    least where c + aT is the root of c short / 0.004."""
+    """A step of T tokens takes c + aT: its rate is 1 - c / (c + aT) of the best. The sum with 0.005 (c + aT) / short is
+    least where c + aT is the root of c short / 0.005."""
     costs = LinearCosts(per_step, 0.02, 0.0, efficient=4096, tile=tile, per_tile=0.005 * tile)
     cap_ms = 1000 * capped_step_s(costs, Limits(8192, 128, 512)) / 1.15
     short_ms = 1000 * costs.seconds(32, 1, 32)
     tokens = round((cap_ms - per_step) / 0.025)
     assert tokens % tile == 0
-    assert cap_ms == pytest.approx((per_step * short_ms / 0.004) ** 0.5, rel=0.03, abs=0.025 * tile)
+    assert cap_ms == pytest.approx((per_step * short_ms / 0.005) ** 0.5, rel=0.03, abs=0.025 * tile)
 
 
 @pytest.mark.parametrize("limits", [Limits(1, 1, 1), Limits(8, 1, 8), Limits(512, 8, 512), Limits(4096, 8, 512)])
