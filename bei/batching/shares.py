@@ -16,7 +16,7 @@ _MEMORY_S = 2.0
 
 # To wait longer by the time of one short text is worth this share of the rate of bulk work. A capped step balances the
 # two: rates are so flat where steps are large that "97 % of the best" may be any size (docs/decisions.md, as below).
-_WORTH_OF_A_TEXT = 0.005
+_WORTH_OF_A_TEXT = 0.003
 _SHORT_LENGTH = 32
 _TYPICAL_LENGTH = 64
 # And it may be so much longer than predicted for the typical length, or longer texts, which pad, would leave a part of

@@ -348,14 +348,14 @@ def test_a_step_s_time_is_shared_by_tokens_and_counts_less_the_longer_ago_it_was
 @pytest.mark.parametrize("tile", [8, 64, 192])
 @pytest.mark.parametrize("per_step", [0.5, 2.0, 8.0])
 def test_a_capped_step_costs_bulk_work_and_those_who_wait_the_least_together(tile: int, per_step: float) -> None:
-    """A step of T tokens takes c + aT: its rate is 1 - c / (c + aT) of the best. The sum with 0.005 (c + aT) / short is
-    least where c + aT is the root of c short / 0.005."""
+    """A step of T tokens takes c + aT: its rate is 1 - c / (c + aT) of the best. The sum with 0.003 (c + aT) / short is
+    least where c + aT is the root of c short / 0.003."""
     costs = LinearCosts(per_step, 0.02, 0.0, efficient=4096, tile=tile, per_tile=0.005 * tile)
     cap_ms = 1000 * capped_step_s(costs, Limits(8192, 128, 512)) / 1.15
     short_ms = 1000 * costs.seconds(32, 1, 32)
     tokens = round((cap_ms - per_step) / 0.025)
     assert tokens % tile == 0
-    assert cap_ms == pytest.approx((per_step * short_ms / 0.005) ** 0.5, rel=0.03, abs=0.025 * tile)
+    assert cap_ms == pytest.approx((per_step * short_ms / 0.003) ** 0.5, rel=0.03, abs=0.025 * tile)
 
 
 @pytest.mark.parametrize("limits", [Limits(1, 1, 1), Limits(8, 1, 8), Limits(512, 8, 512), Limits(4096, 8, 512)])

@@ -238,7 +238,7 @@ def compared(name: str, mix: Mix) -> dict[str, Result]:
     return {each: simulate(trace, fleet, policy_of(each, fleet), warm_s=0.5) for each in ("bei", "fifo")}
 
 
-@pytest.mark.parametrize(("name", "least_bulk"), [("poisson", 0.98), ("backfill", 0.88)])
+@pytest.mark.parametrize(("name", "least_bulk"), [("poisson", 0.98), ("backfill", 0.9)])
 def test_on_eight_gpus_interactive_p99_is_at_most_half_of_fifo_s_at_equal_bulk_throughput(
     name: str, least_bulk: float
 ) -> None:
