@@ -18,6 +18,7 @@ _MEMORY_S = 2.0
 # two: rates are so flat where steps are large that "97 % of the best" may be any size (docs/decisions.md, as below).
 _WORTH_OF_A_TEXT = 0.003
 _SHORT_LENGTH = 32
+_MOST_SIZES = 128  # are tried, while the queue is locked
 _TYPICAL_LENGTH = 64
 # And it may be so much longer than predicted for the typical length, or longer texts, which pad, would leave a part of
 # the last tile empty: that costs more than it saves (docs/decisions.md, "Steps are filled up to whole tiles").
@@ -80,12 +81,13 @@ def capped_step_s(costs: StepCosts, limits: Limits) -> float:
     def seconds(tokens: int) -> float:
         return costs.seconds(tokens, -(-tokens // length), length)
 
-    def loss(tokens: int) -> float:
-        rate = tokens / seconds(tokens) / (most / seconds(most))  # of that of bulk work alone
-        return 1 - rate + _WORTH_OF_A_TEXT * seconds(tokens) / short_s
+    best_rate = most / seconds(most)
 
-    first = -(-length // costs.tile) * costs.tile
-    best = min(range(first, most + 1, costs.tile), key=loss, default=most)
+    def loss(tokens: int) -> float:
+        return 1 - tokens / seconds(tokens) / best_rate + _WORTH_OF_A_TEXT * seconds(tokens) / short_s
+
+    step = -(-most // (_MOST_SIZES * costs.tile)) * costs.tile
+    best = min(range(-(-length // step) * step, most + 1, step), key=loss, default=most)
     return max(_LEAST_CAP_S, _ROOM_FOR_PADDING * seconds(best))
 
 
