@@ -256,7 +256,8 @@ def fit(samples: Seq[Sample], limits: Limits) -> CostModel:
     """The model with the smallest relative errors on ``samples`` (at least one), outliers counted less.
 
     Least squares under the bound that no coefficient is negative, repeated with Huber's weights. Curves get knots
-    within the measured range only, so that they go on beyond it as they were at its end.
+    within the measured range only, so that they go on beyond it as they were at its end. There are tiles only where
+    pairs of samples that differ by a few tokens tell of them.
     """
     tokens, rows, widths = (np.array([sample[i] for sample in samples], np.float64) for i in range(3))
     seconds = np.array([sample.seconds for sample in samples], np.float64)

@@ -14,15 +14,17 @@ from bei.port import LANES, Lane
 # Engine time counts less the longer ago it was: after so many seconds by the factor e.
 _MEMORY_S = 2.0
 
-# To wait longer by the time of one short text is worth this share of the rate of bulk work. A capped step balances the
-# two: rates are so flat where steps are large that "97 % of the best" may be any size (docs/decisions.md, as below).
+# A wait that is longer by the time of one short text is worth this share of the rate of bulk work. A share of the best
+# rate would not do: rates are so flat where steps are large that it may be reached anywhere (docs/decisions.md, "Steps
+# are filled up to whole tiles").
 _WORTH_OF_A_TEXT = 0.003
 _SHORT_LENGTH = 32
-_MOST_SIZES = 128  # are tried, while the queue is locked
 _TYPICAL_LENGTH = 64
-# And it may be so much longer than predicted for the typical length, or longer texts, which pad, would leave a part of
-# the last tile empty: that costs more than it saves (docs/decisions.md, "Steps are filled up to whole tiles").
+# A capped step may be so much longer than predicted for the typical length: longer texts pad, and would leave a part of
+# its last tile empty, which costs more than it saves.
 _ROOM_FOR_PADDING = 1.15
+# So many sizes are tried at most, for the queue is locked meanwhile.
+_MOST_SIZES = 128
 # Below this a step is short enough for anybody.
 _LEAST_CAP_S = 0.004
 
@@ -71,8 +73,11 @@ class ServedShares:
 
 
 def capped_step_s(costs: StepCosts, limits: Limits) -> float:
-    """The time of the step of whole tiles where what smaller ones would cost bulk work and what larger ones would cost
-    whoever waits are least together: on sequences of a typical length, with room for longer ones."""
+    """The longest step of bulk work beside interactive work, in seconds.
+
+    Of all steps of whole tiles, it is the one for which the loss of bulk work's rate and the worth of the wait for its
+    end have the smallest sum. Predicted for sequences of a typical length, with room for longer ones.
+    """
     length = min(_TYPICAL_LENGTH, limits.max_seq_len)
     most = min(costs.largest_efficient_tokens(length), limits.max_batch_size * length)
     short = min(_SHORT_LENGTH, limits.max_seq_len)

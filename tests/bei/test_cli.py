@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -298,6 +299,7 @@ def test_tune_measures_with_the_settings_given_and_prints_a_table(
     shown = capsys.readouterr().out
     assert "tiny, fp32" in shown
     assert "streams: 2" in shown
+    assert re.search(r"steps: .+; bulk work beside interactive work: up to \d+ ms", shown)
     (kept,) = (tmp_path / "costs").iterdir()
     assert f"kept in {kept}" in shown
     assert loaded == [(2, 2)]
