@@ -32,6 +32,7 @@ from bei.certificate import LayerSensitivity as LayerSensitivity
 from bei.certificate import QuantizationRecord as QuantizationRecord
 from bei.certificate import RetrievalAgreement as RetrievalAgreement
 from bei.certificate import Thresholds as Thresholds
+from bei.certificate import TokenAgreement as TokenAgreement
 from bei.certificate import Verification as Verification
 from bei.certificate import WorstText as WorstText
 from bei.certification.page import certificate_page
@@ -49,7 +50,7 @@ from bei.signatures import Signed, read_signature, write_signature
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -188,6 +189,20 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     layers_follow_pooling: bool | msgspec.UnsetType = msgspec.UNSET
 
 
+class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokenizer.json was made, and how texts are read with it.
+
+    ``library`` and ``tokenizer_class`` made it of the checkpoint's files; "tokenizer.json" is no class: the file was
+    taken as it stood. ``truncation_side``: what a text loses that is too long, where a request does not say.
+    ``splits_special_tokens``: special tokens that a text contains are split as other text is.
+    """
+
+    library: str
+    tokenizer_class: str
+    truncation_side: Literal["left", "right"] = "right"
+    splits_special_tokens: bool = False
+
+
 class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the columns of ``logits`` or ``token_logits`` mean, and the ``function`` that makes scores of them."""
 
@@ -239,6 +254,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     embedding: Embedding | None
     classification: Classification | None
     rerank_template: RerankTemplate | None
+    tokenization: Tokenization
     prompts: dict[str, str]
     default_prompt_name: str | None
     roles: dict[Literal["query", "document"], Role]

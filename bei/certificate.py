@@ -99,6 +99,16 @@ class RetrievalAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     failures: list[str]
 
 
+class TokenAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The artifact's tokenizer gave the ids and token types of ``tokenizer_class`` of the model's own ``library`` for
+    ``num_texts`` texts and ``num_pairs`` pairs; a build in which one differs fails."""
+
+    library: str
+    tokenizer_class: str
+    num_texts: int
+    num_pairs: int
+
+
 class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What quantizing one linear layer does to its product, and to the model's outputs.
 
@@ -156,6 +166,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ``num_texts`` of the ``num_held_out_texts`` were compared; a time budget may leave some out. ``texts_sha256`` is
     over all of them, each with a line feed behind it.
 
+    ``tokens`` is how the tokenizer was compared, which is done without the engine; None in fixtures of other checks.
     ``retrieval`` is None where it was not asked for, and where the time budget ended before it was measured: then
     ``thresholds`` has a value for it, and the verdict says so.
     """
@@ -170,6 +181,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     thresholds: Thresholds | None
     passed: bool
     retrieval: RetrievalAgreement | None = None
+    tokens: TokenAgreement | None = None
     canary_output: str
 
 

@@ -175,6 +175,8 @@ def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder:
         artifact.manifest.max_seq_len,
         auto_truncate=config.auto_truncate,
         frame=_frame_of(artifact),
+        truncation_side=artifact.manifest.tokenization.truncation_side,
+        split_special_tokens=artifact.manifest.tokenization.splits_special_tokens,
     )
 
 

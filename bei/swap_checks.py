@@ -96,8 +96,10 @@ def _same_steps(served: Manifest, new: Manifest) -> bool:
     return abs(now - before) * _STEPS <= before
 
 
-def _tokenizer(manifest: Manifest) -> str:
-    return next(info.sha256 for info in manifest.files if info.path == TOKENIZER)
+def _tokenizer(manifest: Manifest) -> tuple[object, ...]:
+    """What ids depend on; not which version of a library has written it."""
+    file = next(info.sha256 for info in manifest.files if info.path == TOKENIZER)
+    return file, manifest.tokenization.truncation_side, manifest.tokenization.splits_special_tokens
 
 
 def _engine_files(manifest: Manifest) -> list[FileInfo]:

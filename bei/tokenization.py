@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeGuard
@@ -44,6 +44,7 @@ _MOST_CHARS_AT_ONCE = 250_000
 _ID_BYTES = np.dtype(np.int32).itemsize
 
 # A text, or a pair of texts that the model reads together.
+Side: TypeAlias = Literal["left", "right"]
 Input: TypeAlias = "str | tuple[str, str]"
 
 # Is called between the pieces of a long text, and ends the work by what it raises.
@@ -67,15 +68,16 @@ class EncodingOptions:
     """How one request wants its inputs encoded.
 
     ``truncate`` None is as the server is configured. ``max_tokens`` lowers the model's limit, special tokens counted.
-    ``direction`` is the side that is cut off. ``framed``: inputs stand between the tokens of the model's frame, and
-    only they are cut. ``template``: inputs are pairs, and read as its text. ``with_spans``: encodings say where in the
-    text their tokens lie. ``whole``: tokens beyond the model's limit are kept; for counting, not for an engine.
+    ``direction`` is the side that is cut off, None the model's own. ``framed``: inputs stand between the tokens of the
+    model's frame, and only they are cut. ``template``: inputs are pairs, and read as its text. ``with_spans``:
+    encodings say where in the text their tokens lie. ``whole``: tokens beyond the model's limit are kept; for counting,
+    not for an engine.
     ``expansion``: short inputs are filled up with its tokens. ``unpooled_prompt``: what stands in front of every text
     and is left out of its mean. ``kept``: what stands in front of and behind every text, and is not cut off.
     """
 
     truncate: bool | None = None
-    direction: Literal["left", "right"] = "right"
+    direction: Side | None = None
     max_tokens: int | None = None
     add_special_tokens: bool = True
     framed: bool = False
@@ -90,7 +92,7 @@ class EncodingOptions:
     def is_plain(self) -> bool:
         """Whether all that may be unusual is how long inputs may be, and how they are filled up."""
         return (
-            self.direction == "right"
+            self.direction != "left"
             and self.add_special_tokens
             and not (self.framed or self.with_spans or self.whole or any(self.kept))
         )
@@ -106,18 +108,28 @@ def _no_check() -> None:
 class TextEncoder:
     """Tokenizes as the checkpoint does, truncated to ``max_seq_len`` with special tokens kept. Safe in threads.
 
-    ``frame``: texts in front of and behind ``framed`` inputs.
+    ``frame``: texts in front of and behind ``framed`` inputs. ``truncation_side``: what is cut off where the options do
+    not say. ``split_special_tokens``: those that a text contains are split as other text is.
     """
 
     def __init__(
-        self, path: Path, max_seq_len: int, *, auto_truncate: bool = True, frame: tuple[str, str] = ("", "")
+        self,
+        path: Path,
+        max_seq_len: int,
+        *,
+        auto_truncate: bool = True,
+        frame: tuple[str, str] = ("", ""),
+        truncation_side: Side = "right",
+        split_special_tokens: bool = False,
     ) -> None:
         try:
             self._tokenizer = read_tokenizer(path)
         except (UnfitError, OSError) as error:
             raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
+        self._tokenizer.encode_special_tokens = split_special_tokens
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate
+        self._cuts_left = truncation_side == "left"
         self._framed = self._frame(frame)
         self._layouts = {
             (num_texts, with_special): layout_of(self._tokenizer, num_texts, with_special=with_special)
@@ -159,6 +171,8 @@ class TextEncoder:
         Raises InvalidRequestError where one is too long and may not be cut, and what ``check`` raises.
         """
         truncate = self._auto_truncate if options.truncate is None else options.truncate
+        if self._cuts_left and options.direction is None:
+            options = replace(options, direction="left")
         if options.template is not None:
             inputs = [options.template.filled(pair) for pair in inputs]
         words = self._words if options.is_plain else None
@@ -319,7 +333,7 @@ class TextEncoder:
             parts = show([part.text for part in parts], most=True)
             kept = kept_lengths([len(part.ids) for part in parts], room)
         cuts = [
-            slice(0, num_kept) if options.direction == "right" else slice(len(part.ids) - num_kept, None)
+            slice(0, num_kept) if options.direction != "left" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)
         ]
         ids, types = layout.around([part.ids[cut] for part, cut in zip(parts, cuts, strict=True)])
@@ -341,7 +355,7 @@ class TextEncoder:
                 f"{self._limit(options)} tokens leave no room for a text beside its prompt: allow more.", param="input"
             )
         (text,) = show([part.text[len(options.kept[0]) : len(part.text) - len(options.kept[1])]])
-        cut = slice(0, count) if options.direction == "right" else slice(max(0, len(text.ids) - count), None)
+        cut = slice(0, count) if options.direction != "left" else slice(max(0, len(text.ids) - count), None)
         ids = np.concatenate([np.array(before, np.int32), text.ids[cut], np.array(behind, np.int32)])
         return Encoding(*layout.around([ids]), truncated=True)
 
@@ -351,7 +365,7 @@ class TextEncoder:
         Where the tokenizer does not mark what continues a word, a word is what stands between blanks, and an unknown
         token begins one: so does transformers' token classification pipeline (for blanks other than spaces too).
         """
-        start = 0 if options.direction == "right" else len(part.text) - part.num_chars
+        start = 0 if options.direction != "left" else len(part.text) - part.num_chars
         assert part.tokens.offsets is not None  # they were asked for
         assert part.tokens.words is not None
         offsets = part.tokens.offsets[cut] + np.int32(start)
@@ -430,7 +444,7 @@ class CommonText:
 
 def _side(text: str, num_chars: int, options: EncodingOptions) -> str:
     """The ``num_chars`` characters of ``text`` from which nothing is cut off."""
-    return text[:num_chars] if options.direction == "right" else text[-num_chars:]
+    return text[:num_chars] if options.direction != "left" else text[-num_chars:]
 
 
 def _are_texts(inputs: Seq[Input]) -> TypeGuard[Seq[str]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from bei.errors import InvalidRequestError
-from bei.tokenization import AS_CONFIGURED, EncodingOptions
+from bei.tokenization import AS_CONFIGURED, EncodingOptions, Side
 
 
 def encoding_options(
@@ -21,7 +19,9 @@ def encoding_options(
     """
     if truncate is None and truncation_direction is None and truncate_prompt_tokens is None and add_special_tokens:
         return AS_CONFIGURED
-    direction: Literal["left", "right"] = "left" if (truncation_direction or "").lower() == "left" else "right"
+    direction: Side | None = None
+    if truncation_direction is not None:
+        direction = "left" if truncation_direction.lower() == "left" else "right"
     if isinstance(truncate, str):
         if truncation_direction is not None:
             raise InvalidRequestError(

@@ -100,6 +100,7 @@ def save_artifact(
         embedding=_EMBEDDING,
         classification=None,
         rerank_template=None,
+        tokenization=artifacts.Tokenization(library="none", tokenizer_class="tokenizer.json"),
         prompts={},
         default_prompt_name=None,
         roles={},

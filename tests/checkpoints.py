@@ -58,7 +58,7 @@ def bpe_tokenizer() -> Tokenizer:
 
 def unigram_tokenizer() -> Tokenizer:
     """As XLM-RoBERTa's: SentencePiece unigram, ``<s> a </s></s> b </s>``, case kept."""
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     pieces = ["▁", *string.ascii_letters, *_PUNCTUATION, "▁the", "▁cat", "ing", "é", "ß", "世", "界"]
     scored = [(piece, 0.0) for piece in special] + [(piece, -2.0 - rank / 64) for rank, piece in enumerate(pieces)]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=3))

@@ -154,6 +154,7 @@ def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
         quantization=artifact.certificate.quantization,
         retrieval=_ranked(engine, retrieval, record.thresholds) if retrieval else None,
     )
+    certificate = msgspec.structs.replace(certificate, tokens=artifact.certificate.tokens)
     completed = msgspec.structs.replace(artifact, certificate=certificate)
     return completed, certificate.passed or record.allow_below_threshold
 

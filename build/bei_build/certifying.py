@@ -51,13 +51,19 @@ def certified(work: Verification, name: str, progress: Progress) -> Certified:
     """
     absent = work.job.compiler.cannot_run()
     if absent is None:
-        return _verified(work, progress) if work.job.config.verify else _not_verified(work, progress)
+        answer = _verified(work, progress) if work.job.config.verify else _not_verified(work, progress)
+        return _with_tokens(work, answer)
     answer = _to_be_verified(work, progress)
     progress.note(
         f"not verified, because {absent}: 'bei verify {name}', or the first 'bei serve', does it where the engine "
         "runs; until then the certificate says PENDING"
     )
-    return answer
+    return _with_tokens(work, answer)
+
+
+def _with_tokens(work: Verification, answer: Certified) -> Certified:
+    manifest, certificate = answer
+    return manifest, msgspec.structs.replace(certificate, tokens=work.questions.tokens)
 
 
 def _verified(work: Verification, progress: Progress) -> Certified:

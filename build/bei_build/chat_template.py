@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from bei.artifact import RerankTemplate
 from bei.errors import CheckpointError, MissingDependencyError
-from bei.files import read_bounded
 from bei_build.bounds import OutOfBoundsError, within_bounds
+from bei_build.library_tokenizer import read_template
 from bei_build.settings import read_object, setting
 from bei_build.tokenizer import special_tokens
 
@@ -35,8 +35,7 @@ _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.
 _FLAT_TYPES = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
 # Arguments of apply_chat_template that do not reach the template, and change nothing of one text.
 _IDLE_ARGUMENTS = ("padding", "return_tensors")
-# Of a template, and of rendering it with a few words, which takes a millisecond; a machine may stand still for seconds.
-_MOST_TEMPLATE_BYTES = 1_000_000
+# Of rendering a template with a few words, which takes a millisecond; a machine may stand still for seconds.
 _MOST_S = 10.0
 _MOST_EXTRA_BYTES = 256_000_000
 
@@ -182,10 +181,7 @@ def _template_of(folder: Path) -> str:
     """The template as transformers finds it: a file of its own, else tokenizer_config.json."""
     path, config_path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if path.is_file():
-        try:
-            return read_bounded(path, _MOST_TEMPLATE_BYTES).decode()
-        except ValueError as error:
-            raise CheckpointError(f"{path} is no chat template ({error}). Download the checkpoint again.") from error
+        return read_template(path)
     template = read_object(config_path).get("chat_template") if config_path.is_file() else None
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

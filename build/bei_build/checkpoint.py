@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact import Role, Source, sha256_of_file
+from bei.artifact import Role, Source, Tokenization, sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, MissingDependencyError
 from bei_build.adapters import Adapter, choose_adapter, with_adapters_prompt
 from bei_build.families import family_of
@@ -19,6 +19,13 @@ from bei_build.families.base import UNLIMITED, Family
 from bei_build.foreign import foreign_kind
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
 from bei_build.late_interaction import Side, Sides, roles_of
+from bei_build.library_tokenizer import (
+    LibraryTokenizer,
+    TokenizerChoice,
+    TokenizerReading,
+    open_tokenizer,
+    stored_tokenizer,
+)
 from bei_build.location import Location, check_entries
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
 from bei_build.quantization.stored_format import StoredFP8, is_modelopts, stored_fp8
@@ -28,13 +35,11 @@ from bei_build.settings import read_object
 from bei_build.sizes import check_sizes
 from bei_build.spec import ModelSpec
 from bei_build.tokenizer import (
+    artifact_tokenizer,
     check_vocabulary,
     drop_token_types,
-    gives_token_types,
     model_max_length,
-    stored_tokenizer,
     stored_truncation,
-    tokenizer_from_checkpoint,
     unknown_id,
 )
 from bei_build.weights import check_weights, weight_files
@@ -57,6 +62,8 @@ class Checkpoint:
     family: Family
     spec: ModelSpec
     tokenizer: Tokenizer
+    reading: TokenizerReading
+    tokenization: Tokenization
     max_seq_len: int
     labels: Labels | None
     modules: Mapping[str, SideModule]
@@ -85,6 +92,7 @@ def read_checkpoint(
     document_length: int | None = None,
     attention: Attention | None = None,
     adapter: str | None = None,
+    tokenizer_choice: TokenizerChoice = "auto",
 ) -> Checkpoint:
     """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
 
@@ -97,21 +105,23 @@ def read_checkpoint(
     folder = files.transformer_folder
     # Before libraries are loaded that take seconds.
     check_weights(folder)
-    tokenizer_json = stored_tokenizer(folder)
+    stored_tokenizer(folder)  # is it one?
     config, architecture, family, fp8 = _config(folder, attention, is_static=files.is_static)
     chosen = choose_adapter(config, adapter)
     if chosen:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
     spec = _spec(family, config, architecture)
-    tokenizer = tokenizer_from_checkpoint(
-        folder,
-        files.do_lower_case,
-        files.markers,
-        special_tokens=family.special_tokens,
+    reading = TokenizerReading(
+        tokenizer_choice,
+        files.tokenizer_args,
+        is_static=not family.special_tokens,
+        lowercase=files.do_lower_case,
+        markers=files.markers,
         ends_in_eos=getattr(config, "ends_in_eos", False),
-        stored=tokenizer_json,
     )
-    if spec.embeddings.type_vocab_size > 1 and not gives_token_types(folder):
+    library = open_tokenizer(folder, reading)
+    tokenizer = artifact_tokenizer(library, reading, folder)
+    if spec.embeddings.type_vocab_size > 1 and not library.gives_token_types:
         drop_token_types(tokenizer)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
@@ -133,7 +143,31 @@ def read_checkpoint(
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
     modules, labels = side_modules(spec, files), labels_of(spec, config, files)
-    return Checkpoint(location, files, family, spec, tokenizer, longest, labels, modules, config, roles, chosen, fp8)
+    return Checkpoint(
+        location,
+        files,
+        family,
+        spec,
+        tokenizer,
+        reading,
+        _tokenization(library),
+        longest,
+        labels,
+        modules,
+        config,
+        roles,
+        chosen,
+        fp8,
+    )
+
+
+def _tokenization(library: LibraryTokenizer) -> Tokenization:
+    return Tokenization(
+        library=library.library,
+        tokenizer_class=library.tokenizer_class,
+        truncation_side=library.truncation_side,
+        splits_special_tokens=library.splits_special_tokens,
+    )
 
 
 def source_of(checkpoint: Checkpoint) -> Source:

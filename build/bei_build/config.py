@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from bei.errors import ConfigError
 from bei_build.heads import TASKS
+from bei_build.library_tokenizer import TOKENIZERS
 from bei_build.precision import PRECISIONS
 from bei_build.quantization.choice import Method
 from bei_build.remote_code import ATTENTIONS
@@ -73,6 +74,12 @@ class BuildConfig:
     )
     adapter: str | None = _option(
         None, "adapter to merge, where the checkpoint has one for each of its tasks; none: the weights without any"
+    )
+    tokenizer: str = _option(
+        "auto",
+        "auto: what transformers' class makes of the tokenizer's files, and BOS or EOS that they ask for by name; "
+        "transformers: without those; file: tokenizer.json as it stands",
+        TOKENIZERS,
     )
     token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")

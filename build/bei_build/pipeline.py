@@ -84,6 +84,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.document_length,
             config.attention,  # type: ignore[arg-type]
             config.adapter,
+            config.tokenizer,  # type: ignore[arg-type]
         )
         checkpoint.weights().close()  # what is wrong with them is known before anything else is done
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
@@ -114,18 +115,18 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
                 return _manifest(config, checkpoint, source, template, precision, limits, needs)
 
             job = Job(config, compiler, precision, checkpoint, weights, limits, scratch, describe, open_engine)
-            questions = Questions(job)
-            # 3. Scales, where the precision needs them.
+            # 3. Tokenizer. It decides what the engine is asked, so it comes first.
+            checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
+            questions = Questions(job, progress)
+            # 4. Scales, where the precision needs them.
             scales = _scales(job, questions, progress)
-            # 4. Spec and weights to engine.
+            # 5. Spec and weights to engine.
             with progress.step(f"Compile ({config.target}, {precision})") as step:
                 requirements = job.compile(Numerics(precision, scales.quantization if scales else None), step.say)
                 step.details.append(shown_size(_size(scratch / ENGINE_DIR)))
             for compiled in (requirements.plan, requirements.package):
                 for fallback in compiled.fallbacks if compiled else ():
                     progress.note(fallback)
-            # 5. Tokenizer.
-            checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
             # 6. Is the engine what it should be?
             work = Verification(job, describe(requirements), questions, scales)
             manifest, certificate = certified(work, out.name, progress)
@@ -287,6 +288,7 @@ def _manifest(
         embedding=embedding,
         classification=Classification(labels=list(labels.names), function=labels.function) if labels else None,
         rerank_template=template,
+        tokenization=checkpoint.tokenization,
         prompts=_prompts(config, checkpoint),
         default_prompt_name=config.default_prompt_name or files.default_prompt_name,
         roles=dict(checkpoint.roles),

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from bei.artifact import EngineRequirements, Thresholds
+from bei.artifact import TOKENIZER, EngineRequirements, Thresholds, TokenAgreement
 from bei.certification.answers import HeldOut
 from bei.certification.comparison import ReferenceAnswers
 from bei.certification.retrieval import RetrievalQuestions
 from bei.certification.thresholds import min_cosine_of, thresholds_of
-from bei.core import Float32Array
+from bei.core import Encoding, Float32Array
 from bei.errors import ConfigError
 from bei_build import module_reference as module
 from bei_build import reference as hf
 from bei_build.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.job import Job, fp32_compiler, opened_fp32
+from bei_build.library_tokenizer import Texts
 from bei_build.precision import PRECISIONS
 from bei_build.progress import Progress
 from bei_build.retrieval import bundled, check_ranks, questions_of
 from bei_build.targets import Compiler
+from bei_build.token_comparison import TokenSources, compared, other_reading, probes_of
 from bei_build.verification import (
     Budget,
     EngineReference,
     Reference,
     ask_reference,
     held_out,
+    held_out_texts,
     rank_by_reference,
 )
 
@@ -48,10 +51,15 @@ class Expected:
 
 
 class Questions:
-    """The held-out texts and the retrieval set, and the reference's answers, asked for once."""
+    """The held-out texts and the retrieval set, and the reference's answers, asked for once.
 
-    def __init__(self, job: Job) -> None:
-        self.held_out = _held_out(job.checkpoint)
+    The engine is asked with the ids of the artifact's tokenizer, the reference with those of the model's own library:
+    the two ways have nothing in common from the text on. ``tokens``: how the two were compared.
+    """
+
+    def __init__(self, job: Job, progress: Progress) -> None:
+        """Raises TokenizerError where the two give other ids."""
+        self.tokens, self.held_out, self._of_reference = _tokenized(job, progress)
         self.budget = Budget(job.config.verify_budget)
         self.outputs = [str(head.output) for head in job.checkpoint.spec.heads]  # the canary's first
         self._job = job
@@ -81,8 +89,8 @@ class Questions:
         """What the reference answers: to ``num_texts`` texts (None: all) and, ``ranked``, to the retrieval set."""
         if self._expected is None:
             with progress.step("Ask reference") as step, _reference(self._job) as reference:
-                texts = ask_reference(reference, self.held_out.encodings[:num_texts], self.outputs, self.budget)
-                canary = reference.run([self.held_out.canary], self.outputs[:1])[self.outputs[0]][0]
+                texts = ask_reference(reference, self._of_reference.encodings[:num_texts], self.outputs, self.budget)
+                canary = reference.run([self._of_reference.canary], self.outputs[:1])[self.outputs[0]][0]
                 ndcgs = None
                 if ranked and self.retrieval is not None:
                     ndcgs = rank_by_reference(reference, self.retrieval, self.budget)
@@ -141,6 +149,36 @@ def _reference(job: Job) -> Iterator[Reference]:
         yield EngineReference(engine, f"{compiler} engine, FP32, one text at a time")
 
 
-def _held_out(checkpoint: Checkpoint) -> HeldOut:
+def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, HeldOut]:
+    """How both ways to token ids agree; the held-out texts in those of the artifact and in those of the library.
+
+    The library's tokenizer is opened anew: a large one takes hundreds of MB, and the artifact's was made of the first.
+    """
+    checkpoint, limit = job.checkpoint, job.checkpoint.max_seq_len
+    with progress.step("Compare tokens") as step:
+        sources = TokenSources.opened(
+            checkpoint.folder,
+            checkpoint.reading,
+            job.root / TOKENIZER,
+            limit,
+            types_matter=checkpoint.spec.embeddings.type_vocab_size > 1,
+        )
+        asked = bundled()
+        texts = [*held_out_texts(), *asked.queries, *asked.documents]
+        probes = probes_of(sources, texts, checkpoint.files.prompts.values(), limit)
+        tokens = compared(sources, probes, limit)
+        step.details.append(
+            f"{tokens.num_texts} texts and {tokens.num_pairs} pairs, as {tokens.library} ({tokens.tokenizer_class})"
+        )
+        other = other_reading(checkpoint.folder, checkpoint.reading, sources, probes)
+    if other is not None:
+        progress.note(other)
     expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
-    return held_out(checkpoint.tokenizer, checkpoint.spec, checkpoint.max_seq_len, expansion)
+
+    def of(*, library: bool) -> HeldOut:
+        def encode(texts: Sequence[Texts]) -> list[Encoding | None]:
+            return sources.encodings(texts, limit, of_library=library)
+
+        return held_out(encode, checkpoint.spec, limit, expansion)
+
+    return tokens, of(library=False), of(library=True)

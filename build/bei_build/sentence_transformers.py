@@ -6,7 +6,7 @@ ColBERT's ``artifact.metadata``. Formats of sentence-transformers 2 to 6 and of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -103,6 +103,7 @@ class SentenceTransformersFiles:
     normalize: bool | None = None
     max_seq_length: int | None = None
     do_lower_case: bool = False
+    tokenizer_args: Mapping[str, Any] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     similarity: str | None = None
@@ -316,6 +317,14 @@ def _dense(folder: Path, name: str) -> DenseSpec:
     return DenseSpec(name, in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
 
 
+# What sentence-transformers gives transformers' class; the first name is that before version 5.4.
+_TOKENIZER_ARGS = ("tokenizer_args", "processor_kwargs")
+# Of them, those that say where files are.
+_HUB_ARGS = frozenset(
+    {"trust_remote_code", "revision", "local_files_only", "token", "cache_dir", "use_fast", "subfolder"}
+)
+
+
 def _transformer_config(folder: Path) -> Path | None:
     return next((folder / name for name in _TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
 
@@ -329,8 +338,15 @@ def _transformer_settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
     return setting(path, config, "transformer_task", str), {
         "max_seq_length": setting(path, config, "max_seq_length", int),
         "do_lower_case": bool(setting(path, config, "do_lower_case", bool)),
+        "tokenizer_args": _tokenizer_args(path, config),
         "chat": chat_settings(path, config),
     }
+
+
+def _tokenizer_args(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What the tokenizer's class is given beside its files."""
+    found = {key: value for name in _TOKENIZER_ARGS for key, value in (setting(path, config, name, dict) or {}).items()}
+    return {key: value for key, value in found.items() if key not in _HUB_ARGS}
 
 
 def _model_settings(folder: Path) -> dict[str, Any]:

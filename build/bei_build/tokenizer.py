@@ -1,14 +1,13 @@
-"""From a checkpoint's tokenizer files to the ``tokenizer.json`` of an artifact.
+"""The tokenizer of an artifact: what the model's own library runs, with what the model's code does beside it.
 
-``tokenizer.json`` is taken as it is: going through transformers would rebuild pipelines that some checkpoints change
-on purpose. Truncation and padding are switched off; the runtime does both itself.
+Truncation and padding are switched off; the runtime does both itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,14 @@ from tokenizers.processors import PostProcessor, TemplateProcessing
 from tokenizers.processors import Sequence as ProcessorSequence
 
 from bei.errors import TokenizerError
-from bei.files import MOST_TOKENIZER_BYTES, UnfitError, check_regular, read_bounded
-from bei.tokenizer_file import read_tokenizer
-from bei_build.settings import read_object, texts
+from bei.files import MOST_TOKENIZER_BYTES, read_bounded
+from bei_build.library_tokenizer import LibraryTokenizer, TokenizerReading, stored_tokenizer, token_of
+from bei_build.settings import read_object
 
 # transformers writes int(1e30) for "no limit".
 _NO_LIMIT = 1 << 24
 # What BERT's and RoBERTa's classes of transformers call it where the files do not.
 _MASKS = ("[MASK]", "<mask>")
-# Classes that stand for any tokenizer: whether they give token types differs between versions of transformers.
-_GENERIC_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
-
-
-# Files that transformers makes a tokenizer of.
-_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
 
 
 class _Truncation(msgspec.Struct):
@@ -46,51 +39,31 @@ class _Stored(msgspec.Struct):
     truncation: _Truncation | None = None
 
 
-def tokenizer_from_checkpoint(
-    folder: Path,
-    do_lower_case: bool,
-    markers: Sequence[str] = (),
-    *,
-    special_tokens: bool = True,
-    ends_in_eos: bool = False,
-    stored: Tokenizer | None = None,
-) -> Tokenizer:
-    """The tokenizer of ``folder``. Raises TokenizerError.
+def artifact_tokenizer(library: LibraryTokenizer, reading: TokenizerReading, folder: Path) -> Tokenizer:
+    """The tokenizer of ``folder`` as the runtime reads it; ``library``'s own is changed. Raises TokenizerError.
 
-    ``do_lower_case`` (sentence_bert_config.json) puts a Lowercase normalizer in front, as sentence-transformers does.
-    ``markers`` are beginnings of texts that are one token each, if the vocabulary has them. Without ``special_tokens``
-    nothing is added to a text; with ``ends_in_eos`` EOS is, whatever the files say. ``stored`` is what
-    ``stored_tokenizer`` gave, if it was asked before; it is changed.
+    Where the library's class is written in Python it is tokenizer.json as it stands, whose ids are compared later.
     """
-    found = stored or stored_tokenizer(folder)
-    if found is not None:
-        tokenizer = found
-        _add_asked_tokens(tokenizer, folder)
-    else:
-        tokenizer = _converted(folder)
-    if do_lower_case:
-        before = [Lowercase()] + ([tokenizer.normalizer] if tokenizer.normalizer else [])
-        normalizers: list[Normalizer] = before
-        tokenizer.normalizer = NormalizerSequence(normalizers)
-    _keep_whole(tokenizer, markers)
-    if ends_in_eos:
+    tokenizer = library.backend or stored_tokenizer(folder)
+    assert tokenizer is not None, "open_tokenizer refuses what has neither"
+    if library.surrounded_by:
+        _surround(tokenizer, library.surrounded_by)
+    adapt(tokenizer, reading)
+    if reading.ends_in_eos:
         _end_in_eos(tokenizer, folder)
-    if not special_tokens:
+    if reading.is_static:
         tokenizer.post_processor = ProcessorSequence(_without_templates(tokenizer.post_processor))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def stored_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer.json of ``folder`` as it is, None where there is none. Raises TokenizerError."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    try:
-        return read_tokenizer(path)
-    except (UnfitError, OSError) as error:
-        raise TokenizerError(f"{path} is not a readable tokenizer ({error}). Download the checkpoint again.") from error
+def adapt(tokenizer: Tokenizer, reading: TokenizerReading) -> None:
+    """What sentence-transformers and PyLate change of a tokenizer that they have loaded."""
+    if reading.lowercase and not _lowers(tokenizer.normalizer):
+        before: list[Normalizer] = [Lowercase()]
+        tokenizer.normalizer = NormalizerSequence(before + ([tokenizer.normalizer] if tokenizer.normalizer else []))
+    _keep_whole(tokenizer, reading.markers)
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -136,9 +109,7 @@ def expansion_id(tokenizer: Tokenizer, folder: Path, token: str | None) -> int:
 
     Raises TokenizerError.
     """
-    path = folder / "tokenizer_config.json"
-    config = read_object(path) if path.is_file() else {}
-    usual = [_token_of(folder, config, "mask"), *_MASKS, _token_of(folder, config, "eos")]
+    usual = [token_of(folder, "mask"), *_MASKS, token_of(folder, "eos")]
     for candidate in [token] if token is not None else usual:
         if candidate is not None and (index := tokenizer.token_to_id(candidate)) is not None:
             return int(index)
@@ -150,28 +121,9 @@ def expansion_id(tokenizer: Tokenizer, folder: Path, token: str | None) -> int:
 
 def special_tokens(folder: Path) -> dict[str, str]:
     """The special tokens that the files in ``folder`` name, as "bos_token" and the like: chat templates use them."""
-    path = folder / "tokenizer_config.json"
-    config = read_object(path) if path.is_file() else {}
     kinds = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-    named = {f"{kind}_token": _token_of(folder, config, kind) for kind in kinds}
+    named = {f"{kind}_token": token_of(folder, kind) for kind in kinds}
     return {name: token for name, token in named.items() if token is not None}
-
-
-def _add_asked_tokens(tokenizer: Tokenizer, folder: Path) -> None:
-    """Put BOS and EOS around texts where tokenizer_config.json asks for one and tokenizer.json does not add it.
-
-    transformers up to 4 follows tokenizer_config.json, 5 follows tokenizer.json: e5-mistral, whose embedding is the
-    state of an EOS that only tokenizer_config.json asks for, lost it (https://github.com/embeddings-benchmark/mteb/pull/5237).
-    """
-    path = folder / "tokenizer_config.json"
-    config = read_object(path) if path.is_file() else {}
-    named = {kind: _token_of(folder, config, kind) for kind in ("bos", "eos")}
-    ids = {kind: tokenizer.token_to_id(token) for kind, token in named.items() if token is not None}
-    added = tokenizer.encode("").ids
-    asked = {kind for kind, index in ids.items() if index is not None and config.get(f"add_{kind}_token") is True}
-    if all(ids[kind] in added for kind in asked) or not set(added) <= set(ids.values()):  # or more than those two
-        return
-    _surround(tokenizer, {kind: named[kind] for kind in ids if kind in asked or ids[kind] in added})
 
 
 def _end_in_eos(tokenizer: Tokenizer, folder: Path) -> None:
@@ -186,20 +138,6 @@ def _end_in_eos(tokenizer: Tokenizer, folder: Path) -> None:
         )
     if eos not in added:
         _surround(tokenizer, {"bos": bos if bos in added else None, "eos": eos})
-
-
-def gives_token_types(folder: Path) -> bool:
-    """Whether transformers gives the model token types: ``model_input_names`` of tokenizer_config.json, else those of
-    the class that it names. Without any, all tokens are of type 0.
-    """
-    path = folder / "tokenizer_config.json"
-    config = read_object(path) if path.is_file() else {}
-    names = texts(path, config, "model_input_names")
-    if names is None and (name := config.get("tokenizer_class")) not in (None, *_GENERIC_CLASSES):
-        import transformers
-
-        names = getattr(getattr(transformers, str(name), None), "model_input_names", None)
-    return names is None or "token_type_ids" in names
 
 
 def drop_token_types(tokenizer: Tokenizer) -> None:
@@ -225,7 +163,7 @@ def _template_around(tokenizer: Tokenizer, num_texts: int) -> list[str]:
     return parts
 
 
-def _surround(tokenizer: Tokenizer, tokens: dict[str, str | None]) -> None:
+def _surround(tokenizer: Tokenizer, tokens: Mapping[str, str | None]) -> None:
     """Let every text be BOS, text, EOS of ``tokens``; a pair is two such, as in transformers' update_post_processor."""
     bos, eos = tokens.get("bos"), tokens.get("eos")
     first = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
@@ -236,28 +174,27 @@ def _surround(tokenizer: Tokenizer, tokens: dict[str, str | None]) -> None:
     tokenizer.post_processor = ProcessorSequence([*kept, template]) if kept else template
 
 
+def _lowers(normalizer: Normalizer | None) -> bool:
+    """Whether it lower-cases already, as sentence-transformers looks for it."""
+    parts = _parts(normalizer) if isinstance(normalizer, NormalizerSequence) else [normalizer]
+    return any(isinstance(part, Lowercase) for part in parts)
+
+
 def _without_templates(processor: PostProcessor | None) -> list[PostProcessor]:
     """The parts of ``processor`` that add no tokens (ByteLevel, which sets offsets)."""
     if processor is None:
         return []
-    parts = [processor]
-    if isinstance(processor, ProcessorSequence):
-        parts = []
-        with contextlib.suppress(IndexError):  # it has no length
-            while True:
-                parts.append(processor[len(parts)])
+    parts = _parts(processor) if isinstance(processor, ProcessorSequence) else [processor]
     return [part for part in parts if part.num_special_tokens_to_add(False) == 0]
 
 
-def _token_of(folder: Path, config: dict[str, Any], kind: str) -> str | None:
-    """The ``kind`` token as tokenizer_config.json spells it, else special_tokens_map.json."""
-    path = folder / "special_tokens_map.json"
-    for source in (config, read_object(path) if path.is_file() else {}):
-        token = source.get(f"{kind}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            return token
-    return None
+def _parts(sequence: Any) -> list[Any]:
+    """Of a sequence of normalizers or processors, which has no length."""
+    parts: list[Any] = []
+    with contextlib.suppress(IndexError):
+        while True:
+            parts.append(sequence[len(parts)])
+    return parts
 
 
 def _keep_whole(tokenizer: Tokenizer, markers: Sequence[str]) -> None:
@@ -271,35 +208,3 @@ def _keep_whole(tokenizer: Tokenizer, markers: Sequence[str]) -> None:
                 if tokenizer.encode(spelling, add_special_tokens=False).tokens != [spelling]:
                     tokenizer.add_special_tokens([AddedToken(spelling, normalized=False, special=True)])
                 break
-
-
-def _converted(folder: Path) -> Tokenizer:
-    """Build from vocab.txt, sentencepiece and the like: transformers knows how."""
-    from transformers import AutoTokenizer
-
-    for path in (path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
-        try:
-            check_regular(path, MOST_TOKENIZER_BYTES)
-        except UnfitError as error:
-            raise TokenizerError(f"{path} is not a readable vocabulary: {error}. Download it again.") from error
-    try:
-        slow_or_fast = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
-        if not hasattr(slow_or_fast, "backend_tokenizer"):
-            raise TokenizerError(
-                f"The checkpoint's tokenizer ({type(slow_or_fast).__name__}) exists in Python alone, and bei runs "
-                "those of a tokenizer.json: write one that gives the same ids, or choose another checkpoint."
-            )
-        tokenizer = Tokenizer.from_str(slow_or_fast.backend_tokenizer.to_str())
-        special_tokens = set(slow_or_fast.all_special_tokens)
-    except TokenizerError:
-        raise
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, AttributeError, ... here
-        raise TokenizerError(
-            f"{folder} has no tokenizer.json, and transformers could not make one from its other files ({error}). "
-            "Download the tokenizer's files too."
-        ) from error
-    if set(tokenizer.get_vocab()) <= special_tokens:  # what transformers 5 makes of a folder without any such file
-        raise TokenizerError(
-            f"{folder} has no tokenizer.json and no other file with a vocabulary. Download the tokenizer's files too."
-        )
-    return tokenizer

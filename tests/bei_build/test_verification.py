@@ -25,10 +25,12 @@ from bei_build.verification import (
     CANARY_TEXT,
     ENGINE_SHARE,
     Budget,
+    Encode,
     EngineReference,
     Reference,
     ask_reference,
     encode,
+    encode_pairs,
     held_out,
     held_out_texts,
     uncertified,
@@ -109,6 +111,15 @@ def tokenizer() -> Tokenizer:
     return wordpiece_tokenizer()
 
 
+def encoding_with(tokenizer: Tokenizer, spec: ModelSpec) -> Encode:
+    def encoded(texts: Sequence[tuple[str, ...]]) -> list[Encoding | None]:
+        if texts and len(texts[0]) == 2:
+            return [*encode_pairs(tokenizer, [(first, second) for first, second in texts], spec, LIMITS.max_seq_len)]
+        return [*encode(tokenizer, [text for (text,) in texts], spec, LIMITS.max_seq_len)]
+
+    return encoded
+
+
 def certify(
     engine: Engine,
     reference: Reference,
@@ -119,7 +130,7 @@ def certify(
 ) -> Certificate:
     """Both sides of the verification, as a build runs them."""
     budget = budget or Budget()
-    questions = held_out(tokenizer, spec, engine.info.limits.max_seq_len)
+    questions = held_out(encoding_with(tokenizer, spec), spec, engine.info.limits.max_seq_len)
     outputs = [head.output for head in spec.heads]
     answers = ask_engine(engine, questions, outputs, lambda: budget.is_used(ENGINE_SHARE))
     expected = ask_reference(reference, questions.encodings[: answers.num_texts], outputs, budget)
@@ -478,7 +489,7 @@ def test_without_verification_the_certificate_has_the_canary_and_nothing_else(
     tokenizer: Tokenizer, spec: ModelSpec
 ) -> None:
     engine = StubEngine()
-    questions = held_out(tokenizer, spec, LIMITS.max_seq_len)
+    questions = held_out(encoding_with(tokenizer, spec), spec, LIMITS.max_seq_len)
     certificate = uncertified(ask_canary(engine, questions, "embedding"), questions)
     assert [batch.batch_size for batch in engine.batches] == [1]
     assert (certificate.kind, certificate.passed, certificate.outputs, certificate.thresholds) == (
@@ -496,7 +507,7 @@ def test_without_verification_the_certificate_has_the_canary_and_nothing_else(
 
 
 def test_an_engine_that_gives_nan_is_refused_without_verification_too(tokenizer: Tokenizer, spec: ModelSpec) -> None:
-    questions = held_out(tokenizer, spec, LIMITS.max_seq_len)
+    questions = held_out(encoding_with(tokenizer, spec), spec, LIMITS.max_seq_len)
     engine = StubEngine(lambda rows: rows * np.float32(np.nan))
     with pytest.raises(VerificationError, match="gives NaN or Inf for a short text"):
         uncertified(ask_canary(engine, questions, "embedding"), questions)

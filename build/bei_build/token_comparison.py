@@ -1,0 +1,260 @@
+"""Token ids of the artifact's tokenizer, as the server will encode texts, against those of the model's own library.
+
+The library's tokenizer is opened anew from the checkpoint, so that a file that was changed since the build began, or
+that bei reads otherwise, shows. Whatever differs fails the build: an engine that is verified with other ids than users
+send is not verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from bei.artifact import TokenAgreement
+from bei.core import Encoding
+from bei.errors import InvalidRequestError, TokenizerError
+from bei.tokenization import EncodingOptions, TextEncoder
+from bei_build.library_tokenizer import (
+    STORED,
+    LibraryTokenizer,
+    Texts,
+    TokenIds,
+    TokenizerReading,
+    open_tokenizer,
+    token_of,
+)
+from bei_build.tokenizer import adapt
+
+# What a tokenizer may treat in its own way. Combining marks and joiners are written as escapes: editors change them.
+PROBES = (
+    "",
+    " ",
+    "a",
+    "The quick brown fox jumps over the lazy dog.",
+    "THE QUICK Brown fOX, McDonald's iPhone",
+    "Ünïcödé café déjà vu, Ångström, naïve, ß ẞ, İstanbul, ΟΔΥΣΣΕΥΣ",
+    "e\u0301 a\u030a n\u0303 o\u0308 \u1e9b\u0323 \u212b \ufb01 \u2460 \u00bd \u2167 \uff21\uff22\uff43",
+    "世界 你好、世界。中文English混排 東京タワー カタカナ ｶﾀｶﾅ ひらがな 대한민국",
+    "ภาษาไทยไม่มีช่องว่าง",
+    "اللغة العربية مَرْحَبًا \u0640 שָׁלוֹם हिन्दी தமிழ்",
+    "\U0001f642 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \u2764\ufe0f \U0001f44d\U0001f3fd",
+    "nul\x00bell\x07escape\x1bdelete\x7fnext\x85line",
+    "zero\u200bwidth\u200cnon\u200djoiner\ufeffmark\u00adsoft\u2060word",
+    "no\u00a0break\u3000ideographic\u2003em\u2028line\u2029paragraph",
+    "  leading and trailing  ",
+    "many     spaces\t\ttabs",
+    "lines\nof\r\ntext\n\n\nand more\n",
+    "numbers 1 12 123 1234 12345 3.14 1,000,000 0x1F 1e-5 ²³",
+    "snake_case camelCase kebab-case a.b.c don't we'll (paren) [x] {y} <z> \\ / | ~ ` ^ @#$%&*+=",
+    "https://example.com/path?q=1&r=%20#top user@example.org",
+    "x" * 120,
+    "\u2581 \u0120 ## <unk> [UNK] <mask> [MASK] <s> </s> [CLS] [SEP] <pad> [PAD] <|endoftext|>",
+    "\U00010348\U0001d518\ue000\uffff",
+)
+
+# Tokens of a text beside the special ones where a request asks for a short one.
+_ROOM = 3
+_SHOWN_IDS = 24
+# Texts of longer models are compared as long as this one only, pairs of short ones not at all: the library's cut of a
+# pair takes time and memory by the product of the pieces that are left over.
+_LONGEST = 8192
+_LEAST_OF_PAIRS = 8
+_MOST_PAIR_CHARS = 600
+# A vocabulary with more added tokens has a reserve of unused ones, which do not stand side by side.
+_MOST_JOINED = 100
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``texts``: one, or a pair. ``library`` and ``artifact``: ids and types of each; None where it has no tokens."""
+
+    texts: Texts
+    max_length: int | None
+    library: TokenIds | None
+    artifact: TokenIds | None
+
+
+class TokenSources:
+    """Both ways from a text to ids: the model's library, and the artifact's tokenizer in the runtime's encoder.
+
+    ``types_matter``: the model has a table of token types.
+    """
+
+    def __init__(self, library: LibraryTokenizer, encoder: TextEncoder, eos: int | None, *, types_matter: bool) -> None:
+        self.library = library
+        self.encoder = encoder
+        self.num_special = len(library.encode([("",)], None)[0].ids) + (eos is not None)
+        self._eos = eos
+        self._types_matter = types_matter
+
+    @classmethod
+    def opened(
+        cls, folder: Path, reading: TokenizerReading, artifact: Path, max_seq_len: int, *, types_matter: bool
+    ) -> TokenSources:
+        """Of the checkpoint in ``folder`` and the tokenizer.json called ``artifact``. Raises TokenizerError."""
+        library = open_tokenizer(folder, reading)
+        eos = token_of(folder, "eos") if reading.ends_in_eos else None
+        if library.runs is not None:
+            adapt(library.runs, reading)
+        encoder = TextEncoder(
+            artifact,
+            max_seq_len,
+            truncation_side=library.truncation_side,
+            split_special_tokens=library.splits_special_tokens,
+        )
+        eos_id = library.runs.token_to_id(eos) if eos is not None and library.runs is not None else None
+        return cls(library, encoder, eos_id, types_matter=types_matter)
+
+    def by_library(self, texts: Sequence[Texts], max_length: int | None) -> list[TokenIds]:
+        """As the library gives them, with EOS behind where the model's own code puts it."""
+        if self._eos is None:
+            return self.library.encode(texts, max_length)
+        eos = self._eos
+        rows = self.library.encode(texts, None if max_length is None else max_length - 1)
+        return [row if row.ids[-1:] == [eos] else TokenIds([*row.ids, eos], [*row.types, 0]) for row in rows]
+
+    def by_artifact(self, texts: Sequence[Texts], max_tokens: int | None = None) -> list[TokenIds | None]:
+        """As the server gives them; None for a text that it refuses because it has no tokens."""
+        options = EncodingOptions(truncate=True, max_tokens=max_tokens)
+        found: list[TokenIds | None] = []
+        for text in texts:
+            try:
+                (encoding,) = self.encoder.encode([text[0] if len(text) == 1 else (text[0], text[1])], options)
+            except InvalidRequestError:
+                found.append(None)
+            else:
+                types = encoding.token_type_ids
+                kinds = [0] * encoding.num_tokens if types is None else types.tolist()
+                found.append(TokenIds(encoding.input_ids.tolist(), kinds))
+        return found
+
+    def differences(
+        self, texts: Sequence[Texts], max_length: int, max_tokens: int | None = None
+    ) -> Iterator[Difference]:
+        """Of ``texts``, all of one kind, cut to ``max_length``; ``max_tokens``: a request's limit, if it has one."""
+        limit = max_length if max_tokens is None else max_tokens
+        expected = self.by_library(texts, limit)
+        for text, library, artifact in zip(texts, expected, self.by_artifact(texts, max_tokens), strict=True):
+            if not self.is_same(library, artifact):
+                yield Difference(text, limit, library, artifact)
+
+    def encodings(self, texts: Sequence[Texts], max_length: int, *, of_library: bool) -> list[Encoding | None]:
+        """``texts``, all of one kind, for a model; None for one without tokens."""
+        rows = self.by_library(texts, max_length) if of_library else self.by_artifact(texts)
+        return [
+            Encoding(np.array(row.ids, np.int32), np.array(row.types, np.int32) if self._types_matter else None)
+            if row is not None and row.ids
+            else None
+            for row in rows
+        ]
+
+    def is_same(self, library: TokenIds, artifact: TokenIds | None) -> bool:
+        """Whether a model is given the same; None: nothing, because there are no tokens."""
+        if artifact is None:
+            return not library.ids
+        return library.ids == artifact.ids and (not self._types_matter or library.types == artifact.types)
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What both ways are asked for: ``texts`` and ``pairs``."""
+
+    texts: list[Texts]
+    pairs: list[Texts]
+
+
+def probes_of(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str], max_seq_len: int) -> Probes:
+    """``texts``, every added token in several places, ``prompts`` in front of a text, a text that is too long, and
+    each with the next one as a pair."""
+    known = sources.library.runs
+    added = sorted(token.content for token in known.get_added_tokens_decoder().values()) if known else []
+    singles = [*PROBES, *texts, *(f"{token} in{token}side and {token}" for token in added)]
+    if 0 < len(added) <= _MOST_JOINED:
+        singles.append("".join(added))
+    singles += [prompt + text for prompt in prompts for text in ("", "The text.")]
+    if max_seq_len <= _LONGEST:
+        singles.append(" ".join(map(str, range(max_seq_len + 1))))
+    singles = list(dict.fromkeys(singles))
+    pairs = zip(singles, [*singles[1:], singles[0]], strict=True) if max_seq_len > _LEAST_OF_PAIRS else ()
+    return Probes([(text,) for text in singles], [pair for pair in pairs if sum(map(len, pair)) < _MOST_PAIR_CHARS])
+
+
+def compared(sources: TokenSources, probes: Probes, max_seq_len: int) -> TokenAgreement:
+    """Compare both ways on ``probes``. Raises TokenizerError naming the first text that differs, with both lists."""
+    room = sources.num_special + _ROOM  # as a request may ask for it
+    cuts = [text for text in probes.texts if len(text[0]) < _MOST_PAIR_CHARS] if room < max_seq_len else []
+    found = chain(
+        sources.differences(probes.texts, max_seq_len),
+        sources.differences(probes.pairs, max_seq_len),
+        sources.differences(cuts, max_seq_len, room),
+    )
+    if (one := next(found, None)) is not None:
+        raise TokenizerError(_named(one, sources.library))
+    return TokenAgreement(
+        library=sources.library.library,
+        tokenizer_class=sources.library.tokenizer_class,
+        num_texts=len(probes.texts),
+        num_pairs=len(probes.pairs),
+    )
+
+
+def other_reading(folder: Path, reading: TokenizerReading, sources: TokenSources, probes: Probes) -> str | None:
+    """How the library reads other ids, or token types that matter, than tokenizer.json as it stands, in a sentence;
+    None where it does not, or where that is what was asked for."""
+    library = sources.library
+    if library.backend is None or library.tokenizer_class == STORED or not (folder / "tokenizer.json").is_file():
+        return None
+    stored = open_tokenizer(folder, replace(reading, choice="file"))
+    assert stored.runs is not None
+    adapt(stored.runs, reading)
+    others = [
+        text
+        for texts in (probes.texts, probes.pairs)
+        for text, own, other in zip(texts, library.encode(texts, None), stored.encode(texts, None), strict=True)
+        if not sources.is_same(own, other)
+    ]
+    if not others:
+        return None
+    name, count = f"{library.library} ({library.tokenizer_class})", len(probes.texts) + len(probes.pairs)
+    sentence = (
+        f"{name} reads {len(others)} of {count} texts and pairs otherwise than tokenizer.json as it stands, such as "
+        f"{_shown(others[0])}; its way was taken (--tokenizer file: as it stands, as transformers 4 read most files)"
+    )
+    added = [token for token in library.surrounded_by.values() if token is not None]
+    if not added:
+        return sentence
+    return (
+        f"{sentence}. {' and '.join(added)} are added as tokenizer_config.json asks (--tokenizer transformers: not so)"
+    )
+
+
+def _named(found: Difference, library: LibraryTokenizer) -> str:
+    ids = [_ids_of(side) for side in (found.library, found.artifact)]
+    message = (
+        f"{library.library} ({library.tokenizer_class}) and the artifact's tokenizer give {_shown(found.texts)} other "
+        f"tokens, cut to {found.max_length}: {ids[0]} and {ids[1]}. "
+    )
+    if ids[0] == ids[1]:
+        types = [side.types[:_SHOWN_IDS] if side else None for side in (found.library, found.artifact)]
+        message = message.removesuffix(" ") + f" Their types are {types[0]} and {types[1]}. "
+    if library.backend is None:
+        return message + (
+            "That class is written in Python, and tokenizer.json is not the same: write one that gives the same ids, "
+            "or take it as it stands with --tokenizer file."
+        )
+    return message + "Were the checkpoint's files changed during the build? Build again; if it stays, report a bug."
+
+
+def _ids_of(side: TokenIds | None) -> str:
+    if side is None:
+        return "none"
+    left_out = len(side.ids) - _SHOWN_IDS
+    return f"{side.ids[:_SHOWN_IDS]}" + (f" and {left_out} more" if left_out > 0 else "")
+
+
+def _shown(texts: Texts) -> str:
+    return " with ".join(repr(text if len(text) <= 60 else text[:60] + "...") for text in texts)
