@@ -101,12 +101,17 @@ class RetrievalAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 class TokenAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The artifact's tokenizer gave the ids and token types of ``tokenizer_class`` of the model's own ``library`` for
-    ``num_texts`` texts and ``num_pairs`` pairs; a build in which one differs fails."""
+    ``num_texts`` texts and ``num_pairs`` pairs; a build in which one differs fails. ``sha256``: of the tokenizer.json
+    that gave them."""
 
     library: str
     tokenizer_class: str
     num_texts: int
     num_pairs: int
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.num_texts} texts and {self.num_pairs} pairs as by {self.library} ({self.tokenizer_class})"
 
 
 class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

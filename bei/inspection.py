@@ -137,6 +137,11 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _certificate_rows(artifact: Artifact) -> list[tuple[str, str]]:
+    tokens = artifact.certificate.tokens
+    return [*([("token ids", f"the same for {tokens}")] if tokens else []), *_verified_rows(artifact)]
+
+
+def _verified_rows(artifact: Artifact) -> list[tuple[str, str]]:
     certificate, thresholds = artifact.certificate, artifact.certificate.thresholds
     if thresholds is None:
         return [("certificate", certificate.verdict), ("canary", "as the engine answered at build time")]

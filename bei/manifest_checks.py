@@ -80,7 +80,14 @@ def manifest_fault(manifest: Manifest) -> str | None:
 
 def certificate_fault(manifest: Manifest, certificate: Certificate) -> str | None:
     """The first thing in the ``certificate`` of ``manifest`` that cannot be, None where there is none."""
-    return next(chain(_verdict(manifest, certificate), _figures(manifest, certificate)), None)
+    found = chain(_tokens(manifest, certificate), _verdict(manifest, certificate), _figures(manifest, certificate))
+    return next(found, None)
+
+
+def _tokens(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
+    tokenizer = next((info.sha256 for info in manifest.files if info.path == "tokenizer.json"), None)
+    if certificate.tokens is not None and certificate.tokens.sha256 != tokenizer:
+        yield "the certificate's token ids were those of another tokenizer.json"
 
 
 def check_files(path: Path, manifest: Manifest) -> None:

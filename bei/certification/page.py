@@ -53,6 +53,8 @@ def _verdict(certificate: Certificate) -> Iterator[str]:
 
 
 def _comparison_facts(certificate: Certificate) -> Iterator[tuple[str, str]]:
+    if certificate.tokens is not None:
+        yield "Token ids", f"the same for {certificate.tokens}"
     if certificate.kind == "none":
         yield "Reference", _KINDS["none"]
         yield "Engine answered on", certificate.device

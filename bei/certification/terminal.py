@@ -69,6 +69,8 @@ def _facts(name: str, certificate: Certificate) -> Iterator[tuple[str, str]]:
     yield "verdict", certificate.verdict
     for failure in certificate.failures:
         yield "FAILED", failure
+    if certificate.tokens is not None:
+        yield "token ids", f"the same for {certificate.tokens}"
     if certificate.kind != "none":
         own = "independent of bei" if certificate.reference_is_independent else "bei's own: self-consistency"
         yield "reference", f"{certificate.reference} ({own})"

@@ -152,14 +152,20 @@ class _TransformersTokenizer:
         """As LibraryTokenizer says."""
         if not texts:
             return []
-        found = self._loaded(
-            *(list(side) for side in zip(*texts, strict=True)),
-            truncation=max_length is not None,
-            max_length=max_length,
-            padding=False,
-            return_attention_mask=False,
-            return_token_type_ids=self.gives_token_types,
-        )
+        try:
+            found = self._loaded(
+                *(list(side) for side in zip(*texts, strict=True)),
+                truncation=max_length is not None,
+                max_length=max_length,
+                padding=False,
+                return_attention_mask=False,
+                return_token_type_ids=self.gives_token_types,
+            )
+        except Exception as error:  # the tokenizers library raises bare Exception, a class in Python whatever it likes
+            raise TokenizerError(
+                f"{self.library} ({self.tokenizer_class}) fails on a text ({error}): its files are not of one "
+                "tokenizer. Download them again, or take tokenizer.json as it stands: --tokenizer file."
+            ) from error
         ids = found["input_ids"]
         types = found["token_type_ids"] if self.gives_token_types else [[0] * len(row) for row in ids]
         return [TokenIds(*row) for row in zip(ids, types, strict=True)]

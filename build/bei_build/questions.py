@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from bei.artifact import TOKENIZER, EngineRequirements, Thresholds, TokenAgreement
+from bei.artifact import TOKENIZER, EngineRequirements, Thresholds, TokenAgreement, sha256_of_file
 from bei.certification.answers import HeldOut
 from bei.certification.comparison import ReferenceAnswers
 from bei.certification.retrieval import RetrievalQuestions
@@ -156,17 +156,19 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
     """
     checkpoint, limit = job.checkpoint, job.checkpoint.max_seq_len
     with progress.step("Compare tokens") as step:
+        path = job.root / TOKENIZER
+        sha256 = sha256_of_file(path)  # before it is read: what is sealed must be what was compared
         sources = TokenSources.opened(
             checkpoint.folder,
             checkpoint.reading,
-            job.root / TOKENIZER,
+            path,
             limit,
             types_matter=checkpoint.spec.embeddings.type_vocab_size > 1,
         )
         asked = bundled()
         texts = [*held_out_texts(), *asked.queries, *asked.documents]
         probes = probes_of(sources, texts, checkpoint.files.prompts.values(), limit)
-        tokens = compared(sources, probes, limit)
+        tokens = compared(sources, probes, limit, sha256)
         step.details.append(
             f"{tokens.num_texts} texts and {tokens.num_pairs} pairs, as {tokens.library} ({tokens.tokenizer_class})"
         )

@@ -183,8 +183,11 @@ def probes_of(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str
     return Probes([(text,) for text in singles], [pair for pair in pairs if sum(map(len, pair)) < _MOST_PAIR_CHARS])
 
 
-def compared(sources: TokenSources, probes: Probes, max_seq_len: int) -> TokenAgreement:
-    """Compare both ways on ``probes``. Raises TokenizerError naming the first text that differs, with both lists."""
+def compared(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: str) -> TokenAgreement:
+    """Compare both ways on ``probes``; ``sha256`` is that of the artifact's file.
+
+    Raises TokenizerError naming the first text that differs, with both lists.
+    """
     room = sources.num_special + _ROOM  # as a request may ask for it
     cuts = [text for text in probes.texts if len(text[0]) < _MOST_PAIR_CHARS] if room < max_seq_len else []
     found = chain(
@@ -199,6 +202,7 @@ def compared(sources: TokenSources, probes: Probes, max_seq_len: int) -> TokenAg
         tokenizer_class=sources.library.tokenizer_class,
         num_texts=len(probes.texts),
         num_pairs=len(probes.pairs),
+        sha256=sha256,
     )
 
 

@@ -1,0 +1,160 @@
+"""A build in which the artifact's tokenizer and the library's differ fails, and names the text."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
+
+from bei import artifact as artifacts
+from bei.artifact import TOKENIZER, Artifact
+from bei.errors import ArtifactError, TokenizerError
+from bei.model import Model
+from bei_build import checkpoint as checkpoints
+from bei_build import pipeline
+from bei_build.config import BuildConfig
+from bei_build.library_tokenizer import LibraryTokenizer, TokenizerReading
+from bei_build.progress import Progress
+from bei_build.tokenizer import artifact_tokenizer
+from tests.bei_build.builds import build_artifact, open_engine
+from tests.checkpoints import bpe_tokenizer, save_checkpoint, wordpiece_tokenizer, write_json
+
+
+def with_marker(folder: Path) -> Path:
+    """A BERT of the tests whose tokenizer has a token of its own."""
+    save_checkpoint(folder, vocab_size=96)
+    tokenizer = wordpiece_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("[DOC]", normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
+    return folder
+
+
+def without_marker(tokenizer: Tokenizer) -> Tokenizer:
+    parts = json.loads(tokenizer.to_str())
+    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["content"] != "[DOC]"]
+    return Tokenizer.from_str(json.dumps(parts))
+
+
+def in_its_case(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    return tokenizer
+
+
+def without_types(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def without_end(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_marker, r"give '\[DOC\] in\[DOC\]side and \[DOC\]' other tokens"),
+        (in_its_case, "give 'The quick brown fox jumps over the lazy dog.' other tokens"),
+        (without_types, r"with .* other tokens, .* Their types are \[.*1.*\] and \[0, 0"),
+        (without_end, "give '' other tokens"),
+    ],
+)
+def test_a_tokenizer_that_is_not_the_librarys_fails_by_name(
+    change: Callable[[Tokenizer], Tokenizer], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(library: LibraryTokenizer, reading: TokenizerReading, folder: Path) -> Tokenizer:
+        return change(artifact_tokenizer(library, reading, folder))
+
+    monkeypatch.setattr(checkpoints, "artifact_tokenizer", changed)
+    with pytest.raises(TokenizerError, match=message) as info:
+        build_artifact(with_marker(tmp_path / "bert"), tmp_path / "artifact")
+    assert "transformers" in str(info.value)
+    assert "BertTokenizer" in str(info.value)
+    assert "\n" not in str(info.value)
+    assert not (tmp_path / "artifact").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", bpe_tokenizer().to_str()),
+        ("tokenizer_config.json", '{"tokenizer_class": "BertTokenizer", "do_lower_case": false}'),
+    ],
+)
+def test_a_tokenizer_that_is_swapped_after_the_builds_start_is_found(
+    name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, source_of = with_marker(tmp_path / "bert"), pipeline.source_of
+
+    def swapped(checkpoint: checkpoints.Checkpoint) -> artifacts.Source:
+        (folder / name).write_text(content)
+        return source_of(checkpoint)
+
+    monkeypatch.setattr(pipeline, "source_of", swapped)
+    with pytest.raises(TokenizerError, match=r"give .* other tokens|fails on a text"):
+        build_artifact(folder, tmp_path / "artifact")
+
+
+def test_what_was_compared_is_what_is_sealed(bert_artifact: Artifact, tmp_path: Path) -> None:
+    certificate, manifest = bert_artifact.certificate, bert_artifact.manifest
+    assert certificate.tokens is not None
+    assert certificate.tokens.library.startswith("transformers 5")
+    assert certificate.tokens.num_texts > 100
+    assert certificate.tokens.num_pairs > 100
+    assert certificate.tokens.sha256 == next(info.sha256 for info in manifest.files if info.path == TOKENIZER)
+    other = msgspec.structs.replace(certificate, tokens=msgspec.structs.replace(certificate.tokens, sha256="0" * 64))
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for info in manifest.files:
+        (copied / info.path).parent.mkdir(exist_ok=True, parents=True)
+        (copied / info.path).write_bytes((bert_artifact.path / info.path).read_bytes())
+    artifacts.save(copied, manifest, other)
+    with pytest.raises(ArtifactError, match=r"token ids were those of another tokenizer\.json"):
+        artifacts.load(copied)
+
+
+def test_token_ids_are_compared_without_verification_too(tmp_path: Path) -> None:
+    artifact = build_artifact(with_marker(tmp_path / "bert"), tmp_path / "artifact", verify=False)
+    assert artifact.certificate.kind == "none"
+    assert artifact.certificate.tokens is not None
+
+
+def build_noted(folder: Path, out: Path, **settings: Any) -> str:
+    """What the build says."""
+    shown = io.StringIO()
+    config = BuildConfig(model=str(folder), out=str(out), precision="fp32", verify=False, **settings)
+    pipeline.build(config, open_engine, Progress(Console(file=shown, width=1000)))
+    return shown.getvalue()
+
+
+def test_a_build_says_where_the_class_reads_otherwise_than_tokenizer_json(tmp_path: Path) -> None:
+    folder = with_marker(tmp_path / "bert")
+    assert "otherwise" not in build_noted(folder, tmp_path / "same")
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
+    said = build_noted(folder, tmp_path / "class")
+    assert "(BertTokenizer) reads" in said
+    assert "--tokenizer file" in said
+    assert "otherwise" not in build_noted(folder, tmp_path / "file", tokenizer="file")
+    with Model(tmp_path / "class", tune="off") as own, Model(tmp_path / "file", tune="off") as as_stored:
+        ids = [[token.id for token in model.tokenize(["The Cat"])[0]] for model in (own, as_stored)]
+    assert ids[0] != ids[1]
+    assert ids[1] == wordpiece_tokenizer().encode("the cat").ids
+    tokenization = artifacts.load(tmp_path / "file").manifest.tokenization
+    assert (tokenization.library.split()[0], tokenization.tokenizer_class) == ("tokenizers", "tokenizer.json")
+
+
+def test_token_types_that_the_class_leaves_out_are_said(tmp_path: Path) -> None:
+    folder = with_marker(tmp_path / "bert")
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "TokenizersBackend"})
+    assert "(TokenizersBackend) reads" in build_noted(folder, tmp_path / "artifact")
+    assert "otherwise" not in build_noted(folder, tmp_path / "file", tokenizer="file")
