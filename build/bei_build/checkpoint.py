@@ -23,6 +23,7 @@ from bei_build.library_tokenizer import (
     LibraryTokenizer,
     TokenizerChoice,
     TokenizerReading,
+    check_model,
     open_tokenizer,
     stored_tokenizer,
 )
@@ -105,7 +106,7 @@ def read_checkpoint(
     folder = files.transformer_folder
     # Before libraries are loaded that take seconds.
     check_weights(folder)
-    stored_tokenizer(folder)  # is it one?
+    stored = stored_tokenizer(folder)
     config, architecture, family, fp8 = _config(folder, attention, is_static=files.is_static)
     chosen = choose_adapter(config, adapter)
     if chosen:
@@ -120,6 +121,7 @@ def read_checkpoint(
         ends_in_eos=getattr(config, "ends_in_eos", False),
     )
     library = open_tokenizer(folder, reading)
+    check_model(stored, library, reading)
     tokenizer = artifact_tokenizer(library, reading, folder)
     if spec.embeddings.type_vocab_size > 1 and not library.gives_token_types:
         drop_token_types(tokenizer)

@@ -100,6 +100,24 @@ def open_tokenizer(folder: Path, reading: TokenizerReading) -> LibraryTokenizer:
     return _TransformersTokenizer(_load(folder, {**reading.arguments, **added}), _backend(loaded), asked)
 
 
+def check_model(stored: Tokenizer | None, library: LibraryTokenizer, reading: TokenizerReading) -> None:
+    """Refuse a class that reads tokenizer.json, ``stored``, as a vocabulary of another model, unless it was asked for:
+    it finds hardly a word. Raises TokenizerError.
+
+    paraphrase-multilingual-MiniLM-L12-v2, a BERT with XLM-RoBERTa's tokenizer, named no class until its authors
+    mended it (https://github.com/embeddings-benchmark/mteb/pull/5377).
+    """
+    if stored is None or library.backend is None or reading.choice != "auto":
+        return
+    own, other = (type(tokenizer.model).__name__ for tokenizer in (stored, library.backend))
+    if own != other:
+        raise TokenizerError(
+            f"tokenizer.json holds a vocabulary of {own}, and {library.library} reads it as one of {other}, with "
+            f"{library.tokenizer_class}: name the right tokenizer_class in tokenizer_config.json, or say whose way is "
+            "meant: --tokenizer file, or --tokenizer transformers."
+        )
+
+
 def stored_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer.json of ``folder`` as it is, None where there is none. Raises TokenizerError."""
     path = folder / "tokenizer.json"
@@ -252,7 +270,13 @@ def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
 
 
 def _unreadable(folder: Path, error: BaseException) -> TokenizerError:
-    reason = " ".join(str(error).split())[:500]
+    path, reason = folder / "tokenizer_config.json", " ".join(str(error).split())[:500]
+    if path.is_file() and "auto_map" in read_object(path):
+        return TokenizerError(
+            f"The tokenizer in {folder} is code of its own (auto_map in tokenizer_config.json), which bei does not "
+            f"run, and transformers has no class for it ({type(error).__name__}). If its tokenizer.json gives the same ids, "
+            "take it: --tokenizer file."
+        )
     if not (folder / "tokenizer.json").is_file():
         return TokenizerError(
             f"{folder} has no tokenizer.json, and transformers could not make one from its other files ({reason}). "

@@ -15,8 +15,11 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
+from bei.errors import TokenizerError
+from bei_build.checkpoint import read_checkpoint
+from bei_build.location import locate
 from tests.bei_build.tokenizing import tokenizer_of
-from tests.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer, write_json
+from tests.checkpoints import bpe_tokenizer, save_checkpoint, unigram_tokenizer, wordpiece_tokenizer, write_json
 
 HELD_OUT = Path(__file__).parents[2] / "build" / "bei_build" / "data" / "held_out.txt"
 TEXTS = [
@@ -214,6 +217,29 @@ def test_the_pipeline_is_the_classs_and_that_of_the_file_can_be_asked_for(tmp_pa
     assert tokenizer_of(tmp_path).encode("t h e").tokens == ["[CLS]", "t", "h", "e", "[SEP]"]
     assert_equal(tmp_path)
     assert tokenizer_of(tmp_path, choice="file").encode("t h e").tokens == ["[CLS]", "the", "[SEP]"]
+
+
+def test_a_class_that_takes_the_vocabulary_for_another_models_is_refused(tmp_path: Path) -> None:
+    """As an old revision of paraphrase-multilingual-MiniLM-L12-v2: a BERT with XLM-RoBERTa's tokenizer, and no class
+    named. transformers 5 reads its pieces as BERT's and finds hardly one."""
+    save_checkpoint(tmp_path, vocab_size=200)
+    folder_of(tmp_path, unigram_tokenizer(), {"do_lower_case": True, "unk_token": "<unk>", "cls_token": "<s>"})
+    location = locate(str(tmp_path))
+    with pytest.raises(TokenizerError, match=r"of Unigram, and transformers .* one of WordPiece, with BertTokenizer"):
+        read_checkpoint(location)
+    as_stored = read_checkpoint(location, tokenizer_choice="file").tokenizer
+    assert as_stored.encode("the cat").ids == unigram_tokenizer().encode("the cat").ids
+    assert read_checkpoint(location, tokenizer_choice="transformers").tokenization.tokenizer_class == "BertTokenizer"
+
+
+def test_code_of_its_own_is_not_run(tmp_path: Path) -> None:
+    folder_of(
+        tmp_path, bpe_tokenizer(), {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    )
+    write_json(tmp_path / "config.json", {"model_type": "own"})
+    with pytest.raises(TokenizerError, match=r"code of its own \(auto_map .* --tokenizer file"):
+        tokenizer_of(tmp_path)
+    assert tokenizer_of(tmp_path, choice="file").encode("the").ids == bpe_tokenizer().encode("the").ids
 
 
 # Markers that were one token in training.
