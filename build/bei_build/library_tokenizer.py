@@ -274,8 +274,8 @@ def _unreadable(folder: Path, error: BaseException) -> TokenizerError:
     if path.is_file() and "auto_map" in read_object(path):
         return TokenizerError(
             f"The tokenizer in {folder} is code of its own (auto_map in tokenizer_config.json), which bei does not "
-            f"run, and transformers has no class for it ({type(error).__name__}). If its tokenizer.json gives the same ids, "
-            "take it: --tokenizer file."
+            f"run, and transformers has no class for it ({type(error).__name__}). If its tokenizer.json gives the same "
+            "ids, take it: --tokenizer file."
         )
     if not (folder / "tokenizer.json").is_file():
         return TokenizerError(

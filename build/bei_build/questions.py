@@ -172,7 +172,7 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
         step.details.append(
             f"{tokens.num_texts} texts and {tokens.num_pairs} pairs, as {tokens.library} ({tokens.tokenizer_class})"
         )
-        other = other_reading(checkpoint.folder, checkpoint.reading, sources, probes)
+        other = other_reading(checkpoint.folder, checkpoint.reading, sources, probes, limit)
     if other is not None:
         progress.note(other)
     expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)

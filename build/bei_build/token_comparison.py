@@ -90,6 +90,7 @@ class TokenSources:
         self.num_special = len(library.encode([("",)], None)[0].ids) + (eos is not None)
         self._eos = eos
         self._types_matter = types_matter
+        self._known: dict[tuple[tuple[Texts, ...], int], list[TokenIds]] = {}
 
     @classmethod
     def opened(
@@ -109,13 +110,19 @@ class TokenSources:
         eos_id = library.runs.token_to_id(eos) if eos is not None and library.runs is not None else None
         return cls(library, encoder, eos_id, types_matter=types_matter)
 
-    def by_library(self, texts: Sequence[Texts], max_length: int | None) -> list[TokenIds]:
-        """As the library gives them, with EOS behind where the model's own code puts it."""
-        if self._eos is None:
-            return self.library.encode(texts, max_length)
-        eos = self._eos
-        rows = self.library.encode(texts, None if max_length is None else max_length - 1)
-        return [row if row.ids[-1:] == [eos] else TokenIds([*row.ids, eos], [*row.types, 0]) for row in rows]
+    def of(self, library: LibraryTokenizer) -> TokenSources:
+        """The same with another library's tokenizer."""
+        return TokenSources(library, self.encoder, self._eos, types_matter=self._types_matter)
+
+    def by_library(self, texts: Sequence[Texts], max_length: int) -> list[TokenIds]:
+        """As the library gives them, with EOS behind where the model's own code puts it. Asked for once."""
+        asked, eos = (tuple(texts), max_length), self._eos
+        if asked not in self._known:
+            rows = self.library.encode(texts, max_length - (eos is not None))
+            if eos is not None:
+                rows = [row if row.ids[-1:] == [eos] else TokenIds([*row.ids, eos], [*row.types, 0]) for row in rows]
+            self._known[asked] = rows
+        return self._known[asked]
 
     def by_artifact(self, texts: Sequence[Texts], max_tokens: int | None = None) -> list[TokenIds | None]:
         """As the server gives them; None for a text that it refuses because it has no tokens."""
@@ -206,7 +213,9 @@ def compared(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: st
     )
 
 
-def other_reading(folder: Path, reading: TokenizerReading, sources: TokenSources, probes: Probes) -> str | None:
+def other_reading(
+    folder: Path, reading: TokenizerReading, sources: TokenSources, probes: Probes, max_seq_len: int
+) -> str | None:
     """How the library reads other ids, or token types that matter, than tokenizer.json as it stands, in a sentence;
     None where it does not, or where that is what was asked for."""
     library = sources.library
@@ -215,12 +224,11 @@ def other_reading(folder: Path, reading: TokenizerReading, sources: TokenSources
     stored = open_tokenizer(folder, replace(reading, choice="file"))
     assert stored.runs is not None
     adapt(stored.runs, reading)
-    others = [
-        text
-        for texts in (probes.texts, probes.pairs)
-        for text, own, other in zip(texts, library.encode(texts, None), stored.encode(texts, None), strict=True)
-        if not sources.is_same(own, other)
-    ]
+    as_stored = sources.of(stored)
+    others: list[Texts] = []
+    for texts in (probes.texts, probes.pairs):
+        both = (one.by_library(texts, max_seq_len) for one in (sources, as_stored))
+        others += [text for text, own, other in zip(texts, *both, strict=True) if not sources.is_same(own, other)]
     if not others:
         return None
     name, count = f"{library.library} ({library.tokenizer_class})", len(probes.texts) + len(probes.pairs)
