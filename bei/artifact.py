@@ -49,7 +49,7 @@ from bei.signatures import Signed, read_signature, write_signature
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

@@ -31,12 +31,6 @@ TokenizerOf: TypeAlias = Callable[[], Tokenizer]
 # These multiply by one more than the weight of a norm.
 _ONE_MORE = ("Gemma", "Nemotron")
 
-# These classes count positions over ids that are not padding; random ids may be, so positions are said.
-_COUNTED_POSITIONS = (
-    *("roberta", "xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"),
-    *("mpnet", "esm", "luke"),
-)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -677,7 +671,4 @@ def _inputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> dict[str, 
         mask[row, : encoding.num_keys or encoding.num_tokens] = 1
     if case.unmasked:
         mask = torch.where(mask[:, None, None, :] > 0, 0.0, -1e9).expand(-1, 1, width, -1)
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    if model.config.model_type in _COUNTED_POSITIONS:
-        inputs["position_ids"] = torch.arange(width).expand(ids.shape) + model.config.pad_token_id + 1
-    return inputs
+    return {"input_ids": ids, "attention_mask": mask}
