@@ -154,9 +154,7 @@ def graph_inputs(
             tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
     for name in names:
         if name not in tensors:
-            counted = np.zeros(sizes.tokens, np.int32)
-            counted[:num_tokens] = _positions_but(_token_id(name), batch, positions, seq_lens)
-            tensors[name] = counted
+            tensors[name] = _positions_but(_token_id(name), batch, position_ids)
     return {name: tensors[name] for name in names}
 
 
@@ -168,15 +166,21 @@ def _token_id(name: str) -> int:
     return int(token_id)
 
 
-def _positions_but(token_id: int, batch: PackedBatch, positions: Int32Array, seq_lens: Int32Array) -> Int32Array:
-    """Of each token how many of its sequence, up to itself, are not ``token_id``; 0 of those that are, [T]."""
-    is_counted = batch.input_ids != token_id
-    if is_counted.all():  # nearly always
-        return positions + 1
-    totals = np.cumsum(is_counted, dtype=np.int32)
-    starts = batch.cu_seqlens[:-1]
-    before = totals[starts] - is_counted[starts]
-    return (totals - np.repeat(before, seq_lens)) * is_counted
+def _positions_but(token_id: int, batch: PackedBatch, position_ids: Int32Array) -> Int32Array:
+    """Of each token how many of its sequence, up to itself, are not ``token_id``; 0 of those that are, and of filler.
+
+    Int32 [T'], as the ``position_ids`` over all tokens.
+    """
+    counted, num_tokens = np.zeros_like(position_ids), len(batch.input_ids)
+    np.add(position_ids[:num_tokens], 1, out=counted[:num_tokens])
+    is_left_out = batch.input_ids == token_id
+    if is_left_out.any():  # hardly ever
+        so_far = np.cumsum(is_left_out, dtype=np.int32)
+        starts = batch.cu_seqlens[:-1]
+        before = so_far[starts] - is_left_out[starts]
+        counted[:num_tokens] -= so_far - np.repeat(before, np.diff(batch.cu_seqlens))
+        counted[:num_tokens][is_left_out] = 0
+    return counted
 
 
 def _per_token(values: Int32Array, seq_lens: Int32Array, size: int) -> Int32Array:

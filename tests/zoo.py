@@ -40,7 +40,8 @@ class Case:
     ``note`` says what is special, beside what the family is known for. ``stored``: the type of the saved weights.
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
     gives a text other outputs in a batch with longer ones (LongRoPE), or takes no batch of such texts (BART's, which
-    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text. ``vector``: the class pools itself; its output of that name, and how.
+    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text. ``vector``: the class
+    pools itself; its output of that name, and how.
     """
 
     family: str
