@@ -100,7 +100,8 @@ def saved_with_tokenizer(folder: Path, name: str, padding: int | None) -> Path:
     template = [("<s>", 0), ("</s>", 2)]
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=template)
     token = tokenizer.id_to_token(1 if padding is None else padding)
-    files = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=token, **SPECIAL_TOKENS)
+    wrapped = transformers.PreTrainedTokenizerFast
+    files = wrapped(tokenizer_object=tokenizer, pad_token=token, **SPECIAL_TOKENS)  # type: ignore[no-untyped-call]
     files.save_pretrained(folder)
     return folder
 
