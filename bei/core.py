@@ -75,11 +75,13 @@ class Expansion:
     """Tokens ``token_id`` behind an input until it has ``num_tokens`` (ColBERT, arXiv:2004.12832, section 3.2).
 
     ``attended``: the other tokens look at them. If not, they still look at the others, and have states of their own.
+    ``padding_id``: tokens of the input itself that are of this id become ``token_id`` too, and are looked at.
     """
 
     token_id: int
     num_tokens: int
     attended: bool
+    padding_id: int | None = None
 
 
 class Encoding(NamedTuple):
@@ -104,6 +106,9 @@ class Encoding(NamedTuple):
 
 def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
     """``encoding``, filled up. What has no tokens stays as it is."""
+    if expansion.padding_id is not None:
+        ids = encoding.input_ids
+        encoding = encoding._replace(input_ids=np.where(ids == expansion.padding_id, expansion.token_id, ids))
     missing = expansion.num_tokens - encoding.num_tokens
     if missing <= 0 or not encoding.num_tokens:
         return encoding

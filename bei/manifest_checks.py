@@ -210,6 +210,8 @@ def _roles(manifest: Manifest) -> Iterator[str]:
             yield f"the role {side} is filled up to {_shown(expansion.num_tokens)} tokens, beyond max_seq_len"
         if not 0 <= expansion.token_id < manifest.spec.vocab_size:
             yield f"the role {side} is filled up with token {_shown(expansion.token_id)}, which is in no vocabulary"
+        if expansion.padding_id is not None and not 0 <= expansion.padding_id < manifest.spec.vocab_size:
+            yield f"the role {side} has the padding {_shown(expansion.padding_id)}, which is in no vocabulary"
 
 
 def _engine(manifest: Manifest) -> Iterator[str]:

@@ -18,6 +18,7 @@ _BUCKETS_PER_OCTAVE_LOG2 = 4
 _MIN_STEP = 8
 _KEYS = {"key_lens", "key_mask", "token_key_lens"}
 _CUMULATIVE = {"cu_query_lens", "cu_key_lens"}
+_POSITIONS_BUT = "position_ids_but_"
 
 
 def bucket(size: int, min_step: int = _MIN_STEP) -> int:
@@ -40,6 +41,14 @@ class Sizes(NamedTuple):
         return fillers >= 0 and self.tokens >= batch.num_tokens + fillers and self.longest >= longest
 
 
+def position_ids_but(token_id: int) -> str:
+    """What ``graph_inputs`` calls positions that are counted over all tokens but ``token_id``.
+
+    The id is in the name, so that whoever has a graph has it too.
+    """
+    return f"{_POSITIONS_BUT}{token_id}"
+
+
 def graph_inputs(
     batch: PackedBatch, names: Seq[str], sizes: Sizes | None = None
 ) -> dict[str, Int32Array | Float32Array]:
@@ -48,6 +57,8 @@ def graph_inputs(
     With T', B', S' the bucketed token total, batch size and longest sequence, int32 but for the mask:
 
     - ``input_ids``, ``token_type_ids``, ``position_ids`` [T']: per token; positions count from 0 in each sequence.
+    - ``position_ids_but_N`` [T']: per token, how many tokens of its sequence, up to itself, are not of the id N; 0 of
+      those that are.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
     - ``key_lens`` [B']: how many tokens of each sequence, the first, are looked at; all where the batch does not say.
@@ -141,7 +152,35 @@ def graph_inputs(
             unpooled_lens = np.zeros(num_rows, np.int32)
             unpooled_lens[:batch_size] = batch.unpooled_lens
             tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
+    for name in names:
+        if name not in tensors:
+            tensors[name] = _positions_but(_token_id(name), batch, position_ids)
     return {name: tensors[name] for name in names}
+
+
+def _token_id(name: str) -> int:
+    """The id in a name of ``position_ids_but``. Raises KeyError."""
+    token_id = name.removeprefix(_POSITIONS_BUT)
+    if token_id == name or not token_id.isdecimal():
+        raise KeyError(name)
+    return int(token_id)
+
+
+def _positions_but(token_id: int, batch: PackedBatch, position_ids: Int32Array) -> Int32Array:
+    """Of each token how many of its sequence, up to itself, are not ``token_id``; 0 of those that are, and of filler.
+
+    Int32 [T'], as the ``position_ids`` over all tokens.
+    """
+    counted, num_tokens = np.zeros_like(position_ids), len(batch.input_ids)
+    np.add(position_ids[:num_tokens], 1, out=counted[:num_tokens])
+    is_left_out = batch.input_ids == token_id
+    if is_left_out.any():  # hardly ever
+        so_far = np.cumsum(is_left_out, dtype=np.int32)
+        starts = batch.cu_seqlens[:-1]
+        before = so_far[starts] - is_left_out[starts]
+        counted[:num_tokens] -= so_far - np.repeat(before, np.diff(batch.cu_seqlens))
+        counted[:num_tokens][is_left_out] = 0
+    return counted
 
 
 def _per_token(values: Int32Array, seq_lens: Int32Array, size: int) -> Int32Array:

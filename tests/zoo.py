@@ -31,12 +31,6 @@ TokenizerOf: TypeAlias = Callable[[], Tokenizer]
 # These multiply by one more than the weight of a norm.
 _ONE_MORE = ("Gemma", "Nemotron")
 
-# These classes count positions over ids that are not padding; random ids may be, so positions are said.
-_COUNTED_POSITIONS = (
-    *("roberta", "xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"),
-    *("mpnet", "esm", "luke"),
-)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -46,8 +40,8 @@ class Case:
     ``note`` says what is special, beside what the family is known for. ``stored``: the type of the saved weights.
     ``unmasked``: a decoder whose tokens see each other, although its class would mask them. ``alone``: the HF class
     gives a text other outputs in a batch with longer ones (LongRoPE), or takes no batch of such texts (BART's, which
-    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text, in which there is no
-    padding, because the class would count it out. ``vector``: the class pools itself; its output of that name, and how.
+    counts ends of sentences), so it is asked one by one. ``ends_in``: the last ids of every text. ``vector``: the class
+    pools itself; its output of that name, and how.
     """
 
     family: str
@@ -560,12 +554,16 @@ def spec_of(case: Case) -> ModelSpec:
 
 
 def encodings_of(case: Case, lengths: Sequence[int], vocab_size: int) -> list[Encoding]:
-    """Random ids of ``lengths``, ended as ``case`` says."""
+    """Random ids of ``lengths``, with padding at the start, inside and at the end as if somebody had written it; ended
+    as ``case`` says."""
     encodings = random_encodings(lengths, vocab_size)
-    if case.ends_in:
-        for encoding in encodings:
-            ids = encoding.input_ids
-            ids[ids == case.settings.get("pad_token_id", -1)] += 1
+    padding = case.settings.get("pad_token_id")
+    for encoding in encodings:
+        ids = encoding.input_ids
+        if padding is not None and len(ids) > 8:
+            ids[[0, 4, 5]] = padding
+            ids[-2:] = padding if len(ids) % 2 else ids[-2:]
+        if case.ends_in:
             start = max(0, len(ids) - len(case.ends_in))
             ids[start:] = case.ends_in[: len(ids) - start]
     return encodings
@@ -646,12 +644,11 @@ def _outputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> list[torc
     lengths = [encoding.num_tokens for encoding in encodings]
     if case.vector:
         return list(model(**inputs)[case.vector[0]])
-    score = _score(model)
+    score = _score(model) if case.unmasked or model.config.pad_token_id is None else None
     if case.output == "embedding" or (case.output == "logits" and score):
         has_head = score or case.architecture.endswith("ForCausalLM")
         states = (model.base_model if has_head else model)(**inputs).last_hidden_state
-        if case.output == "logits" and score:
-            # HF finds the last token by the padding id, which random ids may be.
+        if case.output == "logits" and score:  # the class takes no batch without a padding id, and masks by itself
             return [score(row[length - 1]) for row, length in zip(states, lengths, strict=True)]
         return [row[:length] for row, length in zip(states, lengths, strict=True)]
     logits = model(**inputs).logits
@@ -677,7 +674,4 @@ def _inputs(model: Any, case: Case, encodings: Sequence[Encoding]) -> dict[str, 
         mask[row, : encoding.num_keys or encoding.num_tokens] = 1
     if case.unmasked:
         mask = torch.where(mask[:, None, None, :] > 0, 0.0, -1e9).expand(-1, 1, width, -1)
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    if model.config.model_type in _COUNTED_POSITIONS:
-        inputs["position_ids"] = torch.arange(width).expand(ids.shape) + model.config.pad_token_id + 1
-    return inputs
+    return {"input_ids": ids, "attention_mask": mask}

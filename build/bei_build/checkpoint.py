@@ -350,7 +350,7 @@ def _longest(
 
     ``usual`` is what the config, the tokenizer's files or the family give a text if nothing else is said.
     """
-    table = min(spec.embeddings.max_positions or _position_limit(family, config), spec.longest or UNLIMITED)
+    table = min(spec.embeddings.longest or _position_limit(family, config), spec.longest or UNLIMITED)
     if asked is not None and asked > table:
         raise CheckpointError(
             f"max_seq_len {asked} is beyond the {table} positions of the checkpoint: choose at most that."

@@ -18,7 +18,7 @@ from bei.artifact import SIDES, Role
 from bei.core import Expansion
 from bei.errors import CheckpointError
 from bei_build.settings import read_object, setting, texts
-from bei_build.tokenizer import expansion_id
+from bei_build.tokenizer import expansion_id, padding_id
 
 Side = Literal["query", "document"]
 
@@ -44,11 +44,16 @@ class ExpansionSettings:
 
 @dataclass(frozen=True)
 class SideSettings:
-    """One side: most tokens (None: what the model takes), and the ``skipped`` words, whose vectors are left out."""
+    """One side: most tokens (None: what the model takes), and the ``skipped`` words, whose vectors are left out.
+
+    ``finds_padding``: padding is known by its id, also where it is written in a text. In one that is filled up it is as
+    the tokens behind it; of another its vectors are left out.
+    """
 
     length: int | None = None
     expansion: ExpansionSettings | None = None
     skipped: tuple[str, ...] = ()
+    finds_padding: bool = False
 
 
 Sides = Mapping[Side, SideSettings]
@@ -76,8 +81,8 @@ def original_sides(path: Path, config: dict[str, Any]) -> Sides:
     attended = bool(setting(path, config, "attend_to_mask_tokens", bool))
     skips = setting(path, config, "mask_punctuation", bool) is not False
     return {
-        "query": SideSettings(lengths["query"], ExpansionSettings(lengths["query"], attended)),
-        "document": SideSettings(lengths["document"], None, _PUNCTUATION if skips else ()),
+        "query": SideSettings(lengths["query"], ExpansionSettings(lengths["query"], attended), finds_padding=True),
+        "document": SideSettings(lengths["document"], None, _PUNCTUATION if skips else (), finds_padding=True),
     }
 
 
@@ -137,6 +142,7 @@ def roles_of(
                 "tokens that stand around every text."
             )
         expansion = None
+        padding = padding_id(tokenizer, folder) if settings.finds_padding else None
         if settings.expansion is not None:
             if settings.expansion.length > max_seq_len:
                 raise CheckpointError(
@@ -144,9 +150,11 @@ def roles_of(
                     "filled up to: choose at least that."
                 )
             token_id = expansion_id(tokenizer, folder, settings.expansion.token)
-            expansion = Expansion(token_id, settings.expansion.length, settings.expansion.attended)
+            expansion = Expansion(token_id, settings.expansion.length, settings.expansion.attended, padding)
         # A word that is no token would be the unknown token, which stands for others too.
         skipped = [tokenizer.token_to_id(word) for word in settings.skipped]
+        if expansion is None:
+            skipped.append(padding)
         roles[side] = Role(
             max_tokens=settings.length,
             expansion=expansion,

@@ -142,13 +142,16 @@ class HFReference:
             states = self._layer(states, layer)
         if head.pooling:
             states = states[encoding.num_unpooled :]
-            states = self._torch.cat([self._pool(states, mode, encoding) for mode in head.pooling])
+            states = self._torch.cat([self._pool(states, mode, encoding, head) for mode in head.pooling])
         for layer in head.layers:
             states = self._layer(states, layer)
         return states
 
-    def _pool(self, states: Any, mode: Pooling, encoding: Encoding) -> Any:
+    def _pool(self, states: Any, mode: Pooling, encoding: Encoding, head: HeadSpec) -> Any:
         torch, count = self._torch, len(states)
+        if mode == "last" and head.passed_id is not None:
+            others = np.flatnonzero(encoding.input_ids != head.passed_id)
+            return states[others[-1] if len(others) else 0]
         if mode == "last_marked":
             marked = np.flatnonzero(encoding.input_ids == self._spec.marked_id)
             return states[marked[-1] if len(marked) else -1]

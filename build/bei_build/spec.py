@@ -67,8 +67,9 @@ class EmbeddingsSpec:
     """Sum of word, learned position and token type rows, then a norm.
 
     ``max_positions`` is 0 where positions have no table (rotary or relative ones). ``position_offset`` rows of the
-    checkpoint's table are never used (RoBERTa counts positions from ``pad_token_id + 1``) and are cut off at build
-    time, so that positions start at 0 for every engine. ``type_vocab_size`` is 0 where token types have no table.
+    checkpoint's table are never used (OPT) and are cut off at build time, so that positions start at 0 for every
+    engine. ``uncounted_id``: a token's row is how many of its sequence, up to itself, are not of this id, and row 0 of
+    a token that is (RoBERTa's padding). ``type_vocab_size`` is 0 where token types have no table.
     ``task_vocab_size``: of a table of so many kinds of tasks the first row is added everywhere (ERNIE; 0: no table).
     ``scale`` multiplies the rows of words. A ``width`` other than the model's is projected behind the norm (ELECTRA).
     """
@@ -76,12 +77,18 @@ class EmbeddingsSpec:
     vocab_size: int
     max_positions: int = 0
     position_offset: int = 0
+    uncounted_id: int | None = None
     type_vocab_size: int = 0
     task_vocab_size: int = 0
     norm: NormSpec | None = None
     scale: float = 1.0
     width: int | None = None
     mask_dropout: MaskDropoutSpec | None = None
+
+    @property
+    def longest(self) -> int:
+        """How many tokens of a text the table of positions is for; 0 without a table."""
+        return self.max_positions if self.uncounted_id is None else self.max_positions - 1
 
 
 @dataclass(frozen=True)
@@ -255,12 +262,14 @@ class DecoderSpec:
     """Layers behind an encoder's that read the same text once more, moved by one token (BART, arXiv:1910.13461, 3.2).
 
     ``embeddings`` has the encoder's table of words, and its own of everything else. In front of the text comes the
-    token ``start_id``, or, where it is None, the text's own last token (mBART); the last token is not read.
+    token ``start_id``. Where that is None, it is the text's n-th token, n of its tokens not being ``padding_id``: its
+    last, unless padding is written in it (mBART). The last token is not read.
     """
 
     embeddings: EmbeddingsSpec
     layers: tuple[LayerSpec, ...]
     start_id: int | None
+    padding_id: int | None = None
     final_norm: NormSpec | None = None
 
 
@@ -335,13 +344,15 @@ def needs_fp32(layer: HeadLayer) -> bool:
 class HeadSpec:
     """From token states to one output: ``token_layers`` on every token, ``pooling``, ``layers`` on what it gives.
 
-    Several pooling modes are concatenated. Without any the output has a row a token.
+    Several pooling modes are concatenated. Without any the output has a row a token. ``passed_id``: "last" passes over
+    tokens of this id at a sequence's end, and takes the first where there are no others (classifiers of decoders).
     """
 
     output: Output
     pooling: tuple[Pooling, ...] = ()
     token_layers: tuple[HeadLayer, ...] = ()
     layers: tuple[HeadLayer, ...] = ()
+    passed_id: int | None = None
 
     def dimension(self, hidden_size: int) -> int:
         """Width of the output for token states of ``hidden_size``."""

@@ -25,8 +25,9 @@ from bei_build.settings import read_object
 
 # transformers writes int(1e30) for "no limit".
 _NO_LIMIT = 1 << 24
-# What BERT's and RoBERTa's classes of transformers call it where the files do not.
+# What BERT's and RoBERTa's classes of transformers call them where the files do not.
 _MASKS = ("[MASK]", "<mask>")
+_PADDINGS = ("[PAD]", "<pad>")
 
 
 class _Truncation(msgspec.Struct):
@@ -117,6 +118,13 @@ def expansion_id(tokenizer: Tokenizer, folder: Path, token: str | None) -> int:
         f"Queries are to be filled up with {token or 'a mask token'}, which the vocabulary does not have: download the "
         "tokenizer's files too."
     )
+
+
+def padding_id(tokenizer: Tokenizer, folder: Path) -> int | None:
+    """The id of the padding token, None in a vocabulary without one."""
+    named = special_tokens(folder).get("pad_token")
+    ids = [tokenizer.token_to_id(token) for token in ([named] if named else _PADDINGS)]
+    return next((index for index in ids if index is not None), None)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bei.core import Encoding, Int32Array, PackedBatch
-from bei.packing import bucket, graph_inputs
+from bei.packing import Sizes, bucket, graph_inputs, position_ids_but
 
 NAMES = (
     "input_ids",
@@ -203,6 +203,28 @@ def test_means_leave_out_the_first_tokens_that_a_sequence_says(lengths: list[int
 @pytest.mark.parametrize("names", [["input_ids"], ["slot_mask", "seq_lens"], ["key_mask"], []])
 def test_only_what_is_asked_for_is_given(names: list[str]) -> None:
     assert list(graph_inputs(batch_of([3, 5]), names)) == names
+
+
+@law
+@given(sequences=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=20), min_size=1, max_size=8))
+@example(sequences=[[1]])
+@example(sequences=[[1, 1, 2], [0, 2], [1, 0]])
+def test_positions_but_an_id_count_the_others_and_are_0_for_it_and_for_filler(sequences: list[list[int]]) -> None:
+    batch = PackedBatch.from_encodings([Encoding(np.array(ids, np.int32)) for ids in sequences])
+    name = position_ids_but(1)
+    expected = [0 if ids[at] == 1 else at + 1 - ids[:at].count(1) for ids in sequences for at in range(len(ids))]
+    for sizes in (None, Sizes(300, 10, 24)):
+        positions = int32(graph_inputs(batch, ["input_ids", name], sizes), name)
+        assert positions[: batch.num_tokens].tolist() == expected
+        assert not positions[batch.num_tokens :].any()
+        assert len(positions) == len(graph_inputs(batch, ["input_ids"], sizes)["input_ids"])
+
+
+@pytest.mark.parametrize("name", ["position_ids_but_", "position_ids_but_x", "position_ids_but_-1", "states"])
+def test_an_unknown_name_is_a_key_error(name: str) -> None:
+    """By which engines know that a graph was built for a newer bei."""
+    with pytest.raises(KeyError, match=name):
+        graph_inputs(batch_of([3]), ["input_ids", name])
 
 
 def test_filler_slots_repeat_the_last_token_of_their_sequence() -> None:

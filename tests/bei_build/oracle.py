@@ -42,9 +42,6 @@ def hf_embed(
     if all(encoding.token_type_ids is not None for encoding in encodings):
         types = [encoding.token_type_ids for encoding in encodings if encoding.token_type_ids is not None]
         inputs["token_type_ids"] = _padded(types, 0)
-    if model.config.model_type in ("roberta", "xlm-roberta"):
-        # These count positions over ids that are not padding; random ids may be, so say the positions.
-        inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape) + model.config.pad_token_id + 1
     with torch.no_grad():
         states = model(**inputs).last_hidden_state
         vectors = torch.cat([_pool(states, mask, mode) for mode in pooling], dim=1)

@@ -38,7 +38,9 @@ DOCUMENTS = ["The cat sat on the mat.", "hello, world! " * 20, "-", "a b (c) d: 
 MODERN = replace(next(case for case in CASES if case.name == "ModernBertModel"), tokenizer=wordpiece_tokenizer)
 
 
-def answers(artifact: Path, *, batched: bool = True) -> tuple[list[Float32Array], list[Float32Array]]:
+def answers(
+    artifact: Path, queries: list[str] = QUERIES, documents: list[str] = DOCUMENTS, *, batched: bool = True
+) -> tuple[list[Float32Array], list[Float32Array]]:
     """Token vectors of all queries and documents, both sides in the queue at once, or one text after the other."""
 
     async def run() -> list[Float32Array]:
@@ -52,15 +54,15 @@ def answers(artifact: Path, *, batched: bool = True) -> tuple[list[Float32Array]
 
         try:
             if batched:
-                pairs = await asyncio.gather(embed("query", QUERIES), embed("document", DOCUMENTS))
+                pairs = await asyncio.gather(embed("query", queries), embed("document", documents))
                 return [rows for side in pairs for rows in side]
-            sides = [("query", text) for text in QUERIES] + [("document", text) for text in DOCUMENTS]
+            sides = [("query", text) for text in queries] + [("document", text) for text in documents]
             return [(await embed(side, [text]))[0] for side, text in sides]
         finally:
             await asyncio.get_running_loop().run_in_executor(None, service.close)
 
     rows = asyncio.run(run())
-    return rows[: len(QUERIES)], rows[len(QUERIES) :]
+    return rows[: len(queries)], rows[len(queries) :]
 
 
 def assert_close(actual: list[Float32Array], expected: list[Float32Array]) -> None:
@@ -101,6 +103,23 @@ def test_the_original_layout_gives_the_same(tmp_path: Path) -> None:
     ]
     build_artifact(as_original(folder, settings), tmp_path / "artifact", reference="engine")
     for ours, theirs in zip(answers(tmp_path / "artifact"), expected, strict=True):
+        assert_close(ours, theirs)
+
+
+def test_padding_in_a_text_is_found_by_its_id_as_the_original_finds_it(tmp_path: Path) -> None:
+    """Its QueryTokenizer makes every padding id the mask token, its doc_tokenization leaves them out by ``mask``. In
+    PyLate and sentence-transformers they are tokens like others."""
+    settings, queries, documents = Settings(query_length=16), ["the [PAD] cat [PAD]", "[PAD]"], ["a [PAD] [PAD] cat."]
+    folder = save_colbert(tmp_path / "colbert", settings)
+    build_artifact(folder, tmp_path / "pylate")
+    expected = [encode(folder, queries, settings, is_query=True), encode(folder, documents, settings, is_query=False)]
+    for ours, theirs in zip(answers(tmp_path / "pylate", queries, documents), expected, strict=True):
+        assert_close(ours, theirs)
+    masked = [query.replace("[PAD]", "[MASK]") for query in queries]
+    skipping = replace(settings, skiplist_words=(*settings.skiplist_words, "[PAD]"))
+    expected = [encode(folder, masked, settings, is_query=True), encode(folder, documents, skipping, is_query=False)]
+    build_artifact(as_original(folder, settings), tmp_path / "original", reference="engine")
+    for ours, theirs in zip(answers(tmp_path / "original", queries, documents), expected, strict=True):
         assert_close(ours, theirs)
 
 
@@ -166,7 +185,7 @@ def save_settings(folder: Path, **config: object) -> Path:
 
 
 VOCABULARY = wordpiece_tokenizer().get_vocab()
-MASK = VOCABULARY["[MASK]"]
+MASK, PAD = VOCABULARY["[MASK]"], VOCABULARY["[PAD]"]
 
 
 def ids(words: str) -> list[int]:
@@ -265,11 +284,15 @@ def test_a_plain_embedder_made_of_it_has_no_roles(tmp_path: Path) -> None:
     ("metadata", "query", "document"),
     [
         # colbert/infra/config/settings.py: doc_maxlen 220
-        ({}, PYLATE["query"], Role(max_tokens=220, expansion=None, skip_ids=ids(string.punctuation))),
+        (
+            {},
+            Role(max_tokens=32, expansion=Expansion(MASK, 32, attended=False, padding_id=PAD), skip_ids=[]),
+            Role(max_tokens=220, expansion=None, skip_ids=[PAD, *ids(string.punctuation)]),
+        ),
         (
             {"query_maxlen": 20, "doc_maxlen": 30, "attend_to_mask_tokens": True, "mask_punctuation": False},
-            Role(max_tokens=20, expansion=Expansion(MASK, 20, attended=True), skip_ids=[]),
-            Role(max_tokens=30, expansion=None, skip_ids=[]),
+            Role(max_tokens=20, expansion=Expansion(MASK, 20, attended=True, padding_id=PAD), skip_ids=[]),
+            Role(max_tokens=30, expansion=None, skip_ids=[PAD]),
         ),
     ],
 )

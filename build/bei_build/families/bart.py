@@ -31,6 +31,7 @@ def _bart_spec(config: Any, architecture: str) -> ModelSpec:
 
 
 def _mbart_spec(config: Any, architecture: str) -> ModelSpec:
+    _require_token(config, "pad_token_id")
     return _spec(config, architecture, "pre", start_id=None)
 
 
@@ -66,7 +67,13 @@ def _spec(config: Any, architecture: str, placement: Literal["post", "pre"], sta
         embeddings=embeddings,
         layers=(encoder_layer,) * config.encoder_layers,
         final_norm=final_norm,
-        decoder=DecoderSpec(embeddings, (decoder_layer,) * config.decoder_layers, start_id, final_norm),
+        decoder=DecoderSpec(
+            embeddings,
+            (decoder_layer,) * config.decoder_layers,
+            start_id,
+            padding_id=config.pad_token_id if start_id is None else None,
+            final_norm=final_norm,
+        ),
         marked_id=config.eos_token_id,
     )
 

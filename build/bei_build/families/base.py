@@ -142,6 +142,18 @@ def positive(config: Any, key: str) -> float:
     return float(value)
 
 
+def padding_id(config: Any) -> int:
+    """``pad_token_id`` of a config whose positions are counted by it. Raises CheckpointError: it is not one of the
+    vocabulary, or behind it the table has no position for a token."""
+    value, most = config.pad_token_id, min(config.vocab_size, config.max_position_embeddings - 1)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
+        raise CheckpointError(
+            f"config.json has pad_token_id = {value!r}, from which {config.model_type} counts positions: it must be "
+            f"the id of the tokenizer's padding token, from 0 to {most - 1}."
+        )
+    return value
+
+
 def embedder(config: Any) -> tuple[HeadSpec, ...]:
     """Base models: an embedding. Its pooling is what the sentence-transformers files or the user say."""
     return (HeadSpec("embedding", ("mean",)),)

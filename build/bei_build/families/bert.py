@@ -34,17 +34,19 @@ WEIGHTS = {
 }
 
 
-def bert_like_spec(config: Any, architecture: str, position_offset: int = 0) -> ModelSpec:
-    """The spec of a BERT-shaped config whose positions start at ``position_offset`` in its table."""
+def bert_like_spec(config: Any, architecture: str, uncounted_id: int | None = None) -> ModelSpec:
+    """The spec of a BERT-shaped config. ``uncounted_id`` u: of tokens other than u the n-th has position u + n of the
+    table, and u itself position u (transformers: create_position_ids_from_input_ids)."""
     require(config, "position_embedding_type", "absolute")
-    return absolute_spec(config, architecture, position_offset)
+    return absolute_spec(config, architecture, uncounted_id)
 
 
 def absolute_spec(
-    config: Any, architecture: str, position_offset: int, activation: Activation | None = None
+    config: Any, architecture: str, uncounted_id: int | None, activation: Activation | None = None
 ) -> ModelSpec:
     """The same, whatever kind of positions the config asks for, and whatever activation, where one is given."""
     require(config, "is_decoder", False)
+    position_offset = uncounted_id or 0
     norm = NormSpec(config.layer_norm_eps)
     num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     layer = LayerSpec(
@@ -60,6 +62,7 @@ def absolute_spec(
             vocab_size=config.vocab_size,
             max_positions=config.max_position_embeddings - position_offset,
             position_offset=position_offset,
+            uncounted_id=uncounted_id,
             type_vocab_size=getattr(config, "type_vocab_size", 0),
             norm=norm,
         ),

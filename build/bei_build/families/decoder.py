@@ -182,8 +182,12 @@ def last_token_embedder(config: Any) -> tuple[HeadSpec, ...]:
 
 
 def score(config: Any) -> tuple[HeadSpec, ...]:
-    """``ForSequenceClassification``: a linear layer without bias on the last token's state."""
-    return (HeadSpec("logits", ("last",), layers=(DenseSpec("score", config.hidden_size, config.num_labels, False),)),)
+    """``ForSequenceClassification``: a linear layer without bias on the state of the last token that is not padding.
+
+    transformers looks for it by its id: padding that is written in a text, or ends every text, is passed over too.
+    """
+    layer = DenseSpec("score", config.hidden_size, config.num_labels, bias=False)
+    return (HeadSpec("logits", ("last",), layers=(layer,), passed_id=config.pad_token_id),)
 
 
 def token_score(config: Any) -> tuple[HeadSpec, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei_build.families import bert
-from bei_build.families.base import Family, classifier, embedder, masked_lm, require, token_classifier
+from bei_build.families.base import Family, classifier, embedder, masked_lm, padding_id, require, token_classifier
 from bei_build.families.rope import plain_rope
 from bei_build.spec import MaskDropoutSpec, ModelSpec
 
@@ -22,8 +22,8 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     require(config, "position_embedding_type", "absolute", "rotary")
     require(config, "is_folding_model", False, None)
     is_rotary = config.position_embedding_type == "rotary"
-    offset = 0 if is_rotary else config.pad_token_id + 1
-    spec = bert.absolute_spec(config, architecture, offset, activation="gelu")  # whatever config.json says
+    uncounted_id = None if is_rotary else padding_id(config)
+    spec = bert.absolute_spec(config, architecture, uncounted_id, activation="gelu")  # whatever config.json says
     spec = bert.pre_norm(spec, embeddings_norm=bool(config.emb_layer_norm_before))
     # A config without mask token has none to drop.
     dropped = MaskDropoutSpec(config.mask_token_id, _MASKED_SHARE) if config.token_dropout else None

@@ -19,6 +19,7 @@ from bei_build.families.base import (
     embedder,
     late_interaction,
     masked_lm,
+    padding_id,
     require,
     token_classifier,
 )
@@ -52,7 +53,7 @@ def _rotary_spec(config: Any, architecture: str) -> ModelSpec:
 
 def _absolute_spec(config: Any, architecture: str) -> ModelSpec:
     _check(config)
-    return bert_like_spec(config, architecture, position_offset=config.pad_token_id + 1)
+    return bert_like_spec(config, architecture, padding_id(config))
 
 
 def _original_rotary_spec(config: Any, architecture: str) -> ModelSpec:

@@ -46,7 +46,7 @@ def _bidirectional_embedder(config: Any) -> tuple[HeadSpec, ...]:
 
 def _bidirectional_score(config: Any) -> tuple[HeadSpec, ...]:
     (head,) = score(config)
-    return (replace(head, pooling=(_pooling(config),)),)
+    return (replace(head, pooling=(_pooling(config),), passed_id=None),)  # their code looks for it by the mask
 
 
 _LLAMA = decoder_family("llama", "Llama", _llama_spec)

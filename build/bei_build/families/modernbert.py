@@ -100,7 +100,8 @@ def _decoder_spec(config: Any, architecture: str) -> ModelSpec:
 
 def _decoder_classifier(config: Any) -> tuple[HeadSpec, ...]:
     classifier = DenseSpec("classifier", config.hidden_size, config.num_labels, config.classifier_bias)
-    return (HeadSpec("logits", ("last",), layers=(*_prediction_head(config), classifier)),)
+    layers = (*_prediction_head(config), classifier)
+    return (HeadSpec("logits", ("last",), layers=layers, passed_id=config.pad_token_id),)
 
 
 FAMILY = Family(

@@ -1,4 +1,5 @@
-"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with relative position biases; positions count from 2."""
+"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with relative position biases; positions are counted
+as RoBERTa's are."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from bei_build.families.bert import WEIGHTS, bert_like_spec
 from bei_build.spec import ModelSpec, RelativeBiasSpec
 
 # transformers fixes all three: the padding index, the buckets' number, and the distance where they end.
-_POSITION_OFFSET = 2
+_PADDING_ID = 1
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
-    spec = bert_like_spec(config, architecture, position_offset=_POSITION_OFFSET)
+    spec = bert_like_spec(config, architecture, _PADDING_ID)
     require(config, "relative_attention_num_buckets", _NUM_BUCKETS)
     bias = RelativeBiasSpec(_NUM_BUCKETS, _MAX_DISTANCE)
     layers = tuple(replace(layer, attention=replace(layer.attention, relative_bias=bias)) for layer in spec.layers)

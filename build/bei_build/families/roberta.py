@@ -2,7 +2,7 @@
 (arXiv:1911.03894), data2vec for text (arXiv:2202.03555), LUKE for texts without entities (arXiv:2010.01057). With their
 norms in front: XLM-RoBERTa XL (arXiv:2105.00572), efficient_mlm (arXiv:2202.08005).
 
-BERT, but positions are counted from ``pad_token_id + 1`` (transformers: create_position_ids_from_input_ids).
+BERT, but positions are counted from ``pad_token_id + 1`` over all tokens that are not padding.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from bei_build.families import bert, jina_v3
-from bei_build.families.base import Family, HeadsOf, classifier, embedder, masked_lm, token_classifier
+from bei_build.families.base import Family, HeadsOf, classifier, embedder, masked_lm, padding_id, token_classifier
 from bei_build.spec import ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
-    return bert.bert_like_spec(config, architecture, position_offset=config.pad_token_id + 1)
+    return bert.bert_like_spec(config, architecture, padding_id(config))
 
 
 def _xl_spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -47,7 +47,7 @@ class HeadEmitter:
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
         if head.pooling:
             pooling = self._pooled.setdefault(value, _PoolingEmitter(graph, value, self._spec))
-            parts = [pooling.emit(mode) for mode in head.pooling]
+            parts = [pooling.emit(mode, head.passed_id) for mode in head.pooling]
             value = parts[0] if len(parts) == 1 else graph.op("Concat", parts, f"{name}.pooled", axis=1)
         else:
             value = graph.cast(value, DType.FP32, f"{name}.fp32")
@@ -101,13 +101,16 @@ class _PoolingEmitter:
         self._prefix = f"pooling.{hidden}"
         self._shared: dict[str, str] = {}
 
-    def emit(self, mode: Pooling) -> str:
-        """One mode; FP32 [B, width]. Emitted once, however many heads ask for it."""
-        if mode not in self._shared:
-            self._shared[mode] = self._emit(mode, f"{self._prefix}.{mode}")
-        return self._shared[mode]
+    def emit(self, mode: Pooling, passed_id: int | None) -> str:
+        """One mode; FP32 [B, width]. Emitted once, however many heads ask for it. ``passed_id``: see ``HeadSpec``."""
+        key = mode if passed_id is None else f"{mode}.but.{passed_id}"
+        if key not in self._shared:
+            self._shared[key] = self._emit(mode, passed_id, f"{self._prefix}.{key}")
+        return self._shared[key]
 
-    def _emit(self, mode: Pooling, name: str) -> str:
+    def _emit(self, mode: Pooling, passed_id: int | None, name: str) -> str:
+        if mode == "last" and passed_id is not None:
+            return self._token(self._last_but(passed_id, name), name)
         if mode in ("cls", "last"):
             index = self._graph.input("first_index" if mode == "cls" else "last_index", DType.INT32, ["B"])
             return self._token(index, name)
@@ -122,14 +125,26 @@ class _PoolingEmitter:
     def _last_marked(self, name: str) -> str:
         """The packed position of each sequence's last token ``marked_id``; of its last token, if there is none."""
         assert self._marked_id is not None
+        marked = self._are(self._marked_id, f"{name}.marked")
+        return self._last_where(marked, "last_index", name)
+
+    def _last_but(self, token_id: int, name: str) -> str:
+        """The packed position of each sequence's last token that is not ``token_id``; of its first, if all are."""
+        others = self._graph.op("Not", [self._are(token_id, f"{name}.passed")], f"{name}.others")
+        return self._last_where(others, "first_index", name)
+
+    def _last_where(self, wanted: str, otherwise: str, name: str) -> str:
         graph = self._graph
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
-        marked = graph.op("Equal", [self._ids(), graph.constant(self._marked_id, np.int32)], f"{name}.marked")
-        # The position of every marked slot, -1 for others. Slots behind the end repeat the last token's.
-        found = graph.op("Where", [marked, pad_index, graph.constant(-1, np.int32)], f"{name}.found")
+        # The position of every wanted slot, -1 for others. Slots behind the end repeat the last token's.
+        found = graph.op("Where", [wanted, pad_index, graph.constant(-1, np.int32)], f"{name}.found")
         latest = graph.op("ReduceMax", [found, graph.constant([1])], f"{name}.latest", keepdims=0)
         is_there = graph.op("GreaterOrEqual", [latest, graph.constant(0, np.int32)], f"{name}.is_there")
-        return graph.op("Where", [is_there, latest, graph.input("last_index", DType.INT32, ["B"])], f"{name}.index")
+        return graph.op("Where", [is_there, latest, graph.input(otherwise, DType.INT32, ["B"])], f"{name}.index")
+
+    def _are(self, token_id: int, name: str) -> str:
+        """Which slots hold ``token_id``, BOOL [B, S]."""
+        return self._graph.op("Equal", [self._ids(), self._graph.constant(token_id, np.int32)], name)
 
     def _first_of_largest(self, mode: Pooling, name: str) -> str:
         """The packed position of each sequence's first token with the largest id, or, where tokens ``marked_id`` count
@@ -138,8 +153,7 @@ class _PoolingEmitter:
         graph, values = self._graph, self._ids()
         if mode == "first_marked":
             assert self._marked_id is not None
-            marked = graph.op("Equal", [values, graph.constant(self._marked_id, np.int32)], f"{name}.marked")
-            values = graph.cast(marked, DType.INT32, f"{name}.values")
+            values = graph.cast(self._are(self._marked_id, f"{name}.marked"), DType.INT32, f"{name}.values")
         largest = graph.op("ReduceMax", [values, graph.constant([1])], f"{name}.largest", keepdims=1)
         is_largest = graph.op("Equal", [values, largest], f"{name}.is_largest")
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
@@ -201,7 +215,7 @@ class _PoolingEmitter:
     def _all_but(self, token_id: int) -> str:
         """0 where a slot holds ``token_id``, else 1; FP32 [B, S]."""
         graph, name = self._graph, f"{self._prefix}.all_but"
-        left_out = graph.op("Equal", [self._ids(), graph.constant(token_id, np.int32)], f"{name}.left_out")
+        left_out = self._are(token_id, f"{name}.left_out")
         return graph.cast(graph.op("Not", [left_out], f"{name}.bool"), DType.FP32, name)
 
     def _ids(self) -> str:

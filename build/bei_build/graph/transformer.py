@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bei.packing import position_ids_but
 from bei_build.graph.activation import emit_activation
 from bei_build.graph.attention import AttentionCore, AttentionEmitter, PositionTables
 from bei_build.graph.experts import ExpertsEmitter
 from bei_build.graph.heads import HeadEmitter
 from bei_build.graph.positions import Rotations, halved
 from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter, Observed
-from bei_build.position_tables import relative_bias_table
+from bei_build.position_tables import position_rows, relative_bias_table
 from bei_build.spec import (
     AttentionSpec,
     ConvolutionSpec,
@@ -107,27 +108,35 @@ class _TransformerEmitter:
 
     def decoder(self, spec: DecoderSpec, encoded: str) -> str:
         """The last states of layers that read the text moved by one token, and ``encoded``."""
-        hidden = self._embeddings(self._moved_ids(spec.start_id), spec.embeddings, "decoder.embeddings")
+        hidden = self._embeddings(self._moved_ids(spec), spec.embeddings, "decoder.embeddings")
         for index, layer in enumerate(spec.layers):
             hidden = self._layer(hidden, layer, f"decoder.layers.{index}", encoded)
         return self._norm(hidden, spec.final_norm, "decoder.final_norm") if spec.final_norm else hidden
 
-    def _moved_ids(self, start_id: int | None) -> str:
-        """Each token's id is that of the one before it; the first one's is ``start_id``, or the last token's."""
+    def _moved_ids(self, spec: DecoderSpec) -> str:
+        """Each token's id is that of the one before it."""
         graph, name = self._graph, "decoder.moved"
         bounds = [graph.constant([bound]) for bound in (0, -1, 0)]
         before = graph.op("Slice", [self._input_ids, *bounds], f"{name}.before")
         moved = graph.op("Concat", [graph.constant([0], np.int32), before], f"{name}.all", axis=0)
         is_first = graph.op("Equal", [self._position_ids(), graph.constant(0, np.int32)], f"{name}.is_first")
-        start = self._last_ids() if start_id is None else graph.constant(start_id, np.int32)
+        start = self._own_start(spec) if spec.start_id is None else graph.constant(spec.start_id, np.int32)
         return graph.op("Where", [is_first, start, moved], name)
 
-    def _last_ids(self) -> str:
-        """Of each token, the id of its sequence's last one, INT32 [T]."""
-        graph, name = self._graph, "decoder.last"
+    def _own_start(self, spec: DecoderSpec) -> str:
+        """Of each token, the id that its own sequence begins with where it is moved, INT32 [T]."""
+        graph, name = self._graph, "decoder.start"
+        assert spec.padding_id is not None
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
-        last = graph.op("Gather", [self._input_ids, graph.input("last_index", DType.INT32, ["B"])], f"{name}.of_row")
-        column = graph.op("Unsqueeze", [last, graph.constant([1])], f"{name}.column")
+        counted = graph.input(position_ids_but(spec.padding_id), DType.INT32, ["T"])
+        # Slots behind a sequence's end repeat its last token's.
+        in_slots = graph.op("Gather", [counted, pad_index], f"{name}.counted")
+        count = graph.op("ReduceMax", [in_slots, graph.constant([1])], f"{name}.count", keepdims=0)
+        places = graph.op("Sub", [count, graph.constant(1, np.int32)], f"{name}.places")
+        places = graph.op("Max", [places, graph.constant(0, np.int32)], f"{name}.least")
+        index = graph.op("Add", [graph.input("first_index", DType.INT32, ["B"]), places], f"{name}.index")
+        start = graph.op("Gather", [self._input_ids, index], f"{name}.of_row")
+        column = graph.op("Unsqueeze", [start, graph.constant([1])], f"{name}.column")
         return self._of_tokens(column, pad_index, name)
 
     def _of_tokens(self, column: str, pad_index: str, name: str) -> str:
@@ -247,7 +256,8 @@ class _TransformerEmitter:
         graph = self._graph
         parts = []
         if spec.max_positions:
-            parts.append(graph.lookup(self._table(f"{name}.position"), self._position_ids(), f"{name}.positions"))
+            rows = graph.input(position_rows(spec), DType.INT32, ["T"])
+            parts.append(graph.lookup(self._table(f"{name}.position"), rows, f"{name}.positions"))
         if spec.type_vocab_size == 1:
             parts.append(graph.vector(f"{name}.type.weight", self._read(f"{name}.type.weight")))
         elif spec.type_vocab_size > 1:

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei_build.spec import ConvolutionSpec, EmbeddingsSpec, MaskDropoutSpec
+from bei.packing import position_ids_but
+from bei_build.position_tables import position_rows
+from bei_build.spec import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.step import Step
@@ -36,7 +38,7 @@ class Embeddings(nn.Module):
         self.reads = tuple(
             name
             for name, is_read in {
-                "position_ids": bool(spec.max_positions),
+                position_rows(spec): bool(spec.max_positions),
                 "token_type_ids": spec.type_vocab_size > 1,
                 "cu_query_lens": spec.mask_dropout is not None,
                 "sequence_ids": spec.mask_dropout is not None,
@@ -53,7 +55,7 @@ class Embeddings(nn.Module):
         if spec.mask_dropout:
             total = total * _factors(input_ids, spec.mask_dropout, step).unsqueeze(1).to(total.dtype)
         if spec.max_positions:
-            total = total + self.position(step["position_ids"])
+            total = total + self.position(step[position_rows(spec)])
         if spec.type_vocab_size == 1:
             total = total + self.types.weight
         elif spec.type_vocab_size:
@@ -73,19 +75,24 @@ def _factors(input_ids: Tensor, spec: MaskDropoutSpec, step: Step) -> Tensor:
 
 
 class MovedIds(nn.Module):
-    """The ids that a decoder reads: of each token that of the one before it, of the first ``start_id`` or, where it
-    is None, the sequence's last."""
+    """The ids that a decoder of ``spec`` reads: of each token that of the one before it."""
 
-    def __init__(self, start_id: int | None) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
-        self._start_id = start_id
-        self.reads = ("position_ids", *(("last_index", "sequence_ids") if start_id is None else ()))
+        self._start_id = spec.start_id
+        self.reads: tuple[str, ...] = ("position_ids",)
+        if spec.start_id is None:
+            assert spec.padding_id is not None
+            self._counted = position_ids_but(spec.padding_id)
+            self.reads += ("cu_query_lens", "first_index", "sequence_ids", self._counted)
 
     def forward(self, input_ids: Tensor, step: Step) -> Tensor:
         """INT32 [T]."""
         before = functional.pad(input_ids[:-1], (1, 0))
         if self._start_id is None:
-            start = input_ids.index_select(0, step["last_index"]).index_select(0, step["sequence_ids"])
+            counts = step.index_of_sequences(step[self._counted], "max")
+            index = step["first_index"] + (counts - 1).clamp(min=0)
+            start = input_ids.index_select(0, index).index_select(0, step["sequence_ids"])
         else:
             start = torch.full_like(before, self._start_id)
         return torch.where(step["position_ids"] == 0, start, before)

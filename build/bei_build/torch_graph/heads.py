@@ -81,6 +81,8 @@ class Head:
     def reads(self) -> set[str]:
         """The tensors of a step that the pooling reads."""
         names = {name for mode in self.spec.pooling for name in _READS.get(mode, ("cu_query_lens",))}
+        if "last" in self.spec.pooling and self.spec.passed_id is not None:
+            names |= {"cu_query_lens", "first_index"}
         is_mean = any(mode not in (*_MARKS, "cls", "last", "max") for mode in self.spec.pooling)
         return names | {"token_pool_mask"} if is_mean and not self._model_spec.pools_prompt else names
 
@@ -105,12 +107,11 @@ class Head:
         return bool(self._layers) and isinstance(self._layers[0].spec, NormalizeSpec)
 
     def _pooled(self, hidden: Tensor, step: Step, *, normalizes: bool) -> Tensor:
+        arguments = hidden, self._model_spec, step, self.spec.passed_id
         if self._is_fused:
-            parts = [
-                by_triton(mode, hidden, self._model_spec, step, normalizes=normalizes) for mode in self.spec.pooling
-            ]
+            parts = [by_triton(mode, *arguments, normalizes=normalizes) for mode in self.spec.pooling]
         else:
-            parts = [pooled(mode, hidden, self._model_spec, step) for mode in self.spec.pooling]
+            parts = [pooled(mode, *arguments) for mode in self.spec.pooling]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
@@ -138,9 +139,10 @@ def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | 
     return parent.get_submodule(name)
 
 
-def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step) -> Tensor:
-    """One mode over ``hidden`` [T, width]; float32 [B, width]. The twin of ``fused.pool``."""
-    rows = _rows(mode, spec, step)
+def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, passed_id: int | None = None) -> Tensor:
+    """One mode over ``hidden`` [T, width]; float32 [B, width]. ``passed_id``: see ``HeadSpec``. The twin of
+    ``fused.pool``."""
+    rows = _rows(mode, spec, step, passed_id)
     if rows is not None:
         return hidden.index_select(0, rows).float()
     if mode == "max":
@@ -155,12 +157,14 @@ def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step) -> Tensor
     return total / (count.sqrt() if mode == "mean_sqrt_len" else count)
 
 
-def by_triton(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, *, normalizes: bool) -> Tensor:
+def by_triton(
+    mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, passed_id: int | None = None, *, normalizes: bool
+) -> Tensor:
     """The same by the fused kernel; ``normalizes``: to length 1."""
     from bei_build.torch_graph.fused.pool import pool  # Triton is not everywhere
 
     vectors: Tensor
-    rows = _rows(mode, spec, step)
+    rows = _rows(mode, spec, step, passed_id)
     if rows is not None:
         vectors = pool(hidden, rows, None, "row", 0.0, normalizes)
         return vectors
@@ -171,8 +175,10 @@ def by_triton(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, *, nor
     return vectors
 
 
-def _rows(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor | None:
+def _rows(mode: Pooling, spec: ModelSpec, step: Step, passed_id: int | None) -> Tensor | None:
     """The packed position of each sequence's vector, [B]; None where it is made of several."""
+    if mode == "last" and passed_id is not None:
+        return _last_where(step["input_ids"] != passed_id, step["first_index"], step)
     if mode in ("cls", "last"):
         return step["first_index" if mode == "cls" else "last_index"]
     return _marked(mode, spec.marked_id, step) if mode in _MARKS else None
@@ -198,8 +204,13 @@ def _marked(mode: Pooling, marked_id: int | None, step: Step) -> Tensor:
     assert marked_id is not None or mode == "largest_id"
     marked = torch.eq(ids, marked_id or 0)
     if mode == "last_marked":
-        latest = step.index_of_sequences(torch.where(marked, index, -1), "max")
-        return torch.where(latest >= 0, latest, step["last_index"].long())
+        return _last_where(marked, step["last_index"], step)
     values = marked.long() if mode == "first_marked" else ids.long()
     largest = step.index_of_sequences(values, "max").index_select(0, step["sequence_ids"])
     return step.index_of_sequences(torch.where(values == largest, index, ids.shape[0]), "min")
+
+
+def _last_where(wanted: Tensor, otherwise: Tensor, step: Step) -> Tensor:
+    """The packed position of each sequence's last ``wanted`` token [T], INT64 [B]; ``otherwise`` [B] without one."""
+    latest = step.index_of_sequences(torch.where(wanted, step.token_index, -1), "max")
+    return torch.where(latest >= 0, latest, otherwise.long())

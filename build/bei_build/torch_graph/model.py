@@ -175,7 +175,7 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: DecoderSpec, hidden_size: int, layers: nn.ModuleDict, storage: Storage) -> None:
         super().__init__()
-        self._moved = MovedIds(spec.start_id)
+        self._moved = MovedIds(spec)
         self.embeddings = Embeddings(spec.embeddings, hidden_size, storage, with_words=False)
         self.layers = layers
         self.final_norm = Norm(spec.final_norm, hidden_size, storage) if spec.final_norm else None

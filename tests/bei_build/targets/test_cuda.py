@@ -42,13 +42,15 @@ from tests.checkpoints import add_modules
 from tests.model_matrix import difference, least_cosine, pooled
 from tests.zoo import FIRST_OF_FAMILY, Case
 
-# One of each: tokens' outputs, a decoder, soft caps and windows, relative biases, scores of a vocabulary.
+# One of each: tokens' outputs, a decoder, soft caps and windows, relative biases, scores of a vocabulary, positions
+# counted over what is not padding.
 STRUCTURES = (
     "BertForTokenClassification",
     "BartForSequenceClassification",
     "Gemma2Model",
     "T5EncoderModel-gated",
     "ModernBertForMaskedLM",
+    "MPNetModel",
 )
 NO_LAYER_HIGH = {"max_highprec_layers": 0}
 

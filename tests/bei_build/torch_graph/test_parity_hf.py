@@ -23,19 +23,21 @@ STRUCTURES = (
     "BertForTokenClassification",
     "AlbertModel",  # layers that share weights, projected embeddings
     "BartForSequenceClassification",  # a decoder, the last marked token
-    "MBartModel",  # a decoder that begins with the last token
+    "MBartModel",  # a decoder that begins with a token of the text
     "CLIPTextModelWithProjection-end_of_text_by_the_largest_id",
     "DebertaV2Model-convolution",
     "DebertaV2Model-own_position_projections",
     "EsmModel",  # dropped mask tokens, rotation
     "Gemma2Model",  # norms in front and behind, soft cap, window, an odd score scale
     "Gemma3TextModel",  # norms of heads with an offset
+    "GPTNeoForSequenceClassification",  # the last token that is not padding
     "GPTJModel",  # attention and MLP side by side, neighbours turn
     "LlamaModel-llama3_rope_and_biases",  # causal, grouped queries, gated MLP
     "ModernBertForMaskedLM",  # windows, the first norm missing, SPLADE
     "NemotronModel",  # LayerNorm with an offset, squared ReLU, partial rotation
     "Olmo2Model",  # norms behind only, norms of all heads together
     "OlmoModel",  # norms without weights, clipped projections
+    "RobertaModel",  # positions counted over what is not padding
     "Phi3Model",  # another rotation for long texts
     "T5EncoderModel-gated",  # relative bias
 )
