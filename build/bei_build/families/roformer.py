@@ -30,9 +30,8 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 def _sines(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """What transformers' table of positions holds, [positions, head_dim]: sines, then cosines."""
-    rope = spec.layers[0].attention.rope
-    assert rope is not None
-    angles = np.outer(np.arange(shape[0] if shape else 0), rope.inv_freq)
+    head_dim = spec.layers[0].attention.head_dim
+    angles = np.outer(np.arange(shape[0] if shape else 0), _THETA ** (-np.arange(0, head_dim, 2) / head_dim))
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
