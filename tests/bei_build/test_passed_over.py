@@ -77,22 +77,17 @@ def test_what_a_class_loads_is_read_or_refused_or_changes_nothing(case: Case, tm
 # One by one, what the law above has found.
 
 
-@pytest.mark.parametrize(
-    ("case", "tensor", "message"),
-    [
-        ("RoFormerModel", "encoder.embed_positions.weight", r"is off by \S+ from what config\.json implies"),
-        ("EsmModel", "rotary_embeddings.inv_freq", r"is off by \S+ from what config\.json implies"),
-    ],
-)
-def test_a_table_that_is_computed_here_is_compared(case: str, tensor: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "end"), [("RoFormerModel", "embed_positions.weight"), ("EsmModel", "inv_freq")])
+def test_a_table_that_is_computed_here_is_compared(case: str, end: str, tmp_path: Path) -> None:
     folder = saved(tmp_path, case)
     tensors = read_tensors(folder)
+    (name,) = (name for name in tensors if name.endswith(end))
     read(folder).weights().close()
-    write_tensors(folder, {**tensors, tensor: tensors[tensor] * 1.001})
-    refused(folder, WeightsError, rf"Tensor {re.escape(tensor)} {message}.* take the tensor out")
-    write_tensors(folder, {**tensors, tensor: tensors[tensor][:2]})
-    refused(folder, WeightsError, rf"Tensor {re.escape(tensor)} .*config\.json implies|has shape \[2")
-    del tensors[tensor]  # which transformers computes too
+    write_tensors(folder, {**tensors, name: tensors[name] * 1.001})
+    refused(folder, WeightsError, rf"Tensor {re.escape(name)} is off by \S+ from .*config\.json.* take the tensor out")
+    write_tensors(folder, {**tensors, name: tensors[name][..., :-1]})
+    refused(folder, WeightsError, rf"Tensor {re.escape(name)} has shape .*config\.json implies")
+    del tensors[name]  # which transformers computes too
     read(write_tensors(folder, tensors)).weights().close()
 
 
@@ -100,7 +95,7 @@ def test_frequencies_that_older_versions_stored_in_each_layer_are_compared(tmp_p
     """transformers 5 loads them in place of its one."""
     folder = saved(tmp_path, "EsmModel")
     tensors = read_tensors(folder)
-    frequencies = tensors.pop("rotary_embeddings.inv_freq")
+    (frequencies,) = (tensors.pop(name) for name in list(tensors) if name.endswith("inv_freq"))
     name = "encoder.layer.0.attention.self.rotary_embeddings.inv_freq"
     read(write_tensors(folder, {**tensors, name: frequencies})).weights().close()
     write_tensors(folder, {**tensors, name: frequencies * 2})
@@ -135,7 +130,7 @@ def test_two_names_of_one_tensor_must_agree(case: str, first: str, second: str, 
     read(write_tensors(folder, {**tensors, second: expected.clone()})).weights().close()
     write_tensors(folder, {**tensors, second: changed_values(expected)})
     refused(
-        folder, WeightsError, rf"Tensors .*\b{re.escape(first)} and .*are one .*different values|Tensors .*{second}"
+        folder, WeightsError, "Tensors .* are one in this architecture, and hold different values: take the one out"
     )
 
 
