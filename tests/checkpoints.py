@@ -149,6 +149,31 @@ def save_static(
     return add_static_modules(folder, home.relative_to(folder).as_posix())
 
 
+def share_rows(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    mapping: torch.dtype | None = torch.int64,
+    weights: torch.dtype | None = torch.float32,
+) -> Path:
+    """Give the tokens of a saved model2vec model few rows, as ``quantize_model`` of model2vec 0.10.0 stores them.
+
+    None leaves a tensor out; without ``mapping`` each token keeps its own row. Returns ``folder``.
+    """
+    table = read_tensors(folder)["embeddings"]
+    num_tokens, num_rows = len(table), 20 if mapping else len(table)
+    generator = torch.Generator().manual_seed(23)
+    rows = table[:num_rows] * (127 / table.abs().max() if dtype == torch.int8 else 1)
+    tensors = {"embeddings": rows.round().to(dtype) if dtype == torch.int8 else rows.to(dtype)}
+    if mapping:
+        tensors["mapping"] = torch.randint(num_rows, (num_tokens,), generator=generator).to(mapping)
+        change_config(folder, vocabulary_quantization=num_rows)
+    if weights:
+        tensors["weights"] = torch.rand(num_tokens, generator=generator).to(weights)
+    change_config(folder, embedding_dtype=str(dtype).removeprefix("torch."))
+    return write_tensors(folder, tensors)
+
+
 def add_static_modules(folder: Path, home: str = ".", *tail: str) -> Path:
     """Write modules.json: a StaticEmbedding in ``home``, then modules called ``tail``; returns ``folder``."""
     entries = [("StaticEmbedding", home), *((kind, f"{index}_{kind}") for index, kind in enumerate(tail, start=1))]

@@ -623,15 +623,15 @@ def hf_outputs(
     Logits are [labels], token logits [tokens, labels], sparse vectors [vocabulary]. Embeddings are the token states,
     [tokens, hidden]: pooling is the caller's.
     """
-    model = _load(folder, case).to(dtype)
+    model = load_case(folder, case).to(dtype)
     with torch.no_grad():
         if case.alone:
             return [_outputs(model, case, [encoding])[0].float().numpy() for encoding in encodings]
         return [rows.float().numpy() for rows in _outputs(model, case, encodings)]
 
 
-def _load(folder: Path, case: Case) -> Any:
-    """By the class itself, whatever name ``changes`` gave it."""
+def load_case(folder: Path, case: Case) -> Any:
+    """The HF model, by the class itself, whatever name ``changes`` gave it."""
     model_class = getattr(transformers, case.architecture)
     config_class = model_class.config_class
     saved = transformers.PreTrainedConfig.get_config_dict(folder)[0]

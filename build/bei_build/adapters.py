@@ -90,7 +90,7 @@ class AdaptedStore(TensorStore):
             self._check(name, stored[original], stored)
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor by name."""
         stored = self._store.shapes
         merged = {name: stored[original] for name, original in self._modules.items()}
@@ -113,6 +113,14 @@ class AdaptedStore(TensorStore):
         product = b @ a if a.shape[1] == weight.shape[1] else a @ b
         merged: npt.NDArray[np.float32] = weight + product * np.float32(self._adapter.scale)
         return merged
+
+    def type_of(self, name: str) -> str:
+        """The element type of the tensor called ``name``."""
+        return self._store.type_of(self._modules.get(name, name))
+
+    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
+        """The tensor called ``name``, which is one of integers."""
+        return self._store.read_integers(name)
 
     def close(self) -> None:
         """Unmap the files."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from bei_build.families.base import AS_STORED, Family
 from bei_build.graph.writer import FloatArray
 from bei_build.quantization.dequantized import open_dequantized
 from bei_build.quantization.stored_format import StoredFP8
+from bei_build.shared_rows import SharedRowsStore
 from bei_build.spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec
+from bei_build.stored_names import StoredNames, layer_of
 from bei_build.weight_shapes import Shape
-from bei_build.weights import TensorStore, open_file, open_weights
+from bei_build.weights import RenamedStore, TensorStore, open_file, open_weights
 
 # What a quantized checkpoint stores in place of a matrix, or beside it.
 _QUANTIZED = (
@@ -31,28 +33,22 @@ _QUANTIZED = (
 # Parts of names that PEFT gives the tensors of an adapter.
 _ADAPTER = ("lora_", "base_layer.", "modules_to_save.", "ia3_l")
 
-# Buffers: transformers computes them from the config, older versions stored them.
-_BUFFERS = (
-    *("rotary_emb.inv_freq", "rotary_embeddings.inv_freq", "position_ids", "token_type_ids"),
-    *(".attn.bias", ".attn.masked_bias", ".attn.attention.bias", ".attn.attention.masked_bias"),  # GPT's causal masks
-)
-
-# The names of what comes before the heads, among ours.
-_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "convolution", "decoder.")
-
-# The beginning of a layer's names, among ours, and its number.
-_LAYER = re.compile(r"(?:decoder\.)?layers\.(\d+)")
-
 # What may be joined by head, in this order.
 _JOINED = (".query.weight", ".key.weight", ".value.weight")
 
 # Rows of positions that are never used are not read.
 _POSITIONS = ("embeddings.position.weight", "decoder.embeddings.position.weight")
 
-# Checkpoints converted from TensorFlow call a norm's parameters gamma and beta; transformers accepts both.
-_OLD_KINDS = {"weight": "gamma", "bias": "beta"}
+# Our name of the table of words.
+_WORDS = "embeddings.word.weight"
 
-Shapes = dict[str, tuple[int, ...]]
+# How far stored sines and frequencies may be from computed ones, relatively: a few roundings of float32, or the one of
+# a type of 16 bits.
+_EXACT, _ROUNDED = 1e-6, 2**-8
+_NARROW = ("BF16", "F16", "torch.bfloat16", "torch.float16")
+_SMALLEST = 1e-7  # what float16 loses of small numbers
+
+Shapes: TypeAlias = Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,8 @@ class ModelWeights:
 
     ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``fp8``: what the
     checkpoint says of its matrices in FP8, which are read times their scales. ``stored_types``: the element types of
-    the tensors in ``folder``. Raises WeightsError naming the tensors that are missing, misshapen or left over.
+    the tensors in ``folder``. ``is_renamed``: its library would not find them under their names. Raises WeightsError
+    naming the tensors that are missing, misshapen, left over, or not what is computed in their place.
     """
 
     def __init__(
@@ -106,8 +103,9 @@ class ModelWeights:
         self._sources: dict[str, _Source] = {}
         self._stack = ExitStack()
         try:
-            store = self._opened(open_dequantized(folder, fp8) if fp8 else open_weights(folder))
+            store = self._opened(_open(folder, family, fp8))
             self.stored_types = store.types
+            self.is_renamed = isinstance(store, RenamedStore)
             self._store = AdaptedStore(store, adapter) if adapter else store
             self._map_checkpoint(self._store, modules)
             self._map_modules(modules)
@@ -181,7 +179,9 @@ class ModelWeights:
             if name not in self._factors and name.rsplit(".", 1)[0] not in modules
         }
         chosen = {name: self._names.of(name, stored) for name in shapes}
-        wanted: Shapes = {}
+        copies = {name: self._names.copies(name, stored) for name in shapes}
+        computed = {tensor: values for tensor in stored if (values := self._names.computed(tensor))}
+        wanted: dict[str, Shape] = {}
         taken: dict[tuple[str, str], int] = {}  # rows of a tensor that one layer has read so far
         for name in self._names.in_table_order(shapes):
             tensor, shape = chosen[name], shapes[name]
@@ -189,7 +189,7 @@ class ModelWeights:
                 shape = (stored.get(tensor, shape)[0], shape[1])
             if name in _POSITIONS:
                 shape = (shape[0] + self._position_offset(name), shape[1])
-            if layer := _layer_of(name):  # parts of one layer may be joined in a tensor; a table is one tensor
+            if layer := layer_of(name):  # parts of one layer may be joined in a tensor; a table is one tensor
                 start = taken.get((tensor, layer), 0)
                 taken[tensor, layer] = start + shape[0]
                 self._sources[name] = _Source(store, tensor, start, start + shape[0])
@@ -199,7 +199,13 @@ class ModelWeights:
             wanted[tensor] = shape
         for head in self._spec.heads:
             self._check_labels(head, chosen, shapes, stored)
-        _compare(wanted, {name: shape for name, shape in stored.items() if name in wanted or self._names.is_read(name)})
+        checked = computed.keys() | {tensor for tensors in copies.values() for tensor in tensors}
+        counted = {tensor for tensor in stored if self._names.is_read(tensor)} - checked
+        _compare(wanted, {tensor: stored[tensor] for tensor in stored if tensor in wanted or tensor in counted})
+        for tensor, copy in sorted({(chosen[name], copy) for name in copies for copy in copies[name]}):
+            _check_copy(store, tensor, copy)
+        for tensor, values in computed.items():
+            _check_computed(store, tensor, values(self._spec, stored[tensor]))
 
     def _position_offset(self, name: str) -> int:
         decoder = self._spec.decoder
@@ -234,50 +240,44 @@ class ModelWeights:
             self._sources.update({f"{name}.{kind}": _Source(store, names[kind]) for kind in kinds})
 
 
-class StoredNames:
-    """What a family's tensors are called in a checkpoint."""
+def _open(folder: Path, family: Family, fp8: StoredFP8 | None = None) -> TensorStore:
+    """The tensors of ``folder`` under the names that the family's library gives them. Raises WeightsError."""
+    store: TensorStore = open_dequantized(folder, fp8) if fp8 else open_weights(folder)
+    try:
+        names = StoredNames(family)
+        library = names.unwrapped(store.shapes)
+        if any(stored != name for stored, name in library.items()):
+            store = RenamedStore(store, library)
+        return SharedRowsStore(store, names.of(_WORDS, store.shapes)) if family.shares_rows else store
+    except BaseException:  # an interrupt too must unmap the files
+        store.close()
+        raise
 
-    def __init__(self, family: Family, tied: bool = True) -> None:
-        self._family = family
-        self._tied = tied
-        self._prefixes = (family.prefix, "", *(f"{alias}." for alias in family.aliases))
-        self._unused = tuple(
-            f"{prefix}{start}" for prefix in self._prefixes for start in (*family.unused, *_own(family))
+
+def _check_copy(store: TensorStore, tensor: str, copy: str) -> None:
+    """Raise WeightsError where ``copy``, another name of ``tensor``, holds something else."""
+    if store.shapes[tensor] != store.shapes[copy] or not np.array_equal(store.read(tensor), store.read(copy)):
+        raise WeightsError(
+            f"Tensors {tensor} and {copy} are one in this architecture, and hold different values: take the one out "
+            "that is not the model's."
         )
 
-    def of(self, name: str, stored: Mapping[str, tuple[int, ...]]) -> str:
-        """The checkpoint's name of ``name``: the first of the family's alternatives that is there."""
-        candidates = self._candidates(name)
-        names = [f"{prefix}{candidate}" for candidate in candidates for prefix in self._prefixes]
-        found = next((candidate for candidate in names if candidate in stored), None)
-        if found is not None or not name.startswith(_BACKBONE):
-            return found or candidates[0]
-        # It is missing: say its name as the others are spelled.
-        return next((p for p in self._prefixes if p and any(n.startswith(p) for n in stored)), "") + candidates[0]
 
-    def in_table_order(self, names: Mapping[str, Shape]) -> list[str]:
-        """``names`` in the order of the family's table, which is that of the rows of joined tensors."""
-        rank = {template: index for index, template in enumerate(self._family.weights)}
-        return sorted(names, key=lambda name: rank.get(_template(name.rsplit(".", 1)[0]), 0))
-
-    def is_read(self, stored: str) -> bool:
-        """Whether the tensor called ``stored`` counts: buffers do not, nor heads that are not built."""
-        return not stored.startswith(self._unused) and not stored.endswith(_BUFFERS)
-
-    def _candidates(self, name: str) -> list[str]:
-        """The checkpoint's possible names of ``name``, without prefixes."""
-        table = self._family.weights
-        module, kind = name.rsplit(".", 1)
-        index = _LAYER.match(module)
-
-        def spelled(alternatives: str | tuple[str, ...]) -> list[str]:
-            names = (alternatives,) if isinstance(alternatives, str) else alternatives
-            return [alternative.replace("{i}", index[1] if index else "") for alternative in names]
-
-        if _template(name) not in table:
-            return [f"{stored}.{k}" for stored in spelled(table[_template(module)]) for k in (kind, _OLD_KINDS[kind])]
-        embeddings = {f"{stored}.weight" for stored in spelled(table.get("embeddings.word", ()))}
-        return [stored for stored in spelled(table[_template(name)]) if self._tied or stored not in embeddings]
+def _check_computed(store: TensorStore, tensor: str, values: FloatArray) -> None:
+    """Raise WeightsError where ``tensor`` holds other numbers than ``values``, which are computed in its place."""
+    stored = store.read(tensor)
+    if stored.shape != values.shape:
+        raise WeightsError(
+            f"Tensor {tensor} has shape {list(stored.shape)}, but config.json implies {list(values.shape)}: the two "
+            "are not of the same checkpoint. Download it again."
+        )
+    tolerance = _ROUNDED if store.type_of(tensor) in _NARROW else _EXACT
+    if not np.allclose(stored, values, rtol=tolerance, atol=_SMALLEST):
+        off = np.abs(stored - values).max()
+        raise WeightsError(
+            f"Tensor {tensor} is off by {off:.2g} from what config.json implies, which bei computes in its place: "
+            "models with another one are not supported. If its values are an accident, take the tensor out."
+        )
 
 
 def _combination(matrix: FloatArray, row: tuple[tuple[int, float], ...]) -> FloatArray:
@@ -286,16 +286,6 @@ def _combination(matrix: FloatArray, row: tuple[tuple[int, float], ...]) -> Floa
     for index, factor in row:
         total += np.float32(factor) * matrix[index]
     return total
-
-
-def _own(family: Family) -> list[str]:
-    """The beginnings of the names of the family's heads: whatever is not built of them may be left aside."""
-    stored = []
-    for name, names in family.weights.items():
-        if not name.startswith(_BACKBONE):
-            end = "" if name.endswith((".weight", ".bias")) else "."
-            stored += [f"{each}{end}" for each in ((names,) if isinstance(names, str) else names)]
-    return stored
 
 
 def stored_width(location: Path) -> int:
@@ -312,7 +302,7 @@ def stored_width(location: Path) -> int:
 
 def stored_shape(name: str, family: Family, folder: Path) -> tuple[int, int]:
     """Rows and columns of the matrix that we call ``name``. Raises WeightsError."""
-    store = open_weights(folder)
+    store = _open(folder, family)
     try:
         shapes = store.shapes
     finally:
@@ -332,16 +322,6 @@ def with_stored_widths(heads: tuple[HeadSpec, ...], family: Family, folder: Path
         return replace(layer, out_features=stored_shape(f"{layer.name}.weight", family, folder)[0])
 
     return tuple(replace(head, token_layers=tuple(resolved(layer) for layer in head.token_layers)) for head in heads)
-
-
-def _layer_of(name: str) -> str:
-    """The layer that ``name`` belongs to (``layers.3``), empty outside of the layers."""
-    found = _LAYER.match(name)
-    return found[0] if found else ""
-
-
-def _template(module: str) -> str:
-    return _LAYER.sub(lambda found: found[0].replace(found[1], "{i}"), module, count=1)
 
 
 def _compare(wanted: Shapes, stored: Shapes) -> None:

@@ -10,7 +10,7 @@ import importlib.util
 import operator
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from bei.core import Encoding, Float32Array
 from bei.errors import VerificationError
 from bei_build import memory
 from bei_build.checkpoint import Checkpoint
+from bei_build.families.base import Family
 from bei_build.model_weights import ModelWeights
 from bei_build.spec import (
     Activation,
@@ -31,6 +32,7 @@ from bei_build.spec import (
     NormSpec,
     Pooling,
 )
+from bei_build.stored_names import StoredNames
 
 # Models of this many bytes of FP32 weights are widened module by module, if they are stored in one 16-bit type. The
 # numbers are the same, and no more of the weights lies in memory as FP32 than one module's; a text takes longer by
@@ -77,20 +79,21 @@ class HFReference:
         is_decoder = checkpoint.family.is_decoder
         self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
-        self._model = self._widened(checkpoint, implementation, weights.stored_types)
+        tensors = self._tensors(checkpoint, weights)
+        self._model: Any = None if tensors else self._widened(checkpoint, implementation, weights.stored_types)
         if self._model is None:
             if weights.stored_types - {"F32", "torch.float32"}:  # else the model's weights are the file's own pages
                 memory.require(4 * checkpoint.spec.num_parameters, "The reference, a copy of the model in FP32,")
-            self._model = _load_model(checkpoint, implementation, torch.float32, self._dequantized(checkpoint, weights))
+            self._model = _load_model(checkpoint, implementation, torch.float32, tensors)
 
     @property
     def model(self) -> Any:
         """transformers' module that gives the token states, a torch.nn.Module."""
         return self._model
 
-    def _dequantized(self, checkpoint: Checkpoint, weights: ModelWeights) -> dict[str, Any] | None:
-        """The checkpoint's tensors where transformers does not read its files; None where it does."""
-        if not checkpoint.fp8:
+    def _tensors(self, checkpoint: Checkpoint, weights: ModelWeights) -> dict[str, Any] | None:
+        """The checkpoint's tensors where transformers does not read its files, or their names; None where it does."""
+        if not checkpoint.fp8 and not weights.is_renamed:
             return None
         return {name: self._torch.from_numpy(array) for name, array in weights.stored_tensors()}
 
@@ -289,17 +292,33 @@ def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors
         model_class = getattr(transformers, name)
         if tensors is not None and name == "AutoModel":  # it asks for a folder; the class that it stands for does not
             model_class = _class_of(checkpoint.config)
-        model = model_class.from_pretrained(
+        model, found = model_class.from_pretrained(
             checkpoint.folder if tensors is None else None,
             state_dict=tensors,
             config=checkpoint.config,
             dtype=dtype,
             attn_implementation=implementation,
             key_mapping=renamed or None,
+            output_loading_info=True,
         )
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error
+    _refuse_random(name, checkpoint.family, found["missing_keys"])
     return operator.attrgetter(".".join(modules))(model.eval()) if modules else model.eval()
+
+
+def _refuse_random(name: str, family: Family, missing: Iterable[str]) -> None:
+    """Raise VerificationError for tensors that transformers has not found and has filled with random numbers; it
+    computes some itself, and what nothing that is built depends on may be anything.
+    """
+    names = StoredNames(family)
+    random = sorted(tensor for tensor in missing if names.is_read(tensor) and not names.computed(tensor))
+    if random:
+        more = f" (and {len(random) - 1} more)" if len(random) > 1 else ""
+        raise VerificationError(
+            f"transformers' {name} does not find {random[0]}{more} in the checkpoint and would take random numbers. "
+            "Build with --reference engine to verify with bei's own FP32 engine instead."
+        )
 
 
 def _class_of(config: Any) -> Any:

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class TensorStore(ABC):
 
     @property
     @abstractmethod
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor by name."""
 
     @property
@@ -46,6 +46,14 @@ class TensorStore(ABC):
     @abstractmethod
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32. bfloat16 and float16 widen exactly."""
+
+    @abstractmethod
+    def type_of(self, name: str) -> str:
+        """The element type of the tensor called ``name``, in the file format's own words."""
+
+    @abstractmethod
+    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
+        """The tensor called ``name``, which is one of integers. Raises WeightsError."""
 
     def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
         """The scale of each row of the matrix called ``name``, float32 [rows, 1]; None: it is not stored in FP8."""
@@ -76,10 +84,13 @@ class SafetensorsStore(TensorStore):
             except WeightsError:
                 self.close()
                 raise
-            self._files.update(dict.fromkeys(self._handles[file].keys(), file))
+            for name in self._handles[file].keys():  # noqa: SIM118  # a handle is no mapping
+                if (other := self._files.setdefault(name, file)) != file:
+                    self.close()
+                    raise _stored_twice(name, other, file)
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor by name."""
         return {name: tuple(self._slice(name).get_shape()) for name in self._files}
 
@@ -90,7 +101,7 @@ class SafetensorsStore(TensorStore):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
-        stored = self._slice(name).get_dtype()
+        stored = self.type_of(name)
         if stored not in _SAFETENSORS_TYPES:
             raise _quantized(name, stored)
         tensor = self._handles[self._files[name]].get_tensor(name)
@@ -100,8 +111,14 @@ class SafetensorsStore(TensorStore):
         return np.ascontiguousarray(tensor, dtype=np.float32)
 
     def type_of(self, name: str) -> str:
-        """The element type of the tensor called ``name``."""
+        """The element type of the tensor called ``name``: F32, BF16, ..."""
         return str(self._slice(name).get_dtype())
+
+    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
+        """The tensor called ``name``, which is one of integers."""
+        if not (stored := self.type_of(name)).startswith(("I", "U")):
+            raise _no_integers(name, stored)
+        return np.asarray(self._handles[self._files[name]].get_tensor(name), np.int64)
 
     def read_fp8(self, name: str) -> npt.NDArray[np.float32]:
         """The numbers of the tensor called ``name``, which is of type F8_E4M3, as float32: not scaled."""
@@ -169,6 +186,7 @@ class TorchStore(TensorStore):
         import torch
 
         self._tensors: dict[str, Any] = {}
+        files_of: dict[str, Path] = {}
         for file in files:
             try:
                 check_regular(file)
@@ -183,10 +201,13 @@ class TorchStore(TensorStore):
                 ) from error
             if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
                 raise WeightsError(f"{file} does not map names to tensors. Use a safetensors checkpoint.")
+            for name in content:
+                if (other := files_of.setdefault(name, file)) != file:
+                    raise _stored_twice(name, other, file)
             self._tensors.update(content)
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor by name."""
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
@@ -203,9 +224,64 @@ class TorchStore(TensorStore):
         array: npt.NDArray[np.float32] = tensor.float().contiguous().numpy()
         return array
 
+    def type_of(self, name: str) -> str:
+        """The element type of the tensor called ``name``: torch.float32, torch.bfloat16, ..."""
+        return str(self._tensors[name].dtype)
+
+    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
+        """The tensor called ``name``, which is one of integers."""
+        tensor = self._tensors[name]
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise _no_integers(name, tensor.dtype)
+        array: npt.NDArray[np.int64] = tensor.long().contiguous().numpy()
+        return array
+
     def close(self) -> None:
         """Drop the tensors."""
         self._tensors.clear()
+
+
+class RenamedStore(TensorStore):
+    """The tensors of ``store``, each under the name that ``names`` gives the stored one."""
+
+    def __init__(self, store: TensorStore, names: Mapping[str, str]) -> None:
+        self._store = store
+        self._stored = {name: stored for stored, name in names.items()}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor by name."""
+        shapes = self._store.shapes
+        return {name: shapes[stored] for name, stored in self._stored.items()}
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The element types of what is stored."""
+        return self._store.types
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor called ``name``, float32."""
+        return self._store.read(self._stored[name])
+
+    def type_of(self, name: str) -> str:
+        """The element type of the tensor called ``name``."""
+        return self._store.type_of(self._stored[name])
+
+    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
+        """The tensor called ``name``, which is one of integers."""
+        return self._store.read_integers(self._stored[name])
+
+    def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
+        """The scale of each row of the matrix called ``name``."""
+        return self._store.row_scales(self._stored[name])
+
+    def input_scale(self, name: str) -> float | None:
+        """The scale that inputs of the matrix called ``name`` are to have."""
+        return self._store.input_scale(self._stored[name])
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._store.close()
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -259,6 +335,16 @@ def _quantized(name: str, dtype: object) -> WeightsError:
     return WeightsError(
         f"Tensor {name} is {dtype}, not 16-, 32- or 64-bit floating point: the checkpoint seems to be quantized. "
         "Use the original 16- or 32-bit checkpoint; bei quantizes at build time."
+    )
+
+
+def _no_integers(name: str, dtype: object) -> WeightsError:
+    return WeightsError(f"Tensor {name} is {dtype}, and must hold integers. Download the checkpoint again.")
+
+
+def _stored_twice(name: str, first: Path, second: Path) -> WeightsError:
+    return WeightsError(
+        f"Tensor {name} is in {first.name} and in {second.name}: the two are not of one checkpoint. Download it again."
     )
 
 

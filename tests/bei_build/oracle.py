@@ -82,16 +82,20 @@ def _pool(states: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
 def static_embed(folder: Path, texts: Sequence[str], max_seq_len: int, *, with_unknown: bool) -> Float32Array:
     """Means of the rows of the first ``max_seq_len`` tokens, float32 [n, E]; zeros for a text without any.
 
-    ``folder`` holds table and tokenizer. ``with_unknown`` as in sentence-transformers, without as in model2vec.
+    ``folder`` holds table and tokenizer, and what model2vec has of tokens that share rows. ``with_unknown`` as in
+    sentence-transformers, without as in model2vec.
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     model = json.loads(tokenizer.to_str())["model"]
     unknown = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
-    (table,) = load_file(folder / WEIGHTS).values()
+    tensors = {name: tensor.float().numpy() for name, tensor in load_file(folder / WEIGHTS).items()}
+    row_of, weight_of = tensors.pop("mapping", None), tensors.pop("weights", None)
+    (table,) = tensors.values()
     vectors = np.zeros((len(texts), table.shape[1]), np.float32)
     for vector, text in zip(vectors, texts, strict=True):
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:max_seq_len]
         if kept := [token_id for token_id in ids if with_unknown or token_id != unknown]:
-            vector[:] = table.numpy()[kept].mean(axis=0)
+            rows = table[kept if row_of is None else row_of[kept].astype(int)]
+            vector[:] = (rows if weight_of is None else rows * weight_of[kept, None]).mean(axis=0)
     return vectors

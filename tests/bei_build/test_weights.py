@@ -92,6 +92,29 @@ def test_shards_are_read_as_one(kind: str, tmp_path: Path) -> None:
     assert_holds(tmp_path, TENSORS)
 
 
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_a_tensor_in_two_shards_is_refused(kind: str, tmp_path: Path) -> None:
+    save_shards(tmp_path, kind)
+    stem, suffix = kind.split(".")
+    first, second = (f"{stem}-0000{index}-of-00002.{suffix}" for index in (1, 2))
+    save(tmp_path, second, {**TENSORS, "a.weight": TENSORS["a.weight"] + 1})
+    with pytest.raises(WeightsError, match=rf"Tensor a\.weight is in {first} and in {second}.*Download"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int8], ids=str)
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_integers_are_read_as_such(file: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(5).to(dtype), "b": torch.ones(2)}
+    save(tmp_path, file, tensors)
+    store = open_weights(tmp_path)
+    np.testing.assert_array_equal(store.read_integers("a"), np.arange(5))
+    assert store.type_of("b") in ("F32", "torch.float32")
+    with pytest.raises(WeightsError, match=r"Tensor b is .*32, and must hold integers"):
+        store.read_integers("b")
+    store.close()
+
+
 def test_safetensors_are_preferred_to_a_pickle(tmp_path: Path) -> None:
     save(tmp_path, "model.safetensors", TENSORS)
     (tmp_path / "pytorch_model.bin").write_bytes(b"not even a pickle")

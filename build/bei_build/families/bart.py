@@ -119,7 +119,7 @@ _CROSS = {
 
 def _family(model_type: str, class_prefix: str, spec_from_config: Any) -> Family:
     weights: dict[str, str | tuple[str, ...]] = {
-        "embeddings.word": ("shared", "encoder.embed_tokens"),
+        "embeddings.word": ("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
         "classifier.dense": "classification_head.dense",
         "classifier.out": "classification_head.out_proj",
     }
@@ -135,7 +135,7 @@ def _family(model_type: str, class_prefix: str, spec_from_config: Any) -> Family
         architectures={f"{class_prefix}{suffix}": heads for suffix, heads in architectures.items()},
         prefix="model.",
         weights=weights,
-        unused=("encoder.embed_tokens.", "decoder.embed_tokens.", "final_logits_bias", "lm_head."),
+        unused=("final_logits_bias", "lm_head."),
         spec_from_config=spec_from_config,
     )
 

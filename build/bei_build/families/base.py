@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from bei.errors import CheckpointError
 from bei_build.spec import (
@@ -37,6 +40,9 @@ HeadsOf: TypeAlias = Callable[[Any], tuple[HeadSpec, ...]]
 # The longest text of a model without a position limit.
 UNLIMITED = 1_000_000
 
+# From a spec, and the shape of a stored tensor, to the values that the tensor must have.
+Computed: TypeAlias = Callable[[ModelSpec, tuple[int, ...]], npt.NDArray[np.float32]]
+
 # ``out_features`` of a layer whose width the config does not say: as many as its stored matrix has rows.
 AS_STORED = 0
 
@@ -50,12 +56,15 @@ class Family:
     CheckpointError. ``architectures`` says which heads a class has.
 
     ``weights`` maps our module names to the checkpoint's; ``{i}`` is the layer index; ``.weight`` and ``.bias`` are
-    appended on both sides, unless our name ends so already. A tuple lists alternatives, the first one there counts.
+    appended on both sides, unless our name ends so already. A tuple lists alternatives: names of one tensor, which must
+    be equal where several of them are stored.
     Several names of one layer may have the same tensor: then they are its rows, in the order of the table. Several
     layers may have the same tensor too: each reads all of it. ``joined_by_head``: the rows of a tensor that query, key
     and value have together are those of the first head's three, then those of the second head's, and so on. ``prefix``
     is what task classes put before the names of their base model. ``unused`` are the beginnings of tensor names
-    (without prefix) that may be left aside.
+    (without prefix) that may be left aside: the reference class does not load them, or nothing that is built depends on
+    them. ``computed``: by the ends of their names, tensors that the class loads and bei computes; stored values are
+    compared with those.
 
     ``reference_class`` names the transformers class that engines are verified with: it loads the checkpoint's backbone
     and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
@@ -79,6 +88,7 @@ class Family:
 
     Unless ``special_tokens`` nothing is put around texts. Unless ``pools_unknown`` the token of what is in no
     vocabulary is left out of means. ``stored_sizes``: no config says how many rows and columns the table of words has.
+    ``shares_rows``: several tokens may have one row of it (``shared_rows``).
     A config may have keys of ours, from ``translate``: ``usual_length``, the tokens of a text that are read if
     nothing else is said (None: all), ``unit_length``, whether vectors are made so, and ``ends_in_eos``, whether every
     text ends in the tokenizer's EOS, whatever the tokenizer's files say.
@@ -90,6 +100,7 @@ class Family:
     weights: Mapping[str, str | tuple[str, ...]]
     unused: tuple[str, ...]
     spec_from_config: Callable[[Any, str], ModelSpec]
+    computed: Mapping[str, Computed] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     remote_classes: tuple[str, ...] = ()
     attention_keys: tuple[str, ...] = ()
@@ -103,6 +114,7 @@ class Family:
     special_tokens: bool = True
     pools_unknown: bool = True
     stored_sizes: bool = False
+    shares_rows: bool = False
     joined_by_head: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 

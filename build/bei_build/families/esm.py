@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from bei_build.families import bert
 from bei_build.families.base import Family, classifier, embedder, masked_lm, padding_id, require, token_classifier
 from bei_build.families.rope import plain_rope
@@ -36,6 +39,12 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers))
 
 
+def _frequencies(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """What is stored beside rotary positions, [head_dim / 2]; beside learned ones nothing reads it."""
+    rope = spec.layers[0].attention.rope
+    return np.array(rope.inv_freq if rope else (), np.float32)
+
+
 FAMILY = Family(
     model_type="esm",
     architectures={
@@ -60,4 +69,6 @@ FAMILY = Family(
     },
     unused=("pooler.", "lm_head.", "contact_head.", "embeddings.position_"),
     spec_from_config=_spec_from_config,
+    # Checkpoints before transformers 5 have one in each layer.
+    computed={"rotary_embeddings.inv_freq": _frequencies},
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from bei_build.families import bert
 from bei_build.families.base import Family, activation_named, classifier, embedder, masked_lm, require, token_classifier
 from bei_build.families.bert import bert_like_spec
@@ -23,6 +26,13 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     layer = replace(layer, attention=replace(layer.attention, rope=rope))
     embeddings = replace(spec.embeddings, max_positions=0, width=width)
     return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers))
+
+
+def _sines(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """What transformers' table of positions holds, [positions, head_dim]: sines, then cosines."""
+    head_dim = spec.layers[0].attention.head_dim
+    angles = np.outer(np.arange(shape[0] if shape else 0), _THETA ** (-np.arange(0, head_dim, 2) / head_dim))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
 def _classifier(config: Any) -> tuple[HeadSpec, ...]:
@@ -46,6 +56,7 @@ FAMILY = Family(
         "classifier.out": "classifier.out_proj",
         **{name: stored for name, stored in bert.FAMILY.weights.items() if name.startswith("mlm.")},
     },
-    unused=("cls.", "encoder.embed_positions.", "embeddings.position_ids"),
+    unused=("cls.", "embeddings.position_ids"),
     spec_from_config=_spec_from_config,
+    computed={"encoder.embed_positions.weight": _sines},
 )

@@ -28,11 +28,6 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 def _from_model2vec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    if (num_rows := raw.get("vocabulary_quantization")) is not None:
-        raise CheckpointError(
-            f"config.json has vocabulary_quantization = {num_rows!r}: tokens that share rows are not supported. Build "
-            "from the model before its vocabulary was quantized."
-        )
     length = raw.get("max_length", _MODEL2VEC_LENGTH)
     if length is not None and (type(length) is not int or length < 1):
         raise CheckpointError(f"config.json has max_length = {length!r}: correct it to a number of tokens, or null.")
@@ -55,6 +50,7 @@ MODEL2VEC_FAMILY = Family(
     special_tokens=False,
     pools_unknown=False,
     stored_sizes=True,
+    shares_rows=True,
 )
 SENTENCE_TRANSFORMERS_FAMILY = replace(
     MODEL2VEC_FAMILY,
@@ -62,4 +58,5 @@ SENTENCE_TRANSFORMERS_FAMILY = replace(
     architectures={"StaticEmbedding": embedder},
     translate=None,
     pools_unknown=True,
+    shares_rows=False,
 )

@@ -63,7 +63,7 @@ def _family(model_type: str, class_prefix: str) -> Family:
             "layers.{i}.mlp_norm": f"{_MLP}.layer_norm",
             "final_norm": "encoder.final_layer_norm",
         },
-        unused=("encoder.embed_tokens.", "decoder.", "lm_head."),
+        unused=("decoder.", "lm_head."),
         spec_from_config=_spec_from_config,
         reference_class=f"{class_prefix}EncoderModel",
         position_limit=False,

@@ -57,6 +57,14 @@ class DequantizedStore(TensorStore):
         matrix: npt.NDArray[np.float32] = self._store.read_fp8(name) * self._scales(name)
         return matrix
 
+    def type_of(self, name: str) -> str:
+        """The element type of the tensor called ``name``."""
+        return self._store.type_of(name)
+
+    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
+        """The tensor called ``name``, which is one of integers."""
+        return self._store.read_integers(name)
+
     def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
         """The scale of each row of the matrix called ``name``, float32 [rows, 1]; None: it is not stored in FP8."""
         if name not in self._scaled:

@@ -37,6 +37,7 @@ from tests.checkpoints import (
     read_tensors,
     save_dense,
     save_static,
+    share_rows,
     unigram_tokenizer,
     wordpiece_tokenizer,
     write_json,
@@ -83,6 +84,35 @@ def test_vectors_are_means_of_rows(writer: str, make: Callable[[], Tokenizer], t
 def test_model2vec_gives_zeros_for_a_text_of_unknown_tokens(writer: str, zeros: list[int], tmp_path: Path) -> None:
     actual = vectors(build_artifact(save_static(tmp_path / "static", writer), tmp_path / "artifact"))
     assert np.flatnonzero(~actual.any(axis=1)).tolist() == zeros
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {"dtype": torch.float16, "mapping": torch.int32},
+        {"dtype": torch.int8, "weights": torch.float64},
+        {"dtype": torch.int8, "mapping": None, "weights": None},
+        {"weights": None},
+        {"mapping": None},
+    ],
+    ids=["both", "float16", "int8", "int8 alone", "mapping", "weights"],
+)
+def test_tokens_of_model2vec_may_share_rows(stored: dict[str, Any], tmp_path: Path) -> None:
+    folder = share_rows(save_static(tmp_path / "static"), **stored)
+    artifact = build_artifact(folder, tmp_path / "artifact")
+    expected = static_embed(folder, TEXTS, 512, with_unknown=False)
+    np.testing.assert_allclose(vectors(artifact), expected, rtol=1e-6, atol=1e-6)
+    assert artifact.certificate.reference.startswith("bei's PyTorch module")
+    assert artifact.certificate.outputs[0].cosine_mean >= 0.99999
+
+
+def test_sentence_transformers_knows_no_shared_rows(tmp_path: Path) -> None:
+    folder = save_static(tmp_path / "static", "sentence-transformers")
+    tensors = read_tensors(home_of(folder))
+    write_tensors(home_of(folder), {**tensors, "mapping": torch.zeros(len(tensors["embedding.weight"]))})
+    with pytest.raises(WeightsError, match="Tensor mapping is not part of this architecture"):
+        read_checkpoint(locate(str(folder))).weights()
 
 
 @needs_bf16
@@ -173,7 +203,6 @@ def test_vectors_have_unit_length_where_the_files_say_so(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"vocabulary_quantization": 5000}, "vocabulary_quantization = 5000: tokens that share rows are not supported"),
         ({"max_length": "512"}, "max_length = '512': correct it to a number of tokens, or null"),
         ({"max_length": 0}, "max_length = 0: correct"),
         ({"normalize": "yes"}, "normalize = 'yes': correct it to true or false"),
@@ -187,8 +216,13 @@ def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"weights": torch.ones(3)}, WeightsError, "Tensor weights is not part of this architecture"),
-        ({"embeddings": torch.ones(200, 4, dtype=torch.int8)}, WeightsError, "Tensor embeddings is I8, not 16-"),
+        ({"weights": torch.ones(3)}, WeightsError, r"Tensor weights has shape \[3\] for \d+ tokens"),
+        ({"mapping": torch.ones(200)}, WeightsError, "Tensor mapping is F32, and must hold integers"),
+        ({"mapping": torch.full((200,), 999)}, WeightsError, r"mapping does not say .* which of the \d+ rows"),
+        ({"mapping": torch.full((200,), -1)}, WeightsError, r"mapping does not say .* which of the \d+ rows"),
+        ({"mapping": torch.zeros(3, dtype=torch.int64)}, TokenizerError, "the embedding table has 3 rows"),
+        ({"head": torch.ones(3)}, WeightsError, "Tensor head is not part of this architecture"),
+        ({"embeddings": torch.ones(200, 4, dtype=torch.int16)}, WeightsError, "Tensor embeddings is I16, not 16-"),
         ({"embeddings": torch.ones(7)}, WeightsError, "Tensor embeddings is missing or no matrix"),
         ({"embeddings": torch.ones(7, 4)}, TokenizerError, "the embedding table has 7 rows"),
     ],
