@@ -65,12 +65,15 @@ CUDA_PACKAGE = "model.pt2"  # in engine/, targets cuda and cuda-twin
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the weights came from. ``sha256`` covers every checkpoint file that was read."""
+    """Where the weights came from. ``sha256`` covers every checkpoint file that was read; ``transformers`` is the
+    version of the library that has read them: where versions differ, what it makes of a config counts.
+    """
 
     model: str
     kind: str
     revision: str | None
     sha256: str
+    transformers: str
 
 
 class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

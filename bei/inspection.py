@@ -49,6 +49,7 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("name", manifest.name),
         ("source", f"{manifest.source.model} ({manifest.source.kind}{revision})"),
         ("source sha256", manifest.source.sha256),
+        ("read by", f"transformers {manifest.source.transformers}"),
         ("architecture", f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden_size}"),
         ("parameters", f"{spec.num_parameters:,}"),
         *([("attention", spec.attention + " (as --attention said)" * spec.attention_asked)] if spec.attention else []),

@@ -114,7 +114,8 @@ def check_files(path: Path, manifest: Manifest) -> None:
 
 
 def _names(manifest: Manifest) -> Iterator[str]:
-    for field, value in (("name", manifest.name), ("bei_version", manifest.bei_version)):
+    versions = (("bei_version", manifest.bei_version), ("source.transformers", manifest.source.transformers))
+    for field, value in (("name", manifest.name), *versions):
         if fault := name_fault(value):
             yield f"{field}: {fault}"
     for field, value in (("target", manifest.target), ("precision", manifest.precision)):

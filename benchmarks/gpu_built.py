@@ -118,7 +118,7 @@ def _manifest(shape: Shape, target: str, limits: Limits, precision: str, needs: 
         schema_version=artifact.SCHEMA_VERSION,
         bei_version="",
         name=shape.name,
-        source=artifact.Source(model=shape.name, kind="random", revision=None, sha256="0" * 64),
+        source=artifact.Source(model=shape.name, kind="random", revision=None, sha256="0" * 64, transformers="none"),
         tasks=["embed"],
         spec=artifact.SpecSummary(
             family=spec.family,

@@ -83,7 +83,7 @@ def save_artifact(
         schema_version=artifacts.SCHEMA_VERSION,
         bei_version="0.0.0",
         name="tiny",
-        source=artifacts.Source(model="tiny", kind="path", revision=None, sha256="0" * 64),
+        source=artifacts.Source(model="tiny", kind="path", revision=None, sha256="0" * 64, transformers="5.24.0"),
         tasks=["embed"],
         spec=artifacts.SpecSummary(
             family="bert",

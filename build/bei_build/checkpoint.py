@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ from bei_build.library_tokenizer import (
 from bei_build.location import Location, check_entries
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
 from bei_build.quantization.stored_format import StoredFP8, is_modelopts, stored_fp8
-from bei_build.remote_code import Attention, check_attention, check_remote_code, with_attention
+from bei_build.remote_code import (
+    Attention,
+    check_attention,
+    check_remote_code,
+    check_unread_attention,
+    with_attention,
+)
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
 from bei_build.settings import read_object
 from bei_build.sizes import check_sizes
@@ -43,6 +50,7 @@ from bei_build.tokenizer import (
     stored_truncation,
     unknown_id,
 )
+from bei_build.versions import check_versions
 from bei_build.weights import check_weights, weight_files
 
 # Configs, tokenizers and chat templates; weights are found by weight_files.
@@ -184,7 +192,13 @@ def source_of(checkpoint: Checkpoint) -> Source:
     for path in sorted(files):
         sha.update(f"{path.relative_to(checkpoint.location.folder).as_posix()} {sha256_of_file(path)}\n".encode())
     location = checkpoint.location
-    return Source(model=location.model, kind=location.kind, revision=location.revision, sha256=sha.hexdigest())
+    return Source(
+        model=location.model,
+        kind=location.kind,
+        revision=location.revision,
+        sha256=sha.hexdigest(),
+        transformers=version("transformers"),
+    )
 
 
 def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, StoredFP8 | None]:
@@ -220,14 +234,16 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     try:
         translated = family.translate(raw) if family.translate else raw
         check_sizes(path, translated)
+        check_versions(translated)
         is_known = family.model_type in CONFIG_MAPPING  # static embeddings have no class there
         config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
         translated = with_attention(translated, attention, config_class)
+        check_unread_attention(translated, family, architecture, config_class)
         if is_known and translated is raw and raw["model_type"] == family.model_type:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         else:
             config = config_class.from_dict({**translated, "model_type": family.model_type})
-    except CheckpointError:  # of translate
+    except CheckpointError:  # of translate and the checks behind it
         raise
     except Exception as error:  # transformers validates with several exception types
         reason = " ".join(str(error).split())[:1000]
@@ -235,6 +251,8 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
             f"{path} was refused by transformers ({reason}). Download the checkpoint again."
         ) from error
     config.__dict__.pop("quantization_config", None)  # transformers would load the model as it says, which it cannot
+    # How a model answers and in which pieces it computes: the reference does it in one way.
+    config.return_dict, config.chunk_size_feed_forward = True, 0
     return config, architecture, family, fp8
 
 

@@ -50,6 +50,7 @@ from bei_build.quantizing import Calibrated, calibrated
 from bei_build.questions import Questions, check_verifiable
 from bei_build.remote_code import attention_of
 from bei_build.targets import Compiler, Numerics, compiler_for, with_target
+from bei_build.versions import version_notes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -88,6 +89,8 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         )
         checkpoint.weights().close()  # what is wrong with them is known before anything else is done
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
+    for difference in version_notes(checkpoint, config.attention):  # type: ignore[arg-type]
+        progress.note(difference)
     longest = max(compiler.longest_by_default, config.document_length or 0)
     if config.max_seq_len is None and checkpoint.max_seq_len > longest:
         most = f"{checkpoint.max_seq_len:,}" if checkpoint.max_seq_len != UNLIMITED else "any number of"

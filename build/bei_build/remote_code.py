@@ -17,6 +17,7 @@ Attention = Literal["causal", "bidirectional"]
 ATTENTIONS: tuple[Attention, ...] = ("causal", "bidirectional")
 
 _AUTO = "AutoModel"
+_BIDIRECTIONAL = "use_bidirectional_attention"
 
 
 def check_remote_code(raw: Mapping[str, Any], family: Family, architecture: str, asked: Attention | None) -> None:
@@ -35,14 +36,32 @@ def check_remote_code(raw: Mapping[str, Any], family: Family, architecture: str,
         )
 
 
+def has_own_code(raw: Mapping[str, Any], architecture: str) -> bool:
+    """Whether ``auto_map`` has code that would compute the model we build."""
+    return bool(_places(raw, architecture))
+
+
 def with_attention(raw: Mapping[str, Any], asked: Attention | None, config_class: type) -> Mapping[str, Any]:
-    """``raw`` with ``asked`` in the keys by which transformers' ``config_class`` says it."""
+    """``raw`` with ``asked`` in the keys by which transformers' ``config_class``, or ``raw`` itself, says it."""
     if asked is None:
         return raw
     said: dict[str, Any] = {"is_causal": asked == "causal"}
-    if hasattr(config_class, "use_bidirectional_attention"):
-        said["use_bidirectional_attention"] = asked == "bidirectional"
+    if hasattr(config_class, _BIDIRECTIONAL) or _BIDIRECTIONAL in raw:
+        said[_BIDIRECTIONAL] = asked == "bidirectional"
     return {**raw, **said}
+
+
+def check_unread_attention(raw: Mapping[str, Any], family: Family, architecture: str, config_class: type) -> None:
+    """Refuse a key for bidirectional attention that nothing reads: neither transformers' class, which would mask what
+    comes later, nor code of the repository's own. Raises CheckpointError.
+    """
+    asks = raw.get(_BIDIRECTIONAL) and raw.get("is_causal") is None and family.is_decoder
+    is_read = hasattr(config_class, _BIDIRECTIONAL) or has_own_code(raw, architecture)
+    if asks and not is_read and "Bidirectional" not in architecture:
+        raise CheckpointError(
+            f"config.json has {_BIDIRECTIONAL}, which transformers' {architecture} does not read: it masks what comes "
+            "later. Say which it should be: --attention bidirectional, or --attention causal."
+        )
 
 
 def attention_of(spec: ModelSpec) -> Attention:

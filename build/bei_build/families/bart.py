@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from bei.errors import CheckpointError
-from bei_build.families.base import Family, HeadsOf, activation_named, embedder
+from bei_build.families.base import Family, HeadsOf, activation_named, embedder, require
 from bei_build.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -37,6 +37,7 @@ def _mbart_spec(config: Any, architecture: str) -> ModelSpec:
 
 def _spec(config: Any, architecture: str, placement: Literal["post", "pre"], start_id: int | None) -> ModelSpec:
     _require_token(config, "eos_token_id")
+    require(config, "is_causal", True, None)  # the class would not mask what comes later
     activation = activation_named(config.activation_function)
     attention = _attention(config, config.decoder_attention_heads)
     encoder_layer = LayerSpec(

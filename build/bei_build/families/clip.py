@@ -30,6 +30,7 @@ _UNKNOWN_END = 2
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     require(config, "is_decoder", False)
+    require(config, "is_causal", True, None)  # the class would not mask what comes later
     norm = NormSpec(config.layer_norm_eps)
     num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     layer = LayerSpec(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bei_build.families.base import Family, activation_named, embedder
+from bei_build.families.base import Family, activation_named, embedder, require
 from bei_build.spec import (
     AttentionSpec,
     EmbeddingsSpec,
@@ -21,6 +21,7 @@ _MLP = "encoder.block.{i}.layer.1"
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
+    require(config, "is_decoder", False)
     norm = NormSpec(config.layer_norm_epsilon, kind="rms", bias=False)
     attention = AttentionSpec(
         config.num_heads,

@@ -1,0 +1,144 @@
+"""What transformers 4 reads otherwise in a config.json than the version that builds.
+
+The build takes what the installed version reads, and says where another would have read something else. The list was
+found by loading a checkpoint of every family, and 170 variants of its config.json, in 4.57.6 and 5.24.0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from bei.errors import CheckpointError
+from bei_build.remote_code import Attention, has_own_code
+from bei_build.settings import read_object
+
+if TYPE_CHECKING:
+    from bei_build.checkpoint import Checkpoint
+
+_Raw: TypeAlias = Mapping[str, Any]
+
+# Where transformers 4 read theta from, and its default, by type of layer ("": all), where this is not "rope_theta" and
+# the default of the class that there is now.
+_FORMER_THETAS: Mapping[str, Mapping[str, tuple[str, float]]] = {
+    "cohere": {"": ("rope_theta", 10_000.0)},
+    "olmo3": dict.fromkeys(("full_attention", "sliding_attention"), ("rope_theta", 10_000.0)),
+    "gemma3_text": {
+        "full_attention": ("rope_theta", 1_000_000.0),
+        "sliding_attention": ("rope_local_base_freq", 10_000.0),
+    },
+    "modernbert": {
+        "full_attention": ("global_rope_theta", 160_000.0),
+        "sliding_attention": ("local_rope_theta", 10_000.0),
+    },
+    "modernbert-decoder": dict.fromkeys(("full_attention", "sliding_attention"), ("global_rope_theta", 160_000.0)),
+}
+_FORMER_LOCAL_ATTENTION = 128  # ModernBERT's decoder
+
+
+def check_versions(raw: _Raw) -> None:
+    """Refuse keys of config.json that change a model of any family in one version of transformers, and are ignored in
+    another. Raises CheckpointError.
+    """
+    if raw.get("pruned_heads"):
+        raise CheckpointError(
+            "config.json has pruned_heads: transformers 4 leaves these heads out, 5 ignores the key, and bei builds "
+            "layers that have all their heads. Take the checkpoint from before pruning, or the key out of config.json "
+            "if the tensors have all heads."
+        )
+    if raw.get("per_layer_config"):
+        raise CheckpointError(
+            "config.json has per_layer_config, settings of single layers, which transformers 4 ignores and 5 obeys: "
+            "bei does not build such models."
+        )
+
+
+def version_notes(checkpoint: Checkpoint, attention: Attention | None = None) -> Iterator[str]:
+    """A sentence for each difference: what was taken, and how to ask for the other. None where transformers 5 or later
+    has saved the config, where it is remote code's, or about the ``attention`` that the user has named.
+    """
+    path = checkpoint.folder / "config.json"
+    raw = read_object(path) if path.is_file() else {}
+    if attention is not None:
+        raw.pop("is_causal", None)
+    saved_by = re.match(r"\d+", str(raw.get("transformers_version", "")))
+    if raw.get("model_type") == checkpoint.family.model_type and (saved_by is None or int(saved_by[0]) < 5):
+        for rule in _RULES:
+            yield from rule(raw, checkpoint)
+
+
+def _note(what: str, now: object, former: object, remedy: str) -> str:
+    return f"{what}: this build takes {now}, as transformers 5 does; transformers 4 took {former}. For that {remedy}"
+
+
+def _thetas(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
+    """The base of rotations: its defaults, and what counts where config.json says it twice."""
+    config, parameters = checkpoint.config, _rope_parameters(checkpoint)
+    if parameters is None:
+        return
+    former = _FORMER_THETAS.get(raw["model_type"], {"": ("rope_theta", config.default_theta)})
+    is_nested = "" not in former
+    if is_nested and not parameters.keys() >= former.keys():  # one rotation for all layers, as only 5 can say it
+        return
+    now = {kind: (parameters[kind] if is_nested else parameters)["rope_theta"] for kind in former}
+    then = {kind: raw.get(key, default) for kind, (key, default) in former.items()}
+    changed = {kind: then[kind] for kind in former if now[kind] != then[kind]}
+    scaling = raw.get("rope_scaling") or {}
+    for kind, theta in changed.items():
+        place = "rope_scaling" if "rope_theta" in scaling else "rope_parameters" if raw.get("rope_parameters") else ""
+        if place == "rope_scaling" and is_nested:
+            remedy = 'take "rope_theta" out of rope_scaling'
+        elif is_nested:
+            entries = {kind: {**parameters[kind], "rope_theta": then[kind]} for kind in former}
+            remedy = f'set "rope_parameters": {json.dumps(entries)}'
+        else:
+            remedy = f'set "rope_theta": {theta}{f" in {place}" if place else ""}'
+        yield _note(f"rope_theta{f' of {kind}' if kind else ''}", now[kind], theta, remedy)
+
+
+def _rope_types(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
+    """Which scaling of rotations is obeyed."""
+    parameters, scaling = _rope_parameters(checkpoint), raw.get("rope_scaling") or {}
+    if parameters is None or raw["model_type"] == "phi3":  # both versions rename its types
+        return
+    now = parameters.get("full_attention", parameters)["rope_type"]
+    if raw["model_type"] == "nemotron":  # its class in transformers 4 knew no scaling
+        if now != "default":
+            yield _note("rope_scaling", now, "none", 'set "rope_scaling": null')
+    elif now == "default" and scaling.get("type", now) != now and "rope_type" not in scaling:
+        yield _note('rope_scaling\'s "type"', "no scaling", repr(scaling["type"]), 'name the key "rope_type"')
+
+
+def _rope_parameters(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """What the config's class has made of config.json's keys; None for models that do not turn by it."""
+    is_read = hasattr(type(checkpoint.config), "rope_parameters")
+    turns = any(attention.rope for attention in checkpoint.spec.attentions)
+    return checkpoint.config.rope_parameters if is_read and turns else None
+
+
+def _windows(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
+    """ModernBERT's decoder: 4 saved the half of local_attention under a name that it did not read."""
+    if raw["model_type"] != "modernbert-decoder":
+        return
+    now, former = checkpoint.config.sliding_window, (raw.get("local_attention") or _FORMER_LOCAL_ATTENTION) // 2
+    if now != former:
+        yield _note("sliding_window", now, former, f'set "sliding_window": {former}')
+
+
+def _activations(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
+    """Gemma: what the first checkpoints call gelu."""
+    if raw["model_type"] == "gemma" and raw.get("hidden_act") == "gelu":
+        remedy = 'set "hidden_act": "gelu_python"'
+        yield _note("hidden_act 'gelu'", "the tanh form", "(4.57; earlier ones did not) the exact one", remedy)
+
+
+def _masks(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
+    """Language models: 4 obeyed ``is_causal`` in no native class."""
+    said = raw.get("is_causal") is False and checkpoint.family.is_decoder
+    if said and not has_own_code(raw, checkpoint.spec.architecture):
+        yield _note("is_causal = false", "no causal mask", "one", "build with --attention causal")
+
+
+_RULES: tuple[Callable[[_Raw, Checkpoint], Iterator[str]], ...] = (_thetas, _rope_types, _windows, _activations, _masks)
