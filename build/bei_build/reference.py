@@ -219,6 +219,12 @@ class HFReference:
             "silu": functional.silu,
             "quick_gelu": lambda v: v * torch.sigmoid(1.702 * v),
             "sigmoid": torch.sigmoid,
+            "gelu_10": lambda v: functional.gelu(v).clip(-10, 10),
+            "relu6": functional.relu6,
+            "leaky_relu": functional.leaky_relu,
+            "elu": functional.elu,
+            "hardswish": functional.hardswish,
+            "mish": functional.mish,
             "gelu_tanh": lambda v: functional.gelu(v, approximate="tanh"),
             "log1p_relu": lambda v: torch.log1p(functional.relu(v)),
         }[activation](states)

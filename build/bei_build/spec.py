@@ -23,8 +23,25 @@ from bei_build.weight_shapes import (
     shared_attention_weights,
 )
 
+# With the constants of torch's classes: the slope of ``leaky_relu`` is 0.01, the alpha of ``elu`` 1. ``gelu_10`` is
+# ``gelu``, no less than -10 and no more than 10.
 Activation = Literal[
-    "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "tanh", "sigmoid", "log1p_relu", "identity"
+    "gelu",
+    "gelu_tanh",
+    "gelu_10",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "silu",
+    "hardswish",
+    "mish",
+    "tanh",
+    "sigmoid",
+    "log1p_relu",
+    "identity",
 ]
 Pooling = Literal[
     "cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked", "first_marked", "largest_id"
