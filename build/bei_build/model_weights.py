@@ -49,6 +49,9 @@ _JOINED = (".query.weight", ".key.weight", ".value.weight")
 # Rows of positions that are never used are not read.
 _POSITIONS = ("embeddings.position.weight", "decoder.embeddings.position.weight")
 
+# What a side module may hold of a layer.
+_KINDS = ("weight", "bias", "residual.weight")
+
 # Checkpoints converted from TensorFlow call a norm's parameters gamma and beta; transformers accepts both.
 _OLD_KINDS = {"weight": "gamma", "bias": "beta"}
 
@@ -59,7 +62,8 @@ Shapes = dict[str, tuple[int, ...]]
 class SideModule:
     """Weights of a head that lie outside the transformer's files (a sentence-transformers module, a .pt file).
 
-    ``location`` is a folder or a file; its tensors are called ``{stored}.weight`` and ``{stored}.bias``.
+    ``location`` is a folder or a file; its tensors are called ``{stored}.weight`` and ``{stored}.bias``, that of a
+    residual ``residual.weight``.
     """
 
     location: Path
@@ -175,11 +179,8 @@ class ModelWeights:
 
     def _map_checkpoint(self, store: TensorStore, modules: Mapping[str, SideModule]) -> None:
         stored = store.shapes
-        shapes = {
-            name: shape
-            for name, shape in self._spec.weights()
-            if name not in self._factors and name.rsplit(".", 1)[0] not in modules
-        }
+        elsewhere = {f"{module}.{kind}" for module in modules for kind in _KINDS} | self._factors.keys()
+        shapes = {name: shape for name, shape in self._spec.weights() if name not in elsewhere}
         chosen = {name: self._names.of(name, stored) for name in shapes}
         wanted: Shapes = {}
         taken: dict[tuple[str, str], int] = {}  # rows of a tensor that one layer has read so far
@@ -227,9 +228,9 @@ class ModelWeights:
             store = self._opened(
                 open_weights(module.location) if module.location.is_dir() else open_file(module.location)
             )
-            kinds = [kind for kind in ("weight", "bias") if f"{name}.{kind}" in shapes]
+            kinds = [kind for kind in _KINDS if f"{name}.{kind}" in shapes]
             plain = not any("." in tensor for tensor in store.shapes)  # a bare state dict of one linear layer
-            names = {kind: kind if plain else f"{module.stored}.{kind}" for kind in kinds}
+            names = {kind: kind if plain or "." in kind else f"{module.stored}.{kind}" for kind in kinds}
             _compare({names[kind]: shapes[f"{name}.{kind}"] for kind in kinds}, store.shapes)
             self._sources.update({f"{name}.{kind}": _Source(store, names[kind]) for kind in kinds})
 

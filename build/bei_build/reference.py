@@ -171,7 +171,11 @@ class HFReference:
         functional = self._torch.nn.functional
         if isinstance(layer, DenseSpec):
             weight, bias = self._weights[f"{layer.name}.weight"], self._weights.get(f"{layer.name}.bias")
-            return self._activate(functional.linear(states, weight, bias), layer.activation)
+            result = self._activate(functional.linear(states, weight, bias), layer.activation)
+            if not layer.residual:
+                return result
+            matrix = self._weights.get(f"{layer.name}.residual.weight")
+            return result + (states if matrix is None else functional.linear(states, matrix))
         if isinstance(layer, NormLayerSpec):
             return self._norm(states, layer.name, layer.norm)
         if isinstance(layer, ActivationSpec):

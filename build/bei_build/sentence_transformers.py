@@ -36,12 +36,18 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+# Classes of torch by their names alone: files say nothing of their arguments, and the library takes the defaults.
 _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "Identity": "identity",
     "Tanh": "tanh",
     "ReLU": "relu",
+    "ReLU6": "relu6",
+    "LeakyReLU": "leaky_relu",
+    "ELU": "elu",
     "GELU": "gelu",
     "SiLU": "silu",
+    "Hardswish": "hardswish",
+    "Mish": "mish",
     "Sigmoid": "sigmoid",
 }
 # Modules that are no layers: one works in training only, the other says which tokens' vectors are left out.
@@ -301,11 +307,11 @@ def _pooling(folder: Path) -> tuple[Pooling, ...]:
 def _dense(folder: Path, name: str) -> DenseSpec:
     path = folder / "config.json"
     config = read_object(path)
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
-    if activation not in _DENSE_ACTIVATIONS or config.get("use_residual"):
+    function = setting(path, config, "activation_function", str) or "torch.nn.modules.activation.Tanh"
+    if (activation := _DENSE_ACTIVATIONS.get(torch_class(function))) is None:
         raise CheckpointError(
-            f"{folder.name} (Dense) has activation {activation} and use_residual {config.get('use_residual', False)}; "
-            f"supported: {', '.join(_DENSE_ACTIVATIONS)}, without residual."
+            f"{folder.name} (Dense) has activation_function {function!r}; supported are torch's "
+            f"{', '.join(_DENSE_ACTIVATIONS)}."
         )
     in_features, out_features = (setting(path, config, key, int) for key in ("in_features", "out_features"))
     if in_features is None or out_features is None:
@@ -313,7 +319,15 @@ def _dense(folder: Path, name: str) -> DenseSpec:
     if in_features < 1 or out_features < 1:
         raise CheckpointError(f"{path} has in_features {in_features} and out_features {out_features}: at least 1 each.")
     bias = setting(path, config, "bias", bool)
-    return DenseSpec(name, in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
+    residual = bool(setting(path, config, "use_residual", bool))
+    return DenseSpec(name, in_features, out_features, bias is not False, activation, residual=residual)
+
+
+def torch_class(path: str) -> str:
+    """The name of the class of torch's that ``path`` imports, "" for one that is not torch's: sentence-transformers
+    runs that only if it may run remote code, and takes its default in its place.
+    """
+    return path.rsplit(".", 1)[-1] if path.startswith("torch.") else ""
 
 
 def _transformer_config(folder: Path) -> Path | None:

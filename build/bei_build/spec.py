@@ -286,7 +286,8 @@ class DenseSpec:
     """A linear layer of a head; its weights are ``{name}.weight`` and ``{name}.bias``.
 
     ``rows``: each row is a sum of rows of the stored matrix, given as (index, factor), as when a language model's
-    scores of two tokens are compared. ``factors``: the one row of a matrix that no file holds.
+    scores of two tokens are compared. ``factors``: the one row of a matrix that no file holds. ``residual``: the input
+    is added to what the activation gives, through the matrix ``{name}.residual.weight`` where the widths differ.
     """
 
     name: str
@@ -296,6 +297,12 @@ class DenseSpec:
     activation: Activation = "identity"
     rows: tuple[tuple[tuple[int, float], ...], ...] | None = None
     factors: tuple[float, ...] | None = None
+    residual: bool = False
+
+    @property
+    def projects_residual(self) -> bool:
+        """Whether what is added goes through a matrix."""
+        return self.residual and self.in_features != self.out_features
 
 
 @dataclass(frozen=True)
@@ -370,6 +377,8 @@ class HeadSpec:
         for layer in (*self.token_layers, *self.layers):
             if isinstance(layer, DenseSpec):
                 yield from linear_weights(layer.name, layer.out_features, layer.in_features, layer.bias)
+                if layer.projects_residual:
+                    yield f"{layer.name}.residual.weight", (layer.out_features, layer.in_features)
             elif isinstance(layer, NormLayerSpec):
                 yield from norm_weights(layer.name, layer.norm, layer.width)
             elif isinstance(layer, LatentAttentionSpec):

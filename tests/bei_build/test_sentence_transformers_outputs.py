@@ -478,7 +478,6 @@ def test_the_function_of_its_scores_is_that_of_the_library(
     [
         ({"module_input_name": "scores"}, r"4_Dense \(Dense\) works on scores; supported here: sentence_embedding"),
         ({"module_output_name": "logits"}, r"4_Dense \(Dense\) works on logits"),
-        ({"use_residual": True}, "use_residual True"),
     ],
 )
 def test_scores_of_something_else_are_refused(last: dict[str, Any], message: str, tmp_path: Path) -> None:
