@@ -19,6 +19,7 @@ from bei_build.families.base import UNLIMITED, Family
 from bei_build.foreign import foreign_kind
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
 from bei_build.late_interaction import Side, Sides, roles_of
+from bei_build.layer_pooling import with_layer_shares
 from bei_build.location import Location, check_entries
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
 from bei_build.quantization.stored_format import StoredFP8, is_modelopts, stored_fp8
@@ -115,6 +116,8 @@ def read_checkpoint(
         drop_token_types(tokenizer)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
+    if files.layer_pooling and spec.head("embedding"):
+        spec = with_layer_shares(spec, files.layer_pooling, config)
     if not family.has_layers:
         _refuse_other_than_means(spec)
     spec = replace(spec, pools_prompt=_pools_prompt(spec, files, choice or HeadChoice()))
@@ -142,8 +145,11 @@ def source_of(checkpoint: Checkpoint) -> Source:
     found = (path for folder in folders for suffix in _READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
     files = {path for path in found if path.is_file()}
     files.update(weight_files(checkpoint.folder))
-    for module in checkpoint.modules.values():
-        files.update(weight_files(module.location) if module.location.is_dir() else [module.location])
+    beside = [module.location for module in checkpoint.modules.values()]
+    if checkpoint.files.layer_pooling:
+        beside.append(checkpoint.files.layer_pooling)
+    for place in beside:
+        files.update(weight_files(place) if place.is_dir() else [place])
     sha = hashlib.sha256()
     for path in sorted(files):
         sha.update(f"{path.relative_to(checkpoint.location.folder).as_posix()} {sha256_of_file(path)}\n".encode())

@@ -132,8 +132,12 @@ class HFReference:
             inputs["attention_mask"] = hidden[:, None, None].expand(1, 1, ids.shape[1], -1)
         if encoding.token_type_ids is not None and self._spec.embeddings.type_vocab_size > 1:
             inputs["token_type_ids"] = torch.from_numpy(encoding.token_type_ids.astype(np.int64))[None]
+        shares = self._spec.layer_shares
         try:
-            return self._model(**inputs).last_hidden_state[0]
+            outputs = self._model(**inputs, **({"output_hidden_states": True} if shares else {}))
+            if shares is None:
+                return outputs.last_hidden_state[0]
+            return sum(share * states[0] for share, states in zip(shares, outputs.hidden_states, strict=True))
         except Exception as error:  # whatever the model's code raises
             raise _unusable(f"transformers' {type(self._model).__name__} failed on a text", error) from error
 

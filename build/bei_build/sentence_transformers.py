@@ -53,7 +53,8 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
 # Modules that are no layers: one works in training only, the other says which tokens' vectors are left out.
 _IDLE_MODULES = ("Dropout", "MultiVectorMask")
 _SUPPORTED_MODULES = (
-    "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same ending in a Dense that gives scores, "
+    "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same with WeightedLayerPooling in front of the "
+    "Pooling or ending in a Dense that gives scores, "
     "Transformer -> Dense -> Normalize (late interaction), "
     "MLMTransformer -> SpladePooling, Transformer -> LogitScore, StaticEmbedding -> Dense / LayerNorm / Normalize, and "
     "Transformer alone for sequence-classification"
@@ -82,6 +83,7 @@ class SentenceTransformersFiles:
     ``normalize`` is None where there is no ``modules.json``. ``include_prompt``: whether a prompt's tokens count in the
     mean. ``tail`` are the layers behind the pooling, on each token
     where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
+    ``layer_pooling``: where the module lies that makes a mean of the layers' states.
     ``gives_scores``: the last of these layers gives a reranker's scores, not an embedding.
     ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the token
     (yes,) whose score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the
@@ -98,6 +100,7 @@ class SentenceTransformersFiles:
     tail: tuple[HeadLayer, ...] = ()
     tail_folders: dict[str, Path] = field(default_factory=dict)
     per_token: bool = False
+    layer_pooling: Path | None = None
     gives_scores: bool = False
     sparse: SparsePooling | None = None
     score_ids: tuple[int, ...] | None = None
@@ -157,6 +160,8 @@ def _form(kinds: list[str], task: str | None) -> str:
     second, behind = kinds[1:2], set(kinds[2:])
     if kinds[0] == "StaticEmbedding":
         return "static" if set(kinds[1:]) <= _TAIL_MODULES else ""
+    if kinds[:3] == ["Transformer", "WeightedLayerPooling", "Pooling"] and set(kinds[3:]) <= _TAIL_MODULES:
+        return "layers_pooled"
     if kinds[0] == "Transformer" and behind <= _TAIL_MODULES:
         if second == ["Pooling"]:
             return "pooled"
@@ -176,6 +181,13 @@ def _pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
         **_tail(tail, "sentence_embedding", _SCORES if gives_scores else None),
         "gives_scores": gives_scores,
     }
+
+
+def _layers_pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+    settings = {**_pooled(modules[1:]), "layer_pooling": modules[0][1]}
+    if settings["gives_scores"]:
+        raise CheckpointError("modules.json asks for scores of a WeightedLayerPooling; bei builds embeddings of it.")
+    return settings
 
 
 def _static(modules: list[tuple[str, Path]]) -> dict[str, Any]:
@@ -264,6 +276,7 @@ def _token_scores(modules: list[tuple[str, Path]]) -> dict[str, Any]:
 
 _HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
     "pooled": _pooled,
+    "layers_pooled": _layers_pooled,
     "static": _static,
     "per_token": _per_token,
     "classifier": lambda modules: {},

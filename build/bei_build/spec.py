@@ -400,6 +400,8 @@ class ModelSpec:
     With a ``decoder`` the token states are its. Poolings "last_marked" and "first_marked" take the last and the
     first token ``marked_id`` of a sequence, "largest_id" the first of those with the largest id.
     ``longest``: texts of more tokens are read in another way, which the spec does not describe.
+    ``layer_shares``: what heads read is the sum of the states of the embeddings and behind each layer, the last ones
+    behind the final norm, each times its share.
     """
 
     family: str
@@ -417,6 +419,7 @@ class ModelSpec:
     marked_id: int | None = None
     longest: int | None = None
     convolution: ConvolutionSpec | None = None
+    layer_shares: tuple[float, ...] | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
