@@ -125,6 +125,8 @@ def read_checkpoint(
         spec = replace(spec, unpooled_id=unknown_id(tokenizer))
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
     _check_marked(spec, tokenizer)
+    if spec.head("logits") and not files.is_cross_encoder:  # the library's CrossEncoder passes over these prompts
+        files = replace(files, prompts={}, default_prompt_name=None)
     files = replace(files, sides=_sides(files, spec, document_length))
     usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder) or family.usual_length
     longest = _longest(family, spec, config, files, usual, max_seq_len)

@@ -89,6 +89,7 @@ class SentenceTransformersFiles:
     (yes,) whose score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the
     checkpoint's chat template; ``activation`` is the class of what a CrossEncoder puts on its scores.
     ``markers`` are prompts that ColBERT was trained with as one token each; ``sides`` is how it reads its two sides.
+    ``is_cross_encoder``: the library takes activation and prompts for those of a CrossEncoder, and else for none.
     ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: its
     module is a StaticEmbedding, and the config may be missing.
     """
@@ -106,6 +107,7 @@ class SentenceTransformersFiles:
     score_ids: tuple[int, ...] | None = None
     chat: ChatSettings | None = None
     activation: str | None = None
+    is_cross_encoder: bool = False
     markers: tuple[str, ...] = ()
     is_static: bool = False
     sides: Sides = field(default_factory=dict)
@@ -366,6 +368,9 @@ def _model_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     config = read_object(path)
+    is_cross_encoder = (
+        setting(path, config, "model_type", str) == "CrossEncoder" and (folder / "modules.json").is_file()
+    )
     dimensions = next((setting(path, config, key, list) for key in _MATRYOSHKA_KEYS if config.get(key)), None)
     prompts = setting(path, config, "prompts", dict) or {}
     default = setting(path, config, "default_prompt_name", str)
@@ -384,7 +389,8 @@ def _model_settings(folder: Path) -> dict[str, Any]:
         "default_prompt_name": default,
         "similarity": setting(path, config, "similarity_fn_name", str),
         "matryoshka_dimensions": tuple(dimensions) if dimensions else None,
-        "activation": setting(path, config, "activation_fn", str),
+        "activation": setting(path, config, "activation_fn", str) if is_cross_encoder else None,
+        "is_cross_encoder": is_cross_encoder,
         "markers": tuple(markers.values()),
         "sides": pylate_sides(path, config),
     }
