@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from bei.errors import CheckpointError
 from bei_build.flops import flops
+from bei_build.graph.attention import AttentionCore
+from bei_build.graph.transformer import write_graph
+from bei_build.graph.writer import DType, GraphTypes
 from bei_build.sentence_transformers import _DENSE_ACTIVATIONS
 from bei_build.torch_graph.model import packed_model
 from tests.bei_build.builds import build_artifact
@@ -33,7 +37,7 @@ from tests.bei_build.test_sentence_transformers_outputs import (
     vocab_size,
 )
 from tests.bei_build.torch_graph.rig import of_the_module
-from tests.checkpoints import HIDDEN, WEIGHTS, save_checkpoint, write_json
+from tests.checkpoints import HIDDEN, WEIGHTS, change_config, save_checkpoint, write_json
 
 IDENTITY = "torch.nn.modules.linear.Identity"
 
@@ -145,3 +149,17 @@ def test_other_modules_are_refused(
     save(dense, HIDDEN, out_features, **{key: value for key, value in settings.items() if key != "use_residual"})
     write_json(dense / "config.json", {"in_features": HIDDEN, "out_features": out_features, "bias": True, **settings})
     refused(folder, CheckpointError, message)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+def test_activations_behind_the_pooling_are_in_fp32_whatever_the_graphs_type(dtype: DType, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "model")
+    pooling, *layers = modules(folder, "Transformer", "Pooling", "Dense", "Dense")[1:]
+    write_json(pooling / "config.json", {"pooling_mode": "mean"})
+    for path, activation in zip(layers, ("ReLU6", "Mish"), strict=True):
+        with_residual(path, HIDDEN, HIDDEN, activation_function=f"torch.nn.{activation}")
+    checkpoint = read(change_config(folder, hidden_act="gelu_10"))
+    types, core = GraphTypes(dtype, dtype), AttentionCore.MATMUL_SOFTMAX
+    with checkpoint.weights() as weights:
+        path = write_graph(checkpoint.spec, weights.read, tmp_path, types, core, checkpoint.max_seq_len)
+    onnx.checker.check_model(str(path), full_check=True)
