@@ -211,7 +211,8 @@ class ModelWeights:
         self, head: HeadSpec, chosen: Mapping[str, str], shapes: Mapping[str, Shape], stored: Shapes
     ) -> None:
         """Raise WeightsError where a classifier's last matrix has other labels than config.json says."""
-        name = f"{head.layers[-1].name}.weight" if head.layers and isinstance(head.layers[-1], DenseSpec) else ""
+        stored_layers = [layer for layer in head.layers if isinstance(layer, DenseSpec) and not layer.factors]
+        name = f"{stored_layers[-1].name}.weight" if stored_layers else ""
         if head.output != "logits" or name not in chosen or name in self._rows:
             return
         found, wanted = stored.get(chosen[name], shapes[name]), shapes[name]

@@ -354,6 +354,12 @@ def test_what_cannot_be_such_a_reranker_is_refused(
     refused(classifier(tmp_path, labels, **config), ConfigError, message, task="rerank", relevant_label=relevant)
 
 
+def test_a_score_that_config_json_calls_two_labels_is_named(tmp_path: Path) -> None:
+    folder = change_config(classifier(tmp_path, 1), id2label=None, label2id=None)  # transformers takes two then
+    for task in ("auto", "rerank"):
+        refused(folder, CheckpointError, 'gives 1 scores, and config.json says 2 .*"num_labels": 1', task=task)
+
+
 def test_a_relevant_label_without_a_reranker_is_refused() -> None:
     for task in ("auto", "classify"):
         with pytest.raises(ConfigError, match="relevant_label is of classifiers that are built as rerankers: add"):
