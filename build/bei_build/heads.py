@@ -141,8 +141,8 @@ def _label_names(config: Any, count: int) -> tuple[str, ...]:
 
 def _function(config: Any, files: SentenceTransformersFiles | None, count: int) -> ScoreFunction:
     """``function_to_apply`` of the config, else that of a CrossEncoder, else by ``problem_type``, else the sigmoid of
-    one label and the softmax of several. None is what a CrossEncoder puts on several labels if nobody says otherwise:
-    there it does not count.
+    one label and the softmax of several. A CrossEncoder's Identity says nothing of several labels: it is what they have
+    where nobody has chosen.
     """
     if asked := _asked_function(config):
         return asked
