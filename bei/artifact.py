@@ -36,7 +36,7 @@ from bei.certificate import TokenAgreement as TokenAgreement
 from bei.certificate import Verification as Verification
 from bei.certificate import WorstText as WorstText
 from bei.certification.page import certificate_page
-from bei.core import Expansion, Limits
+from bei.core import Expansion, Limits, ScoreFunction
 from bei.errors import (
     ArtifactFileMissingError,
     ArtifactHashMismatchError,
@@ -210,7 +210,12 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What the columns of ``logits`` or ``token_logits`` mean, and the ``function`` that makes scores of them."""
 
     labels: list[str]
-    function: Literal["sigmoid", "softmax", "none"]
+    function: ScoreFunction
+
+    @property
+    def relevance(self) -> ScoreFunction:
+        """What makes a reranker's score of its logit: ``function``, or the sigmoid where that makes none of one."""
+        return "sigmoid" if self.function in ("none", "softmax") else self.function
 
 
 class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

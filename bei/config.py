@@ -249,6 +249,7 @@ BUILD_SETTINGS = frozenset(
         "normalize",
         "include_prompt",
         "score_tokens",
+        "relevant_label",
         "attention",
         "token_embeddings",
         "adapter",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 # What an engine answers: output name -> float32 array, row i for sequence i ("embedding" is [B, E]) or, for outputs
 # per token, row t for packed token t ("token_embedding" is [T, D]).
 Outputs: TypeAlias = Mapping[str, Float32Array]
+
+# What makes scores of logits: probabilities, what a cross-encoder was trained with, or nothing.
+ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "tanh", "relu", "softplus", "none"]
 
 # One sequence's part of it: output name -> [width], or [tokens, width] of outputs per token.
 Row: TypeAlias = Mapping[str, Float32Array]

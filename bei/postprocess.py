@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
+import numpy.typing as npt
 
-from bei.core import Float32Array
+from bei.core import Float32Array, ScoreFunction
 
 
 def unit_length(rows: Float32Array) -> Float32Array:
@@ -20,7 +19,19 @@ def unit_length(rows: Float32Array) -> Float32Array:
     return unit
 
 
-def apply_function(logits: Float32Array, function: Literal["sigmoid", "softmax", "none"]) -> Float32Array:
+def cut(vectors: Float32Array, dimensions: int, normalize: bool) -> Float32Array:
+    """``vectors`` float32 [n, E] of their first ``dimensions``; ``normalize``: of unit length again."""
+    return unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
+
+
+def means_of_chunks(states: Float32Array, owner: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> Float32Array:
+    """The mean of each chunk's ``states``. ``owner``: the chunk of each state, -1: none; ``counts``: states of each."""
+    order = np.argsort(owner, kind="stable")[len(owner) - counts.sum() :]
+    parts = np.split(states[order], np.cumsum(counts)[:-1])  # each state is read once: np.add.reduceat is slower
+    return np.stack([part.mean(axis=0) for part in parts])
+
+
+def apply_function(logits: Float32Array, function: ScoreFunction) -> Float32Array:
     """Scores of ``logits`` float32 [..., labels], computed in float64; stable for logits of any size."""
     if function == "none":
         return logits
@@ -28,6 +39,12 @@ def apply_function(logits: Float32Array, function: Literal["sigmoid", "softmax",
     if function == "softmax":
         powers = np.exp(wide - wide.max(axis=-1, keepdims=True))
         scores = powers / powers.sum(axis=-1, keepdims=True)
+    elif function == "tanh":
+        scores = np.tanh(wide)
+    elif function == "relu":
+        scores = np.maximum(wide, 0.0)
+    elif function == "softplus":
+        scores = np.logaddexp(0.0, wide)
     else:
         powers = np.exp(-np.abs(wide))
         scores = np.where(wide >= 0, 1.0, powers) / (1.0 + powers)

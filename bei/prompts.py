@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import NamedTuple
@@ -91,6 +92,18 @@ def prompted_inputs(prompt: str, inputs: Seq[Input | list[int]]) -> Seq[Input | 
         return inputs
     before, behind = sides_of(prompt)
     return [before + value + behind if isinstance(value, str) else value for value in inputs]
+
+
+def led_by_default(manifest: Manifest, inputs: Seq[Input]) -> Seq[Input]:
+    """``inputs`` with the default prompt around single texts and the first one of each pair, as cross-encoders are
+    trained with it. A template has it already."""
+    prompt = prompt_of(manifest)
+    if not prompt or manifest.rerank_template is not None:
+        return inputs
+    before, behind = sides_of(prompt)
+    # One text for all pairs that have it: a long query would stand in memory as often as there are documents.
+    around = functools.cache(lambda text: before + text + behind)
+    return [around(value) if isinstance(value, str) else (around(value[0]), value[1]) for value in inputs]
 
 
 def keeping(prompt: str, options: EncodingOptions) -> EncodingOptions:

@@ -24,8 +24,8 @@ from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
 from bei.fates import Fates, tried
 from bei.offload import off_loop
 from bei.port import UNIT_EMBEDDING
-from bei.postprocess import apply_function, unit_length
-from bei.prompts import in_role, keeping, prompted, prompted_inputs, sides_of
+from bei.postprocess import apply_function, cut, means_of_chunks, unit_length
+from bei.prompts import in_role, keeping, led_by_default, prompted, prompted_inputs, sides_of
 from bei.service import Answer, InferenceService, ModelInput
 from bei.sparse import SparseVector, nonzero, sparse_vectors
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
@@ -175,8 +175,8 @@ async def embed_inputs(
     answer, fates = await tried(service, given, wrong, ticket=ticket, output=output, options=options)
     vectors = np.zeros((0, width), np.float32)  # where every input has an error
     if answer.rows:
-        cut = partial(_cut, dimensions=width, normalize=normalize) if is_cut else None
-        vectors = await _computed(answer.rows, output, cut)
+        shorten = partial(cut, dimensions=width, normalize=normalize) if is_cut else None
+        vectors = await _computed(answer.rows, output, shorten)
     largest = _int8_largest(manifest, width) if is_cut else manifest.embedding.int8_largest
     if fates.errors:
         whole = np.zeros((len(inputs), width), np.float32)
@@ -267,7 +267,7 @@ async def embed_chunks(
     if not counts.all():
         raise InvalidRequestError(f"input {counts.argmin()} has no tokens: leave it out.", "input")
     states = answer.rows[0]["token_embedding"]
-    work = partial(_means, states, owner, counts)
+    work = partial(means_of_chunks, states, owner, counts)
     vectors = (await off_loop(work) if states.size > _MANY_NUMBERS else work())[:, :dimensions]
     unit = service.manifest.embedding.normalize if normalize is None and service.manifest.embedding else normalize
     vectors = unit_length(vectors) if unit else vectors
@@ -315,9 +315,7 @@ async def classify(
     ``raw``: the logits themselves.
     """
     require(service, "classify")
-    answer = await service.infer(inputs, ticket=ticket, outputs={"logits"}, options=options)
-    classification = service.manifest.classification
-    assert classification is not None  # require("classify") has passed
+    answer, classification = await _logits(service, inputs, ticket, options)
     chosen = "none" if raw else function or classification.function
     values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
     return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
@@ -340,7 +338,7 @@ async def zero_shot(
     """
     entails, contradicts = nli_labels(service)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
-    answer = await service.infer(pairs, ticket=ticket, outputs={"logits"}, options=options)
+    answer, _ = await _logits(service, pairs, ticket, options)
 
     def scores_of(logits: Float32Array) -> Float32Array:
         if multi_label or len(hypotheses) == 1:
@@ -397,7 +395,8 @@ async def rerank_pairs(
     instruction: str | None = None,
     options: EncodingOptions = AS_CONFIGURED,
 ) -> Scores:
-    """Score the second text of each of ``pairs`` against the first; ``raw``: the logit, else its sigmoid. One column.
+    """Score the second text of each of ``pairs`` against the first; ``raw``: the logit, else what the model's function
+    makes of it, the sigmoid if it has none. One column.
 
     A model with a template is asked with it; ``instruction`` fills its slot.
     """
@@ -411,9 +410,20 @@ async def rerank_pairs(
         options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
-    answer = await service.infer(pairs, ticket=ticket, outputs={"logits"}, options=options)
-    values = await _computed(answer.rows, "logits", lambda rows: rows if raw else apply_function(rows, "sigmoid"))
+    answer, classification = await _logits(service, pairs, ticket, options)
+    chosen = "none" if raw else classification.relevance
+    values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
     return Scores(values, ["score"], answer.num_tokens, answer.truncated)
+
+
+async def _logits(
+    service: InferenceService, inputs: Seq[Input], ticket: Ticket, options: EncodingOptions
+) -> tuple[Answer, Classification]:
+    """The model's scores before any function, and what they mean."""
+    classification = service.manifest.classification
+    assert classification is not None  # whatever has logits has labels
+    led = led_by_default(service.manifest, inputs)
+    return await service.infer(led, ticket=ticket, outputs={"logits"}, options=options), classification
 
 
 async def classify_tokens(
@@ -456,10 +466,6 @@ def _int8_largest(manifest: Manifest, dimensions: int) -> float | None:
     return None if largest is None else scaled(largest, manifest.dimension("embedding") or dimensions, dimensions)
 
 
-def _cut(vectors: Float32Array, dimensions: int, normalize: bool) -> Float32Array:
-    return unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
-
-
 def _token_vectors(answer: Answer, role: Role | None, unit: bool) -> list[Float32Array]:
     """Takes the rows out of ``answer``: they are the largest of all, and should not lie in memory twice."""
     kept: Seq[npt.NDArray[np.bool_]] | None = None
@@ -473,13 +479,6 @@ def _token_vectors(answer: Answer, role: Role | None, unit: bool) -> list[Float3
         vectors.append(unit_length(rows) if unit else rows)
         answer.rows[index] = {}
     return vectors
-
-
-def _means(states: Float32Array, owner: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> Float32Array:
-    """The mean of each chunk's ``states``. ``owner``: the chunk of each state, -1: none; ``counts``: states of each."""
-    order = np.argsort(owner, kind="stable")[len(owner) - counts.sum() :]
-    parts = np.split(states[order], np.cumsum(counts)[:-1])  # each state is read once: np.add.reduceat is slower
-    return np.stack([part.mean(axis=0) for part in parts])
 
 
 def _check_late_chunking(manifest: Manifest) -> None:

@@ -65,6 +65,17 @@ StaticEmbedding), and of NomicBERT with biases or experts: `tests/bei_build/fami
 torch and numpy.
 
 [coverage.md](coverage.md) lists repositories of the hub: what is built of each, or why it is refused.
+
+What may stand beside a class, each held to its library's own definition; everything else is refused by name:
+
+- Activations, by transformers' names: `gelu`, `gelu_python`, `gelu_10`, `gelu_new`, `gelu_fast`, `gelu_accurate`,
+  `gelu_pytorch_tanh`, `gelu_python_tanh`, `quick_gelu`, `relu`, `relu2`, `relu6`, `leaky_relu`, `silu`, `swish`,
+  `hardswish`, `mish`, `tanh`, `sigmoid`, `linear`. Not `laplace`, `prelu`, `sqrtsoftplus`, `xielu`.
+- Dense modules: torch's Identity, Tanh, ReLU, ReLU6, LeakyReLU, ELU, GELU, SiLU, Hardswish, Mish and Sigmoid, with
+  their default arguments, as sentence-transformers loads them; `use_residual`.
+- WeightedLayerPooling in front of the Pooling, where config.json has `output_hidden_states`.
+- Cross-encoders: `activation_fn` Identity, Sigmoid, Tanh, ReLU, Softplus, of several labels Softmax; the default
+  prompt, in front of the query; classifiers of two labels as rerankers, with `--task rerank`.
 """
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")
 

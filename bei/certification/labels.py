@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from bei.core import ScoreFunction
 
 
 def label_agreement(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
@@ -13,15 +15,13 @@ def label_agreement(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> flo
     return float(np.mean(actual.argmax(axis=1) == expected.argmax(axis=1)))
 
 
-def kl_divergence(
-    actual: npt.NDArray[Any], expected: npt.NDArray[Any], function: Literal["sigmoid", "softmax", "none"]
-) -> float | None:
+def kl_divergence(actual: npt.NDArray[Any], expected: npt.NDArray[Any], function: ScoreFunction) -> float | None:
     """The mean over rows of KL(expected || actual) in nats, of logits [n, labels] made probabilities by ``function``.
 
     Of the sigmoid each label is a distribution of its own, and theirs are added. Scores that are no probabilities have
     none: None.
     """
-    if function == "none":
+    if function not in ("sigmoid", "softmax"):
         return None
     logs = _log_softmax if function == "softmax" else _log_sigmoid
     ours, theirs = logs(actual), logs(expected)

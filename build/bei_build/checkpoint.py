@@ -20,6 +20,7 @@ from bei_build.families.base import UNLIMITED, Family
 from bei_build.foreign import foreign_kind
 from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
 from bei_build.late_interaction import Side, Sides, roles_of
+from bei_build.layer_pooling import with_layer_shares
 from bei_build.library_tokenizer import (
     LibraryTokenizer,
     TokenizerChoice,
@@ -135,6 +136,8 @@ def read_checkpoint(
         drop_token_types(tokenizer)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
     spec = replace(spec, heads=with_stored_widths(heads, family, folder))
+    if files.layer_pooling and spec.head("embedding"):
+        spec = with_layer_shares(spec, files.layer_pooling, config)
     if not family.has_layers:
         _refuse_other_than_means(spec)
     spec = replace(spec, pools_prompt=_pools_prompt(spec, files, choice or HeadChoice()))
@@ -142,6 +145,8 @@ def read_checkpoint(
         spec = replace(spec, unpooled_id=unknown_id(tokenizer))
     check_vocabulary(tokenizer, spec.embeddings.vocab_size)
     _check_marked(spec, tokenizer)
+    if spec.head("logits") and not files.is_cross_encoder:  # the library's CrossEncoder passes over these prompts
+        files = replace(files, prompts={}, default_prompt_name=None)
     files = replace(files, sides=_sides(files, spec, document_length))
     usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder) or family.usual_length
     longest = _longest(family, spec, config, files, usual, max_seq_len)
@@ -186,8 +191,11 @@ def source_of(checkpoint: Checkpoint) -> Source:
     found = (path for folder in folders for suffix in _READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
     files = {path for path in found if path.is_file()}
     files.update(weight_files(checkpoint.folder))
-    for module in checkpoint.modules.values():
-        files.update(weight_files(module.location) if module.location.is_dir() else [module.location])
+    beside = [module.location for module in checkpoint.modules.values()]
+    if checkpoint.files.layer_pooling:
+        beside.append(checkpoint.files.layer_pooling)
+    for place in beside:
+        files.update(weight_files(place) if place.is_dir() else [place])
     sha = hashlib.sha256()
     for path in sorted(files):
         sha.update(f"{path.relative_to(checkpoint.location.folder).as_posix()} {sha256_of_file(path)}\n".encode())

@@ -69,6 +69,9 @@ class BuildConfig:
     score_tokens: tuple[str, ...] = _option(
         (), "token of a language model whose score counts, or two to compare: no,yes"
     )
+    relevant_label: str | None = _option(
+        None, "of a classifier of two labels that is built as a reranker, the label that means relevant"
+    )
     attention: str | None = _option(
         None, "which tokens see each other, where the checkpoint brings code of its own", ATTENTIONS
     )
@@ -184,6 +187,8 @@ class BuildConfig:
         if len(self.score_tokens) > 2:
             raise ConfigError(f"score_tokens must be one or two tokens, such as no,yes; not {len(self.score_tokens)}.")
         self._check_rerank_template()
+        if self.relevant_label is not None and self.task != "rerank":
+            raise ConfigError("relevant_label is of classifiers that are built as rerankers: add --task rerank.")
         if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
             raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")
         self._check_verification()

@@ -59,7 +59,7 @@ def _of_head(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
 def _of_layer(layer: object) -> int:
     """One row through a layer of a head."""
     if isinstance(layer, DenseSpec):
-        return 2 * layer.in_features * layer.out_features
+        return 2 * layer.in_features * layer.out_features * (1 + layer.projects_residual)
     if isinstance(layer, LatentAttentionSpec):
         inner = layer.num_heads * layer.head_dim
         return 4 * inner * (layer.width + layer.num_latents) + 6 * layer.width * layer.intermediate_size

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from bei.core import ScoreFunction
 from bei.errors import CheckpointError, ConfigError
 from bei_build.families.base import Family
 from bei_build.model_weights import SideModule, stored_width
-from bei_build.sentence_transformers import SentenceTransformersFiles, SparsePooling
+from bei_build.sentence_transformers import SentenceTransformersFiles, SparsePooling, torch_class
 from bei_build.spec import (
     ActivationSpec,
     DenseSpec,
@@ -37,15 +38,24 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "token_logits": ("classify_tokens",),
 }
 
-Function = Literal["sigmoid", "softmax", "none"]
-
-# What sentence-transformers' CrossEncoder puts on its score: torch's class -> ours.
-_CROSS_ENCODER_FUNCTIONS: dict[str, Function] = {"Identity": "none", "Sigmoid": "sigmoid"}
-_PROBLEM_FUNCTIONS: dict[str, Function] = {
+# What sentence-transformers' CrossEncoder puts on its scores: torch's class -> ours. One label has no softmax.
+_CROSS_ENCODER_FUNCTIONS: dict[str, ScoreFunction] = {
+    "Identity": "none",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "Softplus": "softplus",
+}
+_PROBLEM_FUNCTIONS: dict[str, ScoreFunction] = {
     "multi_label_classification": "sigmoid",
     "single_label_classification": "softmax",
     "regression": "none",
 }
+
+
+# What two scores are multiplied by where the first, or the second, is preferred.
+_PREFERENCES = ((1.0, -1.0), (-1.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class HeadChoice:
 
     ``score_tokens``: a language model's token whose score counts, (yes,), or two to compare, (no, yes).
     ``token_states``: beside an embedding also every token's state. ``include_prompt``: whether a prompt's tokens count
-    in the mean.
+    in the mean. ``relevant_label``: of a classifier of two labels, the one that means relevant to a reranker.
     """
 
     task: str = "auto"
@@ -62,6 +72,7 @@ class HeadChoice:
     score_tokens: tuple[str, ...] = ()
     token_states: bool = False
     include_prompt: bool | None = None
+    relevant_label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,7 @@ class Labels:
     """What the columns of ``logits`` or ``token_logits`` mean, and what makes scores of them."""
 
     names: tuple[str, ...]
-    function: Function
+    function: ScoreFunction
 
 
 def choose_heads(
@@ -83,6 +94,8 @@ def choose_heads(
     """The heads to build; of a named task only those that serve it. Raises CheckpointError, ConfigError."""
     own = family.architectures[architecture](config)
     heads = _all_heads(family, config, own, files, choice, tokenizer)
+    if choice.task == "rerank":
+        heads = _as_scorer(heads, config, files, choice.relevant_label)
     tasks = {task: None for head in heads for task in tasks_of(head, config.hidden_size)}
     if choice.task not in ("auto", *tasks):
         raise ConfigError(
@@ -107,32 +120,49 @@ def tasks_of(head: HeadSpec, hidden_size: int) -> tuple[str, ...]:
 def labels_of(spec: ModelSpec, config: Any, files: SentenceTransformersFiles | None = None) -> Labels | None:
     """The labels of a classifier, and its function; ``files`` may name that of a CrossEncoder.
 
-    The function is ``function_to_apply`` of the config, else that of a CrossEncoder, else by ``problem_type``, else the
-    sigmoid of one label and the softmax of several. Raises CheckpointError for a function that is not supported.
+    A reranker of two labels has the relevant one, and its share of both. Raises CheckpointError for a function that is
+    not supported.
     """
     head = spec.head("logits") or spec.head("token_logits")
     if head is None:
         return None
     count = head.dimension(spec.hidden_size)
-    named = {int(key): str(value) for key, value in (getattr(config, "id2label", None) or {}).items()}
-    names = tuple(named.get(index, f"LABEL_{index}") for index in range(count))
     if head.output == "token_logits":
-        return Labels(names, "softmax")
-    chosen = _asked_function(config) or (_cross_encoder_function(config, files) if count == 1 else None)
-    chosen = chosen or _PROBLEM_FUNCTIONS.get(getattr(config, "problem_type", None) or "")
-    return Labels(names, chosen or ("sigmoid" if count == 1 else "softmax"))
+        return Labels(_label_names(config, count), "softmax")
+    if (preferred := _preferred(head)) is not None:
+        return Labels((_label_names(config, 2)[preferred],), "sigmoid")
+    return Labels(_label_names(config, count), _function(config, files, count))
 
 
-def _asked_function(config: Any) -> Function | None:
+def _label_names(config: Any, count: int) -> tuple[str, ...]:
+    named = {int(key): str(value) for key, value in (getattr(config, "id2label", None) or {}).items()}
+    return tuple(named.get(index, f"LABEL_{index}") for index in range(count))
+
+
+def _function(config: Any, files: SentenceTransformersFiles | None, count: int) -> ScoreFunction:
+    """``function_to_apply`` of the config, else that of a CrossEncoder, else by ``problem_type``, else the sigmoid of
+    one label and the softmax of several. A CrossEncoder's Identity says nothing of several labels: it is what they have
+    where nobody has chosen.
+    """
+    if asked := _asked_function(config):
+        return asked
+    own = _cross_encoder_function(config, files, count)
+    if own is not None and (count == 1 or own != "none"):
+        return own
+    by_problem = _PROBLEM_FUNCTIONS.get(getattr(config, "problem_type", None) or "")
+    return by_problem or ("sigmoid" if count == 1 else "softmax")
+
+
+def _asked_function(config: Any) -> ScoreFunction | None:
     function = getattr(config, "function_to_apply", None)
     if function not in (None, "sigmoid", "softmax", "none"):
         raise CheckpointError(f"config.json has function_to_apply {function!r}; supported: sigmoid, softmax, none.")
-    chosen: Function | None = function
+    chosen: ScoreFunction | None = function
     return chosen
 
 
-def _cross_encoder_function(config: Any, files: SentenceTransformersFiles | None) -> Function | None:
-    """What sentence-transformers applies to a score.
+def _cross_encoder_function(config: Any, files: SentenceTransformersFiles | None, count: int) -> ScoreFunction | None:
+    """What sentence-transformers applies to ``count`` scores.
 
     Its own file says it, or else its key of the config, or that before version 4. Where none does, scores of a Dense
     module get a sigmoid if the config has one label; a config that says nothing of labels has two.
@@ -145,13 +175,53 @@ def _cross_encoder_function(config: Any, files: SentenceTransformersFiles | None
         return "sigmoid" if config.num_labels == 1 else "none"
     if activation is None:
         return None
-    name = str(activation).rsplit(".", 1)[-1]
-    if name not in _CROSS_ENCODER_FUNCTIONS:
+    function = _CROSS_ENCODER_FUNCTIONS.get(torch_class(str(activation)))
+    if function is None or (function == "softmax" and count == 1):
+        known = [name for name in _CROSS_ENCODER_FUNCTIONS if count > 1 or name != "Softmax"]
         raise CheckpointError(
-            f"The checkpoint's activation_fn is {activation!r}; supported: torch.nn.Sigmoid and torch.nn.Identity. "
-            'Set "function_to_apply" in config.json to sigmoid or none to choose one.'
+            f"The checkpoint's activation_fn is {activation!r}; supported are torch's {', '.join(known)}. Set "
+            '"function_to_apply" in config.json to sigmoid, softmax or none to choose one.'
         )
-    return _CROSS_ENCODER_FUNCTIONS[name]
+    return function
+
+
+def _as_scorer(
+    heads: tuple[HeadSpec, ...], config: Any, files: SentenceTransformersFiles, relevant: str | None
+) -> tuple[HeadSpec, ...]:
+    """Of a classifier of two labels the score of the relevant one less that of the other. Its sigmoid is the softmax.
+
+    Unless ``relevant`` names it, it is the second label of a checkpoint that gives its labels no names, as monoBERT's
+    (arXiv:1901.04085) and those after it. Other heads stay. Raises ConfigError.
+    """
+    head = heads[0]
+    last = head.layers[-1] if head.output == "logits" and head.layers else None
+    if not isinstance(last, DenseSpec) or last.out_features != 2:
+        if relevant is not None:
+            raise ConfigError("relevant_label is for classifiers of two labels: leave it out for this model.")
+        return heads
+    if (function := _function(config, files, 2)) != "softmax":
+        raise ConfigError(
+            f"The checkpoint's two labels are scored by {function}, each by itself, and not against each other: it is "
+            "no reranker. Build it with --task classify."
+        )
+    names = _label_names(config, 2)
+    if relevant is None and names != ("LABEL_0", "LABEL_1"):
+        raise ConfigError(
+            f"The checkpoint's labels are {' and '.join(names)}: say which one means relevant, with --relevant-label."
+        )
+    if relevant is not None and relevant not in names:
+        raise ConfigError(f"relevant_label {relevant!r} is none of the checkpoint's labels, {' and '.join(names)}.")
+    factors = _PREFERENCES[names.index(relevant) if relevant is not None else 1]
+    compared = DenseSpec(f"{last.name}.compared", 2, 1, bias=False, factors=factors)
+    return (replace(head, layers=(*head.layers, compared)),)
+
+
+def _preferred(head: HeadSpec) -> int | None:
+    """The place of the label that ``_as_scorer`` has preferred; None for other heads."""
+    last = head.layers[-1] if head.layers else None
+    if not isinstance(last, DenseSpec) or last.factors not in _PREFERENCES or last.name.startswith("lm_head."):
+        return None
+    return _PREFERENCES.index(last.factors)
 
 
 def side_modules(spec: ModelSpec, files: SentenceTransformersFiles) -> dict[str, SideModule]:

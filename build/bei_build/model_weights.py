@@ -41,6 +41,8 @@ _POSITIONS = ("embeddings.position.weight", "decoder.embeddings.position.weight"
 
 # Our name of the table of words.
 _WORDS = "embeddings.word.weight"
+# What a side module may hold of a layer.
+_KINDS = ("weight", "bias", "residual.weight")
 
 # How far stored sines and frequencies may be from computed ones, relatively: a few roundings of float32, or the one of
 # a type of 16 bits.
@@ -55,7 +57,8 @@ Shapes: TypeAlias = Mapping[str, Shape]
 class SideModule:
     """Weights of a head that lie outside the transformer's files (a sentence-transformers module, a .pt file).
 
-    ``location`` is a folder or a file; its tensors are called ``{stored}.weight`` and ``{stored}.bias``.
+    ``location`` is a folder or a file; its tensors are called ``{stored}.weight`` and ``{stored}.bias``, that of a
+    residual ``residual.weight``.
     """
 
     location: Path
@@ -173,11 +176,8 @@ class ModelWeights:
 
     def _map_checkpoint(self, store: TensorStore, modules: Mapping[str, SideModule]) -> None:
         stored = store.shapes
-        shapes = {
-            name: shape
-            for name, shape in self._spec.weights()
-            if name not in self._factors and name.rsplit(".", 1)[0] not in modules
-        }
+        elsewhere = {f"{module}.{kind}" for module in modules for kind in _KINDS} | self._factors.keys()
+        shapes = {name: shape for name, shape in self._spec.weights() if name not in elsewhere}
         chosen = {name: self._names.of(name, stored) for name in shapes}
         copies = {name: self._names.copies(name, stored) for name in shapes}
         computed = {tensor: values for tensor in stored if (values := self._names.computed(tensor))}
@@ -216,7 +216,8 @@ class ModelWeights:
         self, head: HeadSpec, chosen: Mapping[str, str], shapes: Mapping[str, Shape], stored: Shapes
     ) -> None:
         """Raise WeightsError where a classifier's last matrix has other labels than config.json says."""
-        name = f"{head.layers[-1].name}.weight" if head.layers and isinstance(head.layers[-1], DenseSpec) else ""
+        stored_layers = [layer for layer in head.layers if isinstance(layer, DenseSpec) and not layer.factors]
+        name = f"{stored_layers[-1].name}.weight" if stored_layers else ""
         if head.output != "logits" or name not in chosen or name in self._rows:
             return
         found, wanted = stored.get(chosen[name], shapes[name]), shapes[name]
@@ -233,9 +234,9 @@ class ModelWeights:
             store = self._opened(
                 open_weights(module.location) if module.location.is_dir() else open_file(module.location)
             )
-            kinds = [kind for kind in ("weight", "bias") if f"{name}.{kind}" in shapes]
+            kinds = [kind for kind in _KINDS if f"{name}.{kind}" in shapes]
             plain = not any("." in tensor for tensor in store.shapes)  # a bare state dict of one linear layer
-            names = {kind: kind if plain else f"{module.stored}.{kind}" for kind in kinds}
+            names = {kind: kind if plain or "." in kind else f"{module.stored}.{kind}" for kind in kinds}
             _compare({names[kind]: shapes[f"{name}.{kind}"] for kind in kinds}, store.shapes)
             self._sources.update({f"{name}.{kind}": _Source(store, names[kind]) for kind in kinds})
 

@@ -77,6 +77,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.score_tokens,
             config.token_embeddings,
             config.include_prompt,
+            config.relevant_label,
         )
         checkpoint = read_checkpoint(
             location,
@@ -337,11 +338,6 @@ def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTempl
     if head.output != "logits":
         return None
     if files.chat is None:
-        if files.default_prompt_name is not None and files.prompts[files.default_prompt_name]:
-            raise CheckpointError(
-                f"The checkpoint puts its prompt {files.default_prompt_name!r} in front of every query, which bei does "
-                "not do for rerankers: say what a pair is to be with --rerank-body."
-            )
         return None
     if "rerank" not in tasks_of(head, checkpoint.spec.hidden_size):
         raise CheckpointError(

@@ -135,8 +135,12 @@ class HFReference:
             inputs["attention_mask"] = hidden[:, None, None].expand(1, 1, ids.shape[1], -1)
         if encoding.token_type_ids is not None and self._spec.embeddings.type_vocab_size > 1:
             inputs["token_type_ids"] = torch.from_numpy(encoding.token_type_ids.astype(np.int64))[None]
+        shares = self._spec.layer_shares
         try:
-            return self._model(**inputs).last_hidden_state[0]
+            outputs = self._model(**inputs, **({"output_hidden_states": True} if shares else {}))
+            if shares is None:
+                return outputs.last_hidden_state[0]
+            return sum(share * states[0] for share, states in zip(shares, outputs.hidden_states, strict=True))
         except Exception as error:  # whatever the model's code raises
             raise _unusable(f"transformers' {type(self._model).__name__} failed on a text", error) from error
 
@@ -177,7 +181,11 @@ class HFReference:
         functional = self._torch.nn.functional
         if isinstance(layer, DenseSpec):
             weight, bias = self._weights[f"{layer.name}.weight"], self._weights.get(f"{layer.name}.bias")
-            return self._activate(functional.linear(states, weight, bias), layer.activation)
+            result = self._activate(functional.linear(states, weight, bias), layer.activation)
+            if not layer.residual:
+                return result
+            matrix = self._weights.get(f"{layer.name}.residual.weight")
+            return result + (states if matrix is None else functional.linear(states, matrix))
         if isinstance(layer, NormLayerSpec):
             return self._norm(states, layer.name, layer.norm)
         if isinstance(layer, ActivationSpec):
@@ -225,6 +233,12 @@ class HFReference:
             "silu": functional.silu,
             "quick_gelu": lambda v: v * torch.sigmoid(1.702 * v),
             "sigmoid": torch.sigmoid,
+            "gelu_10": lambda v: functional.gelu(v).clip(-10, 10),
+            "relu6": functional.relu6,
+            "leaky_relu": functional.leaky_relu,
+            "elu": functional.elu,
+            "hardswish": functional.hardswish,
+            "mish": functional.mish,
             "gelu_tanh": lambda v: functional.gelu(v, approximate="tanh"),
             "log1p_relu": lambda v: torch.log1p(functional.relu(v)),
         }[activation](states)

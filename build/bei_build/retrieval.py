@@ -146,7 +146,9 @@ def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, aske
         for document in documents
     ]
     if manifest.rerank_template is None:
-        encodings = encode_pairs(tokenizer, pairs, spec, manifest.max_seq_len)
+        before, _, behind = manifest.prompts.get(manifest.default_prompt_name or "", "").partition("{text}")
+        prompted = [(before + query + behind, document) for query, document in pairs]
+        encodings = encode_pairs(tokenizer, prompted, spec, manifest.max_seq_len)
     else:
         encodings = _framed(tokenizer, manifest.rerank_template, pairs, manifest.max_seq_len)
     ranking = Ranking(

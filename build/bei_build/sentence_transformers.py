@@ -36,18 +36,25 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+# Classes of torch by their names alone: files say nothing of their arguments, and the library takes the defaults.
 _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "Identity": "identity",
     "Tanh": "tanh",
     "ReLU": "relu",
+    "ReLU6": "relu6",
+    "LeakyReLU": "leaky_relu",
+    "ELU": "elu",
     "GELU": "gelu",
     "SiLU": "silu",
+    "Hardswish": "hardswish",
+    "Mish": "mish",
     "Sigmoid": "sigmoid",
 }
 # Modules that are no layers: one works in training only, the other says which tokens' vectors are left out.
 _IDLE_MODULES = ("Dropout", "MultiVectorMask")
 _SUPPORTED_MODULES = (
-    "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same ending in a Dense that gives scores, "
+    "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same with WeightedLayerPooling in front of the "
+    "Pooling or ending in a Dense that gives scores, "
     "Transformer -> Dense -> Normalize (late interaction), "
     "MLMTransformer -> SpladePooling, Transformer -> LogitScore, StaticEmbedding -> Dense / LayerNorm / Normalize, and "
     "Transformer alone for sequence-classification"
@@ -76,11 +83,13 @@ class SentenceTransformersFiles:
     ``normalize`` is None where there is no ``modules.json``. ``include_prompt``: whether a prompt's tokens count in the
     mean. ``tail`` are the layers behind the pooling, on each token
     where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
+    ``layer_pooling``: where the module lies that makes a mean of the layers' states.
     ``gives_scores``: the last of these layers gives a reranker's scores, not an embedding.
     ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the token
     (yes,) whose score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the
     checkpoint's chat template; ``activation`` is the class of what a CrossEncoder puts on its scores.
     ``markers`` are prompts that ColBERT was trained with as one token each; ``sides`` is how it reads its two sides.
+    ``is_cross_encoder``: the library takes activation and prompts for those of a CrossEncoder, and else for none.
     ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: its
     module is a StaticEmbedding, and the config may be missing.
     """
@@ -92,11 +101,13 @@ class SentenceTransformersFiles:
     tail: tuple[HeadLayer, ...] = ()
     tail_folders: dict[str, Path] = field(default_factory=dict)
     per_token: bool = False
+    layer_pooling: Path | None = None
     gives_scores: bool = False
     sparse: SparsePooling | None = None
     score_ids: tuple[int, ...] | None = None
     chat: ChatSettings | None = None
     activation: str | None = None
+    is_cross_encoder: bool = False
     markers: tuple[str, ...] = ()
     is_static: bool = False
     sides: Sides = field(default_factory=dict)
@@ -152,6 +163,8 @@ def _form(kinds: list[str], task: str | None) -> str:
     second, behind = kinds[1:2], set(kinds[2:])
     if kinds[0] == "StaticEmbedding":
         return "static" if set(kinds[1:]) <= _TAIL_MODULES else ""
+    if kinds[:3] == ["Transformer", "WeightedLayerPooling", "Pooling"] and set(kinds[3:]) <= _TAIL_MODULES:
+        return "layers_pooled"
     if kinds[0] == "Transformer" and behind <= _TAIL_MODULES:
         if second == ["Pooling"]:
             return "pooled"
@@ -171,6 +184,13 @@ def _pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
         **_tail(tail, "sentence_embedding", _SCORES if gives_scores else None),
         "gives_scores": gives_scores,
     }
+
+
+def _layers_pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+    settings = {**_pooled(modules[1:]), "layer_pooling": modules[0][1]}
+    if settings["gives_scores"]:
+        raise CheckpointError("modules.json asks for scores of a WeightedLayerPooling; bei builds embeddings of it.")
+    return settings
 
 
 def _static(modules: list[tuple[str, Path]]) -> dict[str, Any]:
@@ -259,6 +279,7 @@ def _token_scores(modules: list[tuple[str, Path]]) -> dict[str, Any]:
 
 _HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
     "pooled": _pooled,
+    "layers_pooled": _layers_pooled,
     "static": _static,
     "per_token": _per_token,
     "classifier": lambda modules: {},
@@ -302,11 +323,11 @@ def _pooling(folder: Path) -> tuple[Pooling, ...]:
 def _dense(folder: Path, name: str) -> DenseSpec:
     path = folder / "config.json"
     config = read_object(path)
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
-    if activation not in _DENSE_ACTIVATIONS or config.get("use_residual"):
+    function = setting(path, config, "activation_function", str) or "torch.nn.modules.activation.Tanh"
+    if (activation := _DENSE_ACTIVATIONS.get(torch_class(function))) is None:
         raise CheckpointError(
-            f"{folder.name} (Dense) has activation {activation} and use_residual {config.get('use_residual', False)}; "
-            f"supported: {', '.join(_DENSE_ACTIVATIONS)}, without residual."
+            f"{folder.name} (Dense) has activation_function {function!r}; supported are torch's "
+            f"{', '.join(_DENSE_ACTIVATIONS)}."
         )
     in_features, out_features = (setting(path, config, key, int) for key in ("in_features", "out_features"))
     if in_features is None or out_features is None:
@@ -314,7 +335,15 @@ def _dense(folder: Path, name: str) -> DenseSpec:
     if in_features < 1 or out_features < 1:
         raise CheckpointError(f"{path} has in_features {in_features} and out_features {out_features}: at least 1 each.")
     bias = setting(path, config, "bias", bool)
-    return DenseSpec(name, in_features, out_features, True if bias is None else bias, _DENSE_ACTIVATIONS[activation])
+    residual = bool(setting(path, config, "use_residual", bool))
+    return DenseSpec(name, in_features, out_features, bias is not False, activation, residual=residual)
+
+
+def torch_class(path: str) -> str:
+    """The name of the class of torch's that ``path`` imports, "" for one that is not torch's: sentence-transformers
+    runs that only if it may run remote code, and takes its default in its place.
+    """
+    return path.rsplit(".", 1)[-1] if path.startswith("torch.") else ""
 
 
 # What sentence-transformers gives transformers' class; the first name is that before version 5.4.
@@ -355,6 +384,9 @@ def _model_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     config = read_object(path)
+    is_cross_encoder = (
+        setting(path, config, "model_type", str) == "CrossEncoder" and (folder / "modules.json").is_file()
+    )
     dimensions = next((setting(path, config, key, list) for key in _MATRYOSHKA_KEYS if config.get(key)), None)
     prompts = setting(path, config, "prompts", dict) or {}
     default = setting(path, config, "default_prompt_name", str)
@@ -373,7 +405,8 @@ def _model_settings(folder: Path) -> dict[str, Any]:
         "default_prompt_name": default,
         "similarity": setting(path, config, "similarity_fn_name", str),
         "matryoshka_dimensions": tuple(dimensions) if dimensions else None,
-        "activation": setting(path, config, "activation_fn", str),
+        "activation": setting(path, config, "activation_fn", str) if is_cross_encoder else None,
+        "is_cross_encoder": is_cross_encoder,
         "markers": tuple(markers.values()),
         "sides": pylate_sides(path, config),
     }

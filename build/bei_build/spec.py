@@ -23,8 +23,25 @@ from bei_build.weight_shapes import (
     shared_attention_weights,
 )
 
+# With the constants of torch's classes: the slope of ``leaky_relu`` is 0.01, the alpha of ``elu`` 1. ``gelu_10`` is
+# ``gelu``, no less than -10 and no more than 10.
 Activation = Literal[
-    "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "tanh", "sigmoid", "log1p_relu", "identity"
+    "gelu",
+    "gelu_tanh",
+    "gelu_10",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "silu",
+    "hardswish",
+    "mish",
+    "tanh",
+    "sigmoid",
+    "log1p_relu",
+    "identity",
 ]
 Pooling = Literal[
     "cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked", "first_marked", "largest_id"
@@ -278,7 +295,8 @@ class DenseSpec:
     """A linear layer of a head; its weights are ``{name}.weight`` and ``{name}.bias``.
 
     ``rows``: each row is a sum of rows of the stored matrix, given as (index, factor), as when a language model's
-    scores of two tokens are compared. ``factors``: the one row of a matrix that no file holds.
+    scores of two tokens are compared. ``factors``: the one row of a matrix that no file holds. ``residual``: the input
+    is added to what the activation gives, through the matrix ``{name}.residual.weight`` where the widths differ.
     """
 
     name: str
@@ -288,6 +306,12 @@ class DenseSpec:
     activation: Activation = "identity"
     rows: tuple[tuple[tuple[int, float], ...], ...] | None = None
     factors: tuple[float, ...] | None = None
+    residual: bool = False
+
+    @property
+    def projects_residual(self) -> bool:
+        """Whether what is added goes through a matrix."""
+        return self.residual and self.in_features != self.out_features
 
 
 @dataclass(frozen=True)
@@ -364,6 +388,8 @@ class HeadSpec:
         for layer in (*self.token_layers, *self.layers):
             if isinstance(layer, DenseSpec):
                 yield from linear_weights(layer.name, layer.out_features, layer.in_features, layer.bias)
+                if layer.projects_residual:
+                    yield f"{layer.name}.residual.weight", (layer.out_features, layer.in_features)
             elif isinstance(layer, NormLayerSpec):
                 yield from norm_weights(layer.name, layer.norm, layer.width)
             elif isinstance(layer, LatentAttentionSpec):
@@ -385,6 +411,8 @@ class ModelSpec:
     With a ``decoder`` the token states are its. Poolings "last_marked" and "first_marked" take the last and the
     first token ``marked_id`` of a sequence, "largest_id" the first of those with the largest id.
     ``longest``: texts of more tokens are read in another way, which the spec does not describe.
+    ``layer_shares``: what heads read is the sum of the states of the embeddings and behind each layer, the last ones
+    behind the final norm, each times its share.
     """
 
     family: str
@@ -402,6 +430,7 @@ class ModelSpec:
     marked_id: int | None = None
     longest: int | None = None
     convolution: ConvolutionSpec | None = None
+    layer_shares: tuple[float, ...] | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""

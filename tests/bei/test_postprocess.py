@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bei.core import ScoreFunction
 from bei.postprocess import apply_function, unit_length
 
 Rows = npt.NDArray[np.float32]
@@ -79,3 +83,18 @@ def test_sigmoid_gives_each_label_its_own_probability_however_large_the_logit_is
 def test_no_function_leaves_the_logits_alone() -> None:
     logits = np.array([[-5, 7]], np.float32)
     assert apply_function(logits, "none") is logits
+
+
+@given(logits=_logits)
+def test_the_functions_of_cross_encoders_keep_the_order_of_logits_of_any_size(logits: Rows) -> None:
+    functions: dict[ScoreFunction, Callable[[float], float]] = {
+        "tanh": math.tanh,
+        "relu": lambda value: max(value, 0.0),
+        "softplus": lambda value: max(value, 0.0) + math.log1p(math.exp(-abs(value))),
+    }
+    for name, function in functions.items():
+        scores = apply_function(logits, name)
+        assert scores.dtype == np.float32
+        expected = [function(value) for value in logits.ravel().tolist()]
+        np.testing.assert_allclose(scores.ravel(), expected, rtol=1e-6, atol=1e-30)
+        assert (np.diff(scores.ravel()[np.argsort(logits, axis=None)]) >= 0).all()

@@ -6,7 +6,7 @@ import asyncio
 import tracemalloc
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -14,10 +14,11 @@ import pytest
 
 from bei import tasks
 from bei.artifact import Artifact, Classification, OutputInfo, RerankTemplate
-from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch
+from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch, ScoreFunction
 from bei.engine.fake import FakeEngine
 from bei.errors import AnswerTooLargeError, InvalidRequestError, TaskNotSupportedError
 from bei.postprocess import apply_function, unit_length
+from bei.prompts import led_by_default
 from bei.service import InferenceService
 from bei.tokenization import EncodingOptions, Input
 from tests.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
@@ -316,7 +317,7 @@ def logits_of(ids: Int32Array) -> Float32Array:
     return np.array([len(ids), ids[1] - 6, -3], np.float32)
 
 
-@pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])
+@pytest.mark.parametrize("function", get_args(ScoreFunction))
 @pytest.mark.parametrize("raw", [True, False])
 def test_labels_are_scored_by_the_checkpoint_s_function_or_raw(function: Any, raw: bool, tmp_path: Path) -> None:
     artifact = save_classifier(tmp_path / "tiny", ["a", "b", "c"], function)
@@ -406,6 +407,30 @@ def test_documents_are_scored_against_the_query_by_sigmoid_or_raw(raw: bool, tmp
     np.testing.assert_allclose(answer.values, logits if raw else apply_function(logits, "sigmoid"), rtol=1e-6)
     ran = [ids for batch in engine.batches for ids in sequences_of(batch)]
     assert sorted(ran) == sorted(tiny_tokenizer().encode("cat", document).ids for document in documents)
+
+
+def test_the_default_prompt_stands_in_front_of_queries_and_of_single_texts(tmp_path: Path) -> None:
+    prompts = {"query": "hello ", "round": "the {text}!"}
+    for name, query in (("query", "hello cat"), ("round", "the cat!")):
+        fields: dict[str, Any] = {"prompts": prompts, "default_prompt_name": name}
+        artifact = save_classifier(tmp_path / query, ["LABEL_0"], "none", task="classify", **fields)
+        engine = HeadEngine("logits", 1, length_head)
+        answer_of(artifact, engine, lambda s: classify(s, [("cat", "world"), "cat"]))
+        expected = [tiny_tokenizer().encode(query, "world").ids, tiny_tokenizer().encode(query).ids]
+        assert sorted(ids for batch in engine.batches for ids in sequences_of(batch)) == sorted(expected)
+        artifact = save_classifier(tmp_path / f"{query} 2", ["LABEL_0"], "none", task="rerank", **fields)
+        engine = HeadEngine("logits", 1, length_head)
+        answer_of(artifact, engine, lambda s: rerank(s, "cat", ["world"]))
+        assert [ids for batch in engine.batches for ids in sequences_of(batch)] == expected[:1]
+
+
+def test_a_long_query_with_a_prompt_is_in_memory_once(tmp_path: Path) -> None:
+    manifest = msgspec.structs.replace(
+        save_reranker(tmp_path / "tiny").manifest, prompts={"query": "hello "}, default_prompt_name="query"
+    )
+    query = "cat " * 1000
+    led = led_by_default(manifest, [(query, str(index)) for index in range(50)])
+    assert len({id(pair[0]) for pair in led}) == 1
 
 
 def test_an_instruction_for_a_model_without_a_template_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from bei.tokenization import EncodingOptions, TextEncoder
 from bei_build import chat_template
 from tests.bei_build.builds import build_artifact, running
 from tests.bei_build.reading import read
-from tests.checkpoints import save_checkpoint, write_json
+from tests.checkpoints import write_json
 from tests.zoo import CASES, save_case
 
 # As Qwen3-Reranker's, saved by sentence-transformers 6.2.
@@ -287,14 +287,6 @@ def test_an_embedder_that_puts_texts_into_a_chat_template_is_refused(tmp_path: P
     write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "lasttoken"})
     with pytest.raises(CheckpointError, match=r"puts texts into a chat template .* before it embeds them"):
         read(folder)
-
-
-def test_a_default_prompt_of_a_pair_model_is_not_left_out_in_silence(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path / "bert", task="ForSequenceClassification", num_labels=1)
-    settings = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-    write_json(folder / "config_sentence_transformers.json", settings)
-    with pytest.raises(CheckpointError, match="puts its prompt 'query' in front of every query"):
-        build_artifact(folder, tmp_path / "artifact")
 
 
 def test_a_score_without_a_token_is_refused(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_config_that_is_not_a_json_object_is_refused(content: str, folder: Pat
         ({"architectures": "BertModel"}, "does not name its architectures"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\): build from the original"),
         ({"quantization_config": "awq"}, r"quantized \(awq\)"),
-        ({"hidden_act": "mish"}, "Activation 'mish' is not supported. Supported: gelu, "),
+        ({"hidden_act": "laplace"}, "Activation 'laplace' is not supported. Supported: gelu, "),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'.*only 'absolute'"),
         ({"is_decoder": True}, "is_decoder = True.*only False"),
         ({"hidden_size": "wide"}, "correct it to a whole number"),

@@ -205,6 +205,15 @@ def test_rerankers_read_pairs_of_each_query_and_its_candidates(
         np.testing.assert_array_equal(ours.token_type_ids, theirs.token_type_ids)
 
 
+def test_rerankers_read_queries_behind_the_default_prompt(
+    ask: Ask, bert_artifact: Artifact, encoder: TextEncoder
+) -> None:
+    prompts = {"prompts": {"a": "the mat: ", "b": "a"}, "default_prompt_name": "a"}
+    found = ask(**prompts, **logits(bert_artifact.manifest))
+    pairs = [(f"the mat: {SMALL.queries[0]}", document) for document in SMALL.documents]
+    assert ids_of(found.encodings[: len(pairs)]) == ids_of(encoder.encode(pairs))
+
+
 def test_language_models_read_pairs_in_their_template(ask: Ask, bert_artifact: Artifact) -> None:
     template = RerankTemplate(
         prefix="[CLS] the", body="{instruction}: {query} {document}", suffix="[SEP]", instruction="{query} on a mat"

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from bei.artifact import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch
-from bei.errors import CheckpointError, ConfigError, MissingDependencyError
+from bei.errors import CheckpointError, MissingDependencyError
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.heads import HeadChoice
 from bei_build.location import locate
-from bei_build.spec import HeadSpec
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.checkpoints import (
     HIDDEN,
@@ -347,175 +346,3 @@ def test_a_file_that_is_not_one_linear_layer_is_refused(content: dict[str, torch
     torch.save(content, tmp_path / "colbert_linear.pt")
     with pytest.raises(CheckpointError, match=r"colbert_linear\.pt does not hold one linear layer"):
         read(tmp_path)
-
-
-# Classifiers and rerankers.
-
-
-IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
-
-
-@pytest.mark.parametrize(
-    ("labels", "config", "file", "function"),
-    [
-        (1, {}, None, "sigmoid"),
-        (1, {"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.0.0"}}, None, "none"),
-        (1, {"sentence_transformers": {"activation_fn": SIGMOID}}, None, "sigmoid"),
-        (1, {"sbert_ce_default_activation_function": IDENTITY}, None, "none"),
-        (1, {"sentence_transformers": {"activation_fn": SIGMOID}, "sbert_ce_default_activation_function": IDENTITY},
-         None, "sigmoid"),
-        (1, {}, IDENTITY, "none"),
-        (1, {"function_to_apply": "sigmoid", "sbert_ce_default_activation_function": IDENTITY}, None, "sigmoid"),
-        (1, {"problem_type": "regression"}, None, "none"),
-        (1, {"problem_type": "regression"}, SIGMOID, "sigmoid"),
-        (3, {"sentence_transformers": {"activation_fn": IDENTITY}}, None, "softmax"),
-        (3, {"problem_type": "multi_label_classification"}, None, "sigmoid"),
-    ],
-)  # fmt: skip
-def test_a_cross_encoders_activation_is_the_function_of_its_label(
-    labels: int, config: dict[str, object], file: str | None, function: str, tmp_path: Path
-) -> None:
-    change_config(save_checkpoint(tmp_path, task="ForSequenceClassification", num_labels=labels), **config)
-    if file:
-        write_json(tmp_path / "config_sentence_transformers.json", {"activation_fn": file})
-    found = read(tmp_path).labels
-    assert found is not None
-    assert (len(found.names), found.function) == (labels, function)
-
-
-def test_an_activation_that_bei_does_not_have_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, task="ForSequenceClassification", num_labels=1)
-    change_config(folder, sentence_transformers={"activation_fn": "torch.nn.Softplus"})
-    with pytest.raises(CheckpointError, match=r"activation_fn is 'torch.nn.Softplus'; supported: .*function_to_apply"):
-        read(folder)
-
-
-def test_a_cross_encoder_saved_with_modules_is_its_class(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, task="ForSequenceClassification", num_labels=1)
-    modules(folder, "sentence_transformers.base.modules.transformer.Transformer")
-    settings = {"transformer_task": "sequence-classification", "max_seq_length": 24}
-    write_json(folder / "sentence_bert_config.json", settings)
-    checkpoint = read(folder)
-    assert [head.output for head in checkpoint.spec.heads] == ["logits"]
-    assert checkpoint.max_seq_len == 24
-
-
-def reranker(folder: Path, activation: str | None = IDENTITY, labels: int = 1, **last: Any) -> Path:
-    """As the Ettin rerankers: Transformer, Pooling, Dense, LayerNorm and a Dense that gives scores."""
-    save_case(folder, next(case for case in CASES if case.name == "ModernBertModel"))
-    base = "sentence_transformers.base.modules"
-    kinds = ("transformer.Transformer", "pooling.Pooling", "dense.Dense", "layer_norm.LayerNorm", "dense.Dense")
-    _, pooling, dense, norm, score = modules(folder, *(f"{base}.{kind}" for kind in kinds))
-    write_json(folder / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
-    write_json(pooling / "config.json", {"pooling_mode": "cls", "include_prompt": True})
-    names = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
-    linear(dense, HIDDEN, HIDDEN, bias=False, activation_function="torch.nn.modules.activation.GELU", **names)
-    write_json(norm / "config.json", {"dimension": HIDDEN})
-    save_file({"norm.weight": torch.linspace(0.5, 1.5, HIDDEN), "norm.bias": torch.ones(HIDDEN)}, norm / WEIGHTS)
-    linear(score, HIDDEN, labels, activation_function=IDENTITY, **{**names, "module_output_name": "scores", **last})
-    settings: dict[str, Any] = {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None}
-    if activation:
-        settings["activation_fn"] = activation
-    write_json(folder / "config_sentence_transformers.json", settings)
-    return folder
-
-
-def scores_of(folder: Path, texts: Sequence[Encoding]) -> list[torch.Tensor]:
-    dense, norm, score = (load_file(path / WEIGHTS) for path in sorted(folder.glob("[2-4]_*")))
-    functional = torch.nn.functional
-    rows = []
-    for state in states(folder, texts):
-        inner = functional.gelu(state[0] @ dense["linear.weight"].T)
-        inner = functional.layer_norm(inner, inner.shape, norm["norm.weight"], norm["norm.bias"])
-        rows.append(inner @ score["linear.weight"].T + score["linear.bias"])
-    return rows
-
-
-def test_a_dense_module_that_gives_scores_makes_a_reranker(tmp_path: Path) -> None:
-    folder = reranker(tmp_path / "reranker")
-    texts = encodings(vocab_size(folder))
-    artifact = build_artifact(folder, tmp_path / "artifact")
-    assert artifact.manifest.tasks == ["rerank", "classify"]
-    assert artifact.manifest.embedding is None
-    assert artifact.manifest.classification is not None
-    assert artifact.manifest.classification.function == "none"
-    assert artifact.certificate.reference.startswith("transformers")
-    assert_rows(run(artifact, texts)["logits"], scores_of(folder, texts))
-
-
-def test_such_a_reranker_may_have_labels_and_its_backbone_may_embed(tmp_path: Path) -> None:
-    folder = reranker(tmp_path / "labels", labels=3)
-    texts = encodings(vocab_size(folder))
-    artifact = build_artifact(folder, tmp_path / "artifact")
-    assert artifact.manifest.tasks == ["classify"]
-    assert_rows(run(artifact, texts)["logits"], scores_of(folder, texts))
-    checkpoint = read(folder, task="embed")
-    assert checkpoint.spec.heads == (HeadSpec("embedding", ("cls",)),)
-
-
-@pytest.mark.parametrize(
-    ("activation", "config", "function"),
-    [
-        (IDENTITY, {}, "none"),
-        (SIGMOID, {}, "sigmoid"),
-        (None, {}, "none"),  # a config that says nothing has two labels: the library applies nothing
-        (None, {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}, "sigmoid"),
-        (None, {"sentence_transformers": {"activation_fn": SIGMOID}}, "sigmoid"),
-        (IDENTITY, {"sentence_transformers": {"activation_fn": SIGMOID}}, "none"),
-        (IDENTITY, {"function_to_apply": "sigmoid"}, "sigmoid"),
-    ],
-)
-def test_the_function_of_its_scores_is_that_of_the_library(
-    activation: str | None, config: dict[str, object], function: str, tmp_path: Path
-) -> None:
-    labels = read(change_config(reranker(tmp_path, activation), **config)).labels
-    assert labels is not None
-    assert (len(labels.names), labels.function) == (1, function)
-
-
-@pytest.mark.parametrize(
-    ("last", "message"),
-    [
-        ({"module_input_name": "scores"}, r"4_Dense \(Dense\) works on scores; supported here: sentence_embedding"),
-        ({"module_output_name": "logits"}, r"4_Dense \(Dense\) works on logits"),
-        ({"use_residual": True}, "use_residual True"),
-    ],
-)
-def test_scores_of_something_else_are_refused(last: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        read(reranker(tmp_path, **last))
-
-
-def test_logit_score_compares_two_tokens_of_a_language_model(tmp_path: Path) -> None:
-    case = next(case for case in CASES if case.name == "Qwen3ForCausalLM")
-    folder = save_case(tmp_path / "reranker", case)
-    _, score = modules(
-        folder, "sentence_transformers.x.Transformer", "sentence_transformers.cross_encoder.modules.LogitScore"
-    )
-    write_json(score / "config.json", {"true_token_id": 40, "false_token_id": 9})
-    texts = encodings(vocab_size(folder))
-    table = read_tensors(folder)["model.embed_tokens.weight"]
-    expected = [(rows[-1] @ (table[40] - table[9]))[None] for rows in states(folder, texts)]
-    artifact = build_artifact(folder, tmp_path / "artifact")
-    assert artifact.manifest.tasks == ["rerank", "classify"]
-    assert_rows(run(artifact, texts)["logits"], expected)
-    write_json(score / "config.json", {"true_token_id": 40, "false_token_id": None})
-    expected = [(rows[-1] @ table[40])[None] for rows in states(folder, texts)]
-    assert_rows(run(build_artifact(folder, tmp_path / "one"), texts)["logits"], expected)
-
-
-def test_a_task_that_the_checkpoint_lacks_names_those_it_has(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, task="ForSequenceClassification", num_labels=1)
-    with pytest.raises(
-        ConfigError, match="no head for the task embed_sparse: choose one that it has, rerank or classify"
-    ):
-        read(tmp_path, task="embed_sparse")
-
-
-@pytest.mark.parametrize("task", ["ForSequenceClassification", "ForTokenClassification", "ForMaskedLM"])
-def test_any_checkpoint_can_be_built_as_an_embedder(task: str, tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, task=task)
-    checkpoint = read(folder, task="embed")
-    with checkpoint.weights() as weights:
-        assert [weights.read(name).shape for name, _ in checkpoint.spec.weights()]
-    assert checkpoint.spec.dimensions == {"embedding": HIDDEN}

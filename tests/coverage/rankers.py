@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
 from tests.bei_build.families import jina
@@ -17,6 +18,7 @@ from tests.checkpoints import (
     add_static_modules,
     bpe_tokenizer,
     change_config,
+    change_json,
     read_tensors,
     save_dense,
     save_static,
@@ -404,8 +406,9 @@ def _pylate(folder: Path) -> None:
 
 def _residual(folder: Path) -> None:
     _pylate(folder)
-    path = folder / "1_Dense" / "config.json"
-    write_json(path, {**json.loads(path.read_text()), "use_residual": True})
+    change_json(folder / "1_Dense" / "config.json", use_residual=True)
+    matrix = torch.randn(16, 32, generator=torch.Generator().manual_seed(16)) / 6
+    write_tensors(folder / "1_Dense", {**read_tensors(folder / "1_Dense"), "residual.weight": matrix})
 
 
 def _original_colbert(folder: Path) -> None:

@@ -21,17 +21,30 @@ from bei_build.spec import (
     Pooling,
 )
 
-# transformers' ACT2FN names -> ours. "gelu" there is the exact form, "gelu_new" and "gelu_pytorch_tanh" the tanh one.
+# transformers' ACT2FN names -> ours. "gelu" there is the exact form; of the tanh one there are five, which differ in
+# how they are rounded. Left out are those with parameters (prelu, xielu), and two of mechanisms that are not built
+# (laplace, sqrtsoftplus).
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_10": "gelu_10",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
     "relu2": "relu2",
+    "relu6": "relu6",
+    "leaky_relu": "leaky_relu",
     "silu": "silu",
     "swish": "silu",
+    "hardswish": "hardswish",
+    "mish": "mish",
     "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "linear": "identity",
 }
 
 # From an HF config to the heads of one architecture.

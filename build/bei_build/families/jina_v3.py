@@ -76,8 +76,7 @@ def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     if raw.get("rope_scaling") is not None:
         raise CheckpointError("config.json has rope_scaling, which its code does not read: take it out.")
-    tanh = {"gelu_fast": "gelu_pytorch_tanh"}  # as the code reads it
-    config = {**raw, "hidden_act": tanh.get(raw["hidden_act"], raw["hidden_act"])}
+    config = dict(raw)
     if config["position_embedding_type"] == "rotary":
         del config["position_embedding_type"]
         config["rope_parameters"] = {"rope_type": "default", "rope_theta": raw.get("rotary_emb_base", 10000.0)}

@@ -68,7 +68,12 @@ class HeadEmitter:
             linear = graph.linear_fp32 if in_fp32 else graph.linear
             bias = self._read(f"{layer.name}.bias") if layer.bias else None
             product = linear(name, value, self._read(f"{layer.name}.weight"), bias)
-            return emit_activation(graph, product, layer.activation, f"{name}.act")
+            result = emit_activation(graph, product, layer.activation, f"{name}.act", in_fp32=in_fp32)
+            if not layer.residual:
+                return result
+            if layer.projects_residual:
+                value = linear(f"{name}.residual", value, self._read(f"{layer.name}.residual.weight"))
+            return graph.op("Add", [result, value], f"{name}.sum")
         if isinstance(layer, NormLayerSpec):
             inputs = [
                 value,
@@ -80,7 +85,7 @@ class HeadEmitter:
                 inputs.append(vector(f"{name}.bias", self._read(f"{layer.name}.bias")))
             return graph.op("LayerNormalization", inputs, name, axis=-1, epsilon=layer.norm.eps)
         if isinstance(layer, ActivationSpec):
-            return emit_activation(graph, value, layer.activation, name)
+            return emit_activation(graph, value, layer.activation, name, in_fp32=in_fp32)
         if isinstance(layer, LatentAttentionSpec):
             assert not in_fp32  # it is the first layer on tokens
             return emit_latent_attention(graph, self._read, value, layer, name)

@@ -99,12 +99,24 @@ class _TransformerEmitter:
         """The last states of the layers, which all models have."""
         spec = self._spec
         hidden = self._embeddings(self._input_ids, spec.embeddings, "embeddings")
-        embedded = hidden
+        states = [hidden]
         for index, layer in enumerate(spec.layers):
             hidden = self._layer(hidden, layer, f"layers.{index}")
             if index == 0 and spec.convolution:
-                hidden = self._convolved(hidden, embedded, spec.convolution)
-        return self._norm(hidden, spec.final_norm, "final_norm") if spec.final_norm else hidden
+                hidden = self._convolved(hidden, states[0], spec.convolution)
+            states.append(hidden)
+        if spec.final_norm:
+            states[-1] = self._norm(hidden, spec.final_norm, "final_norm")
+        return self._mixed(states, spec.layer_shares) if spec.layer_shares else states[-1]
+
+    def _mixed(self, states: Sequence[str], shares: Sequence[float]) -> str:
+        """The sum of ``states``, each times its share, added in FP32."""
+        graph, name, parts = self._graph, "layers.mixed", []
+        for index, (state, share) in enumerate(zip(states, shares, strict=True)):
+            if share:
+                wide = graph.cast(state, DType.FP32, f"{name}.{index}.fp32")
+                parts.append(graph.op("Mul", [wide, graph.constant(share, np.float32)], f"{name}.{index}"))
+        return graph.cast(graph.op("Sum", parts, f"{name}.sum"), graph.types.compute, name)
 
     def decoder(self, spec: DecoderSpec, encoded: str) -> str:
         """The last states of layers that read the text moved by one token, and ``encoded``."""

@@ -54,12 +54,20 @@ class _Layer:
     def __call__(self, value: Tensor) -> Tensor:
         if self.in_fp32:
             value = value.float()
+        if isinstance(self.spec, DenseSpec):
+            return self._dense(self.spec, value)
         if self.module is not None:
-            value = self.module(value)
-            return activated(value, self.spec.activation) if isinstance(self.spec, DenseSpec) else value
+            return self.module(value)  # type: ignore[no-any-return]
         if isinstance(self.spec, ActivationSpec):
             return activated(value, self.spec.activation)
         return functional.normalize(value, dim=-1)
+
+    def _dense(self, spec: DenseSpec, value: Tensor) -> Tensor:
+        assert self.module is not None
+        result = activated(self.module(value), spec.activation)
+        if not spec.residual:
+            return result
+        return result + (self.module.get_submodule("residual")(value) if spec.projects_residual else value)
 
 
 class Head:
@@ -120,6 +128,8 @@ def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | 
     module: nn.Module
     if isinstance(layer, DenseSpec):
         module = Linear(layer.in_features, layer.out_features, layer.bias, storage)
+        if layer.projects_residual:
+            module.add_module("residual", Linear(layer.in_features, layer.out_features, False, storage))
     elif isinstance(layer, NormLayerSpec):
         module = Norm(layer.norm, layer.width, storage)
     elif isinstance(layer, LatentAttentionSpec):

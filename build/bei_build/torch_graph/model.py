@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -89,13 +89,18 @@ class PackedModel(nn.Module):
         ids = step["input_ids"]
         embedded = self.embeddings(ids, self.embeddings.word, step)
         states = States(embedded)
+        passed = [embedded]
         for index, name in enumerate(self._order):
             is_convolved = index == 0 and self.convolution is not None
             following = None if is_convolved else self._rounding_behind(index)
             states = self.layers[name](states, step, following=following)
             if self.convolution and is_convolved:
                 states = States(self.convolution(states.total, embedded, step))
+            if self.spec.layer_shares:
+                passed.append(states.total)
         hidden = _finished(states, self.final_norm, step)
+        if self.spec.layer_shares:
+            hidden = _mixed([*passed[:-1], hidden], self.spec.layer_shares)
         if self.decoder:
             hidden = self.decoder(ids, self.embeddings.word, hidden, step)
         return {head.spec.output: head(hidden, step) for head in self._heads}
@@ -194,6 +199,12 @@ def _finished(states: States, norm: Norm | None, step: Step) -> Tensor:
     found = norm.of_sum(states, step).value if norm else states.total
     assert found is not None
     return found
+
+
+def _mixed(states: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The sum of ``states``, each times its share, added in FP32."""
+    parts = [state.float() * share for state, share in zip(states, shares, strict=True) if share]
+    return torch.stack(parts).sum(0).to(states[0].dtype)
 
 
 def packed_model(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bei.certification.labels import kl_divergence, label_agreement
+from bei.core import ScoreFunction
 
 
 def logits_of(*rows: list[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -50,5 +51,6 @@ def test_large_logits_have_finite_divergences(function: str) -> None:
     assert kl_divergence(-expected, expected, function) == pytest.approx(2000.0)  # type: ignore[arg-type]
 
 
-def test_scores_that_are_no_probabilities_have_no_divergence() -> None:
-    assert kl_divergence(np.ones((2, 3)), np.ones((2, 3)), "none") is None
+@pytest.mark.parametrize("function", ["none", "tanh", "relu", "softplus"])
+def test_scores_that_are_no_probabilities_have_no_divergence(function: ScoreFunction) -> None:
+    assert kl_divergence(np.ones((2, 3)), np.ones((2, 3)), function) is None

@@ -98,7 +98,7 @@ def save_kind(path: Path, kind: str, **fields: Any) -> tuple[Artifact, FakeEngin
     if kind != "embedder":
         manifest["embedding"] = None
     engine = FakeEngine(LIMITS) if kind == "embedder" else KindEngine(widths)
-    return save_artifact(path, **manifest, **fields), engine
+    return save_artifact(path, **{**manifest, **fields}), engine
 
 
 def post(app: App, path: str, **body: object) -> httpx.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bei.artifact import Classification
+from bei.core import ScoreFunction
 from bei.server.rerank import DocumentsRequest, Result, render_results, text_of
 from bei.tasks import Scores
 from tests.artifacts import token_ids
@@ -37,6 +40,61 @@ def best_first(texts: list[str] = TEXTS) -> list[int]:
 
 def indices_of(results: list[dict[str, Any]]) -> list[int]:
     return [result["index"] for result in results]
+
+
+# What a cross-encoder's files say of its scores and queries
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("none", probability),
+        ("sigmoid", probability),
+        ("softmax", probability),
+        ("tanh", np.tanh),
+        ("relu", lambda logit: max(logit, 0.0)),
+        ("softplus", lambda logit: float(np.log1p(np.exp(logit)))),
+    ],
+)
+def test_every_route_puts_the_same_function_on_a_logit(
+    function: ScoreFunction, expected: Callable[[float], float], tmp_path: Path
+) -> None:
+    """Where the checkpoint's function makes no score of a single logit, its sigmoid does; raw scores are logits."""
+    told = Classification(labels=["LABEL_0"], function=function)
+    prompts = {"query": "the cats ", "other": "a "}
+    fields: dict[str, Any] = {"classification": told, "prompts": prompts, "default_prompt_name": "query"}
+    app = App(save_kind(tmp_path / "reranker", "reranker", **fields))
+    try:
+        values = logits(query=f"the cats {QUERY}")
+        assert values != logits()
+        scores = [expected(value) for value in values]
+
+        def check(found: list[dict[str, Any]], name: str, wanted: list[float], *, ordered: bool = True) -> None:
+            order = np.argsort([-value for value in values], kind="stable") if ordered else range(len(values))
+            np.testing.assert_allclose([one[name] for one in found], [wanted[index] for index in order], rtol=1e-6)
+
+        for path in PATHS:
+            check(answer(app, path, query=QUERY, texts=TEXTS), "score", scores)
+            check(answer(app, path, query=QUERY, documents=TEXTS)["results"], "relevance_score", scores)
+        for path in ("/rerank", "/tei/rerank"):
+            check(answer(app, path, query=QUERY, texts=TEXTS, raw_scores=True), "score", values)
+        found = answer(app, "/infinity/rerank", query=QUERY, documents=TEXTS, model="reranker", raw_scores=True)
+        check(found["results"], "relevance_score", values)
+        for path in ("/cohere/v2/rerank", "/jina/v1/rerank", "/infinity/rerank"):
+            found = answer(app, path, query=QUERY, documents=TEXTS, model="reranker")
+            check(found["results"], "relevance_score", scores)
+        for path in ("/score", "/vllm/score", "/vllm/v1/score"):
+            check(answer(app, path, text_1=QUERY, text_2=TEXTS)["data"], "score", scores, ordered=False)
+            found = answer(app, path, text_1=QUERY, text_2=TEXTS, use_activation=False)
+            check(found["data"], "score", values, ordered=False)
+        own = [value if function == "none" else 1.0 if function == "softmax" else expected(value) for value in values]
+        pairs = [[QUERY, text] for text in TEXTS]
+        found = [best for best, *_ in answer(app, "/predict", inputs=pairs)]
+        check(found, "score", own, ordered=False)
+        found = [best for best, *_ in answer(app, "/predict", inputs=pairs, raw_scores=True)]
+        check(found, "score", values, ordered=False)
+    finally:
+        app.close()
 
 
 # texts: TEI and BEI

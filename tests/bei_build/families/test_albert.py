@@ -21,7 +21,7 @@ from tests.zoo import CASES, save_case
         ({"inner_group_num": 2}, "inner_group_num = 2; bei's albert family supports only 1"),
         ({"num_hidden_groups": 0}, "num_hidden_groups = 0 for 3 layers: each group must have a layer"),
         ({"num_hidden_groups": 4}, "num_hidden_groups = 4 for 3 layers"),
-        ({"hidden_act": "gelu_fast"}, "Activation 'gelu_fast' is not supported"),
+        ({"hidden_act": "laplace"}, "Activation 'laplace' is not supported"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

@@ -23,7 +23,7 @@ from tests.zoo import CASES, save_case
         ("BigBirdModel", {"is_decoder": True}, "is_decoder = True"),
         ("ErnieModel", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
         ("MegatronBertModel", {"is_decoder": True}, "is_decoder = True"),
-        ("XLMRobertaXLModel", {"hidden_act": "mish"}, "Activation 'mish'"),
+        ("XLMRobertaXLModel", {"hidden_act": "laplace"}, "Activation 'laplace'"),
         ("RoFormerModel", {"rotary_value": True}, "rotary_value = True"),
         ("EsmModel", {"position_embedding_type": "relative_key"}, "'absolute' or 'rotary'"),
         ("DebertaModel", {"relative_attention": False}, "relative_attention = False"),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import transformers
-from transformers.activations import ACT2FN
 
-from bei.errors import CheckpointError, UnsupportedArchitectureError
+from bei.errors import UnsupportedArchitectureError
 from bei_build.families import FAMILIES, family_of
-from bei_build.families.base import Family, activation_named
+from bei_build.families.base import Family
 
 # Classes that came with their authors' own code.
 REMOTE_CODE = (
@@ -60,17 +59,3 @@ def test_a_model_type_of_remote_code_finds_the_native_family(family: Family) -> 
 def test_an_architecture_belongs_to_its_model_type() -> None:
     with pytest.raises(UnsupportedArchitectureError, match=r"RobertaModel of model_type 'bert' is not supported"):
         family_of("bert", "RobertaModel", {})
-
-
-@pytest.mark.parametrize(
-    "name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"]
-)
-def test_known_activations_are_known_to_transformers(name: str) -> None:
-    assert name in ACT2FN
-    assert activation_named(name)
-
-
-@pytest.mark.parametrize("name", ["mish", "", None, 3, "GELU"])
-def test_unknown_activations_are_refused_with_the_known_ones(name: object) -> None:
-    with pytest.raises(CheckpointError, match=r"is not supported\. Supported: gelu, gelu_new"):
-        activation_named(name)

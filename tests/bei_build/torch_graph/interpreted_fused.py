@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +26,7 @@ from bei.core import PackedBatch
 from bei.packing import graph_inputs
 from bei_build.quantization.scheme import LayerQuantization, Quantization
 from bei_build.spec import Activation, LayerSpec, ModelSpec, NormalizeSpec, NormSpec, Pooling, RopeSpec
-from bei_build.torch_graph.activation import gated
+from bei_build.torch_graph.activation import _NOT_FUSED, gated
 from bei_build.torch_graph.fp8 import Rounding
 from bei_build.torch_graph.fusions import ALL, NONE, Fusions
 from bei_build.torch_graph.heads import Head
@@ -97,7 +97,7 @@ def of_norm(spec: NormSpec, *, added: bool = True, factor: float = 1.0, smooth: 
 def of_activation(activation: Activation, *, is_gated: bool = False, smooth: bool | None = None) -> float:
     generator = torch.Generator().manual_seed(1)
     # Halves of one product: rows are farther apart than they are long.
-    value, gate = (3 * torch.randn(21, 2 * WIDTH, generator=generator)).chunk(2, dim=1)
+    value, gate = (6 * torch.randn(21, 2 * WIDTH, generator=generator)).chunk(2, dim=1)
     found = [
         gated(
             value,
@@ -203,10 +203,7 @@ CASES: dict[str, Callable[[], float]] = {
         of_norm, replace(RMS, offset=1.0), added=False, smooth=True
     ),
     "norm: a scaled sum": partial(of_norm, RMS, factor=0.25),
-    **{
-        f"activation: {name}": partial(of_activation, name)
-        for name in ("gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "tanh", "sigmoid", "identity")
-    },
+    **{f"activation: {name}": partial(of_activation, name) for name in get_args(Activation) if name not in _NOT_FUSED},
     "activation: SwiGLU": partial(of_activation, "silu", is_gated=True),
     "activation: GeGLU, rounded": partial(of_activation, "gelu_tanh", is_gated=True, smooth=False),
     "activation: GELU, smoothed": partial(of_activation, "gelu", smooth=True),

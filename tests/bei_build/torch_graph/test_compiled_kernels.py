@@ -161,6 +161,8 @@ KERNELS: dict[str, Callable[[], tuple[Any, Callable[[], object]]]] = {
     "activation: GELU, rounded": partial(activation, "gelu", is_gated=False, rounds=True),
     "activation: SwiGLU, rounded": partial(activation, "silu", is_gated=True, rounds=True),
     "activation: GeGLU": partial(activation, "gelu_tanh", is_gated=True, rounds=False),
+    "activation: Mish": partial(activation, "mish", is_gated=False, rounds=False),
+    "activation: clipped GELU": partial(activation, "gelu_10", is_gated=False, rounds=False),
     "activation: squared ReLU": partial(activation, "relu2", is_gated=False, rounds=True),
     "rounding": partial(activation, "identity", is_gated=False, rounds=True),
     "rotation: Mistral-7B": partial(rotation, 128, (32, 8), "", neighbours=False),

@@ -25,7 +25,7 @@ needs_triton = pytest.mark.skipif(
 
 FIRST = (
     *("norm: LayerNorm without weights, smoothed", "norm: RMSNorm with an offset, of no sum, smoothed"),
-    *("activation: GeGLU, rounded", "activation: gelu", "rounding: extremes"),
+    *("activation: GeGLU, rounded", "activation: gelu_10", "activation: mish", "rounding: extremes"),
     *("rotation: LayerNorms of heads, neighbours", "rotation: a part of each head"),
     *("pooling: mean without prompts, unit length", "pooling: max", "pooling: NaN"),
     "model: Llama, FP8",

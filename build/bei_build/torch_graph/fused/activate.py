@@ -10,7 +10,10 @@ from torch.library import triton_op, wrap_triton
 
 # Of ``bei_build.spec.Activation``.
 SUPPORTED = frozenset(
-    {"gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "silu", "tanh", "sigmoid", "identity"},
+    {
+        *("gelu", "gelu_tanh", "gelu_10", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "elu", "silu"),
+        *("hardswish", "mish", "tanh", "sigmoid", "identity"),
+    }
 )
 _COLUMNS = 1024
 
@@ -39,6 +42,9 @@ def _kernel(  # type: ignore[no-untyped-def]
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
         x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "gelu_10":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        x = tl.clamp(x, -10.0, 10.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACTIVATION == "quick_gelu":
         x = x * tl.sigmoid(1.702 * x)
     elif ACTIVATION == "relu":
@@ -46,8 +52,21 @@ def _kernel(  # type: ignore[no-untyped-def]
     elif ACTIVATION == "relu2":
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
         x = x * x
+    elif ACTIVATION == "relu6":
+        x = tl.clamp(x, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACTIVATION == "leaky_relu":
+        x = tl.where(x > 0.0, x, 0.01 * x)
+    elif ACTIVATION == "elu":
+        x = tl.where(x > 0.0, x, tl.exp(x) - 1.0)
     elif ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
+    elif ACTIVATION == "hardswish":
+        x = x * tl.clamp(x + 3.0, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL) / 6.0
+    elif ACTIVATION == "mish":
+        # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2); from 20 on it is 1.
+        power = tl.exp(tl.minimum(x, 20.0))
+        power = power * (power + 2.0)
+        x = x * (power / (power + 2.0))
     elif ACTIVATION == "tanh":
         x = 2.0 * tl.sigmoid(2.0 * x) - 1.0
     elif ACTIVATION == "sigmoid":
