@@ -175,6 +175,9 @@ class _Oracle:
         if self._structure.template:
             return [function(self._template_score(*pair)) for pair in PAIRS]
         inputs: Sequence[Any] = PAIRS if self._structure.pairs or self._structure.task == "rerank" else TEXTS
+        if self._structure.modules:
+            read = self._read(inputs)
+            return [function(self._tail(self._pooled(self._states(tokens)))) for tokens in read]
         if self._states_of:
             return [function(self._remote_logits(self._states(tokens))) for tokens in self._read(inputs)]
         if self._structure.behind:

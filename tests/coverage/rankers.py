@@ -26,7 +26,7 @@ from tests.checkpoints import (
 )
 from tests.coverage import shapes, stored, tokenizers
 from tests.coverage.embedders import UNIT, gte, jina_states
-from tests.coverage.structures import Entry, Late, Structure, Template
+from tests.coverage.structures import Entry, Late, LayerNorm, Structure, Template
 from tests.recipes import remote_gte
 
 
@@ -90,24 +90,25 @@ def _logit_score(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", tokenizer)
 
 
-def _ettin_modules(folder: Path) -> None:
-    """Pooling, and layers that end in a score."""
-    prefix = "sentence_transformers"
-    kinds = {
-        "": f"{prefix}.base.modules.transformer.Transformer",
-        "1_Pooling": f"{prefix}.sentence_transformer.modules.pooling.Pooling",
-        "2_Dense": f"{prefix}.base.modules.dense.Dense",
-        "3_LayerNorm": f"{prefix}.sentence_transformer.modules.layer_norm.LayerNorm",
-        "4_Dense": f"{prefix}.base.modules.dense.Dense",
+def _ends_in_scores(folder: Path) -> None:
+    """A CrossEncoder of layers behind a pooling, as sentence-transformers 5.5 saves it."""
+    places = {
+        "Transformer": "base.modules.transformer",
+        "Pooling": "sentence_transformer.modules.pooling",
+        "Dense": "base.modules.dense",
+        "LayerNorm": "sentence_transformer.modules.layer_norm",
     }
-    entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds.items())]
-    write_json(folder / "modules.json", entries)
-    write_json(folder / "1_Pooling" / "config.json", {"embedding_dimension": 32, "pooling_mode": "mean"})
-    save_dense(folder / "2_Dense", 32, Dense(32, "GELU", bias=False))
-    write_json(folder / "3_LayerNorm" / "config.json", {"dimension": 32})
-    save_dense(folder / "4_Dense", 32, Dense(1, "Identity"))
-    path = folder / "4_Dense" / "config.json"
+    modules = json.loads((folder / "modules.json").read_text())
+    for module in modules:
+        kind = module["type"].rsplit(".", 1)[-1]
+        module["type"] = f"sentence_transformers.{places[kind]}.{kind}"
+    write_json(folder / "modules.json", modules)
+    pooling = {"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    path = folder / modules[-1]["path"] / "config.json"
     write_json(path, {**json.loads(path.read_text()), "module_output_name": "scores"})
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    write_json(folder / "config_sentence_transformers.json", settings)
 
 
 def _one_label(folder: Path) -> None:
@@ -348,9 +349,25 @@ RERANKERS = (
     ),
     Entry(
         "cross-encoder/ettin-reranker-150m-v1",
-        Structure("rerank", "ModernBertModel", shapes.MODERN, bpe_tokenizer, prepare=(_ettin_modules,)),
-        "Pooling and Dense layers that end in a score",
-        unsure="the repository's exact name",
+        Structure(
+            "rerank",
+            "ModernBertModel",
+            shapes.MODERN,
+            bpe_tokenizer,
+            pooling="cls",
+            tail=(Dense(32, "GELU", bias=False), LayerNorm(32), Dense(1, "Identity")),
+            modules=True,
+            function="none",
+            prepare=(_ends_in_scores,),
+        ),
+        "the first token, layers that end in a score",
+        (
+            "cross-encoder/ettin-reranker-17m-v1",
+            "cross-encoder/ettin-reranker-32m-v1",
+            "cross-encoder/ettin-reranker-68m-v1",
+            "cross-encoder/ettin-reranker-400m-v1",
+            "cross-encoder/ettin-reranker-1b-v1",
+        ),
     ),
     Entry(
         "castorini/monot5-base-msmarco",
