@@ -454,7 +454,7 @@ FORMS = (
         "nvidia/omni-embed-nemotron-3b",
         named("nvomniembed", "NVOmniEmbedModel", auto_map={"AutoModel": "modeling_nvomniembed.NVOmniEmbedModel"}),
         "images, sounds and texts",
-        unsure="names of class and type",
+        unsure="the name of its file",
     ),
     Entry(
         "mistralai/Ministral-3-3B-Instruct-2512",

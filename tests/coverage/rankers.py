@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
 from tests.bei_build.families import jina
@@ -60,9 +61,10 @@ def comparison(hf_class: str, settings: dict[str, Any], options: dict[str, Any],
     return Structure("rerank", hf_class, settings, **given)
 
 
-# As zerank's: every message by its role.
+# As zerank's: a query is what the system says, a document what the user says.
 _CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% set roles = {'query': 'system', 'document': 'user'} %}"
+    "{% for message in messages %}<|im_start|>{{ roles[message.role] }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -85,6 +87,8 @@ def _logit_score(folder: Path) -> None:
         "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
     }
     write_json(folder / "sentence_bert_config.json", transformer)
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    write_json(folder / "config_sentence_transformers.json", settings)
     (folder / "chat_template.jinja").write_text(_CHATML)
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<pad>"}
     write_json(folder / "tokenizer_config.json", tokenizer)
@@ -136,11 +140,6 @@ RERANKERS = (
         ),
     ),
     Entry(
-        "cross-encoder/ms-marco-electra-base",
-        reranker("ElectraForSequenceClassification", shapes.ELECTRA, changes=_OLD_IDENTITY, function="none"),
-        "the key for the activation before version 4",
-    ),
-    Entry(
         "cross-encoder/stsb-roberta-base",
         reranker("RobertaForSequenceClassification", shapes.ROBERTA, tokenizer=bpe_tokenizer),
         "sigmoid",
@@ -154,6 +153,7 @@ RERANKERS = (
         "cross-encoder/qnli-electra-base",
         reranker("ElectraForSequenceClassification", shapes.ELECTRA),
         "sigmoid",
+        ("cross-encoder/ms-marco-electra-base",),
     ),
     Entry(
         "cross-encoder/mmarco-mMiniLMv2-L12-H384-v1",
@@ -170,7 +170,6 @@ RERANKERS = (
         "ncbi/MedCPT-Cross-Encoder",
         reranker("BertForSequenceClassification", shapes.ENCODER),
         "one label, no files beside it",
-        ("ibm/re2g-reranker-nq",),
     ),
     Entry(
         "BAAI/bge-reranker-v2-m3",
@@ -266,6 +265,7 @@ RERANKERS = (
         "amberoad/bert-multilingual-passage-reranking-msmarco",
         Structure("classify", "BertForSequenceClassification", shapes.ENCODER, labels=2, pairs=True),
         "two labels: served as a classifier of pairs",
+        ("ibm-research/re2g-reranker-nq",),
     ),
     Entry(
         "michaelfeil/mxbai-rerank-large-v2-seq",
@@ -321,13 +321,30 @@ RERANKERS = (
             "Qwen3ForCausalLM",
             {**shapes.QWEN3_06, "max_position_embeddings": 1024},
             tokenizers.plain,
-            function="sigmoid",
+            function="none",
             template=Template(tokens=("Yes",), chat=True),
             prepare=(_logit_score,),
         ),
-        "LogitScore with one token, a chat template",
-        ("zeroentropy/zerank-1", "zeroentropy/zerank-1-small"),
-        unsure="files of the repositories, from their model cards",
+        "LogitScore with one token, a chat template; raw scores",
+        unsure="its files: the card says what predict() gives without code of the repository's own",
+    ),
+    Entry(
+        "zeroentropy/zerank-1-small",
+        comparison(
+            "Qwen3ForCausalLM",
+            shapes.QWEN3_06,
+            {
+                "score_tokens": ("Yes",),
+                "rerank_prefix": "<|im_start|>system\n",
+                "rerank_body": "{query}<|im_end|>\n<|im_start|>user\n{document}",
+                "rerank_suffix": "<|im_end|>\n<|im_start|>assistant\n",
+            },
+            function="none",
+            changes={"auto_map": {"AutoConfig": "modeling_zeranker.ZEConfig"}},
+        ),
+        "raw scores of one token; its own code replaces CrossEncoder.predict by the sigmoid of a fifth of them",
+        ("zeroentropy/zerank-1",),
+        unsure="the entry of auto_map, and whether its files have changed with zerank-2's",
     ),
     Entry(
         "nvidia/llama-nemotron-rerank-1b-v2",
@@ -398,24 +415,40 @@ def _splade(folder: Path) -> None:
 
 
 def _router(folder: Path) -> None:
-    """Queries by a static table, documents by a masked language model."""
-    prefix = "sentence_transformers"
-    write_json(
-        folder / "modules.json",
-        [{"idx": 0, "name": "0", "path": "", "type": f"{prefix}.models.Router"}],
+    """Queries by a table of weights, documents by a masked language model (sentence-transformers' Router)."""
+    prefix = "sentence_transformers.sparse_encoder.models"
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
+    write_json(folder / "modules.json", [module])
+    table, model, pooling = (
+        f"{prefix}.SparseStaticEmbedding.SparseStaticEmbedding",
+        f"{prefix}.MLMTransformer.MLMTransformer",
+        f"{prefix}.SpladePooling.SpladePooling",
     )
-    structure = {"query": ["query_0_SparseStaticEmbedding"], "document": ["document_0_MLMTransformer"]}
-    write_json(folder / "router_config.json", {"types": {}, "structure": structure, "parameters": {}})
+    query, document, splade = "query_0_SparseStaticEmbedding", "document_0_MLMTransformer", "document_1_SpladePooling"
+    router = {
+        "types": {query: table, document: model, splade: pooling},
+        "structure": {"query": [query], "document": [document, splade]},
+        "parameters": {"default_route": "document", "allow_empty_key": True},
+    }
+    (folder / document).mkdir()
+    for path in [path for path in folder.iterdir() if path.is_file() and path.name != "modules.json"]:
+        path.rename(folder / document / path.name)
+    write_json(folder / "router_config.json", router)
+    write_json(folder / splade / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
+    rows = json.loads((folder / document / "config.json").read_text())["vocab_size"]
+    (folder / query).mkdir()
+    write_tensors(folder / query, {"weight": torch.linspace(0.1, 3.0, rows)})
+    write_json(folder / query / "config.json", {"frozen": True})
 
 
-def _pylate(folder: Path) -> None:
-    """PyLate's layout: the linear layer is on every token."""
+def _pylate(folder: Path, query: str = "[Q] ", document: str = "[D] ") -> None:
+    """PyLate's layout: the linear layer is on every token; a marker in front of each side."""
     kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
     entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds.items())]
     write_json(folder / "modules.json", entries)
     save_dense(folder / "1_Dense", 32, Dense(16, "Identity", bias=False))
     lengths = {"query_length": 32, "document_length": 300, "attend_to_expansion_tokens": False}
-    markers = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "skiplist_words": [*string.punctuation]}
+    markers = {"query_prefix": query, "document_prefix": document, "skiplist_words": [*string.punctuation]}
     write_json(folder / "config_sentence_transformers.json", {**markers, **lengths})
 
 
@@ -453,7 +486,7 @@ SPARSE_AND_LATE = (
         "naver/splade-v3",
         Structure("embed_sparse", "BertForMaskedLM", shapes.ENCODER, prepare=(_splade,)),
         "SpladePooling",
-        ("prithivida/Splade_PP_en_v1", "prithivida/Splade_PP_en_v2", "naver/splade-v3-doc"),
+        ("prithivida/Splade_PP_en_v1", "prithivida/Splade_PP_en_v2"),
     ),
     Entry(
         "naver/splade-cocondenser-ensembledistil",
@@ -465,20 +498,26 @@ SPARSE_AND_LATE = (
         "opensearch-project/opensearch-neural-sparse-encoding-v2-distill",
         Structure("embed_sparse", "DistilBertForMaskedLM", shapes.DISTILBERT),
         "DistilBERT",
-        ("naver/splade-v3-distilbert", "opensearch-project/opensearch-neural-sparse-encoding-doc-v2-distill"),
-        unsure="the doc models' queries are looked up in a table, which bei does not have",
+        ("naver/splade-v3-distilbert",),
     ),
     Entry(
         "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill",
         Structure("embed_sparse", "DistilBertForMaskedLM", shapes.DISTILBERT, prepare=(_router,)),
         "Router: queries by a table",
+        ("opensearch-project/opensearch-neural-sparse-encoding-doc-v2-distill",),
+        unsure="the activation of its pooling",
+    ),
+    Entry(
+        "naver/splade-v3-doc",
+        Structure("embed_sparse", "BertForMaskedLM", shapes.ENCODER, prepare=(_router,)),
+        "Router: queries by a table",
         ("opensearch-project/opensearch-neural-sparse-encoding-multilingual-v1",),
+        unsure="names of its folders",
     ),
     Entry(
         "ibm-granite/granite-embedding-30m-sparse",
         Structure("embed_sparse", "RobertaForMaskedLM", shapes.ROBERTA, bpe_tokenizer, prepare=(_splade,)),
         "RoBERTa",
-        unsure="whether it has sentence-transformers' files",
     ),
     Entry(
         "colbert-ir/colbertv2.0",
@@ -498,11 +537,11 @@ SPARSE_AND_LATE = (
             "embed_tokens",
             "BertModel",
             shapes.ENCODER,
-            tokenizers.pylate_wordpiece,
-            prepare=(_pylate,),
-            late=Late(16, mask="[MASK]"),
+            tokenizers.unused,
+            prepare=(partial(_pylate, query="[unused0]", document="[unused1]"),),
+            late=Late(16, "[unused0]", "[unused1]", mask="[MASK]"),
         ),
-        "PyLate's files, BERT",
+        "PyLate's files, BERT, the original ColBERT's markers",
     ),
     Entry(
         "mixedbread-ai/mxbai-edge-colbert-v0-17m",
