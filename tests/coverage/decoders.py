@@ -207,7 +207,7 @@ QWEN_AND_LLAMA = (
         "tencent/KaLM-Embedding-Gemma3-12B-2511",
         last("Gemma3TextModel", shapes.GEMMA3, tokenizer=tokenizers.gemma),
         "causal; windows",
-        unsure="that it is causal, and read by its last token",
+        unsure="that it is causal, and read by its last token: pages on its series say neither",
     ),
 )
 

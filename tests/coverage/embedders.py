@@ -193,6 +193,7 @@ BERT = (
         "cointegrated/rubert-tiny2",
         embedder("BertForPreTraining", shapes.ENCODER, "cls"),
         "saved with the heads of its training",
+        unsure="that it has these heads: copies of it are saved as BertModel",
     ),
     Entry(
         "mixedbread-ai/mxbai-embed-large-v1",
@@ -215,8 +216,9 @@ BERT = (
         "thenlper/gte-base",
         bert(stored=torch.float16),
         "stored in float16",
-        ("thenlper/gte-small", "thenlper/gte-large", "thenlper/gte-large-zh"),
+        ("thenlper/gte-small", "thenlper/gte-large"),
     ),
+    Entry("thenlper/gte-large-zh", bert("cls", stored=torch.float16), "first token, stored in float16"),
     Entry(
         "intfloat/multilingual-e5-small",
         bert(tokenizer=unigram_tokenizer, files=_TYPES_FROM_CLASS, types=False),
@@ -239,6 +241,7 @@ BERT = (
         "a wider Dense layer",
         ("MongoDB/mdbr-leaf-mt",),
     ),
+    Entry("aspire/acge_text_embedding", bert(tail=(Dense(56, "Identity"),)), "a wider Dense layer comes last"),
     Entry(
         "TencentBAC/Conan-embedding-v1",
         bert(tail=(Dense(56, "Identity"), Normalize())),
@@ -381,6 +384,7 @@ OTHER_ENCODERS = (
         "sentence-transformers/msmarco-distilbert-base-tas-b",
         embedder("DistilBertModel", shapes.DISTILBERT, "cls", unit=False),
         "first token",
+        unsure="sentence-transformers' list of models says mean",
     ),
     Entry(
         "sentence-transformers/multi-qa-distilbert-cos-v1",

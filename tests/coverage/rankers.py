@@ -414,7 +414,7 @@ def _splade(folder: Path) -> None:
     write_json(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
 
 
-def _router(folder: Path) -> None:
+def _router(folder: Path, activation: str = "relu") -> None:
     """Queries by a table of weights, documents by a masked language model (sentence-transformers' Router)."""
     prefix = "sentence_transformers.sparse_encoder.models"
     module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
@@ -434,7 +434,7 @@ def _router(folder: Path) -> None:
     for path in [path for path in folder.iterdir() if path.is_file() and path.name != "modules.json"]:
         path.rename(folder / document / path.name)
     write_json(folder / "router_config.json", router)
-    write_json(folder / splade / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
+    write_json(folder / splade / "config.json", {"pooling_strategy": "max", "activation_function": activation})
     rows = json.loads((folder / document / "config.json").read_text())["vocab_size"]
     (folder / query).mkdir()
     write_tensors(folder / query, {"weight": torch.linspace(0.1, 3.0, rows)})
@@ -502,10 +502,20 @@ SPARSE_AND_LATE = (
     ),
     Entry(
         "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill",
+        Structure(
+            "embed_sparse",
+            "DistilBertForMaskedLM",
+            shapes.DISTILBERT,
+            prepare=(partial(_router, activation="log1p_relu"),),
+        ),
+        "Router: queries by a table; two logarithms",
+        unsure="names of its folders; the logarithms are doc-v3-gte's",
+    ),
+    Entry(
+        "opensearch-project/opensearch-neural-sparse-encoding-doc-v2-distill",
         Structure("embed_sparse", "DistilBertForMaskedLM", shapes.DISTILBERT, prepare=(_router,)),
         "Router: queries by a table",
-        ("opensearch-project/opensearch-neural-sparse-encoding-doc-v2-distill",),
-        unsure="the activation of its pooling",
+        unsure="names of its folders",
     ),
     Entry(
         "naver/splade-v3-doc",
@@ -548,6 +558,7 @@ SPARSE_AND_LATE = (
         replace(_PYLATE, prepare=(_residual,)),
         "a Dense layer with a residual",
         ("mixedbread-ai/mxbai-edge-colbert-v0-32m",),
+        unsure="how many Dense layers it has, and which of them have a residual",
     ),
     Entry(
         "jinaai/jina-colbert-v2",
