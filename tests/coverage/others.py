@@ -253,9 +253,8 @@ FORMS = (
     ),
     Entry(
         "Qdrant/all-MiniLM-L6-v2-onnx",
-        Structure("embed", prepare=(stored.only("model.onnx", "tokenizer.json", "special_tokens_map.json"),)),
-        "ONNX only",
-        unsure="that it has no config.json",
+        bare("BertModel", shapes.ENCODER, prepare=(stored.instead_of_weights("model.onnx"),)),
+        "ONNX only, with config.json, without sentence-transformers' files",
     ),
     Entry(
         "nomic-ai/nomic-embed-text-v1.5-GGUF",

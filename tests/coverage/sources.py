@@ -389,6 +389,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "microsoft/biogpt": (_config("biogpt"),),
     # Other forms of weights, other kinds of models.
     "Xenova/all-MiniLM-L6-v2": ("github:huggingface/transformers.js packages/transformers/docs/source/pipelines.md",),
+    "Qdrant/all-MiniLM-L6-v2-onnx": (
+        f"{_FASTEMBED}/text/pooled_normalized_embedding.py",
+        f"{_FASTEMBED}/common/preprocessor_utils.py",
+    ),
     "urchade/gliner_medium-v2.1": ("github:urchade/GLiNER docs/intro.md", "github:urchade/GLiNER gliner/model.py"),
     "numind/NuNER_Zero": ("github:urchade/GLiNER docs/intro.md", "github:urchade/GLiNER gliner/model.py"),
     "openai/privacy-filter": (_config("openai_privacy_filter"),),
