@@ -40,6 +40,7 @@ COMMITS: Mapping[str, str] = {
     "RLHFlow/RLHF-Reward-Modeling": "fc39179",
     "Sayak86/QTS-Email-Data-Extraction": "dd0f82e",
     "Sehaan-1/tenderpulse-ml": "69009e0",
+    "The-X-School/Filtering-Techniques": "a152b59",
     "ZerBC/NagaAgent": "f09a9a8",
     "ahmedghosaini/crag-meta": "07bf4be",
     "allenai/reward-bench": "05a9005",
@@ -323,6 +324,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "openbmb/Eurus-RM-7b": (f"{_REWARDS}/__init__.py",),
     "infly/INF-ORM-Llama3.1-70B": (f"{_REWARDS}/__init__.py", f"{_REWARDS}/inform.py"),
     # Code of the repository's own.
+    "nvidia/NV-Embed-v2": ("github:The-X-School/Filtering-Techniques modeling_nvembed.py",),
     "jinaai/jina-embeddings-v3": (_VLLM_ROPE, "transformers:models/jina_embeddings_v3/modeling_jina_embeddings_v3.py"),
     "jinaai/jina-embeddings-v3-hf": (_config("jina_embeddings_v3"),),
     "voyageai/voyage-4-nano": (f"{_CANDLE}/src/models/flash_qwen3.rs", f"{_CANDLE}/tests/test_voyage_nano.rs"),
