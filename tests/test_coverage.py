@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
-from tests.coverage.document import DOCUMENT, repository_rows
+from tests.coverage.document import DOCUMENT, document, numbers, origin_of, repository_rows, written_verdicts
 from tests.coverage.entries import ENTRIES
+from tests.coverage.sources import COMMITS, OF_CLASSES, SOURCES
 from tests.coverage.structures import Entry
 from tests.coverage.verdicts import Verdict, verdict_of
 
@@ -21,11 +26,14 @@ QUICK = (
     "sentence-transformers/gtr-t5-base",
     "nvidia/llama-nemotron-rerank-1b-v2",
     "zeroentropy/zerank-2",
+    "cross-encoder/ettin-reranker-150m-v1",
     "lightonai/GTE-ModernColBERT-v1",
     "minishlab/potion-base-8M",
     "vinai/phobert-base-v2",
     "Xenova/all-MiniLM-L6-v2",
 )
+_REPOSITORY = r"[\w.-]+/[\w.-]+"
+FORMS = rf"github:{_REPOSITORY} \S+|card:{_REPOSITORY}|transformers:\S+\.py|page:\S+ \S+|package:\S+"
 NAMES = [name for entry in ENTRIES for name in entry.repositories]
 
 
@@ -62,6 +70,44 @@ def test_a_row_says_what_the_entry_says_and_no_fault(entry: Entry) -> None:
         verdict = rows[name].removeprefix(start)
         assert verdict != rows[name]
         assert verdict.startswith(("builds and matches", "refused"))
+
+
+@pytest.mark.parametrize("table", [SOURCES, OF_CLASSES], ids=["of repositories", "of classes"])
+def test_sources_are_of_entries_and_say_where_they_were_read(table: Mapping[str, tuple[str, ...]]) -> None:
+    assert set(table) <= {entry.repository for entry in ENTRIES}
+    for sources in table.values():
+        assert sources
+        assert all(re.fullmatch(FORMS, source) for source in sources), sources
+
+
+def test_a_structure_has_one_kind_of_source() -> None:
+    assert not SOURCES.keys() & OF_CLASSES.keys()
+
+
+def test_every_repository_of_a_source_has_its_commit() -> None:
+    places = {source.split(":", 1)[1].split(" ")[0] for source in numbers() if source.startswith("github:")}
+    assert places == COMMITS.keys()
+
+
+def test_files_of_transformers_are_there() -> None:
+    package = Path(transformers.__file__).parent
+    paths = [source.removeprefix("transformers:") for source in numbers() if source.startswith("transformers:")]
+    assert paths
+    assert [path for path in paths if not (package / path).is_file()] == []
+
+
+def test_the_document_counts_and_lists_the_sources() -> None:
+    text = DOCUMENT.read_text()
+    for origin, count in Counter(map(origin_of, ENTRIES)).items():
+        assert f"\n| {origin} | {count} | " in text
+    listed_sources = text.split("\n## Sources\n")[1].strip().split("\n")
+    assert [line.split(". ")[0] for line in listed_sources] == [str(number) for number in numbers().values()]
+
+
+def test_verdicts_are_read_from_the_document_as_they_were_written() -> None:
+    verdicts = written_verdicts()
+    assert verdicts.keys() == {entry.repository for entry in ENTRIES}
+    assert document(verdicts) == DOCUMENT.read_text()
 
 
 def test_the_models_page_links_the_list() -> None:

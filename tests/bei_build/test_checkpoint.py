@@ -21,6 +21,7 @@ from bei.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     TokenizerError,
+    UnsupportedArchitectureError,
     WeightsError,
 )
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
@@ -183,6 +184,7 @@ def test_a_config_that_is_not_a_json_object_is_refused(content: str, folder: Pat
         ({"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'.*only 'absolute'"),
         ({"is_decoder": True}, "is_decoder = True.*only False"),
         ({"hidden_size": "wide"}, "correct it to a whole number"),
+        ({"hidden_size": True}, "correct it to a whole number"),
         ({"num_attention_heads": 0}, r"describes no model \(.*zero\)"),
         ({"num_hidden_layers": 0}, "a model without layers"),
     ],
@@ -190,6 +192,11 @@ def test_a_config_that_is_not_a_json_object_is_refused(content: str, folder: Pat
 def test_a_config_beyond_the_family_is_refused(changed: dict[str, object], message: str, folder: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(change_config(folder, **changed))
+
+
+def test_a_switch_that_is_called_like_a_size_is_none(folder: Path) -> None:
+    with pytest.raises(UnsupportedArchitectureError, match="no family for model_type 'lfm2'"):
+        read(change_config(folder, model_type="lfm2", architectures=["Lfm2Model"], block_auto_adjust_ff_dim=True))
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:

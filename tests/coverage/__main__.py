@@ -1,6 +1,7 @@
 """Build every structure of the list, compare it, and write docs/coverage.md: ``python -m tests.coverage``.
 
-``--only TEXT`` runs the entries whose repositories have TEXT in their names, prints their verdicts and writes nothing.
+``--only TEXT`` (as often as needed) runs the entries whose repositories have TEXT in their names, prints their verdicts
+and writes nothing; with ``--write`` it writes the document, and all other rows keep the verdicts that they have there.
 The exit code is 1 where a row is wrong or crashes.
 """
 
@@ -13,7 +14,7 @@ import traceback
 import torch
 from transformers.utils import logging
 
-from tests.coverage.document import DOCUMENT, document
+from tests.coverage.document import DOCUMENT, document, written_verdicts
 from tests.coverage.entries import ENTRIES
 from tests.coverage.structures import Entry
 from tests.coverage.verdicts import Verdict, verdict_of
@@ -22,16 +23,22 @@ from tests.coverage.verdicts import Verdict, verdict_of
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="a part of the repositories' names")
-    only = parser.parse_args().only.lower()
+    parser.add_argument("--only", action="append", default=[], help="a part of the repositories' names")
+    parser.add_argument("--write", action="store_true", help="write the document after --only too")
+    arguments = parser.parse_args()
+    only = [text.lower() for text in arguments.only]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # tiny matrices are slower on several
-    entries = [entry for entry in ENTRIES if any(only in name.lower() for name in entry.repositories)]
+    entries = [entry for entry in ENTRIES if not only or _is_asked_for(entry, only)]
     verdicts = {entry.repository: _verdict(entry) for entry in entries}
-    if not only:
-        DOCUMENT.write_text(document(verdicts))
+    if not only or arguments.write:
+        DOCUMENT.write_text(document({**written_verdicts(), **verdicts}))
     return int(any(verdict.is_fault for verdict in verdicts.values()))
+
+
+def _is_asked_for(entry: Entry, only: list[str]) -> bool:
+    return any(text in name.lower() for text in only for name in entry.repositories)
 
 
 def _verdict(entry: Entry) -> Verdict:

@@ -119,8 +119,7 @@ QWEN_AND_LLAMA = (
             tail=(Dense(40, "Identity"),),
             options={"attention": "bidirectional"},
         ),
-        "remote code without is_causal: the user says what it does",
-        unsure="a mean, and a Dense layer behind it",
+        "remote code without is_causal: the user says what it does; a mean, a Dense layer",
     ),
     Entry(
         "BAAI/bge-code-v1",
@@ -208,7 +207,7 @@ QWEN_AND_LLAMA = (
         "tencent/KaLM-Embedding-Gemma3-12B-2511",
         last("Gemma3TextModel", shapes.GEMMA3, tokenizer=tokenizers.gemma),
         "causal; windows",
-        unsure="that it is causal, and read by its last token",
+        unsure="that it is causal, and read by its last token: pages on its series say neither",
     ),
 )
 
@@ -292,7 +291,6 @@ REMOTE = (
         "perplexity-ai/pplx-embed-v1-0.6b",
         remote("bidirectional_pplx_qwen3", "PPLXQwen3Model", "modeling.PPLXQwen3Model"),
         "remote code: Qwen3 that sees both ways, quantized vectors",
-        unsure="names of class and type",
     ),
     Entry(
         "Kingsoft-LLM/QZhou-Embedding",
@@ -302,8 +300,8 @@ REMOTE = (
     Entry(
         "jinaai/jina-embeddings-v5-text-small",
         remote("jina_embeddings_v5", "JinaEmbeddingsV5Model", "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"),
-        "remote code: adapters by task",
-        unsure="names of class and type",
+        "remote code: adapters by task on Qwen3",
+        unsure="the name of its file",
     ),
     Entry(
         "chandar-lab/NeoBERT",
@@ -568,7 +566,9 @@ LANGUAGE_MODELS = (
         "LiquidAI/LFM2-350M",
         language_model(
             "Lfm2ForCausalLM",
-            shapes.decoder(4, 2, layer_types=["conv", "full_attention"], **shapes.rope(theta=1000000.0)),
+            shapes.decoder(
+                4, 2, layer_types=["conv", "full_attention"], tie_word_embeddings=True, **shapes.rope(theta=1000000.0)
+            ),
         ),
         "convolutions between attention layers",
     ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.coverage.entries import CHAPTERS
+from tests.coverage.entries import CHAPTERS, ENTRIES
+from tests.coverage.sources import COMMITS, OF_CLASSES, TRANSFORMERS
 from tests.coverage.structures import Entry
-from tests.coverage.verdicts import TOLERANCE, Verdict
+from tests.coverage.verdicts import TOLERANCE, Kind, Verdict
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "coverage.md"
 
@@ -24,16 +26,42 @@ remote code without a class in transformers is compared with an implementation i
 |---|---|---|
 {counts}
 
+What is known of a repository is the weak point of this page. The numbers in the column "source" are those of the list
+at its end; they are about the first repository of a structure, or about another one that has it. That the others ("as")
+have the same structure is from memory where none of these sources names them.
+
+| source | structures | |
+|---|---|---|
+{sources}
+
 Settings that the user must give are in the column "special". A "?" marks what is from memory or a guess; the notes
 below the table say what. Written by `python -m tests.coverage`, which fails where a row is wrong or crashes.
 """
-_MEANINGS = {
+_ORIGINS = {
+    "read": "files, a card, code, tests or documents that name the repository, or another one of its structure",
+    "class": "documents or code of its class, its tokenizer or its form of weights, which do not name the repository",
+    "memory": "nothing that could be read was found",
+}
+_MEANINGS: Mapping[Kind, str] = {
     "builds and matches": f"all answers are within {TOLERANCE:.0e}; the largest difference is given",
     "refused": "the build stops with the message whose first sentence is given",
     "WRONG": "builds, and answers something else: a defect",
     "CRASHES": "stops with an error that is none of bei's: a defect",
 }
-_HEADER = "| repository | class | task | special | verdict |\n|---|---|---|---|---|"
+_HEADER = "| repository | class | task | special | source | verdict |\n|---|---|---|---|---|---|"
+
+
+def written_verdicts() -> dict[str, Verdict]:
+    """Those of the page that is there, by the first repository of each entry."""
+    rows = [line.split(" | ") for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
+    cells = {row[0].strip("| ").removesuffix(" ?"): row[-1].removesuffix(" |").replace("\\|", "|") for row in rows}
+    verdicts = {}
+    for entry in ENTRIES:
+        cell = cells.get(entry.repository, "")
+        if (kind := next((kind for kind in _MEANINGS if cell.startswith(kind)), None)) is not None:
+            matches = cell.removeprefix(kind).startswith(" (")
+            verdicts[entry.repository] = Verdict(kind, cell[len(kind) + 2 : len(cell) - matches])
+    return verdicts
 
 
 def document(verdicts: Mapping[str, Verdict]) -> str:
@@ -43,8 +71,43 @@ def document(verdicts: Mapping[str, Verdict]) -> str:
         for entry in entries:
             counts[verdicts[entry.repository].kind] += len(entry.repositories)
     shown = "\n".join(f"| {kind} | {counts[kind]} | {meaning} |" for kind, meaning in _MEANINGS.items() if counts[kind])
-    title = _TITLE.format(num_names=sum(counts.values()), counts=shown)
-    return "\n".join([title, *(_chapter(name, entries, verdicts) for name, entries in CHAPTERS.items())])
+    origins = Counter(origin_of(entry) for entry in ENTRIES)
+    sources = "\n".join(f"| {origin} | {origins[origin]} | {meaning} |" for origin, meaning in _ORIGINS.items())
+    title = _TITLE.format(num_names=sum(counts.values()), counts=shown, sources=sources)
+    chapters = (_chapter(name, entries, verdicts) for name, entries in CHAPTERS.items())
+    return "\n".join([title, *chapters, _references()])
+
+
+def origin_of(entry: Entry) -> str:
+    """One of "read", "class", "memory"."""
+    if entry.repository in OF_CLASSES:
+        return "class"
+    return "read" if entry.sources else "memory"
+
+
+@functools.cache
+def numbers() -> dict[str, int]:
+    """The sources' numbers, in the order of the page."""
+    return {source: n for n, source in enumerate(dict.fromkeys(s for entry in ENTRIES for s in entry.sources), 1)}
+
+
+def _references() -> str:
+    lines = [f"{number}. {_reference(source)}" for source, number in numbers().items()]
+    return "\n".join(["## Sources", "", *lines, ""])
+
+
+def _reference(source: str) -> str:
+    """What a source is, and the state in which it was read."""
+    kind, name = source.split(":", 1)
+    place, _, path = name.partition(" ")
+    shown = {
+        "github": f"{place} at {COMMITS.get(place)}: {path}",
+        "transformers": f"transformers {TRANSFORMERS}: {name}",
+        "card": f"the model card of {name}",
+        "package": f"PyPI's package {name}",
+        "page": f"{place} on {path}",
+    }
+    return shown[kind]
 
 
 def _chapter(name: str, entries: tuple[Entry, ...], verdicts: Mapping[str, Verdict]) -> str:
@@ -63,9 +126,14 @@ def repository_rows(entry: Entry, verdict: Verdict) -> list[tuple[str, str]]:
     mark = " ?" if entry.unsure else ""
     architecture = f"`{entry.structure.architecture}`" if entry.structure.architecture else "none"
     kind = f"{architecture} | {entry.structure.task}"
-    first = f"| {entry.repository}{mark} | {kind} | {_special(entry)} | "
-    others = [(f"| {name} | {kind} | as {entry.repository} | ", verdict.kind) for name in entry.same_as]
+    first = f"| {entry.repository}{mark} | {kind} | {_special(entry)} | {_source(entry)} | "
+    others = [(f"| {name} | {kind} | as {entry.repository} | | ", verdict.kind) for name in entry.same_as]
     return [(first, _cell(str(verdict))), *others]
+
+
+def _source(entry: Entry) -> str:
+    origin, shown = origin_of(entry), ", ".join(str(numbers()[source]) for source in entry.sources)
+    return {"read": shown, "class": f"class: {shown}", "memory": "memory"}[origin]
 
 
 def _special(entry: Entry) -> str:

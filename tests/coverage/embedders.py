@@ -193,6 +193,7 @@ BERT = (
         "cointegrated/rubert-tiny2",
         embedder("BertForPreTraining", shapes.ENCODER, "cls"),
         "saved with the heads of its training",
+        unsure="that it has these heads: copies of it are saved as BertModel",
     ),
     Entry(
         "mixedbread-ai/mxbai-embed-large-v1",
@@ -215,12 +216,14 @@ BERT = (
         "thenlper/gte-base",
         bert(stored=torch.float16),
         "stored in float16",
-        ("thenlper/gte-small", "thenlper/gte-large", "thenlper/gte-large-zh"),
+        ("thenlper/gte-small", "thenlper/gte-large"),
     ),
+    Entry("thenlper/gte-large-zh", bert("cls", stored=torch.float16), "first token, stored in float16"),
     Entry(
         "intfloat/multilingual-e5-small",
         bert(tokenizer=unigram_tokenizer, files=_TYPES_FROM_CLASS, types=False),
         "BERT with XLM-RoBERTa's tokenizer, which gives no token types",
+        unsure="the name in architectures: vLLM lists it as XLMRobertaModel",
     ),
     Entry(
         "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2",
@@ -238,12 +241,13 @@ BERT = (
         "a wider Dense layer",
         ("MongoDB/mdbr-leaf-mt",),
     ),
+    Entry("aspire/acge_text_embedding", bert(tail=(Dense(56, "Identity"),)), "a wider Dense layer comes last"),
     Entry(
         "TencentBAC/Conan-embedding-v1",
         bert(tail=(Dense(56, "Identity"), Normalize())),
         "a wider Dense layer",
         ("iampanda/zpoint_large_embedding_zh", "infgrad/stella-large-zh-v3-1792d"),
-        unsure="whether the Dense layer is followed by a Normalize",
+        unsure="whether the Dense layer is followed by a Normalize; mteb lists 768 dimensions",
     ),
     Entry(
         "facebook/contriever",
@@ -279,7 +283,7 @@ BERT = (
         "princeton-nlp/sup-simcse-bert-base-uncased",
         bare("BertModel", shapes.ENCODER, "cls"),
         "the state of the first token (`cls_before_pooler`)",
-        unsure="its own code puts the pooler's tanh layer on it by default",
+        unsure="its own code takes the pooler's output, a tanh layer on this state, which bei does not have",
     ),
 )
 
@@ -380,12 +384,18 @@ OTHER_ENCODERS = (
         "sentence-transformers/msmarco-distilbert-base-tas-b",
         embedder("DistilBertModel", shapes.DISTILBERT, "cls", unit=False),
         "first token",
+        unsure="sentence-transformers' list of models says mean",
     ),
     Entry(
         "sentence-transformers/multi-qa-distilbert-cos-v1",
         embedder("DistilBertModel", shapes.DISTILBERT),
         "mean, unit length",
-        ("sentence-transformers/msmarco-distilbert-cos-v5", "sentence-transformers/msmarco-distilbert-base-v4"),
+        ("sentence-transformers/msmarco-distilbert-cos-v5",),
+    ),
+    Entry(
+        "sentence-transformers/msmarco-distilbert-base-v4",
+        embedder("DistilBertModel", shapes.DISTILBERT, unit=False),
+        "mean",
     ),
     Entry(
         "sentence-transformers/all-mpnet-base-v2",
@@ -402,7 +412,11 @@ OTHER_ENCODERS = (
         "sentence-transformers/paraphrase-mpnet-base-v2",
         mpnet(unit=False),
         "mean",
-        ("sentence-transformers/multi-qa-mpnet-base-cos-v1",),
+    ),
+    Entry(
+        "sentence-transformers/multi-qa-mpnet-base-cos-v1",
+        mpnet(),
+        "mean, unit length",
     ),
     Entry(
         "sentence-transformers/paraphrase-albert-small-v2",
@@ -443,9 +457,11 @@ OTHER_ENCODERS = (
             prepare=(
                 stored.new_names,
                 remote_gte(20000.0, 8.0, "new.", classifier__weight=torch.ones(1, 32), classifier__bias=torch.ones(1)),
+                partial(change_config, architectures=["NewModel", "NewForTokenClassification"]),
             ),
+            stored=torch.float16,
         ),
-        "a prefix, and a classifier that is left aside",
+        "a prefix, two names of classes, a classifier that is left aside; stored in float16",
     ),
     Entry(
         "NovaSearch/stella_en_400M_v5",
@@ -462,13 +478,24 @@ OTHER_ENCODERS = (
         "Snowflake/snowflake-arctic-embed-m-v2.0",
         embedder(
             "GteModel",
-            {**shapes.ENCODER, "type_vocab_size": 1},
+            {**shapes.ENCODER, "type_vocab_size": 1, **shapes.rope(theta=160000.0)},
             "cls",
             tokenizer=unigram_tokenizer,
+            prepare=(stored.new_names,),
             prompts={"query": "query: "},
+            changes={
+                "auto_map": {
+                    "AutoConfig": "configuration_hf_alibaba_nlp_gte.GteConfig",
+                    "AutoModel": "modeling_hf_alibaba_nlp_gte.GteModel",
+                },
+                "position_embedding_type": "rope",
+                "layer_norm_type": "layer_norm",
+                "pack_qkv": True,
+                "logn_attention_scale": False,
+            },
         ),
-        "the remote code's fork of GTE",
-        unsure="tensor names and rotary keys of the fork",
+        "the remote code's fork of GTE: its type and class, the first code's tensors",
+        unsure="names of its files, and the base of its rotations",
     ),
     Entry(
         "jinaai/jina-embeddings-v2-base-en",
@@ -539,9 +566,14 @@ ENCODER_DECODERS = (
     ),
     Entry(
         "ai-forever/FRIDA",
-        t5("cls", settings=shapes.T5_V1_1, prompts={"search_query": "search_query: ", "paraphrase": "paraphrase: "}),
-        "first token, a gated MLP; prompts by task",
-        unsure="whether its MLP is gated",
+        t5(
+            "cls",
+            settings=shapes.T5_V1_1,
+            tokenizer=bpe_tokenizer,
+            prompts={"search_query": "search_query: ", "paraphrase": "paraphrase: "},
+        ),
+        "first token, a gated MLP, a byte-level tokenizer; prompts by task",
+        unsure="whether its MLP is gated, and what its tokenizer puts around a text",
     ),
     Entry(
         "google-t5/t5-small",

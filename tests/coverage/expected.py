@@ -5,6 +5,7 @@ Uses nothing of bei but its nouns. Texts are read one by one, without padding.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,14 +168,19 @@ class _Oracle:
 
     def _sparse(self) -> list[torch.Tensor]:
         prompt = next(iter(self._structure.prompts.values()), "")
-        read = self._read([prompt + text for text in TEXTS])
-        return [torch.log1p(torch.relu(self._logits(tokens))).max(0).values for tokens in read]
+        rows = [torch.relu(self._logits(tokens)) for tokens in self._read([prompt + text for text in TEXTS])]
+        pooling = next(self._folder.glob("*SpladePooling/config.json"), None)
+        twice = pooling and json.loads(pooling.read_text())["activation_function"] == "log1p_relu"
+        return [torch.log1p(torch.log1p(row) if twice else row).max(0).values for row in rows]
 
     def _scores(self) -> list[torch.Tensor]:
         function = _FUNCTIONS[self._structure.function]
         if self._structure.template:
             return [function(self._template_score(*pair)) for pair in PAIRS]
         inputs: Sequence[Any] = PAIRS if self._structure.pairs or self._structure.task == "rerank" else TEXTS
+        if self._structure.modules:
+            read = self._read(inputs)
+            return [function(self._tail(self._pooled(self._states(tokens)))) for tokens in read]
         if self._states_of:
             return [function(self._remote_logits(self._states(tokens))) for tokens in self._read(inputs)]
         if self._structure.behind:

@@ -253,9 +253,8 @@ FORMS = (
     ),
     Entry(
         "Qdrant/all-MiniLM-L6-v2-onnx",
-        Structure("embed", prepare=(stored.only("model.onnx", "tokenizer.json", "special_tokens_map.json"),)),
-        "ONNX only",
-        unsure="that it has no config.json",
+        bare("BertModel", shapes.ENCODER, prepare=(stored.instead_of_weights("model.onnx"),)),
+        "ONNX only, with config.json, without sentence-transformers' files",
     ),
     Entry(
         "nomic-ai/nomic-embed-text-v1.5-GGUF",
@@ -454,7 +453,7 @@ FORMS = (
         "nvidia/omni-embed-nemotron-3b",
         named("nvomniembed", "NVOmniEmbedModel", auto_map={"AutoModel": "modeling_nvomniembed.NVOmniEmbedModel"}),
         "images, sounds and texts",
-        unsure="names of class and type",
+        unsure="the name of its file",
     ),
     Entry(
         "mistralai/Ministral-3-3B-Instruct-2512",

@@ -28,7 +28,7 @@ from tests.checkpoints import (
 )
 from tests.coverage import shapes, stored, tokenizers
 from tests.coverage.embedders import UNIT, gte, jina_states
-from tests.coverage.structures import Entry, Late, Structure, Template
+from tests.coverage.structures import Entry, Late, LayerNorm, Structure, Template
 from tests.recipes import remote_gte
 
 
@@ -62,9 +62,10 @@ def comparison(hf_class: str, settings: dict[str, Any], options: dict[str, Any],
     return Structure("rerank", hf_class, settings, **given)
 
 
-# As zerank's: every message by its role.
+# As zerank's: a query is what the system says, a document what the user says.
 _CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% set roles = {'query': 'system', 'document': 'user'} %}"
+    "{% for message in messages %}<|im_start|>{{ roles[message.role] }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -87,29 +88,32 @@ def _logit_score(folder: Path) -> None:
         "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
     }
     write_json(folder / "sentence_bert_config.json", transformer)
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    write_json(folder / "config_sentence_transformers.json", settings)
     (folder / "chat_template.jinja").write_text(_CHATML)
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<pad>"}
     write_json(folder / "tokenizer_config.json", tokenizer)
 
 
-def _ettin_modules(folder: Path) -> None:
-    """Pooling, and layers that end in a score."""
-    prefix = "sentence_transformers"
-    kinds = {
-        "": f"{prefix}.base.modules.transformer.Transformer",
-        "1_Pooling": f"{prefix}.sentence_transformer.modules.pooling.Pooling",
-        "2_Dense": f"{prefix}.base.modules.dense.Dense",
-        "3_LayerNorm": f"{prefix}.sentence_transformer.modules.layer_norm.LayerNorm",
-        "4_Dense": f"{prefix}.base.modules.dense.Dense",
+def _ends_in_scores(folder: Path) -> None:
+    """A CrossEncoder of layers behind a pooling, as sentence-transformers 5.5 saves it."""
+    places = {
+        "Transformer": "base.modules.transformer",
+        "Pooling": "sentence_transformer.modules.pooling",
+        "Dense": "base.modules.dense",
+        "LayerNorm": "sentence_transformer.modules.layer_norm",
     }
-    entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds.items())]
-    write_json(folder / "modules.json", entries)
-    write_json(folder / "1_Pooling" / "config.json", {"embedding_dimension": 32, "pooling_mode": "mean"})
-    save_dense(folder / "2_Dense", 32, Dense(32, "GELU", bias=False))
-    write_json(folder / "3_LayerNorm" / "config.json", {"dimension": 32})
-    save_dense(folder / "4_Dense", 32, Dense(1, "Identity"))
-    path = folder / "4_Dense" / "config.json"
+    modules = json.loads((folder / "modules.json").read_text())
+    for module in modules:
+        kind = module["type"].rsplit(".", 1)[-1]
+        module["type"] = f"sentence_transformers.{places[kind]}.{kind}"
+    write_json(folder / "modules.json", modules)
+    pooling = {"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    path = folder / modules[-1]["path"] / "config.json"
     write_json(path, {**json.loads(path.read_text()), "module_output_name": "scores"})
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    write_json(folder / "config_sentence_transformers.json", settings)
 
 
 def _one_label(folder: Path) -> None:
@@ -137,11 +141,6 @@ RERANKERS = (
         ),
     ),
     Entry(
-        "cross-encoder/ms-marco-electra-base",
-        reranker("ElectraForSequenceClassification", shapes.ELECTRA, changes=_OLD_IDENTITY, function="none"),
-        "the key for the activation before version 4",
-    ),
-    Entry(
         "cross-encoder/stsb-roberta-base",
         reranker("RobertaForSequenceClassification", shapes.ROBERTA, tokenizer=bpe_tokenizer),
         "sigmoid",
@@ -155,6 +154,7 @@ RERANKERS = (
         "cross-encoder/qnli-electra-base",
         reranker("ElectraForSequenceClassification", shapes.ELECTRA),
         "sigmoid",
+        ("cross-encoder/ms-marco-electra-base",),
     ),
     Entry(
         "cross-encoder/mmarco-mMiniLMv2-L12-H384-v1",
@@ -171,7 +171,6 @@ RERANKERS = (
         "ncbi/MedCPT-Cross-Encoder",
         reranker("BertForSequenceClassification", shapes.ENCODER),
         "one label, no files beside it",
-        ("ibm/re2g-reranker-nq",),
     ),
     Entry(
         "BAAI/bge-reranker-v2-m3",
@@ -267,6 +266,7 @@ RERANKERS = (
         "amberoad/bert-multilingual-passage-reranking-msmarco",
         Structure("classify", "BertForSequenceClassification", shapes.ENCODER, labels=2, pairs=True),
         "two labels: served as a classifier of pairs",
+        ("ibm-research/re2g-reranker-nq",),
     ),
     Entry(
         "michaelfeil/mxbai-rerank-large-v2-seq",
@@ -322,13 +322,30 @@ RERANKERS = (
             "Qwen3ForCausalLM",
             {**shapes.QWEN3_06, "max_position_embeddings": 1024},
             tokenizers.plain,
-            function="sigmoid",
+            function="none",
             template=Template(tokens=("Yes",), chat=True),
             prepare=(_logit_score,),
         ),
-        "LogitScore with one token, a chat template",
-        ("zeroentropy/zerank-1", "zeroentropy/zerank-1-small"),
-        unsure="files of the repositories, from their model cards",
+        "LogitScore with one token, a chat template; raw scores",
+        unsure="its files: the card says what predict() gives without code of the repository's own",
+    ),
+    Entry(
+        "zeroentropy/zerank-1-small",
+        comparison(
+            "Qwen3ForCausalLM",
+            shapes.QWEN3_06,
+            {
+                "score_tokens": ("Yes",),
+                "rerank_prefix": "<|im_start|>system\n",
+                "rerank_body": "{query}<|im_end|>\n<|im_start|>user\n{document}",
+                "rerank_suffix": "<|im_end|>\n<|im_start|>assistant\n",
+            },
+            function="none",
+            changes={"auto_map": {"AutoConfig": "modeling_zeranker.ZEConfig"}},
+        ),
+        "raw scores of one token; its own code replaces CrossEncoder.predict by the sigmoid of a fifth of them",
+        ("zeroentropy/zerank-1",),
+        unsure="the entry of auto_map, and whether its files have changed with zerank-2's",
     ),
     Entry(
         "nvidia/llama-nemotron-rerank-1b-v2",
@@ -350,9 +367,25 @@ RERANKERS = (
     ),
     Entry(
         "cross-encoder/ettin-reranker-150m-v1",
-        Structure("rerank", "ModernBertModel", shapes.MODERN, bpe_tokenizer, prepare=(_ettin_modules,)),
-        "Pooling and Dense layers that end in a score",
-        unsure="the repository's exact name",
+        Structure(
+            "rerank",
+            "ModernBertModel",
+            shapes.MODERN,
+            bpe_tokenizer,
+            pooling="cls",
+            tail=(Dense(32, "GELU", bias=False), LayerNorm(32), Dense(1, "Identity")),
+            modules=True,
+            function="none",
+            prepare=(_ends_in_scores,),
+        ),
+        "the first token, layers that end in a score",
+        (
+            "cross-encoder/ettin-reranker-17m-v1",
+            "cross-encoder/ettin-reranker-32m-v1",
+            "cross-encoder/ettin-reranker-68m-v1",
+            "cross-encoder/ettin-reranker-400m-v1",
+            "cross-encoder/ettin-reranker-1b-v1",
+        ),
     ),
     Entry(
         "castorini/monot5-base-msmarco",
@@ -382,25 +415,41 @@ def _splade(folder: Path) -> None:
     write_json(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
 
 
-def _router(folder: Path) -> None:
-    """Queries by a static table, documents by a masked language model."""
-    prefix = "sentence_transformers"
-    write_json(
-        folder / "modules.json",
-        [{"idx": 0, "name": "0", "path": "", "type": f"{prefix}.models.Router"}],
+def _router(folder: Path, activation: str = "relu") -> None:
+    """Queries by a table of weights, documents by a masked language model (sentence-transformers' Router)."""
+    prefix = "sentence_transformers.sparse_encoder.models"
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
+    write_json(folder / "modules.json", [module])
+    table, model, pooling = (
+        f"{prefix}.SparseStaticEmbedding.SparseStaticEmbedding",
+        f"{prefix}.MLMTransformer.MLMTransformer",
+        f"{prefix}.SpladePooling.SpladePooling",
     )
-    structure = {"query": ["query_0_SparseStaticEmbedding"], "document": ["document_0_MLMTransformer"]}
-    write_json(folder / "router_config.json", {"types": {}, "structure": structure, "parameters": {}})
+    query, document, splade = "query_0_SparseStaticEmbedding", "document_0_MLMTransformer", "document_1_SpladePooling"
+    router = {
+        "types": {query: table, document: model, splade: pooling},
+        "structure": {"query": [query], "document": [document, splade]},
+        "parameters": {"default_route": "document", "allow_empty_key": True},
+    }
+    (folder / document).mkdir()
+    for path in [path for path in folder.iterdir() if path.is_file() and path.name != "modules.json"]:
+        path.rename(folder / document / path.name)
+    write_json(folder / "router_config.json", router)
+    write_json(folder / splade / "config.json", {"pooling_strategy": "max", "activation_function": activation})
+    rows = json.loads((folder / document / "config.json").read_text())["vocab_size"]
+    (folder / query).mkdir()
+    write_tensors(folder / query, {"weight": torch.linspace(0.1, 3.0, rows)})
+    write_json(folder / query / "config.json", {"frozen": True})
 
 
-def _pylate(folder: Path) -> None:
-    """PyLate's layout: the linear layer is on every token."""
+def _pylate(folder: Path, query: str = "[Q] ", document: str = "[D] ") -> None:
+    """PyLate's layout: the linear layer is on every token; a marker in front of each side."""
     kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
     entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds.items())]
     write_json(folder / "modules.json", entries)
     save_dense(folder / "1_Dense", 32, Dense(16, "Identity", bias=False))
     lengths = {"query_length": 32, "document_length": 300, "attend_to_expansion_tokens": False}
-    markers = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "skiplist_words": [*string.punctuation]}
+    markers = {"query_prefix": query, "document_prefix": document, "skiplist_words": [*string.punctuation]}
     write_json(folder / "config_sentence_transformers.json", {**markers, **lengths})
 
 
@@ -439,7 +488,7 @@ SPARSE_AND_LATE = (
         "naver/splade-v3",
         Structure("embed_sparse", "BertForMaskedLM", shapes.ENCODER, prepare=(_splade,)),
         "SpladePooling",
-        ("prithivida/Splade_PP_en_v1", "prithivida/Splade_PP_en_v2", "naver/splade-v3-doc"),
+        ("prithivida/Splade_PP_en_v1", "prithivida/Splade_PP_en_v2"),
     ),
     Entry(
         "naver/splade-cocondenser-ensembledistil",
@@ -451,20 +500,36 @@ SPARSE_AND_LATE = (
         "opensearch-project/opensearch-neural-sparse-encoding-v2-distill",
         Structure("embed_sparse", "DistilBertForMaskedLM", shapes.DISTILBERT),
         "DistilBERT",
-        ("naver/splade-v3-distilbert", "opensearch-project/opensearch-neural-sparse-encoding-doc-v2-distill"),
-        unsure="the doc models' queries are looked up in a table, which bei does not have",
+        ("naver/splade-v3-distilbert",),
     ),
     Entry(
         "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill",
+        Structure(
+            "embed_sparse",
+            "DistilBertForMaskedLM",
+            shapes.DISTILBERT,
+            prepare=(partial(_router, activation="log1p_relu"),),
+        ),
+        "Router: queries by a table; two logarithms",
+        unsure="names of its folders; the logarithms are doc-v3-gte's",
+    ),
+    Entry(
+        "opensearch-project/opensearch-neural-sparse-encoding-doc-v2-distill",
         Structure("embed_sparse", "DistilBertForMaskedLM", shapes.DISTILBERT, prepare=(_router,)),
         "Router: queries by a table",
+        unsure="names of its folders",
+    ),
+    Entry(
+        "naver/splade-v3-doc",
+        Structure("embed_sparse", "BertForMaskedLM", shapes.ENCODER, prepare=(_router,)),
+        "Router: queries by a table",
         ("opensearch-project/opensearch-neural-sparse-encoding-multilingual-v1",),
+        unsure="names of its folders",
     ),
     Entry(
         "ibm-granite/granite-embedding-30m-sparse",
         Structure("embed_sparse", "RobertaForMaskedLM", shapes.ROBERTA, bpe_tokenizer, prepare=(_splade,)),
         "RoBERTa",
-        unsure="whether it has sentence-transformers' files",
     ),
     Entry(
         "colbert-ir/colbertv2.0",
@@ -484,17 +549,18 @@ SPARSE_AND_LATE = (
             "embed_tokens",
             "BertModel",
             shapes.ENCODER,
-            tokenizers.pylate_wordpiece,
-            prepare=(_pylate,),
-            late=Late(16, mask="[MASK]"),
+            tokenizers.unused,
+            prepare=(partial(_pylate, query="[unused0]", document="[unused1]"),),
+            late=Late(16, "[unused0]", "[unused1]", mask="[MASK]"),
         ),
-        "PyLate's files, BERT",
+        "PyLate's files, BERT, the original ColBERT's markers",
     ),
     Entry(
         "mixedbread-ai/mxbai-edge-colbert-v0-17m",
         replace(_PYLATE, prepare=(_residual,)),
         "a Dense layer with a residual",
         ("mixedbread-ai/mxbai-edge-colbert-v0-32m",),
+        unsure="how many Dense layers it has, and which of them have a residual",
     ),
     Entry(
         "jinaai/jina-colbert-v2",

@@ -218,7 +218,8 @@ _RANK, _ALPHA = 4, 1
 def jina_adapters(folder: Path) -> None:
     """jina-embeddings-v3's factors of every matrix and table; with those of the first task it is the saved model."""
     generator, tensors = torch.Generator().manual_seed(9), {}
-    for name, tensor in read_tensors(folder).items():
+    saved = {f"roberta.{name.removeprefix('roberta.')}": tensor for name, tensor in read_tensors(folder).items()}
+    for name, tensor in saved.items():
         if tensor.ndim != 2:
             tensors[name] = tensor
             continue

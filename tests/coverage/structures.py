@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from bei.core import Encoding
 from tests.checkpoints import MAX_TOKENS, Dense, Normalize, wordpiece_tokenizer
+from tests.coverage.sources import OF_CLASSES, SOURCES
 
 Settings: TypeAlias = dict[str, Any]
 Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens"]
@@ -126,7 +127,7 @@ class Structure:
 class Entry:
     """A repository. ``special`` is what sets its structure apart; ``same_as`` are others of the same structure.
 
-    ``unsure``: what about it is from memory, or a guess.
+    ``unsure``: what about it is from memory, or a guess, though a source was read.
     """
 
     repository: str
@@ -139,3 +140,8 @@ class Entry:
     def repositories(self) -> tuple[str, ...]:
         """All names of this row."""
         return (self.repository, *self.same_as)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where its facts were read; none: they are from memory."""
+        return SOURCES.get(self.repository) or OF_CLASSES.get(self.repository, ())

@@ -95,10 +95,3 @@ def unused() -> Tokenizer:
     vocabulary = model["model"]["vocab"]
     vocabulary.update({f"[unused{index}]": len(vocabulary) + index for index in range(2)})
     return Tokenizer.from_str(json.dumps(model))
-
-
-def pylate_wordpiece() -> Tokenizer:
-    """BERT's, with PyLate's markers as tokens."""
-    tokenizer = wordpiece_tokenizer()
-    tokenizer.add_tokens(["[Q] ", "[D] "])
-    return tokenizer
