@@ -253,28 +253,32 @@ class _Reader:
         """``held`` without the inside of stretches in which no token begins or ends, where its tokens stay the same;
         and whether such a stretch goes on in what is read next.
 
-        One of each of their characters is kept: a blank parts words, and what is dropped does not.
+        Of each of their characters the first and the last are kept: a blank parts words, what is dropped does not, and
+        a token begins or ends with one of the others.
         """
         string, offsets = held.string, self._offsets(held, _offsets_of(encoded), is_open=True)
         kept = np.ones(len(string), np.bool_)
-        bounds = np.unique(np.append(offsets, [0, len(string)])).tolist()
-        for start, stop in pairwise(bounds):
+        goes_on = False
+        for start, stop in pairwise(np.unique(np.append(offsets, [0, len(string)])).tolist()):
             if stop - start > 3 * _WINDOW_CHARS:
                 first, last = start + _WINDOW_CHARS, stop - _WINDOW_CHARS
                 kept[first:last] = False
-                kept[[string.index(one, first) for one in set(string[first:last])]] = True
+                found = set(string[first:last])
+                kept[[find(one, first, last) for one in found for find in (string.index, string.rindex)]] = True
+                # The last blank of many may belong to the next token.
+                goes_on |= start <= 1 if self._from_end else stop >= len(string) - 1
         if kept.all():
             return held, False
         shorter = held.only(kept)
-        found = self._open(shorter.string)
-        there = shorter.offsets_in_text(self._offsets(shorter, _offsets_of(found), is_open=True))
+        again = self._open(shorter.string)
+        there = shorter.offsets_in_text(self._offsets(shorter, _offsets_of(again), is_open=True))
         if not (
-            found.ids == encoded.ids
-            and found.word_ids == encoded.word_ids
+            again.ids == encoded.ids
+            and again.word_ids == encoded.word_ids
             and np.array_equal(there, held.offsets_in_text(offsets))
         ):
             return held, False
-        return shorter, not kept[_WINDOW_CHARS if self._from_end else -_WINDOW_CHARS - 1]
+        return shorter, goes_on
 
     def _past_repetition(self, held: _Held, num_read: int) -> tuple[_Held, int]:
         """Pass over what repeats the character that fills the window in front of it: ``held`` has enough of them.

@@ -153,13 +153,14 @@ _options = st.builds(
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(given_input=st.one_of(_texts, st.tuples(_texts, _texts)), options=_options)
 @example(given_input=" " * 9_000 + "hello cats", options=EncodingOptions(True))
 @example(given_input="hel" + "\u200b" * 9_000 + "lo cats", options=EncodingOptions(True))
 @example(given_input="hel" + "\u200b" * 3_000 + " " + "\u200b" * 3_000 + "lo", options=EncodingOptions(True))
 @example(given_input="hel" + "\u200b" * 700 + "\x1c" + "\u200b" * 700 + "lo", options=EncodingOptions(True))
 @example(given_input="x" * 9_000 + " hello", options=EncodingOptions(True, direction="left", with_spans=True))
+@example(given_input="the cats" + "0f1a" * 700 + "\0" * 180, options=EncodingOptions(True, with_spans=True))
 @example(given_input=("x" * 5_000, "x" * 5_001), options=EncodingOptions(True, max_tokens=20))
 def test_tokens_are_those_of_the_whole_text_or_it_is_refused(
     kind: str, given_input: Input, options: EncodingOptions
@@ -172,3 +173,71 @@ def test_tokens_are_those_of_the_whole_text_or_it_is_refused(
                 raise
             return
     check_as_the_library(kind, given_input, options, found)
+
+
+_NOTHING = {"blanks": " ", "NULs": "\0", "zero width": "\u200b", "all of them": " \0\u200b\n"}
+
+
+@pytest.mark.parametrize("kind", ["tiny", "wordpiece", "collapsing"])
+@pytest.mark.parametrize("run", _NOTHING.values(), ids=_NOTHING)
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_what_adds_no_token_costs_no_text_its_place(kind: str, run: str, direction: Any) -> None:
+    many = run * (66_000 // len(run))
+    given_inputs: tuple[Input, ...] = (
+        many + "the cats",
+        ("hello", "the cats" + many),
+        ("the ca" + many + "ts", "hello"),
+    )
+    for given_input in given_inputs:
+        options = EncodingOptions(True, direction=direction, with_spans=True)
+        (found,) = encoder(kind).encode([given_input], options)
+        assert not found.truncated
+        check_as_the_library(kind, given_input, options, found)
+
+
+@pytest.mark.parametrize("word", ["x", "0f1a"])
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_behind_and_before_a_word_of_any_length_a_text_goes_on(word: str, direction: Any) -> None:
+    """Of WordPiece, for which a word of more than 100 characters is one unknown token."""
+    long = word * (260_000 // len(word))
+    for text in (long + " the cats", "the cats " + long, "the " + long + " cats"):
+        options = EncodingOptions(True, direction=direction, with_spans=True)
+        (found,) = encoder("wordpiece").encode([text], options)
+        check_as_the_library("wordpiece", text, options, found)
+
+
+def test_a_word_without_an_end_fills_the_model_where_its_end_changes_nothing() -> None:
+    """Byte-level and SentencePiece's BPE count a run of letters from its beginning."""
+    for kind in ("one word", "blank merging"):
+        found, whole = encoder(kind).encode(["x" * 1_000_000, "x" * 1_000], EncodingOptions(True))
+        assert found.truncated
+        assert found.input_ids.tolist() == whole.input_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "direction"), [("one word", "left"), ("blank merging", "left"), ("collapsing", "right")]
+)
+def test_what_depends_on_more_than_can_be_read_at_once_is_refused_by_name(kind: str, direction: Any) -> None:
+    options = EncodingOptions(True, direction=direction)
+    with small_pieces(), pytest.raises(InvalidRequestError, match=REFUSED) as caught:
+        encoder(kind).encode(["the cats " + "x" * 9_001 + " the"], options)
+    assert caught.value.param == "input"
+    text = "the cats " + "x" * 3_001 + " the"
+    with small_pieces():
+        (found,) = encoder(kind).encode([text], options)
+    check_as_the_library(kind, text, options, found)
+
+
+def test_the_longer_of_two_books_keeps_the_odd_token_wherever_they_differ() -> None:
+    book = "the cats sat on it. " * 1_000
+    options = EncodingOptions(True, max_tokens=20)  # 17 tokens of texts
+    for pair in (
+        (book + "a", book),
+        (book, book + "a"),
+        (book, book),
+        ("a" + book, book),
+        (book + "a", "hello " + book),
+    ):
+        with small_pieces():
+            (found,) = encoder("wordpiece").encode([pair], options)
+        check_as_the_library("wordpiece", pair, options, found)
