@@ -34,6 +34,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── RequestError                the client's request is wrong; nothing was computed for it
     │   ├── InvalidRequestError
     │   │   ├── MalformedRequestError   not JSON, or a field is not of its type
+    │   │   │   └── InvalidTextError    a string is not all characters
     │   │   ├── EmptyInputError         no inputs, or an empty one
     │   │   └── InputTooLongError       longer than it may be, and not to be cut
     │   ├── UnauthorizedError       no API key, or one that is not known here
@@ -266,6 +267,12 @@ class InvalidRequestError(RequestError):
 
 class MalformedRequestError(InvalidRequestError):
     """The body cannot be read, or a field of it is not of its type."""
+
+
+class InvalidTextError(MalformedRequestError):
+    """A string has half of a surrogate pair, which is no character."""
+
+    code = "invalid_text"
 
 
 class EmptyInputError(InvalidRequestError):

@@ -1,18 +1,24 @@
-"""Tokens of long texts, piece by piece.
+"""Tokens of long texts, piece by piece, until the text ends or a model is full.
 
 The tokenizers library takes 200 to 500 bytes a character while it holds a text's tokens (measured: 220 for English
 with offsets), and handing them to Python holds the interpreter's lock. A piece at a time, only arrays are kept.
 
 A cut is taken where the library gives the 1,024 characters around it the tokens of their two halves: same ids, same
 places, and another word begins there. The library's models see one word at a time, and normalizers and pre-tokenizers,
-which make the words, look a few characters far: so the same holds in the whole text. A tokenizer that makes one word
-of everything has no cuts.
+which make the words, look a few characters far: so the same holds in the whole text.
+
+Where nothing is to be cut, characters may still add nothing: blanks, what a normalizer drops, the inside of a word that
+is unknown as a whole. Of them as many are kept as the library proves to be enough. What is neither is read at once, up
+to a limit, and beyond it refused: no answer depends on how much of a text was looked at.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from itertools import compress, islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +32,25 @@ PIECE_CHARS = 16_384
 # Cuts are looked for in the last half of a piece, and tried from the last one on.
 _WINDOW_CHARS = 512
 _MOST_TRIES = 8
+_MOST_PLACES = 64
 
 # In front of a space between letters, where words end for every tokenizer known; else in front of any other blank; else
 # between any two characters, as in scripts without blanks.
 _PLACES = (re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])"), re.compile(r"(?<=\S)\s(?=\S)"), re.compile(r"(?<=\w)(?=\w)"))
 
+# Stands where a text goes on, in the place of what comes.
+_GOES_ON = "a"
+
+# A word without an end fills a model if its tokens are the same wherever it is broken off, so many tokens behind the
+# last one that is kept: at each of so many characters, one behind the other, as many as SentencePiece's tokens have.
+# In the encoding of the whole word some token ends at one of them, and what stands in front of a token's end is, in BPE
+# and in a unigram model, tokenized as if nothing came behind it. WordPiece makes at most 100 tokens of a word.
+_SETTLED_TOKENS = 128
+_ENDS = 16
+
 Encode = Callable[[str], tokenizers.Encoding]
+
+_NOTHING = np.zeros(0, np.int32)
 
 
 class Tokens(NamedTuple):
@@ -47,69 +66,277 @@ class Tokens(NamedTuple):
         ids = np.array(encoded.ids, np.int32)
         if not with_spans:
             return cls(ids, None, None)
-        offsets = np.array(encoded.offsets, np.int32).reshape(-1, 2)
-        return cls(ids, offsets, np.array(encoded.word_ids, np.int32))
+        return cls(ids, _offsets_of(encoded), np.array(encoded.word_ids, np.int32))
+
+    def sliced(self, side: slice) -> Tokens:
+        """Only those."""
+        if self.offsets is None or self.words is None:
+            return Tokens(self.ids[side], None, None)
+        return Tokens(self.ids[side], self.offsets[side], self.words[side])
 
 
 class UncuttableTextError(Exception):
     """A text has no places to cut it, and is too long for one piece."""
 
 
+class Reading(NamedTuple):
+    """Tokens of a text, and whether they are those of all of it."""
+
+    tokens: Tokens
+    is_whole: bool
+
+
 def tokens_in_pieces(
-    text: str, encode: Encode, *, with_spans: bool, most_chars: int, check: Callable[[], None]
-) -> Tokens:
-    """As ``encode(text)`` gives them. Raises UncuttableTextError where a piece would have more than ``most_chars``.
+    text: str,
+    encode: Encode,
+    *,
+    with_spans: bool,
+    most_chars: int,
+    check: Callable[[], None],
+    enough: int = sys.maxsize,
+    from_end: bool = False,
+    first_chars: int | None = None,
+) -> Reading:
+    """As ``encode(text)`` gives them: all tokens, or the first ``enough`` of them with at least one that follows.
 
-    ``check`` is called in front of every piece: what it raises ends the work.
+    ``from_end``: the last ones. ``first_chars``: of the first piece, where a text is expected to be read no further.
+    ``check`` is called in front of every piece: what it raises ends the work. Raises UncuttableTextError where a piece
+    would have more than ``most_chars``.
     """
-    parts: list[Tokens] = []
-    num_words = 0
-    for start, stop in _pieces_of(text, encode, most_chars):
-        check()
-        part = Tokens.of(encode(text[start:stop]), with_spans=with_spans)
-        if part.offsets is not None and part.words is not None:
-            words = part.words + np.int32(num_words)
-            num_words = int(words[-1]) + 1 if len(words) else num_words
-            part = Tokens(part.ids, part.offsets + np.int32(start), words)
-        parts.append(part)
+    reader = _Reader(text, encode, with_spans, most_chars, enough, from_end)
+    parts = list(reader.parts(check, min(first_chars or PIECE_CHARS, PIECE_CHARS)))
+    return Reading(_joined(parts[::-1] if from_end else parts), reader.is_whole)
+
+
+def common_start(first: str, second: str, encode: Encode) -> int:
+    """Where both texts may be cut behind what they begin with; 0 where they may not."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
+    places = _places(first, 1, low - _WINDOW_CHARS, from_end=False)
+    return next((place for place in islice(places, _MOST_TRIES) if _are_cut(first, place, encode)), 0)
+
+
+class _Held(NamedTuple):
+    """Characters of the text that are tokenized together, and their ``places`` int32 [n] in it."""
+
+    string: str
+    places: Int32Array
+
+    def only(self, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _Held:
+        return _Held("".join(compress(self.string, kept.tolist())), self.places[kept])
+
+    def offsets_in_text(self, offsets: Int32Array) -> Int32Array:
+        """``offsets`` [n, 2] in ``string``, in the text."""
+        starts, stops = offsets.T
+        places = np.append(self.places, self.places[-1] + np.int32(1))
+        ends = np.where(stops > starts, self.places[np.maximum(stops, 1) - 1] + np.int32(1), places[starts])
+        return np.stack([places[starts], ends], axis=1)
+
+
+class _Reader:
+    """``is_whole``: whether the parts that were read are the whole text."""
+
+    def __init__(
+        self, text: str, encode: Encode, with_spans: bool, most_chars: int, enough: int, from_end: bool
+    ) -> None:
+        self.is_whole = False
+        self._text = text
+        self._encode = encode
+        self._with_spans = with_spans
+        self._most_chars = most_chars
+        self._enough = enough
+        self._from_end = from_end
+
+    def parts(self, check: Callable[[], None], size: int) -> Iterator[Tokens]:
+        """Tokens of one piece after the other, ``size`` characters first."""
+        held, num_read, num_tokens = _Held("", _NOTHING), 0, 0
+        while num_tokens <= self._enough:
+            check()
+            size = min(size, self._most_chars - len(held.string))
+            first, last = self._range(num_read, size)
+            is_new, num_read = not held.string, num_read + last - first
+            held = self._more(held, first, last)
+            if num_read == len(self._text):
+                self.is_whole = True
+                yield self._tokens(held, self._encode(held.string), is_open=False)
+                return
+            encoded = self._open(held.string)
+            if self._fills(held, encoded, self._enough - num_tokens):
+                yield self._tokens(held, encoded, is_open=True)
+                return
+            half = (last - first) // 2 if is_new else 0
+            cut = self._cut(held, encoded, first + (0 if self._from_end else half), last - self._from_end * half)
+            if cut is not None:
+                place, token = cut
+                side = slice(token, None) if self._from_end else slice(0, token)
+                part = self._tokens(held, encoded, is_open=True).sliced(side)
+                num_tokens += len(part.ids)
+                yield part
+                num_read = len(self._text) - place if self._from_end else place
+                held, size = _Held("", _NOTHING), PIECE_CHARS
+                continue
+            held, adds_nothing = self._shortened(held, encoded)
+            if adds_nothing:
+                held, num_repeated = self._past_repetition(held, num_read)
+                num_read += num_repeated
+            if len(held.string) >= self._most_chars:
+                raise UncuttableTextError
+            size = max(PIECE_CHARS, len(held.string))
+
+    def _range(self, num_read: int, size: int) -> tuple[int, int]:
+        """The next ``size`` characters of the text."""
+        if self._from_end:
+            last = len(self._text) - num_read
+            return max(0, last - size), last
+        return num_read, min(len(self._text), num_read + size)
+
+    def _more(self, held: _Held, first: int, last: int) -> _Held:
+        string, places = self._text[first:last], np.arange(first, last, dtype=np.int32)
+        if self._from_end:
+            return _Held(string + held.string, np.concatenate([places, held.places]))
+        return _Held(held.string + string, np.concatenate([held.places, places]))
+
+    def _open(self, string: str) -> tokenizers.Encoding:
+        """The tokens of ``string`` where the text goes on."""
+        return self._encode(_GOES_ON + string if self._from_end else string + _GOES_ON)
+
+    def _tokens(self, held: _Held, encoded: tokenizers.Encoding, *, is_open: bool) -> Tokens:
+        """Those of ``held``, with their places in the text; what is ``_open`` has one more or a longer one."""
+        tokens = Tokens.of(encoded, with_spans=self._with_spans)
+        if tokens.offsets is None or not held.string:
+            return tokens
+        return tokens._replace(offsets=held.offsets_in_text(self._offsets(held, tokens.offsets, is_open=is_open)))
+
+    def _offsets(self, held: _Held, offsets: Int32Array, *, is_open: bool) -> Int32Array:
+        """``offsets`` of what was encoded, in ``held``."""
+        found: Int32Array = np.clip(offsets - np.int32(is_open and self._from_end), 0, len(held.string))
+        return found
+
+    def _fills(self, held: _Held, encoded: tokenizers.Encoding, room: int) -> bool:
+        """Whether the first token behind ``room`` tokens is there, and all up to it are those of the whole text."""
+        ids = encoded.ids
+        if len(ids) <= room:
+            return False
+        lost = len(ids) - 1 - room if self._from_end else room
+        broken, word = encoded.token_to_word(0 if self._from_end else len(ids) - 1), encoded.token_to_word(lost)
+        if broken is not None and word is not None and abs(broken - word) > 2:  # whole words lie between
+            return True
+        settled = lost - _SETTLED_TOKENS if self._from_end else lost + _SETTLED_TOKENS
+        if not 0 < settled < len(ids) - 1:
+            return False
+        start, stop = encoded.offsets[settled]
+        if self._from_end:
+            wanted = ids[lost:]
+            return all(self._encode(held.string[start - 1 + by :]).ids[-len(wanted) :] == wanted for by in range(_ENDS))
+        wanted = ids[: lost + 1]
+        return all(self._encode(held.string[: stop - by]).ids[: len(wanted)] == wanted for by in range(_ENDS))
+
+    def _cut(self, held: _Held, encoded: tokenizers.Encoding, first: int, last: int) -> tuple[int, int] | None:
+        """Where the text may be cut between ``first`` and ``last``, and the first token behind."""
+        ids, num_tries = encoded.ids, 0
+        for place in _places(self._text, first, last, from_end=self._from_end):
+            index = int(np.searchsorted(held.places, place)) + self._from_end
+            word = encoded.char_to_word(index - 1)
+            if word is None or word == encoded.char_to_word(index):
+                continue
+            token = next(filter(None, map(encoded.char_to_token, range(index, index + _WINDOW_CHARS))), None)
+            if token is not None and _are_cut(self._text, place, self._encode) == (ids[token - 1], ids[token]):
+                return place, token
+            num_tries += 1
+            if num_tries == _MOST_TRIES:
+                return None
+        return None
+
+    def _shortened(self, held: _Held, encoded: tokenizers.Encoding) -> tuple[_Held, bool]:
+        """``held`` without the inside of stretches in which no token begins or ends, where its tokens stay the same;
+        and whether such a stretch goes on in what is read next.
+
+        Of each of their characters the first and the last are kept: a blank parts words, what is dropped does not, and
+        a token begins or ends with one of the others.
+        """
+        string, offsets = held.string, self._offsets(held, _offsets_of(encoded), is_open=True)
+        kept = np.ones(len(string), np.bool_)
+        goes_on = False
+        for start, stop in pairwise(np.unique(np.append(offsets, [0, len(string)])).tolist()):
+            if stop - start > 3 * _WINDOW_CHARS:
+                first, last = start + _WINDOW_CHARS, stop - _WINDOW_CHARS
+                kept[first:last] = False
+                found = set(string[first:last])
+                kept[[find(one, first, last) for one in found for find in (string.index, string.rindex)]] = True
+                # The last blank of many may belong to the next token.
+                goes_on |= start <= 1 if self._from_end else stop >= len(string) - 1
+        if kept.all():
+            return held, False
+        shorter = held.only(kept)
+        again = self._open(shorter.string)
+        there = shorter.offsets_in_text(self._offsets(shorter, _offsets_of(again), is_open=True))
+        if not (
+            again.ids == encoded.ids
+            and again.word_ids == encoded.word_ids
+            and np.array_equal(there, held.offsets_in_text(offsets))
+        ):
+            return held, False
+        return shorter, goes_on
+
+    def _past_repetition(self, held: _Held, num_read: int) -> tuple[_Held, int]:
+        """Pass over what repeats the character that fills the window in front of it: ``held`` has enough of them.
+
+        The outermost one that is held then stands for the last one that was passed over, of which the number is given.
+        """
+        near = held.string[:_WINDOW_CHARS] if self._from_end else held.string[-_WINDOW_CHARS:]
+        count, places = 0, held.places.copy()
+        while len(set(near)) == 1:
+            first, last = self._range(num_read + count, PIECE_CHARS)
+            chunk = self._text[first:last]
+            rest = chunk.rstrip(near) if self._from_end else chunk.lstrip(near)
+            count += len(chunk) - len(rest)
+            if rest or not chunk:
+                break
+        places[0 if self._from_end else -1] += -count if self._from_end else count
+        return held._replace(places=places), count
+
+
+def _joined(parts: Seq[Tokens]) -> Tokens:
     ids = np.concatenate([part.ids for part in parts])
-    if not with_spans:
+    if not all(part.offsets is not None for part in parts):
         return Tokens(ids, None, None)
+    words, num_words = [], 0
+    for part in parts:
+        if part.words is not None and len(part.words):
+            words.append(part.words - part.words[0] + np.int32(num_words))
+            num_words = int(words[-1][-1]) + 1
     offsets = np.concatenate([part.offsets for part in parts if part.offsets is not None])
-    return Tokens(ids, offsets, np.concatenate([part.words for part in parts if part.words is not None]))
+    return Tokens(ids, offsets, np.concatenate([*words, _NOTHING]))
 
 
-def _pieces_of(text: str, encode: Encode, most_chars: int) -> Iterator[tuple[int, int]]:
-    start, size = 0, PIECE_CHARS
-    while len(text) - start > size:
-        cut = next(
-            (place for place in _places(text, start + size // 2, start + size) if _is_cut(text, place, encode)), None
-        )
-        if cut is not None:
-            yield start, cut
-            start, size = cut, PIECE_CHARS
-        elif size >= most_chars:
-            raise UncuttableTextError
-        else:
-            size = min(2 * size, most_chars)
-    yield start, len(text)
+def _offsets_of(encoded: tokenizers.Encoding) -> Int32Array:
+    return np.array(encoded.offsets, np.int32).reshape(-1, 2)
 
 
-def _places(text: str, first: int, last: int) -> Iterator[int]:
-    """Where ``text`` may perhaps be cut."""
+def _places(text: str, first: int, last: int, *, from_end: bool) -> Iterator[int]:
+    """Where ``text`` may perhaps be cut: from ``last`` on, or from ``first`` on."""
+    most = 16 * _WINDOW_CHARS
     for pattern in _PLACES:
-        begin = max(first, last - 16 * _WINDOW_CHARS)
-        found = [match.start() for match in pattern.finditer(text, begin, last)]
-        yield from reversed(found[-_MOST_TRIES:])
+        if from_end:
+            matches = pattern.finditer(text, first, min(last, first + most))
+            yield from (match.start() for match in islice(matches, _MOST_PLACES))
+        else:
+            found = [match.start() for match in pattern.finditer(text, max(first, last - most), last)]
+            yield from reversed(found[-_MOST_PLACES:])
 
 
-def _is_cut(text: str, place: int, encode: Encode) -> bool:
-    """Whether the tokens around ``place`` are those on its left and those on its right."""
+def _are_cut(text: str, place: int, encode: Encode) -> tuple[int, int] | None:
+    """The tokens left and right of ``place``, if those around it are those of its left side and those of its right."""
     first, last = max(0, place - _WINDOW_CHARS), place + _WINDOW_CHARS
     both, left, right = encode(text[first:last]), encode(text[first:place]), encode(text[place:last])
+    if not left.ids or not right.ids:  # nothing says that another word begins
+        return None
     shift, num_words = place - first, max((word for word in left.word_ids if word is not None), default=-1) + 1
-    return bool(
+    is_cut = (
         both.ids == left.ids + right.ids
         and both.offsets == left.offsets + [(start + shift, stop + shift) for start, stop in right.offsets]
         and both.word_ids == left.word_ids + [None if word is None else word + num_words for word in right.word_ids]
     )
+    return (left.ids[-1], right.ids[0]) if is_cut else None

@@ -22,24 +22,20 @@ from bei.core import Encoding, Expansion, Int32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, InputTooLongError, InvalidRequestError
 from bei.files import UnfitError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
-from bei.long_texts import PIECE_CHARS, Tokens, UncuttableTextError, tokens_in_pieces
+from bei.long_texts import PIECE_CHARS, Reading, Tokens, UncuttableTextError, common_start, tokens_in_pieces
 from bei.tokenizer_file import read_tokenizer
 from bei.word_cache import WordCache, treats_words_alone
 
-# A long text is first cut to this many characters a token, so that a book costs what its first page costs; if they
-# turn out not to fill the model, more is shown, up to the second figure. Beyond it a text (megabytes of blanks, say)
-# counts as truncated whatever it holds.
+# Of a long text so many characters a token are read first, so that a book costs what its first page costs; if they turn
+# out not to fill the model, more is read.
 _CHARS_PER_TOKEN = 16
-_MOST_CHARS_PER_TOKEN = 256
-_LEAST_CHARS = 1 << 16
 
-# The cut goes through a word, whose tokens it changes. So many tokens behind the last kept one are proof that it went
-# through another word: WordPiece makes at most 100 of one.
-_SETTLED_TOKENS = 128
-
-# Of a text that cannot be cut into pieces: the library takes 100 MB for it. One that is tokenized whole and has more is
-# refused, and of any other no more is shown: it counts as truncated.
+# Of a text that cannot be cut into pieces: the library takes 100 MB for it. What has more is refused, unless its
+# beginning settles what the model reads.
 _MOST_CHARS_AT_ONCE = 250_000
+
+# How much more of two texts is read at a time, to find the longer one.
+_FURTHER = 4
 
 _ID_BYTES = np.dtype(np.int32).itemsize
 
@@ -256,63 +252,53 @@ class TextEncoder:
         shown = dict(zip(texts, show(texts), strict=True))
         return [self._joined([shown[text] for text in group], options, show) for group in groups]
 
-    def _show(self, texts: Seq[str], options: EncodingOptions, check: Check, *, most: bool = False) -> list[_Shown]:
-        """Tokenize as much of each text as fills the model, or as may ever be shown."""
-        limit = self._limit(options)
-        most_chars = max(_LEAST_CHARS, limit * _MOST_CHARS_PER_TOKEN)
-        first = most_chars if most else limit * _CHARS_PER_TOKEN
-
-        def read(texts: Seq[str], num_chars: int) -> list[_Shown]:
-            found = self._tokens([_side(text, num_chars, options) for text in texts], options, check)
-            return [_Shown(text, num_read, tokens) for text, (num_read, tokens) in zip(texts, found, strict=True)]
-
-        shown = []
-        for text, found in zip(texts, read(texts, first), strict=True):
-            num_chars = first
-            # Few, long tokens: show more, but of what cannot be cut no more than was read.
-            while (
-                found.num_chars == num_chars < min(len(text), most_chars) and len(found.ids) < limit + _SETTLED_TOKENS
-            ):
-                num_chars = min(4 * num_chars, most_chars)
-                (found,) = read([text], num_chars)
-            shown.append(found)
-        return shown
-
-    def _tokens(self, texts: Seq[str], options: EncodingOptions, check: Check) -> list[tuple[int, Tokens]]:
-        """The tokens of each text, and of how many of its first (or last) characters they are: of all but where a text
-        is too long for its tokenizer."""
-        with_spans = options.with_spans
-        batch = self._tokenizer.encode_batch if with_spans else self._tokenizer.encode_batch_fast
-        at_once = iter(batch([text for text in texts if len(text) <= PIECE_CHARS], add_special_tokens=False))
+    def _show(
+        self, texts: Seq[str], options: EncodingOptions, check: Check, *, enough: int | None = None
+    ) -> list[_Shown]:
+        """Tokenize as much of each text as has more than ``enough`` tokens: None, more than the model takes."""
+        enough = self._limit(options) if enough is None else enough
         return [
-            (len(text), Tokens.of(next(at_once), with_spans=with_spans))
-            if len(text) <= PIECE_CHARS
-            else self._tokens_of_long(text, options, check)
+            _Shown(text, *found) for text, found in zip(texts, self._tokens(texts, options, check, enough), strict=True)
+        ]
+
+    def _tokens(self, texts: Seq[str], options: EncodingOptions, check: Check, enough: int) -> list[Reading]:
+        """The tokens of each text, all or more than ``enough``."""
+        with_spans = options.with_spans
+        few = min(PIECE_CHARS, enough * _CHARS_PER_TOKEN)
+        batch = self._tokenizer.encode_batch if with_spans else self._tokenizer.encode_batch_fast
+        at_once = iter(batch([text for text in texts if len(text) <= few], add_special_tokens=False))
+        return [
+            Reading(Tokens.of(next(at_once), with_spans=with_spans), is_whole=True)
+            if len(text) <= few
+            else self._tokens_of_long(text, options, check, enough)
             for text in texts
         ]
 
-    def _tokens_of_long(self, text: str, options: EncodingOptions, check: Check) -> tuple[int, Tokens]:
+    def _tokens_of_long(self, text: str, options: EncodingOptions, check: Check, enough: int) -> Reading:
         """As ``_tokens``, of one text: piece by piece where its tokenizer can."""
-        with_spans = options.with_spans
-
-        def encode(text: str) -> tokenizers.Encoding:
-            # ``encode`` holds the interpreter's lock; the fast form knows no places, which cuts are judged by.
-            encoded: tokenizers.Encoding
-            (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
-            return encoded
-
         try:
-            tokens = tokens_in_pieces(text, encode, with_spans=with_spans, most_chars=_MOST_CHARS_AT_ONCE, check=check)
+            return tokens_in_pieces(
+                text,
+                self._encoded,
+                with_spans=options.with_spans,
+                most_chars=_MOST_CHARS_AT_ONCE,
+                check=check,
+                enough=enough,
+                from_end=options.direction == "left",
+                first_chars=enough * _CHARS_PER_TOKEN,
+            )
         except UncuttableTextError:
-            if options.whole:
-                raise InvalidRequestError(
-                    f"A text has {len(text)} characters, and this model's tokenizer cannot read it in pieces; at "
-                    f"once it takes up to {_MOST_CHARS_AT_ONCE}: split it.",
-                    "inputs",
-                ) from None
-            text = _side(text, _MOST_CHARS_AT_ONCE, options)
-            tokens = Tokens.of(encode(text), with_spans=with_spans)
-        return len(text), tokens
+            raise InvalidRequestError(
+                f"A text has {len(text)} characters, and this model's tokenizer cannot read it in pieces; at once it "
+                f"takes up to {_MOST_CHARS_AT_ONCE}: split it.",
+                "inputs" if options.whole else "input",
+            ) from None
+
+    def _encoded(self, text: str) -> tokenizers.Encoding:
+        # ``encode`` holds the interpreter's lock; the fast form knows no places, which cuts are judged by.
+        encoded: tokenizers.Encoding
+        (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return encoded
 
     def _joined(self, parts: Seq[_Shown], options: EncodingOptions, show: _Show) -> Encoding:
         """The encoding of one or two texts, cut to what the model takes."""
@@ -327,11 +313,10 @@ class TextEncoder:
             )
         if any(options.kept) and sum(len(part.ids) for part in parts) > room:
             return self._between(parts[0], room, layout, options, show)
-        kept = kept_lengths([len(part.ids) for part in parts], room)
-        if len(set(kept)) == 2 and min(kept) == room // 2 and not all(part.is_whole for part in parts):
-            # The longer of two long texts keeps one token more: which it is shows in their ends.
-            parts = show([part.text for part in parts], most=True)
-            kept = kept_lengths([len(part.ids) for part in parts], room)
+        lengths = [len(part.ids) for part in parts]
+        kept = kept_lengths(lengths, room)
+        if len(set(kept)) == 2 and min(kept) == room // 2:  # the longer of two long texts keeps one token more
+            kept = kept_lengths(self._compared(parts, self._limit(options), show), room)
         cuts = [
             slice(0, num_kept) if options.direction != "left" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)
@@ -345,6 +330,19 @@ class TextEncoder:
             texts = [self._spans(part, cut, options) for part, cut in zip(parts, cuts, strict=True)]
             spans = layout.spans_around(texts)
         return Encoding(ids, types, truncated, spans)
+
+    def _compared(self, parts: Seq[_Shown], enough: int, show: _Show) -> list[int]:
+        """Lengths of two texts of which more than ``enough`` tokens were read, or as much as shows which is longer."""
+        (first, second), common = (part.text for part in parts), 0
+        while first != second and not (
+            all(part.is_whole for part in parts) or any(part.is_whole and len(part.ids) <= enough for part in parts)
+        ):
+            if not common:  # what both begin with has as many tokens in both
+                start = common_start(first, second, self._encoded)
+                first, second, common = first[start:], second[start:], enough
+            enough *= _FURTHER
+            parts = show([first, second], enough=enough)
+        return [common + len(part.ids) for part in parts]
 
     def _between(self, part: _Shown, room: int, layout: Layout, options: EncodingOptions, show: _Show) -> Encoding:
         """The encoding of a text that is cut, whole what is ``kept`` in front of it and behind."""
@@ -365,10 +363,9 @@ class TextEncoder:
         Where the tokenizer does not mark what continues a word, a word is what stands between blanks, and an unknown
         token begins one: so does transformers' token classification pipeline (for blanks other than spaces too).
         """
-        start = 0 if options.direction != "left" else len(part.text) - part.num_chars
         assert part.tokens.offsets is not None  # they were asked for
         assert part.tokens.words is not None
-        offsets = part.tokens.offsets[cut] + np.int32(start)
+        offsets = part.tokens.offsets[cut]
         ids = part.ids[cut]
         if self._marks_continuations:
             words = part.tokens.words[cut]
@@ -393,25 +390,21 @@ class TextEncoder:
 
 
 class _Shown(NamedTuple):
-    """A text and the tokens of its first (or last) ``num_chars`` characters."""
+    """A text and its tokens: all of them, or the first (or last) ones."""
 
     text: str
-    num_chars: int
     tokens: Tokens
+    is_whole: bool
 
     @property
     def ids(self) -> Int32Array:
         return self.tokens.ids
 
-    @property
-    def is_whole(self) -> bool:
-        return self.num_chars == len(self.text)
-
 
 class _Show(Protocol):
     """The tokens of texts, as ``TextEncoder._show`` gives them for one request's options."""
 
-    def __call__(self, texts: Seq[str], *, most: bool = False) -> list[_Shown]: ...
+    def __call__(self, texts: Seq[str], *, enough: int | None = None) -> list[_Shown]: ...
 
 
 class CommonText:
@@ -420,7 +413,7 @@ class CommonText:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of two chunks at once, one makes them and the other waits
         self._text: str | None = None
-        self._shown: dict[bool, _Shown] = {}  # by how much of the text is shown
+        self._shown: dict[int | None, _Shown] = {}  # by how much of the text is shown
 
     def stands_in(self, groups: Seq[tuple[str, ...]]) -> bool:
         """Whether ``groups`` are pairs that begin with one text, that of the chunks before."""
@@ -431,20 +424,15 @@ class CommonText:
             self._text = text if self._text is None else self._text
             return self._text == text
 
-    def show(self, show: _Show, texts: Seq[str], *, most: bool = False) -> list[_Shown]:
+    def show(self, show: _Show, texts: Seq[str], *, enough: int | None = None) -> list[_Shown]:
         """As ``show``."""
         with self._lock:
-            if self._text in texts and most not in self._shown:
+            if self._text in texts and enough not in self._shown:
                 assert self._text is not None
-                (self._shown[most],) = show([self._text], most=most)
-            common = self._shown.get(most)
-        others = iter(show([text for text in texts if text != self._text], most=most))
+                (self._shown[enough],) = show([self._text], enough=enough)
+            common = self._shown.get(enough)
+        others = iter(show([text for text in texts if text != self._text], enough=enough))
         return [common if common is not None and text == self._text else next(others) for text in texts]
-
-
-def _side(text: str, num_chars: int, options: EncodingOptions) -> str:
-    """The ``num_chars`` characters of ``text`` from which nothing is cut off."""
-    return text[:num_chars] if options.direction != "left" else text[-num_chars:]
 
 
 def _are_texts(inputs: Seq[Input]) -> TypeGuard[Seq[str]]:

@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from bei.errors import EmptyInputError, MalformedRequestError
+from bei.surrogates import check_characters
 from bei.tokenization import Input
 
 InputT = TypeVar("InputT")
@@ -24,15 +25,7 @@ def text(value: object, index: int, param: str = "inputs") -> str:
         raise _malformed(value, index, param, "a text")
     if not value:
         raise EmptyInputError(f"{param} {index} is an empty text: leave it out.", param)
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise MalformedRequestError(
-                f"{param} {index} has half a surrogate pair at {error.start}, which is no character: replace it "
-                "(text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')).",
-                param,
-            ) from None
+    check_characters(value, f"{param} {index}", param)
     return value
 
 

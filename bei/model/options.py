@@ -12,6 +12,7 @@ from bei.config import nearest
 from bei.entities import Aggregation
 from bei.errors import InvalidRequestError, MalformedRequestError
 from bei.port import Lane
+from bei.surrogates import check_characters
 from bei.vector_forms import DenseDType
 
 OptionsT = TypeVar("OptionsT")
@@ -109,6 +110,9 @@ def checked(kind: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
             raise InvalidRequestError(
                 f"There is no option {name!r} here.{nearest(name, sorted(known), 'options')}", name
             )
+        value = given[name]
+        if isinstance(value, str):
+            check_characters(value, name, name)
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:

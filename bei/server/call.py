@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from bei.admission import Ticket
-from bei.errors import AnswerTooLargeError, EmptyInputError, OverloadedError, RateLimitedError
+from bei.errors import AnswerTooLargeError, BeiError, EmptyInputError, OverloadedError, RateLimitedError
 from bei.server.answers import AnswerMemory
 from bei.server.bodies import Body
 from bei.server.keys import Key
@@ -68,6 +69,7 @@ class Call:
         self._body = body
         self._work = work
         self.warnings: list[str] = []  # for the client, in a header
+        self.unreadable: Mapping[int, BeiError] = {}  # errors of inputs that have no text, by their places
 
     def able(self, task: str, name: str | None) -> InferenceService:
         """The model that is called ``name`` and can do ``task``. Raises what ``Models.able`` raises."""
@@ -107,6 +109,8 @@ class Call:
     def check_inputs(self, inputs: Seq[object], param: str) -> None:
         """Reject an empty list, too many inputs, or an empty text. Raises InvalidRequestError that blames ``param``."""
         self.check_count(inputs, param)
+        for error in self.unreadable.values():
+            raise error
         if "" in inputs:
             raise empty_text(inputs.index(""), param)
 

@@ -37,6 +37,7 @@ from bei.server.keys import Key
 from bei.server.negotiation import AnswerForm, answer_form
 from bei.server.rendering import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.reply import Reply
+from bei.server.second_look import Read, read
 from bei.server.urgency import urgency_of
 from bei.server.work import SCOPE_KEY as WORK
 from bei.server.work import Work
@@ -46,14 +47,14 @@ RequestT = TypeVar("RequestT")
 
 WARNING_HEADER = "x-bei-warning"
 
-# Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
-INLINE_BODY_BYTES = 64_000
-
 # Smaller answers are not compressed: they are a packet or so as they are.
 _LEAST_CODED_BYTES = 1_000
 
 # After larger bodies memory is given back to the system, as after answers that are streamed.
 _LARGE_BODY_BYTES = 1_000_000
+
+# What Windows' tools write in front of UTF-8: RFC 8259, section 8.1, lets it be ignored.
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,13 @@ class Endpoint:
         if timing is not None:
             timing.received()
         is_large = len(content) > _LARGE_BODY_BYTES
-        body = await self._parsed(content)
+        body, unreadable = await self._read(content, in_part=form.has_report)
         del content
         if timing is not None:
             timing.parsed()
         account: Body | None = request.scope.get(BODY)
         call = Call(self._context, urgency, work, account, key, any_model=self._any_model, has_report=form.has_report)
+        call.unreadable = unreadable
         response: Response | None = None
         try:
             handling = self._route.handle(body, call)
@@ -194,11 +196,9 @@ class Endpoint:
         if is_large:
             self._memory.soon()
 
-    async def _parsed(self, body: bytes) -> Any:
-        if len(body) <= INLINE_BODY_BYTES:
-            return self._route.parse(body)
+    async def _read(self, body: bytes, *, in_part: bool) -> Read:
         try:
-            return await off_loop(self._route.parse, body)
+            return await read(self._route.parse, body.removeprefix(_BYTE_ORDER_MARK), in_part=in_part)
         except BeiError:
             if len(body) > _LARGE_BODY_BYTES:  # millions of objects may have been made of it before it was refused
                 self._memory.soon()

@@ -124,12 +124,13 @@ async def reported(
 
 
 def wrong_of(call: Call, inputs: Seq[ModelInput], param: str) -> dict[int, BeiError] | None:
-    """The empty texts among ``inputs``, for a request that is answered in part; of others they are an error."""
+    """What has no text among ``inputs``, for a request that is answered in part; of others it is an error."""
     if not call.has_report:
         call.check_inputs(inputs, param)
         return None
     call.check_count(inputs, param)
-    return {index: empty_text(index, param) for index, value in enumerate(inputs) if value == ""}
+    empty = {index: empty_text(index, param) for index, value in enumerate(inputs) if value == ""}
+    return {**empty, **call.unreadable}
 
 
 def asked_prompt(

@@ -19,15 +19,14 @@ from msgspec import Meta
 
 from bei.entities import Aggregation, Entity
 from bei.errors import InvalidRequestError
-from bei.offload import off_loop
 from bei.server import classify, embed, rerank, tokens
 from bei.server.call import Call
 from bei.server.controls import Model
-from bei.server.endpoint import INLINE_BODY_BYTES
 from bei.server.fields import Text, Texts, limits
 from bei.server.parsing import parser
 from bei.server.rendering import Items, items_of
 from bei.server.reply import Reply
+from bei.server.second_look import read
 from bei.server.vectors import SparseVector
 from bei.service import InferenceService
 from bei.tasks import HYPOTHESIS, classify_tokens, nli_labels, zero_shot
@@ -158,11 +157,11 @@ class Asked(NamedTuple):
 
 async def read_by_kind(content: bytes, call: Call, model: str | None = None) -> Asked:
     """``model``: of a request that names none. Raises InvalidRequestError, ModelNotFoundError."""
-    given: _Fields = await _read(_parse_fields, content)
+    given, _ = await read(_parse_fields, content, in_part=call.has_report)
     name = model if given.model is None else given.model
     service = call.named(name)
     kind = _kind_of(service.manifest.tasks[0], bytes(given.inputs).lstrip(), bytes(given.parameters), call.max_inputs)
-    body = await _read(kind.parse, content)
+    body, call.unreadable = await read(kind.parse, content, in_part=call.has_report)
     body.model = name
     return Asked(service, body, kind.handle)
 
@@ -195,10 +194,6 @@ def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _K
     if task == "embed":
         return _Kind(partial(embed.parse_request, max_inputs=max_inputs), embed.embed)
     return _KINDS[task]
-
-
-async def _read(parse: Callable[[bytes], Any], content: bytes) -> Any:
-    return parse(content) if len(content) <= INLINE_BODY_BYTES else await off_loop(parse, content)
 
 
 async def classify_texts(body: ClassificationRequest, call: Call) -> Reply:

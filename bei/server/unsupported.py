@@ -143,8 +143,13 @@ def _agreed(body: msgspec.Struct, *names: str) -> Any:
 def _check(body: msgspec.Struct, rules: Mapping[str, _Rule]) -> None:
     for name, rule in rules.items():
         value = getattr(body, name)
-        if value is not None and not any(type(value) is type(same) and value == same for same in rule.accepted):
+        if value is not None and not any(_is_same(value, same) for same in rule.accepted):
             raise _error(name, value, rule.remedy)
+
+
+def _is_same(value: object, same: object) -> bool:
+    """Whether they are the same value of JSON, which has one kind of numbers."""
+    return value == same and (type(value) is type(same) or {type(value), type(same)} == {int, float})
 
 
 def _error(name: str, value: object, remedy: str) -> InvalidRequestError:

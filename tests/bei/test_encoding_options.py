@@ -323,7 +323,7 @@ def test_megabytes_cost_no_more_than_a_page(kind: str, options: EncodingOptions)
         started = time.process_time()
         encoded = encoder(kind).encode([text], options)[0]
         assert time.process_time() - started < 2  # a page takes 0.05 s; whole, the first takes 5 s, the second minutes
-        assert encoded.truncated
+        assert encoded.truncated or (kind == "tiny" and blanks in text)
         assert encoded.num_tokens <= 32
 
 

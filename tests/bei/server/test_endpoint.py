@@ -54,7 +54,7 @@ NO_CONTROLS = {"/tokenize", "/decode", "/detokenize", "/vertex", "/v1/embed", "/
 WITH_LISTS = sorted(set(GOOD) - {"/detokenize"})
 WITH_TASK = sorted(set(GOOD) - NO_TASK)
 WITH_CONTROLS = sorted(set(GOOD) - NO_CONTROLS)
-NOT_JSON = [b"", b"{", b"hello", b'{"inputs": "\xff"}', b'{"inputs": "\\ud800"}', b"[" * 90_000, b"null", b"[]"]
+NOT_JSON = [b"", b"{", b"hello", b'{"inputs": "\xff"}', b"[" * 90_000, b"null", b"[]"]
 
 
 def filled(path: str, texts: list[Any]) -> dict[str, Any]:

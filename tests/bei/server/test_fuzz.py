@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from bei.config import DIALECTS, ServeConfig
 from bei.errors import BeiError
 from bei.metrics import Metrics
+from bei.server import second_look
 from bei.server.app import inference_routes
 from bei.server.call import Call
 from bei.server.dialect import mounted
@@ -61,7 +62,8 @@ def _root_parser(task: str) -> Parse:
         raise _WasParsed
 
     service = SimpleNamespace(manifest=SimpleNamespace(tasks=[task]))
-    stub = SimpleNamespace(named=lambda _: service, able=reached, max_inputs=ServeConfig.max_client_batch_size)
+    limit = ServeConfig.max_client_batch_size
+    stub = SimpleNamespace(named=lambda _: service, able=reached, max_inputs=limit, has_report=False)
 
     def parse(content: bytes) -> None:
         try:
@@ -104,11 +106,11 @@ def seeds_of(name: str) -> list[Any]:
     return [seed for path in paths for seed in SEEDS.get(path, [])]
 
 
-def check(name: str, body: bytes) -> BeiError | None:
-    """Parse ``body``; the error, if it is refused as it may be."""
+def check(name: str, body: bytes, *, in_part: bool = False) -> BeiError | None:
+    """Parse ``body``, as routes do; the error, if it is refused as it may be."""
     started_s = time.process_time()
     try:
-        PARSERS[name](body)
+        second_look._read(PARSERS[name], body, in_part)
         error = None
     except BeiError as refused:
         error = refused
@@ -191,7 +193,7 @@ def check_many(random: Random) -> None:
     for name in PARSERS:
         body = _body(random, name)
         try:
-            check(name, body)
+            check(name, body, in_part=random.random() < 0.5)
         except BaseException as error:
             raise AssertionError(f"{name} of {body!r}") from error
 

@@ -1,0 +1,143 @@
+"""A body that could not be read, looked at again, for what JSON allows and the decoder does not.
+
+Half of a surrogate pair in a string (RFC 8259, section 8.2) is an error of the input that has it, and not of the body.
+A number as ``2.0`` is an integer where one is meant, as JSON schema has it. Good bodies never come here.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from bei.errors import BeiError, InvalidTextError, MalformedRequestError
+from bei.offload import off_loop
+from bei.surrogates import not_all_characters
+
+RequestT = TypeVar("RequestT")
+
+# Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
+INLINE_BODY_BYTES = 64_000
+
+# From the body to a string in it: fields and places in lists.
+Path: TypeAlias = tuple[str | int, ...]
+
+_INPUT_FIELDS = frozenset(("input", "inputs", "texts"))
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|[\s\S])"
+)
+_HALF_CHARS = 4
+
+_FRACTION = re.compile(rb"[0-9][.eE]")
+
+
+class Read(NamedTuple):
+    """A request, and the errors of inputs that could not be read, by their places: empty texts stand there."""
+
+    request: Any
+    unreadable: Mapping[int, BeiError]
+
+
+async def read(parse: Callable[[bytes], Any], content: bytes, *, in_part: bool = False) -> Read:
+    """``parse(content)``, of a long body off the event loop. ``in_part``: an answer to some of the inputs will do.
+
+    Raises what ``parse`` raises, InvalidTextError.
+    """
+    if len(content) > INLINE_BODY_BYTES:
+        return await off_loop(_read, parse, content, in_part)
+    return _read(parse, content, in_part)
+
+
+def _read(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Read:
+    try:
+        return Read(parse(content), {})
+    except MalformedRequestError as error:
+        try:
+            return _read_again(parse, content, in_part)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise error from None  # it is of another kind
+
+
+def _read_again(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Read:
+    unreadable: Mapping[int, BeiError] = {}
+    if _SURROGATE.search(content):
+        content, unreadable = _without_halves(content, in_part)
+    tree = msgspec.json.decode(content) if _FRACTION.search(content) else None
+    while True:
+        try:
+            return Read(parse(content), unreadable)
+        except MalformedRequestError as other:
+            field = (other.param or "").partition(".")[0]
+            if not isinstance(tree, dict) or not isinstance(tree.get(field), (float, list, dict)):
+                raise
+            # Only of the field that is wrong, and once: elsewhere fractions stay as they are.
+            tree[field] = msgspec.Raw(msgspec.json.encode(_with_integers(tree[field])))
+            content = msgspec.json.encode(tree)
+
+
+def _without_halves(content: bytes, in_part: bool) -> tuple[bytes, Mapping[int, BeiError]]:
+    """``content`` with an empty string for each that has half of a surrogate pair, and the errors of these inputs.
+
+    Raises InvalidTextError where such a string is none of several inputs, or not ``in_part``.
+    """
+    mark = secrets.token_hex()
+    tree = msgspec.json.decode(_ESCAPE.sub(lambda found: _marked(found, mark.encode()), content))
+    unreadable: dict[int, BeiError] = {}
+    for path, holder, key in _marked_strings(tree, mark):
+        error = _error(path, holder if key is None else holder[key], mark)
+        if not in_part or key is None or path[0] not in _INPUT_FIELDS:
+            raise error
+        unreadable.setdefault(path[1] if len(path) > 1 and isinstance(path[1], int) else 0, error)
+        holder[key] = ""
+    return msgspec.json.encode(tree), unreadable
+
+
+def _marked(found: re.Match[bytes], mark: bytes) -> bytes:
+    return found[0] if found[1] is None else mark + found[1]
+
+
+def _marked_strings(tree: Any, mark: str) -> Iterator[tuple[Path, Any, Any]]:
+    """The path of each string that has ``mark``, what holds it, and where; of a field's name itself, the name alone."""
+    waiting: list[tuple[Path, Any]] = [((), tree)]
+    while waiting:
+        path, holder = waiting.pop()
+        fields = list(holder.items()) if isinstance(holder, dict) else list(enumerate(holder))
+        for key, value in fields:
+            if isinstance(key, str) and mark in key:
+                yield path, key, None
+            if isinstance(value, (dict, list)):
+                waiting.append(((*path, key), value))
+            elif isinstance(value, str) and mark in value:
+                yield (*path, key), holder, key
+
+
+def _error(path: Path, text: str, mark: str) -> InvalidTextError:
+    """Names the field nearest to the place of the input in its list, as other errors do."""
+    place = next((index for index, one in enumerate(path) if isinstance(one, int)), len(path))
+    fields: Seq[str | int] = path[:place]
+    param = str(fields[-1]) if fields else None
+    name = ".".join(map(str, fields)) or "The body"
+    if place < len(path):
+        name = f"{param or 'The body'} {path[place]}"
+    elif param in _INPUT_FIELDS:
+        name = f"{param} 0"
+    start = text.index(mark)
+    half = int(text[start + len(mark) :][:_HALF_CHARS], 16)
+    return not_all_characters(name, start, half, param)
+
+
+def _with_integers(value: Any) -> Any:
+    """``value`` with integers for numbers that are whole."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, list):
+        return [_with_integers(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _with_integers(one) for name, one in value.items()}
+    return value
