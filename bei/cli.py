@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import importlib.util
 import io
 import json
 import logging
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bei import __version__
+from bei import __version__, libraries
 from bei.artifact_lookup import artifact_for, build_config_class, cache_of, default_artifact
-from bei.errors import BeiError, ConfigError, MissingDependencyError
+from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
 from bei.files import printable
 from bei.service_links import injected
 
@@ -146,8 +145,7 @@ def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.Argu
 
 
 def _add_bench_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    if importlib.util.find_spec("hdrh") is None:
-        raise MissingDependencyError("hdrhistogram", "bench", "bei bench")
+    libraries.load("hdrh.histogram", "hdrhistogram", "bench", "bei bench")
     from bei.bench.compare import compare
     from bei.bench.options import COMPARE, add_arguments, add_compare_arguments
     from bei.bench.run import bench
@@ -362,7 +360,7 @@ def _builder_for_doctor() -> Any:
 
     try:
         config_class = build_config_class()
-    except MissingDependencyError as error:
+    except (MissingDependencyError, BrokenDependencyError) as error:
         return error
     from bei_build.targets import TARGETS, compiler_for
     from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bei.errors import CheckpointError, CheckpointNotFoundError
 from bei.files import UnfitError, check_regular, home_expanded
+from bei.libraries import importing
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
 _HUB_PATTERNS += ["artifact.metadata", "*.jinja"]
@@ -89,8 +90,9 @@ def _from_hub(model: str, revision: str | None) -> Location:
             f"{model!r} is no folder here, and there is no home directory to keep what the hub gives: set HOME or "
             "HF_HOME, or pass the path of a downloaded checkpoint."
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    with importing("huggingface_hub", "cpu", "Asking the hub for a checkpoint"):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
