@@ -32,6 +32,8 @@ ConfigT = TypeVar("ConfigT")
 
 TOKEN_IDS = ("refuse", "accept")
 
+UNTRAINED_DIMENSIONS = ("warn", "refuse")
+
 # Whose routes and errors there are under ``/<name>`` (bei.server.dialects); "bei": those without a mount point.
 DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm")
 
@@ -131,6 +133,11 @@ class ServeConfig:
         30.0, "seconds a client may take to send a body, and one more for every 10,000 bytes of it; beyond it 408"
     )
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
+    untrained_dimensions: str = _option(
+        "warn",
+        "dimensions of a model that does not say that it was trained for them (Matryoshka)",
+        choices=UNTRAINED_DIMENSIONS,
+    )
     openai_token_ids: str = field(
         default="refuse",
         metadata={"help": "token ids on /v1/embeddings, which may be another tokenizer's", "choices": TOKEN_IDS},

@@ -13,7 +13,7 @@ from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestErr
 from bei.server.call import Call
 from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, limits
-from bei.server.inference import Embedded, asked_prompt, embedded
+from bei.server.inference import Embedded, asked_prompt, check_cut, embedded
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.reply import Reply
@@ -204,6 +204,7 @@ async def _late_chunked(
 ) -> Embeddings:
     call.check_inputs(texts, "input")
     _check_uncut(body)
+    check_cut(call, service, body.dimensions)
     width = service.manifest.dimension("embedding") or 0
     width = min(width, body.dimensions or width)
     form.check(service.manifest, width, body.normalize, "dimensions")
