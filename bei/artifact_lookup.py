@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,7 @@ def default_artifact(config: ServeConfig, held: ExitStack) -> Artifact:
 
 def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -> Artifact:
     config_class = build_config_class()
+    from bei.build_flags import saying_variables, with_variables
     from bei.config import ENV_PREFIX, build_variables, load
     from bei.engine import load_engine
     from bei_build.cache import build_cached
@@ -88,13 +90,16 @@ def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -
     options = {"model": model, "precision": config.precision}
     if name is not None and "name" not in variables:
         options["name"] = name
-    build_config = load(config_class, options)
+    with saying_variables(config_class):
+        build_config = load(config_class, options)
     if config.require_signature is not None and build_config.sign is None:
         raise ArtifactUntrustedError(
             f"{model} is a checkpoint, which would be built here and signed by nobody, and only signed artifacts are "
             "served: build it with 'bei build --sign', and serve that."
         )
-    artifact, use = build_cached(build_config, cache_of(config), load_engine, Progress())
+    progress = Progress(worded=partial(with_variables, build_config=config_class))
+    with saying_variables(config_class):
+        artifact, use = build_cached(build_config, cache_of(config), load_engine, progress)
     held.enter_context(use)
     return artifact
 

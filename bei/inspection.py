@@ -14,6 +14,8 @@ from bei.artifact import Artifact, Certificate, Package, Plan, Role
 from bei.files import printable
 from bei.signatures import Signed
 
+_ASKED = " (as bei build --attention said)"
+
 
 def as_json(artifact: Artifact) -> str:
     """Manifest and certificate of the artifact, and who has signed it, as JSON."""
@@ -51,7 +53,7 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("source sha256", manifest.source.sha256),
         ("architecture", f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden_size}"),
         ("parameters", f"{spec.num_parameters:,}"),
-        *([("attention", spec.attention + " (as --attention said)" * spec.attention_asked)] if spec.attention else []),
+        *([("attention", spec.attention + _ASKED * spec.attention_asked)] if spec.attention else []),
         *([("adapter", spec.adapter)] if spec.adapter else []),
         ("tasks", ", ".join(manifest.tasks)),
         ("outputs", ", ".join(f"{output.name} [{output.dimension}]" for output in manifest.outputs)),

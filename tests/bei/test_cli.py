@@ -18,7 +18,7 @@ from bei.artifact import Artifact, Manifest
 from bei.artifact import load as load_artifact
 from bei.config import ServeConfig, load
 from bei.engine.fake import FakeEngine
-from bei.errors import BeiError, CheckpointNotFoundError
+from bei.errors import BeiError, CheckpointNotFoundError, VerificationError
 from bei.model_cache import ModelCache, Use
 from bei.signatures import SIGNATURE
 from bei.signing_keys import fingerprint
@@ -276,6 +276,28 @@ def test_the_default_is_called_as_the_environment_says(
     built = _pretend_to_build(monkeypatch, {"pytest"})
     cli.main(["serve", "--cache-dir", str(tmp_path)])
     assert built[-1].name == "mine"
+
+
+@pytest.mark.parametrize("command", ["serve", "tune"])
+def test_a_build_that_fails_names_what_the_command_has(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """--min-cosine is no flag of theirs; --precision is."""
+
+    def build_cached(*_: object) -> None:
+        raise VerificationError("Verification failed. To do: build with --precision fp32, or lower --min-cosine.")
+
+    monkeypatch.setattr("bei_build.cache.build_cached", build_cached)
+    error = fails_with(capsys, command, "org/model", "--cache-dir", str(tmp_path))
+    assert error.endswith("or lower --min-cosine. Flags of 'bei build' are variables here: BEI_MIN_COSINE.")
+
+
+def test_settings_of_a_build_that_contradict_each_other_name_what_the_command_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BEI_PLAN_OF", "another")
+    monkeypatch.setenv("BEI_TARGET", "tensorrt")
+    assert "BEI_STRIP_WEIGHTS=true" in fails_with(capsys, "serve", "org/model", "--cache-dir", str(tmp_path))
 
 
 @pytest.mark.parametrize(("variable", "words"), [("BEI_MODEL", "BEI_MODELS"), ("BEI_OUT", "BEI_CACHE_DIR")])
