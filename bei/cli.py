@@ -326,8 +326,14 @@ def _inspect(options: dict[str, Any]) -> None:
 def _doctor(options: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from bei.doctor.attention import HEAD_SIZES
     from bei.doctor.examination import examine
     from bei.doctor.rendering import as_text, show
+
+    if options["no_attention"] and options["head_sizes"] != HEAD_SIZES:
+        raise ConfigError("--head-sizes are of the attention layers that --no-attention leaves out: give one of them.")
+    if options["compute_capability"] and options["target"] not in (None, "tensorrt-rtx"):
+        raise ConfigError(f"--compute-capability is of target tensorrt-rtx, not of {options['target']}: leave it out.")
 
     with Console(stderr=True).status("examining") as status:  # shows nothing where stderr is no terminal
         report = examine(
