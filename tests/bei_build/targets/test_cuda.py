@@ -22,6 +22,7 @@ from bei.engine import load_engine
 from bei.engine.cuda.device import TwinDevice
 from bei.errors import (
     BeiError,
+    BrokenDependencyError,
     CompileError,
     ConfigError,
     DeviceNotFoundError,
@@ -157,6 +158,16 @@ def test_auto_is_the_best_target_that_this_machine_has(
     assert with_target(BuildConfig(model="m", target="auto", max_seq_len=7)).target == chosen
     assert with_target(BuildConfig(model="m", target="auto", max_seq_len=7)).max_seq_len == 7
     assert with_target(BuildConfig(model="m", target="tensorrt-rtx")).target == "tensorrt-rtx"
+
+
+def test_auto_does_not_pass_over_a_library_that_is_installed_and_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stand:
+        def check_able(self) -> None:
+            raise BrokenDependencyError("tensorrt", "tensorrt", "Building", "libnvinfer.so.11: cannot open")
+
+    monkeypatch.setattr(targets, "compiler_for", lambda config: Stand())
+    with pytest.raises(BrokenDependencyError, match="libnvinfer"):
+        with_target(BuildConfig(model="m", target="auto"))
 
 
 def test_settings_of_one_target_do_not_go_with_auto() -> None:
