@@ -58,6 +58,18 @@ OF_DOCUMENTS: Mapping[str, _Rule] = {
     "rank_fields": _Rule(_OFF, _ELSEWHERE),
     "max_tokens_per_doc": _Rule((), _ELSEWHERE),
 }
+# Of Cohere's first version.
+_NEWER = "send it to /v2/embed"
+OF_COHERE_V2: Mapping[str, _Rule] = {
+    "inputs": _Rule((), _NEWER),
+    "output_dimension": _Rule((), _NEWER),
+    "max_tokens": _Rule((), _NEWER),
+}
+# Of requests that are answered with probabilities alone.
+OF_SCORES: Mapping[str, _Rule] = {
+    "raw_scores": _Rule((False,), "labels of the request have probabilities; leave it out"),
+    "use_activation": _Rule((True,), "labels of the request have probabilities; leave it out"),
+}
 # Of requests for vectors that are neither cut nor written in another form.
 OF_WIDE_VECTORS: Mapping[str, _Rule] = {
     "dimensions": _Rule((), "these vectors keep their width; leave it out"),

@@ -90,6 +90,22 @@ def test_vectors_that_are_neither_cut_nor_written_otherwise_say_so(
     assert post(kinds, path, {**body, "output_dtype": "float"}).status_code == 200
 
 
+@pytest.mark.parametrize(("field", "value"), [("output_dimension", 3), ("max_tokens", 5), ("inputs", [])])
+def test_what_cohere_s_second_version_has_more_is_refused_of_the_first(kinds: App, field: str, value: object) -> None:
+    body = {"texts": ["a"], "model": "embedder", "input_type": "query"}
+    for path in ("/v1/embed", "/cohere/v1/embed"):
+        response = post(kinds, path, {**body, field: value})
+        assert response.status_code == 400, response.text
+        assert f"{field} {value} is not supported here: send it to /v2/embed" in response.text
+        assert post(kinds, path, body).status_code == 200
+
+
+@pytest.mark.parametrize(("field", "value"), [("raw_scores", True), ("use_activation", False)])
+def test_labels_of_the_request_have_no_logits(kinds: App, field: str, value: object) -> None:
+    body = {"input": "a", "labels": ["sad"], "model": "classifier", field: value}
+    check_error(post(kinds, "/v1/classify", body), 400, "have probabilities", param=field)
+
+
 def test_controls_of_a_comparison_stand_in_one_place(kinds: App) -> None:
     """Those beside parameters were passed over."""
     body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "model": "embedder", "prompt": ""}
