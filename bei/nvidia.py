@@ -6,11 +6,11 @@ is CUDA's runtime and driver as functions that return a status first.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from bei import libraries
 from bei.errors import DeviceNotFoundError, LibraryVersionError, MissingDependencyError
 
 
@@ -44,19 +44,14 @@ LIBRARIES = {
 
 
 def load_library(target: str, purpose: str) -> ModuleType:
-    """The module of ``target``'s library. Raises MissingDependencyError that names ``purpose``, LibraryVersionError."""
+    """The module of ``target``'s library. Raises MissingDependencyError and BrokenDependencyError, which name
+    ``purpose``, LibraryVersionError."""
     library = LIBRARIES[target]
     for name in library.modules:
         try:
-            module = importlib.import_module(name)
-        except (ImportError, OSError) as error:
-            if isinstance(error, ModuleNotFoundError) and error.name == name:
-                continue
-            # The package is there, and what it loads is not: the library, or bindings for this Python.
-            raise LibraryVersionError(
-                f"{library.title} is installed and cannot be loaded ({' '.join(str(error).split())}): install it again "
-                f"with pip install 'bei[{target}]'."
-            ) from error
+            module = libraries.load(name, name, target, purpose)
+        except MissingDependencyError:
+            continue
         version = tuple(int(part) for part in module.__version__.split(".")[:2])
         if not library.least <= version < library.below:
             raise LibraryVersionError(
@@ -90,11 +85,8 @@ class Gpu:
 
 
 def load_cuda(purpose: str, extra: str) -> Any:
-    """cuda-python's runtime module. Raises MissingDependencyError that names ``purpose``."""
-    try:
-        return importlib.import_module("cuda.bindings.runtime")
-    except ImportError as error:
-        raise MissingDependencyError("cuda-bindings", extra, purpose) from error
+    """cuda-python's runtime module. Raises MissingDependencyError and BrokenDependencyError, which name ``purpose``."""
+    return libraries.load("cuda.bindings.runtime", "cuda-bindings", extra, purpose)
 
 
 def current_gpu(cuda: Any) -> Gpu:

@@ -17,12 +17,14 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     ``input_type``, or the default.
 
     A model without prompts treats all input types alike, and documents have a prompt only where the model has one for
-    them. Raises InvalidRequestError that lists the prompts.
+    them. Raises InvalidRequestError that lists the prompts, or where the two names contradict each other.
     """
     prompts = manifest.prompts
     if prompt_name is not None:
         if prompt_name not in prompts:
             raise InvalidRequestError(_no_prompt(manifest, prompt_name), "prompt_name")
+        if input_type is not None:
+            _check_same(manifest, prompt_name, input_type)
         return prompts[prompt_name]
     if input_type is None:
         return prompts.get(manifest.default_prompt_name or "", "")
@@ -56,6 +58,20 @@ def asked_prompt(
     if prompt_name is not None or input_type is not None or text or not any(manifest.prompts.values()):
         return AskedPrompt(text)
     return AskedPrompt("", f"{manifest.name} has prompts and got none: say by input_type what the texts are")
+
+
+def _check_same(manifest: Manifest, prompt_name: str, input_type: str) -> None:
+    """Raise InvalidRequestError where the two mean different things. Of late interaction the side may be named beside a
+    prompt of another name."""
+    if manifest.roles:
+        sides = [side for side, names in SIDES.items() if not {prompt_name, input_type}.isdisjoint(names)]
+        differ = len(sides) > 1
+    else:
+        differ = prompt_of(manifest, None, input_type) != manifest.prompts[prompt_name]
+    if differ:
+        raise InvalidRequestError(
+            f"prompt_name {prompt_name} and input_type {input_type} contradict each other: send one.", "prompt_name"
+        )
 
 
 def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:

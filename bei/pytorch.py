@@ -5,13 +5,13 @@ Imports nothing by itself; whoever uses PyTorch takes the module as an argument.
 
 from __future__ import annotations
 
-import importlib
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bei.errors import DeviceNotFoundError, LibraryVersionError, MissingDependencyError
+from bei import libraries
+from bei.errors import DeviceNotFoundError, LibraryVersionError
 
 EXTRA = "cuda"
 
@@ -33,16 +33,8 @@ class TorchGpu:
 
 
 def load_torch(purpose: str) -> Any:
-    """The module. Raises MissingDependencyError that names ``purpose``, LibraryVersionError."""
-    try:
-        torch = importlib.import_module("torch")
-    except (ImportError, OSError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise MissingDependencyError("torch", EXTRA, purpose) from error
-        raise LibraryVersionError(
-            f"PyTorch is installed and cannot be loaded ({' '.join(str(error).split())}): install it again with "
-            f"pip install 'bei[{EXTRA}]'."
-        ) from error
+    """The module. Raises MissingDependencyError and BrokenDependencyError with ``purpose``, LibraryVersionError."""
+    torch: Any = libraries.load("torch", "torch", EXTRA, purpose)
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < LEAST:
         least = ".".join(map(str, LEAST))

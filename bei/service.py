@@ -102,6 +102,7 @@ class InferenceService:
         self.certificate = artifact.certificate
         self.signed = artifact.signed
         self.encoder = encoder
+        self.untrained_dimensions = config.untrained_dimensions
         self.unsaid_prompt = asked_prompt(self.manifest)  # of requests that do not say what their texts are
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()

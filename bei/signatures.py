@@ -19,6 +19,7 @@ import msgspec
 
 from bei.errors import ArtifactSignatureError, ArtifactUntrustedError, MissingDependencyError
 from bei.files import UnfitError, read_bounded, unique_keys, within
+from bei.libraries import importing
 from bei.signing_keys import EXTRA, fingerprint, from_openssh_line, openssh_line
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _SCHEMA_VERSION = 1
 # In front of the digest, so that the signature of an artifact is that of nothing else.
 _DOMAIN = "bei-artifact-signature-v1:"
 _MOST_BYTES = 10_000  # it takes 400
+_PURPOSE = "Checking the signature of an artifact"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,7 +117,7 @@ def check_trusted(folder: Path, signed: Signed | None, trusted: Set[bytes]) -> N
             "again with one of these, or trust that key too."
         )
     if not signed.is_checked:
-        raise MissingDependencyError("cryptography", EXTRA, "Checking the signature of an artifact")
+        raise MissingDependencyError("cryptography", EXTRA, _PURPOSE)
 
 
 def _decoded(raw: bytes) -> _Record:
@@ -130,11 +132,13 @@ def _decoded(raw: bytes) -> _Record:
 
 
 def _holds(public_key: bytes, signature: bytes, digest: str) -> bool | None:
-    """None where it cannot be found out."""
+    """None where cryptography is not installed. Raises BrokenDependencyError."""
+    modules = ("cryptography.exceptions", "cryptography.hazmat.primitives.asymmetric.ed25519")
     try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except ImportError:
+        with importing("cryptography", EXTRA, _PURPOSE, modules=modules):
+            from cryptography.exceptions import InvalidSignature
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except MissingDependencyError:
         return None
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _message(digest))

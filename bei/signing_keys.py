@@ -15,8 +15,9 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bei.errors import ConfigError, MissingDependencyError
+from bei.errors import ConfigError
 from bei.files import UnfitError
+from bei.libraries import importing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -195,8 +196,6 @@ def _kind(key: object) -> str:
 
 
 def _serialization(purpose: str) -> Any:
-    try:
+    with importing("cryptography", EXTRA, purpose, modules=("cryptography.hazmat.primitives",)):
         from cryptography.hazmat.primitives import serialization
-    except ImportError as error:
-        raise MissingDependencyError("cryptography", EXTRA, purpose) from error
     return serialization

@@ -19,6 +19,7 @@ from bei.admission import Ticket
 from bei.artifact import Classification, Manifest, Role
 from bei.byte_vectors import scaled
 from bei.core import Encoding, Float32Array, Row
+from bei.dimensions import check_dimensions
 from bei.entities import Aggregation, Entity, entities_of
 from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
 from bei.fates import Fates, tried
@@ -121,19 +122,6 @@ def require(service: InferenceService, task: str) -> None:
     tasks = service.manifest.tasks
     if task not in tasks:
         raise TaskNotSupportedError(f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
-
-
-def check_dimensions(manifest: Manifest, dimensions: int | None, param: str = "dimensions") -> None:
-    """Raise InvalidRequestError that blames ``param`` unless vectors can be cut to ``dimensions``; None is no cut."""
-    if dimensions is None or manifest.embedding is None:
-        return
-    width = manifest.dimension("embedding") or 0
-    allowed = manifest.embedding.matryoshka_dimensions
-    if allowed is not None and dimensions not in (*allowed, width):
-        names = ", ".join(map(str, (*allowed, width)))
-        raise InvalidRequestError(f"{manifest.name} has dimensions {names}, not {dimensions}.", param)
-    if not 1 <= dimensions <= width:
-        raise InvalidRequestError(f"{param} must be from 1 to {width}, not {dimensions}.", param)
 
 
 async def embed_inputs(

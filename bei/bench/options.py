@@ -19,6 +19,8 @@ from bei.errors import ConfigError
 COMPARE = "compare"
 
 _CONCURRENCY = 16  # where nothing is said
+_WORDS = "20"
+_QUERY_WORDS = "8"
 _MOST_INTERVALS = 600
 _MOST_WORKERS = 64
 
@@ -54,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--inputs", default="1", metavar="LENGTH", help="texts of a request (default: 1)")
     add(
         "--words",
-        default="20",
+        default=_WORDS,
         metavar="LENGTH",
         help="of a text: N, uniform:N:N or lognormal:MEAN:SIGMA[:MOST] (default: 20)",
     )
-    add("--query-words", default="8", metavar="LENGTH", help="of a reranker's query (default: 8)")
+    add("--query-words", default=_QUERY_WORDS, metavar="LENGTH", help="of a reranker's query (default: 8)")
     add("--lane", choices=("interactive", "bulk"), help="send X-Bei-Lane")
     add("--max-connections", type=int, default=1000, metavar="N", help="of an open loop (default: 1000)")
     add(
@@ -213,9 +215,11 @@ def _loads(options: dict[str, Any], texts: TextsPlan) -> list[LoadPlan]:
         raise ConfigError(f"Load {swept[0]} has neither a rate nor a concurrency (nor is there a --rates).")
     if is_sweep and len(swept) != 1:
         raise ConfigError("--rates needs exactly one --load without a rate and a concurrency: that one gets the rates.")
-    if texts.file is None:
-        for load in loads:
+    for load in loads:
+        if texts.file is None:
             check_words(load)
+        elif (load.words, load.query_words) != (_WORDS, _QUERY_WORDS):
+            raise ConfigError(f"Load {load.name}: words are of random texts; those of --texts are as long as they are.")
     return loads
 
 

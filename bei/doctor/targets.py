@@ -14,6 +14,7 @@ from bei.engine.openvino import cpu_capabilities
 from bei.errors import (
     ArtifactWrongDeviceError,
     BeiError,
+    BrokenDependencyError,
     DeviceNotFoundError,
     LibraryVersionError,
     MissingDependencyError,
@@ -199,7 +200,7 @@ def _next_step(name: str, build_error: Exception | None, serve_errors: list[Exce
 def _remedies(errors: Sequence[Exception], name: str, nvidia: Nvidia) -> list[str]:
     steps = []
     for error in errors:
-        if isinstance(error, MissingDependencyError):
+        if isinstance(error, (MissingDependencyError, BrokenDependencyError)):
             steps.append(error.remedy)
         elif isinstance(error, LibraryVersionError):
             steps.append(_TORCH_REMEDY if name == "cuda" else f"pip install 'bei[{name}]'")

@@ -15,8 +15,9 @@ import numpy as np
 from bei.artifact import OPENVINO_MODEL, Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.cores import usable_cores
-from bei.errors import ArtifactWrongDeviceError, EngineError, MissingDependencyError
+from bei.errors import ArtifactWrongDeviceError, EngineError
 from bei.instruction_sets import EXACT_INT8, sums_int8_exactly
+from bei.libraries import importing
 from bei.mapped import release_pages, releasing_pages
 from bei.packing import graph_inputs
 
@@ -168,11 +169,9 @@ def _core_of(openvino: Any) -> Any:
 
 
 def _openvino(purpose: str) -> Any:
-    try:
-        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # see bei_build.targets.openvino
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # see bei_build.targets.openvino
+    with importing("openvino", "cpu", purpose):
         import openvino
-    except ImportError as error:
-        raise MissingDependencyError("openvino", "cpu", purpose) from error
     return openvino
 
 

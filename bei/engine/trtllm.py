@@ -32,14 +32,15 @@ from bei.errors import (
     EngineDeadError,
     EngineError,
     LibraryVersionError,
-    MissingDependencyError,
 )
+from bei.libraries import importing
 from bei.nvidia import current_gpu, load_cuda
 
 log = logging.getLogger(__name__)
 
 # The oldest version whose documents have all of it; bei_build.targets.trtllm says the same.
 _LEAST = "1.3.0rc27"
+_INSTALL = "pip install 'bei[trtllm]', on a machine with an NVIDIA driver"  # without one its libraries do not load
 
 _ENCODE_ARGUMENTS = ("add_special_tokens", "copy_logits_to_host", "return_raw_logits")
 _LLM_ARGUMENTS = ("encode_only", "max_batch_size", "max_num_tokens", "max_seq_len", "attn_backend", "cuda_graph_config")
@@ -101,7 +102,7 @@ class TRTLLMEngine:
             self._shut_down()
             raise EngineError(
                 f"TensorRT-LLM {api.__version__} could not load {folder}: {_one_line(error)}. bei needs {_LEAST} or "
-                "newer; the target is experimental, --target cpu is not."
+                "newer; the target is experimental: bei build --target cpu is not."
             ) from error
         self._info = EngineInfo(
             target=manifest.target,
@@ -185,15 +186,11 @@ _RAW = {"add_special_tokens": False, "return_raw_logits": True}
 
 
 def _load_api(manifest: Manifest) -> Any:
-    """The module, after a look at what is used of it. Raises MissingDependencyError, LibraryVersionError."""
-    try:
+    """The module, after a look at what is used of it. Raises MissingDependencyError, BrokenDependencyError,
+    LibraryVersionError."""
+    purpose = f"Serving {manifest.name} (target trtllm)"
+    with importing("tensorrt-llm", "trtllm", purpose, modules=("tensorrt_llm",), remedy=_INSTALL):
         import tensorrt_llm as api
-    except ModuleNotFoundError as error:
-        if error.name != "tensorrt_llm":
-            raise _unusable("cannot be loaded", error) from error
-        raise MissingDependencyError("tensorrt-llm", "trtllm", f"Serving {manifest.name} (target trtllm)") from error
-    except Exception as error:  # without a driver its own libraries do not load
-        raise _unusable("cannot be loaded", error) from error
     missing = next(_missing(api), None)
     if missing:
         version = getattr(api, "__version__", "of unknown version")

@@ -2,7 +2,8 @@
 
 Every function checks the options, and that the model has the task; nothing is computed before the job is run. They
 raise InvalidRequestError and TaskNotSupportedError. Those for texts with prompts warn (UserWarning) where nobody said
-which prompt a model with prompts is to use; they are called by methods of the Model, whose caller the warning names.
+which prompt a model with prompts is to use, that for vectors where they are cut of a model that does not say that they
+may be; they are called by methods of the Model, whose caller the warning names.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TypeAlias, TypeVar
 from bei import prompts, tasks
 from bei.admission import Ticket
 from bei.core import Encoding, Float32Array
+from bei.dimensions import check_dimensions
 from bei.entities import Entity
 from bei.errors import BeiError, EmptyInputError, InvalidRequestError
 from bei.model.flow import WINDOW
@@ -57,12 +59,14 @@ def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors
     tasks.require(service, "embed")
     manifest = service.manifest
     dimensions, normalize = options.get("dimensions"), options.get("normalize")
-    tasks.check_dimensions(manifest, dimensions)
+    warning = check_dimensions(manifest, dimensions, untrained=service.untrained_dimensions)
     asked = options.get("output_dtype") or "float"
     dtype: DenseDType = "float" if asked == "float32" else asked
     width = manifest.dimension("embedding") or 0
     width = min(width, dimensions or width)
     check_form(dtype, manifest, width, normalize, param="output_dtype", dimensions_param="dimensions")
+    if warning is not None:
+        warnings.warn(f"{warning}.", UserWarning, stacklevel=_TO_THE_CALLER - 1)
     prompt, read = _prompt(service, options), _reading(options)
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[Vectors]:

@@ -26,6 +26,7 @@ class ModelSettings(TypedDict, total=False):
     hang_timeout: float
     cache_megabytes: int
     auto_truncate: bool
+    untrained_dimensions: str
     cache_dir: str | os.PathLike[str]
     cache_max_size: str
     require_signature: tuple[str, ...] | None

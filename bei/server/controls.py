@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from bei.artifact import Manifest, Role
+from bei.errors import InvalidRequestError
 from bei.prompts import role_of
-from bei.server.fields import Limits
+from bei.server.fields import Limits, not_both
 from bei.server.truncation import CONTRADICTIONS, Direction, TokenLimit, Truncate
 from bei.tokenization import EncodingOptions
 from bei.truncation import encoding_options
@@ -32,9 +33,12 @@ class Controls(msgspec.Struct, kw_only=True):
 
     def encoding_options(self) -> EncodingOptions:
         """Raises InvalidRequestError where two fields contradict each other."""
+        direction, side = self.truncation_direction, self.truncation_side
+        if direction is not None and side is not None and direction.lower() != side.lower():
+            raise _contradiction("truncation_direction", direction, "truncation_side", side)
         return encoding_options(
             self.truncate,
-            self.truncation_direction or self.truncation_side,
+            direction or side,
             self.truncate_prompt_tokens,
             add_special_tokens=self.add_special_tokens,
         )
@@ -58,6 +62,30 @@ class ScoreControls(Controls, kw_only=True):
     raw_scores: Annotated[bool | None, Meta(description="Logits instead of probabilities.")] = None
     use_activation: Annotated[bool | None, Meta(description="vLLM's word: false asks for logits.")] = None
 
+    _limits: ClassVar[Limits] = tuple(
+        not_both("raw_scores", {"enum": [asked]}, "use_activation", {"enum": [asked]}) for asked in (True, False)
+    )
+
     def is_raw(self) -> bool:
-        """Whether logits are asked for."""
+        """Whether logits are asked for. Raises InvalidRequestError where two fields contradict each other."""
+        if self.raw_scores is not None and self.raw_scores is self.use_activation:
+            raise _contradiction("raw_scores", self.raw_scores, "use_activation", self.use_activation)
         return bool(self.raw_scores) or self.use_activation is False
+
+
+def agreed(body: msgspec.Struct, *names: str) -> Any:
+    """What the fields ``names``, which mean the same, ask for. Raises InvalidRequestError where they contradict."""
+    first = found = None
+    for name in names:
+        value = getattr(body, name)
+        if value is None:
+            continue
+        if found is None:
+            first, found = name, value
+        elif value != found or type(value) is not type(found):
+            raise _contradiction(str(first), found, name, value)
+    return found
+
+
+def _contradiction(first: str, found: object, name: str, value: object) -> InvalidRequestError:
+    return InvalidRequestError(f"{first} {found} and {name} {value} contradict each other: send one.", name)

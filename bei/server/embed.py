@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, TypeAlias, TypedDict, cast
+from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, cast
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from bei.errors import InvalidRequestError
 from bei.prompts import in_role
 from bei.server.call import Call
 from bei.server.controls import Dimensions, PromptControls
 from bei.server.endpoint import Route
-from bei.server.fields import MAX_INPUTS, Text, Texts, limits
+from bei.server.fields import MAX_INPUTS, Limits, Text, Texts, limits
 from bei.server.inference import asked_prompt, embedded, reported, wrong_of
 from bei.server.parsing import (
     PLACEHOLDER_TEXT,
@@ -26,7 +27,7 @@ from bei.server.parsing import (
 )
 from bei.server.rendering import FLOAT_BYTES, Items, rows_of
 from bei.server.reply import Reply
-from bei.server.unsupported import FormName
+from bei.server.unsupported import OF_WIDE_VECTORS, FormName, check_rules
 from bei.server.vectors import OCTET_HEADERS, SPARSE, SparseVector, vector_form
 from bei.service import ModelInput
 from bei.sparse import SparseVector as Weights
@@ -51,9 +52,12 @@ class TextsRequest(PromptControls, kw_only=True):
     """A text or a list of texts."""
 
     inputs: Text | Texts
+    dimensions: Annotated[Any, OF_WIDE_VECTORS["dimensions"].meta] = None
+    output_dtype: Annotated[Any, OF_WIDE_VECTORS["output_dtype"].meta] = None
 
     def texts(self) -> list[str]:
-        """One text is a list of one."""
+        """One text is a list of one. Raises InvalidRequestError for a field that is not honoured."""
+        check_rules(self, OF_WIDE_VECTORS)
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
@@ -86,11 +90,34 @@ class Sentences(msgspec.Struct):
     sentences: Texts
 
 
+_NOTHING_ASKED = PromptControls()
+_CONTROLS = [name for name in PromptControls.__struct_fields__ if name != "model"]
+
+
 class SimilarityRequest(PromptControls, kw_only=True):
     """``parameters`` is where TEI has the controls; without it they may stand beside ``inputs``."""
 
     inputs: Sentences
     parameters: PromptControls | None = None
+
+    _limits: ClassVar[Limits] = (
+        {
+            "description": "Controls stand in `parameters` or, without it, beside `inputs`.",
+            "anyOf": [
+                {"properties": {"parameters": {"type": "null"}}},
+                {"properties": {name: {"enum": [getattr(_NOTHING_ASKED, name)]} for name in _CONTROLS}},
+            ],
+        },
+    )
+
+    def controls(self) -> PromptControls:
+        """Raises InvalidRequestError where some stand in ``parameters`` and others beside it."""
+        if self.parameters is None:
+            return self
+        for name in _CONTROLS:
+            if getattr(self, name) != getattr(_NOTHING_ASKED, name):
+                raise InvalidRequestError(f"{name} stands beside parameters: write all of them in one place.", name)
+        return self.parameters
 
 
 _decode_request = parser(EmbedRequest)
@@ -209,7 +236,7 @@ async def similarity(body: SimilarityRequest, call: Call) -> Reply:
     sentences, source = body.inputs.sentences, body.inputs.source_sentence
     call.check_inputs(sentences, "sentences")
     call.check_inputs([source], "source_sentence")
-    controls = body.parameters or body
+    controls = body.controls()
     texts = [*sentences, source]  # the source last: numbers in the header about cut inputs are the sentences' own
     answer = await embed_inputs(
         service,

@@ -13,7 +13,7 @@ from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestErr
 from bei.server.call import Call
 from bei.server.endpoint import Route
 from bei.server.fields import MAX_INPUTS, limits
-from bei.server.inference import Embedded, asked_prompt, embedded
+from bei.server.inference import Embedded, asked_prompt, check_cut, embedded
 from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.reply import Reply
@@ -177,9 +177,10 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
     service = call.able(form.task, body.model)
     if len(texts) < len(inputs) and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
-    if body.late_chunking and form.is_sparse:
-        raise InvalidRequestError("late_chunking is of dense vectors: leave it out.", "late_chunking")
-    if body.late_chunking and len(texts) == len(inputs):
+    if body.late_chunking and (form.is_sparse or len(texts) < len(inputs)):
+        what = "dense vectors" if form.is_sparse else "texts, not of token ids"
+        raise InvalidRequestError(f"late_chunking is of {what}: leave it out.", "late_chunking")
+    if body.late_chunking:
         found = Embedded(await _late_chunked(call, service, body, texts, form), form, None)
     else:
         found = await embedded(
@@ -204,6 +205,7 @@ async def _late_chunked(
 ) -> Embeddings:
     call.check_inputs(texts, "input")
     _check_uncut(body)
+    check_cut(call, service, body.dimensions)
     width = service.manifest.dimension("embedding") or 0
     width = min(width, body.dimensions or width)
     form.check(service.manifest, width, body.normalize, "dimensions")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bei import prompts
 from bei.admission import Ticket
+from bei.dimensions import check_dimensions
 from bei.errors import BeiError, InvalidRequestError
 from bei.fates import Fates
 from bei.postprocess import descending
@@ -21,7 +22,6 @@ from bei.tasks import (
     Embeddings,
     Scores,
     SparseEmbeddings,
-    check_dimensions,
     dropped_tokens,
     embed_inputs,
     embed_sparse,
@@ -73,7 +73,7 @@ async def embedded(
     alone, and ``top_k`` is of it. Raises what ``embed_inputs`` and the checks of ``call`` raise.
     """
     wrong = wrong_of(call, inputs, param)
-    check_dimensions(service.manifest, dimensions, dimensions_param)
+    check_cut(call, service, dimensions, dimensions_param)
     width = service.manifest.dimension("embedding") or 0
     width = min(width, dimensions or width)
     for form in forms:
@@ -104,6 +104,13 @@ async def embedded(
         )
     report = await reported(call, service, inputs, answer, ticket=ticket, prompt=chosen, options=options)
     return Embedded(answer, forms[0] if len(forms) == 1 and not is_sparse else None, report)
+
+
+def check_cut(call: Call, service: InferenceService, dimensions: int | None, param: str = "dimensions") -> None:
+    """Warn the client, or raise InvalidRequestError, as ``bei.dimensions`` says of vectors of ``dimensions``."""
+    warning = check_dimensions(service.manifest, dimensions, param, untrained=service.untrained_dimensions)
+    if warning is not None:
+        call.warn(warning)
 
 
 async def reported(

@@ -22,6 +22,7 @@ from msgspec import Meta
 from bei.admission import Ticket
 from bei.errors import InvalidRequestError
 from bei.server.call import Call
+from bei.server.controls import agreed
 from bei.server.embeddings import Usage, usage
 from bei.server.endpoint import Route
 from bei.server.fields import Limits, Texts, limits_of_inputs, without
@@ -30,7 +31,7 @@ from bei.server.inference import order_of
 from bei.server.parsing import parser_by_field, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.reply import Reply
-from bei.server.unsupported import PairControls
+from bei.server.unsupported import OF_DOCUMENTS, OF_TEXTS, PairControls
 from bei.service import InferenceService
 from bei.tasks import Scores, rerank
 from bei.tokenization import EncodingOptions
@@ -67,6 +68,12 @@ class TextsRequest(RerankControls, kw_only=True):
 
     texts: Texts
     return_text: bool = False
+    top_n: Annotated[Any, OF_DOCUMENTS["top_n"].meta] = None
+    return_documents: Annotated[Any, OF_DOCUMENTS["return_documents"].meta] = None
+    rank_fields: Annotated[Any, OF_DOCUMENTS["rank_fields"].meta] = None
+    max_tokens_per_doc: Annotated[Any, OF_DOCUMENTS["max_tokens_per_doc"].meta] = None
+
+    _own_rules = OF_DOCUMENTS
 
 
 class DocumentsRequest(RerankControls, kw_only=True):
@@ -78,6 +85,9 @@ class DocumentsRequest(RerankControls, kw_only=True):
     return_documents: bool | None = None
     rank_fields: list[str] | None = None
     max_tokens_per_doc: Annotated[int, Meta(ge=1, description="Special tokens counted.")] | None = None
+    return_text: Annotated[Any, OF_TEXTS["return_text"].meta] = None
+
+    _own_rules = OF_TEXTS
 
     _limits: ClassVar[Limits] = (_TEXT_UNLESS_NAMED,)
 
@@ -218,7 +228,7 @@ def _admitted(call: Call, service: InferenceService, query: str, texts: Seq[str]
 
 
 async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str], ticket: Ticket) -> Scores:
-    instruction = body.instruction if body.instruct is None else body.instruct
+    instruction = agreed(body, "instruction", "instruct")
     options, raw = body.encoding_options(), body.is_raw()
     return await rerank(service, body.query, texts, ticket=ticket, raw=raw, instruction=instruction, options=options)
 

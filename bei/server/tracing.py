@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from bei import libraries
 from bei.config import ServeConfig
-from bei.errors import ConfigError, MissingDependencyError
+from bei.errors import ConfigError
 
 if TYPE_CHECKING:
     from bei.server.spans import Tracing
@@ -27,6 +28,12 @@ _EXPORTER = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
+# What bei.server.spans imports, and the distributions that have it.
+_LIBRARIES = {
+    "opentelemetry.sdk.trace": "opentelemetry-sdk",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter": "opentelemetry-exporter-otlp-proto-http",
+}
+
 _PROTOCOL = "http/protobuf"
 _PATH = "/v1/traces"
 _DEFAULT_ENDPOINT = "http://localhost:4318"  # OpenTelemetry's
@@ -35,7 +42,8 @@ _DEFAULT_ENDPOINT = "http://localhost:4318"  # OpenTelemetry's
 def tracing_of(config: ServeConfig, env: Mapping[str, str] | None = None) -> Tracing | None:
     """What makes the traces; None: nobody asks for them.
 
-    Raises ConfigError where what was asked for cannot be, MissingDependencyError without the packages of the extra.
+    Raises ConfigError where what was asked for cannot be, MissingDependencyError and
+    BrokenDependencyError where the packages of the extra are not there or do not load.
     """
     env = os.environ if env is None else env
     source = _source(config, env)
@@ -50,12 +58,10 @@ def tracing_of(config: ServeConfig, env: Mapping[str, str] | None = None) -> Tra
                 f"{variable} is {env[variable]!r}, and bei sends traces as {_PROTOCOL}: set it so, with the port that "
                 "the collector has for it (4318 by default)."
             )
-    try:
-        from bei.server.spans import tracing_to
-    except ImportError as error:
-        if (error.name or "").split(".")[0] == "bei":
-            raise  # our own package is broken; no extra mends that
-        raise MissingDependencyError(error.name or "opentelemetry", "otel", f"Tracing ({source} is set)") from error
+    for module, package in _LIBRARIES.items():
+        libraries.load(module, package, "otel", f"Tracing ({source} is set)")
+    from bei.server.spans import tracing_to
+
     try:
         tracing = tracing_to(url, config.trace_sample_ratio)
     except (ValueError, RuntimeError) as error:

@@ -20,5 +20,7 @@ TokenLimit: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, extra_json_schema={"n
 CONTRADICTIONS = (
     not_both("truncate", {"type": "string"}, "truncation_direction", {"type": "string"}),
     not_both("truncate", {"type": "string"}, "truncation_side", {"type": "string"}),
+    not_both("truncation_direction", {"enum": ["Left", "left"]}, "truncation_side", {"enum": ["Right", "right"]}),
+    not_both("truncation_direction", {"enum": ["Right", "right"]}, "truncation_side", {"enum": ["Left", "left"]}),
     not_both("truncate", {"enum": [False, "NONE"]}, "truncate_prompt_tokens", {"type": "integer"}),
 )

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.controls import Dimensions, PromptControls, ScoreControls
+from bei.server.controls import Dimensions, PromptControls, ScoreControls, agreed
 from bei.server.fields import limits, one_of
 from bei.server.vectors import DType
 
@@ -50,6 +50,32 @@ _OF_PAIRS: Mapping[str, _Rule] = {
     "return_embeddings": _Rule((False,), "leave it out; ask /v1/embeddings"),
     "chat_template_kwargs": _Rule(_OFF, "leave it out; the model's template is fixed when it is built"),
 }
+# Of a request with texts and of one with documents: what the other one has on the same paths.
+_ELSEWHERE = "send documents in the place of texts"
+OF_DOCUMENTS: Mapping[str, _Rule] = {
+    "top_n": _Rule((0,), _ELSEWHERE),
+    "return_documents": _Rule((False,), "send return_text"),
+    "rank_fields": _Rule(_OFF, _ELSEWHERE),
+    "max_tokens_per_doc": _Rule((), _ELSEWHERE),
+}
+# Of Cohere's first version.
+_NEWER = "send it to /v2/embed"
+OF_COHERE_V2: Mapping[str, _Rule] = {
+    "inputs": _Rule((), _NEWER),
+    "output_dimension": _Rule((), _NEWER),
+    "max_tokens": _Rule((), _NEWER),
+}
+# Of requests that are answered with probabilities alone.
+OF_SCORES: Mapping[str, _Rule] = {
+    "raw_scores": _Rule((False,), "labels of the request have probabilities; leave it out"),
+    "use_activation": _Rule((True,), "labels of the request have probabilities; leave it out"),
+}
+# Of requests for vectors that are neither cut nor written in another form.
+OF_WIDE_VECTORS: Mapping[str, _Rule] = {
+    "dimensions": _Rule((), "these vectors keep their width; leave it out"),
+    "output_dtype": _Rule(("float", "float32"), "these vectors are written as numbers; leave it out"),
+}
+OF_TEXTS: Mapping[str, _Rule] = {"return_text": _Rule((False,), "send return_documents")}
 
 
 _FORMS = ("base64", "float32", *get_args(DType))
@@ -91,11 +117,11 @@ class EmbeddingControls(PromptControls, kw_only=True):
         self.dimensions = self.dimensions or None
         if _others_of_embeddings(self) == _NOTHING_ELSE:
             return self  # as of nearly all clients
-        _check(self, self._rules)
-        self.dimensions = _agreed(self, "dimensions", "output_dimension")
-        self.normalize = _agreed(self, "normalize", "normalized", "use_activation")
-        self.truncate = _agreed(self, "truncate", "truncation")
-        self.input_type = _agreed(self, "input_type", "task")
+        check_rules(self, self._rules)
+        self.dimensions = agreed(self, "dimensions", "output_dimension")
+        self.normalize = agreed(self, "normalize", "normalized", "use_activation")
+        self.truncate = agreed(self, "truncate", "truncation")
+        self.input_type = agreed(self, "input_type", "task")
         return self
 
 
@@ -118,29 +144,18 @@ class PairControls(ScoreControls, kw_only=True):
     chat_template_kwargs: Annotated[Any, _OF_PAIRS["chat_template_kwargs"].meta] = None
 
     _rules: ClassVar[Mapping[str, _Rule]] = _OF_PAIRS
+    _own_rules: ClassVar[Mapping[str, _Rule]] = {}
 
     def settled(self) -> Self:
         """As that of EmbeddingControls."""
-        _check(self, self._rules)
-        self.truncate = _agreed(self, "truncate", "truncation")
+        check_rules(self, self._rules)
+        check_rules(self, self._own_rules)
+        self.truncate = agreed(self, "truncate", "truncation")
         return self
 
 
-def _agreed(body: msgspec.Struct, *names: str) -> Any:
-    """What the fields ``names``, which mean the same, ask for. Raises InvalidRequestError where they contradict."""
-    first = found = None
-    for name in names:
-        value = getattr(body, name)
-        if value is None:
-            continue
-        if found is None:
-            first, found = name, value
-        elif value != found or type(value) is not type(found):
-            raise InvalidRequestError(f"{first} {found} and {name} {value} contradict each other: send one.", name)
-    return found
-
-
-def _check(body: msgspec.Struct, rules: Mapping[str, _Rule]) -> None:
+def check_rules(body: msgspec.Struct, rules: Mapping[str, _Rule]) -> None:
+    """Raise InvalidRequestError that names a field of ``rules`` which is asked for and not honoured."""
     for name, rule in rules.items():
         value = getattr(body, name)
         if value is not None and not any(_is_same(value, same) for same in rule.accepted):

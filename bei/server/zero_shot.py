@@ -21,6 +21,7 @@ from bei.server.fields import Text as NonEmptyText
 from bei.server.parsing import parser, too_many_inputs
 from bei.server.rendering import Items
 from bei.server.reply import Reply
+from bei.server.unsupported import OF_SCORES, check_rules
 from bei.tasks import HYPOTHESIS, nli_labels, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
@@ -41,6 +42,8 @@ class LabelsRequest(Controls, kw_only=True):
     input: TextInput
     labels: Texts | None = None
     classifier_id: Annotated[Any, limits(type="null")] = None
+    raw_scores: Annotated[Any, OF_SCORES["raw_scores"].meta] = None
+    use_activation: Annotated[Any, OF_SCORES["use_activation"].meta] = None
 
     _limits: ClassVar[Limits] = (exactly_one(["labels"]),)
 
@@ -93,6 +96,7 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
         return await classify_texts(body, call)
     if body.classifier_id is not None:
         raise InvalidRequestError("classifier_id is not supported here: send labels.", "classifier_id")
+    check_rules(body, OF_SCORES)
     service = call.able("classify", body.model)
     nli_labels(service)
     texts = texts_of(body.input, call, "input")

@@ -16,12 +16,14 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from bei.artifact import RerankTemplate
-from bei.errors import CheckpointError, MissingDependencyError
+from bei.errors import CheckpointError
+from bei.libraries import importing
 from bei_build.bounds import OutOfBoundsError, within_bounds
 from bei_build.library_tokenizer import read_template
 from bei_build.settings import read_object, setting
 from bei_build.tokenizer import special_tokens
 
+_PURPOSE = "Reading a chat template"
 _REMEDY = "Say what a pair is to be with --rerank-prefix, --rerank-body and --rerank-suffix."
 _SLOTS = ("query", "document", "instruction")
 # Two sets of texts: a template that treats them alike gives one result. Blanks around them show whether they are kept.
@@ -196,11 +198,10 @@ def _template_of(folder: Path) -> str:
 
 def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
     """Rendered in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment)."""
-    try:
+    with importing("jinja2", "cpu", _PURPOSE):
         import jinja2  # noqa: F401  # what renders needs it, and does not say so on import
+    with importing("transformers", "cpu", _PURPOSE):
         from transformers.utils.chat_template_utils import render_jinja_template
-    except ImportError as error:
-        raise MissingDependencyError("jinja2", "cpu", "Reading a chat template") from error
     try:
         # It gives texts, and where they lie.
         return within_bounds(

@@ -13,7 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bei.artifact import Role, Source, Tokenization, sha256_of_file
-from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, MissingDependencyError
+from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from bei.libraries import importing
 from bei_build.adapters import Adapter, choose_adapter, with_adapters_prompt
 from bei_build.families import family_of
 from bei_build.families.base import UNLIMITED, Family
@@ -233,11 +234,9 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
         raw = {**raw, "vocab_size": vocab_size, "hidden_size": hidden_size}
     # Without torch, which configs do not need, transformers would print that models are not available.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    try:
+    with importing("transformers", "cpu", "Reading a checkpoint"):
         from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
         from transformers.utils import logging
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it warns of is refused below, or harmless
     try:
         translated = family.translate(raw) if family.translate else raw

@@ -28,6 +28,7 @@ _OF_VERIFYING = (
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
 _ALL_TARGETS = ("auto", *TARGETS)
 _QUANTIZED = ("fp8", "int8")
+_PERCENTILE = 99.999
 _CALIBRATED_TARGETS = ("cpu", *_TENSORRT, "cuda", "cuda-twin")
 
 
@@ -134,7 +135,7 @@ class BuildConfig:
     calibrate_with: str = _of_quantization(
         "engine", "bei's own FP32 engine, or nvidia-modelopt on transformers' model", ("engine", "modelopt")
     )
-    calibration_percentile: float = _of_quantization(99.999, "percentile, if that is the method")
+    calibration_percentile: float = _of_quantization(_PERCENTILE, "percentile, if that is the method")
     fp8_outputs: bool = _of_quantization(
         False, "round queries, keys and values to fp8 too, for attention", targets=_TENSORRT, precisions=("fp8",)
     )
@@ -210,6 +211,8 @@ class BuildConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if not 0 < self.calibration_percentile <= 100:
             raise ConfigError(f"calibration_percentile is between 0 and 100, not {self.calibration_percentile}.")
+        if self.calibration_percentile != _PERCENTILE and self.calibration_method != "percentile":
+            raise ConfigError("calibration_percentile is of --calibration-method percentile: set both, or neither.")
         if self.max_highprec_layers is not None and self.max_highprec_layers < 0:
             raise ConfigError(f"max_highprec_layers is a number of layers, 0 for none, not {self.max_highprec_layers}.")
         if self.precision == "fp8" and self.strip_weights:
@@ -231,3 +234,7 @@ class BuildConfig:
         for name in ("rerank_prefix", "rerank_suffix", "rerank_instruction"):
             if getattr(self, name) and not self.rerank_body:
                 raise ConfigError(f"{name} needs a rerank_body, the text of a pair with {{query}} and {{document}}.")
+        if self.rerank_instruction and "{instruction}" not in self.rerank_body:
+            raise ConfigError(
+                "rerank_instruction is for the slot {instruction} of rerank_body: add one, or leave it out."
+            )

@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from bei.errors import CheckpointError, CheckpointNotFoundError
+from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.files import UnfitError, check_regular, home_expanded
+from bei.libraries import importing
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
 _HUB_PATTERNS += ["artifact.metadata", "*.jinja"]
@@ -32,18 +33,25 @@ class Location:
 def locate(model: str, revision: str | None = None) -> Location:
     """Find ``model``: an existing folder, else an installed package, else a hub repository.
 
-    Raises CheckpointNotFoundError, ConfigError.
+    Raises CheckpointNotFoundError; ConfigError for a ``revision`` of what is not on the hub.
     """
     path = home_expanded(model)
     if path.is_dir():
+        _check_no_revision(revision, f"{model} is a folder")
         return Location(path.resolve(), path.resolve().name, "path")
     if path.exists() or model.startswith((".", "/", "~")):
         raise CheckpointNotFoundError(
             f"{model} is not a folder. Pass a checkpoint's folder, the name of an installed package, or a hub id."
         )
     if (folder := _package_folder(model)) is not None:
+        _check_no_revision(revision, f"{model} is an installed package")
         return Location(folder, model, "package")
     return _from_hub(model, revision)
+
+
+def _check_no_revision(revision: str | None, what: str) -> None:
+    if revision is not None:
+        raise ConfigError(f"revision {revision} is of a repository on the hub, and {what}: leave it out.")
 
 
 def check_entries(folder: Path) -> None:
@@ -89,8 +97,9 @@ def _from_hub(model: str, revision: str | None) -> Location:
             f"{model!r} is no folder here, and there is no home directory to keep what the hub gives: set HOME or "
             "HF_HOME, or pass the path of a downloaded checkpoint."
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    with importing("huggingface_hub", "cpu", "Asking the hub for a checkpoint"):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))

@@ -34,6 +34,7 @@ from bei.files import home_expanded, read_bounded
 from bei.manifest_checks import certificate_fault, limits_fault, manifest_fault, name_fault
 from bei.quantities import shown_size
 from bei.signing_keys import exposure, private_key
+from bei_build.applicable import check_applicable
 from bei_build.certifying import Verification, certified
 from bei_build.chat_template import derive_template
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
@@ -88,6 +89,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.adapter,
             config.tokenizer,  # type: ignore[arg-type]
         )
+        check_applicable(config, checkpoint)
         checkpoint.weights().close()  # what is wrong with them is known before anything else is done
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     for difference in version_notes(checkpoint, config.attention):  # type: ignore[arg-type]

@@ -19,9 +19,10 @@ class Step:
 
 
 class Progress:
-    """Reports to stderr: live on a terminal, one line a step in a log."""
+    """Reports to stderr: live on a terminal, one line a step in a log. ``worded``: what notes become."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, worded: Callable[[str], str] = str) -> None:
+        self._worded = worded
         self._console = console or Console(stderr=True, highlight=False)
         self._started = time.perf_counter()
 
@@ -38,7 +39,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Something the user should know."""
-        self._console.print(f"  note: {text}", markup=False, soft_wrap=True)
+        self._console.print(f"  note: {self._worded(text)}", markup=False, soft_wrap=True)
 
     def finish(self, text: str) -> None:
         """The last line."""

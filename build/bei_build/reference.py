@@ -17,6 +17,7 @@ import numpy as np
 
 from bei.core import Encoding, Float32Array
 from bei.errors import VerificationError
+from bei.libraries import importing
 from bei_build import memory
 from bei_build.checkpoint import Checkpoint
 from bei_build.families.base import Family
@@ -57,7 +58,8 @@ class HFReference:
         # Torch's threads spin by default while they wait for each other: on shared cores, or under a container's quota,
         # MiniLM took 15 to 35 s to verify instead of 3. Torch reads this once, when it is first imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        import torch
+        with importing("torch", "cuda", "Verifying with transformers' model", remedy="install its CPU build"):
+            import torch
         from transformers.utils import logging
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -5,7 +5,6 @@ Knows file formats, not models. One tensor is in memory at a time.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import zipfile
 from abc import ABC, abstractmethod
@@ -16,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bei.errors import CheckpointError, MissingDependencyError, WeightsError
+from bei.errors import CheckpointError, WeightsError
 from bei.files import UnfitError, check_regular, within
+from bei.libraries import importing
 from bei_build.foreign import foreign_kind
 from bei_build.settings import read_object
 
@@ -151,8 +151,8 @@ class SafetensorsStore(TensorStore):
 
 
 def _mapped(file: Path) -> Any:
-    from safetensors import SafetensorError, safe_open
-
+    with importing("safetensors", "cpu", "Reading weights"):
+        from safetensors import SafetensorError, safe_open
     try:
         _check_header(file)
         return safe_open(file, framework="numpy").__enter__()  # type: ignore[no-untyped-call]
@@ -183,7 +183,10 @@ class TorchStore(TensorStore):
     """``pytorch_model.bin``: a pickle, so it is read by torch's weights-only loader and by nothing else."""
 
     def __init__(self, files: list[Path]) -> None:
-        import torch
+        purpose = f"Reading {files[0].name}, a pickle, with the weights-only loader,"
+        remedy = "install its CPU build, or take a revision of the repository that has safetensors (they need nothing)"
+        with importing("torch", None, purpose, remedy=remedy):
+            import torch
 
         self._tensors: dict[str, Any] = {}
         files_of: dict[str, Path] = {}
@@ -319,16 +322,7 @@ def open_file(path: Path) -> TensorStore:
 
 
 def _open(files: list[Path]) -> TensorStore:
-    if files[0].suffix == ".safetensors":
-        return SafetensorsStore(files)
-    if importlib.util.find_spec("torch") is None:
-        raise MissingDependencyError(
-            "torch",
-            None,
-            f"Reading {files[0].name}, a pickle, with the weights-only loader,",
-            "install its CPU build, or take a revision of the repository that has safetensors (they need nothing)",
-        )
-    return TorchStore(files)
+    return SafetensorsStore(files) if files[0].suffix == ".safetensors" else TorchStore(files)
 
 
 def _quantized(name: str, dtype: object) -> WeightsError:

@@ -18,7 +18,7 @@ from bei.artifact import Artifact, Manifest
 from bei.artifact import load as load_artifact
 from bei.config import ServeConfig, load
 from bei.engine.fake import FakeEngine
-from bei.errors import BeiError, CheckpointNotFoundError
+from bei.errors import BeiError, CheckpointNotFoundError, VerificationError
 from bei.model_cache import ModelCache, Use
 from bei.signatures import SIGNATURE
 from bei.signing_keys import fingerprint
@@ -214,6 +214,19 @@ def test_models_of_the_environment_are_separated_by_commas(
     assert served[0][0] == [artifact, other]
 
 
+def test_a_precision_is_held_against_every_artifact(
+    served: Served, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several models, and of bei tune."""
+    other = save_artifact(tmp_path / "other", name="other", precision="bf16").path
+    for command in ("serve", "tune"):
+        error = fails_with(capsys, command, str(artifact), str(other), "--precision", "fp32")
+        assert "other, which is an artifact, was built with bf16" in error
+    monkeypatch.setenv("BEI_PRECISION", "int8")
+    assert "tiny, which is an artifact, was built with fp32" in fails_with(capsys, "serve", str(artifact))
+    assert served == []
+
+
 def _pretend_to_build(monkeypatch: pytest.MonkeyPatch, available: set[str]) -> list[BuildConfig]:
     built: list[BuildConfig] = []
 
@@ -253,6 +266,51 @@ def test_without_a_model_the_default_is_served_from_the_package_or_the_hub(
     assert isinstance(made, Artifact)
     assert made.path == tmp_path / "built" / source
     assert (built[-1].model, built[-1].name) == (source, artifact_lookup.DEFAULT_MODEL_NAME)
+
+
+def test_the_default_is_called_as_the_environment_says(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_lookup, "DEFAULT_MODEL_PACKAGE", "pytest")
+    monkeypatch.setenv("BEI_NAME", "mine")
+    built = _pretend_to_build(monkeypatch, {"pytest"})
+    cli.main(["serve", "--cache-dir", str(tmp_path)])
+    assert built[-1].name == "mine"
+
+
+@pytest.mark.parametrize("command", ["serve", "tune"])
+def test_a_build_that_fails_names_what_the_command_has(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """--min-cosine is no flag of theirs; --precision is."""
+
+    def build_cached(*_: object) -> None:
+        raise VerificationError("Verification failed. To do: build with --precision fp32, or lower --min-cosine.")
+
+    monkeypatch.setattr("bei_build.cache.build_cached", build_cached)
+    error = fails_with(capsys, command, "org/model", "--cache-dir", str(tmp_path))
+    assert error.endswith("or lower --min-cosine. Flags of 'bei build' are variables here: BEI_MIN_COSINE.")
+
+
+def test_settings_of_a_build_that_contradict_each_other_name_what_the_command_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BEI_PLAN_OF", "another")
+    monkeypatch.setenv("BEI_TARGET", "tensorrt")
+    assert "BEI_STRIP_WEIGHTS=true" in fails_with(capsys, "serve", "org/model", "--cache-dir", str(tmp_path))
+
+
+@pytest.mark.parametrize(("variable", "words"), [("BEI_MODEL", "BEI_MODELS"), ("BEI_OUT", "BEI_CACHE_DIR")])
+def test_variables_of_bei_build_alone_are_not_passed_over(
+    variable: str, words: str, served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BEI_MODEL served the default model."""
+    built = _pretend_to_build(monkeypatch, set())
+    monkeypatch.setenv(variable, "org/model")
+    error = fails_with(capsys, "serve")
+    assert f"{variable} is for bei build" in error
+    assert words in error
+    assert (built, served) == ([], [])
 
 
 def test_the_default_has_a_name_unless_there_is_a_folder_called_so(

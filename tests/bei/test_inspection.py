@@ -55,6 +55,15 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
     assert rows["worst text"] == "1.000000: 'the worst text'"
 
 
+def test_what_the_build_was_told_of_attention_and_adapters_is_shown(artifact: artifacts.Artifact) -> None:
+    spec = msgspec.structs.replace(artifact.manifest.spec, attention_asked=True, adapter="retrieval")
+    manifest = msgspec.structs.replace(artifact.manifest, spec=spec)
+    table = as_table(msgspec.structs.replace(artifact, manifest=manifest))
+    assert re.search(r"attention +bidirectional \(as bei build --attention said\)", table)
+    assert re.search(r"adapter +retrieval", table)
+    assert "adapter" not in as_table(artifact)
+
+
 def test_the_table_has_no_escape_sequences_and_no_trailing_blanks(artifact: artifacts.Artifact) -> None:
     table = as_table(artifact)
     assert "\x1b" not in table

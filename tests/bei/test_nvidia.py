@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bei.errors import DeviceNotFoundError, LibraryVersionError, MissingDependencyError
+from bei.errors import BrokenDependencyError, DeviceNotFoundError, LibraryVersionError, MissingDependencyError
 from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 
 
@@ -109,7 +109,7 @@ def test_a_package_that_lacks_its_own_bindings_is_named(monkeypatch: pytest.Monk
     (tmp_path / "tensorrt.py").write_text("import tensorrt_bindings_of_another_python")
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(LibraryVersionError, match=r"cannot be loaded .*tensorrt_bindings_of_another_python"):
+    with pytest.raises(BrokenDependencyError, match=r"cannot be loaded .*tensorrt_bindings_of_another_python"):
         load_library("tensorrt", "A test")
 
 
@@ -117,5 +117,5 @@ def test_bindings_whose_library_does_not_load_are_named(monkeypatch: pytest.Monk
     (tmp_path / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: cannot open\\nshared object file')")
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(LibraryVersionError, match=r"cannot be loaded \(libnvinfer\.so\.11: cannot open shared"):
+    with pytest.raises(BrokenDependencyError, match=r"cannot be loaded \(libnvinfer\.so\.11: cannot open shared"):
         load_library("tensorrt", "A test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -321,7 +322,7 @@ def test_without_torch_the_files_are_refused_and_the_dense_embedding_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bge_m3(tmp_path)
-    monkeypatch.setattr("bei_build.weights.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependencyError, match=r"Reading colbert_linear\.pt.* needs the Python package 'torch'"):
         read(tmp_path)
     assert [head.output for head in read(tmp_path, task="embed").spec.heads] == ["embedding"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +194,7 @@ def test_a_pickle_without_torch_says_what_to_install_or_to_take_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, "pytorch_model.bin", TENSORS)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
         MissingDependencyError, match=r"pytorch_model\.bin.* needs the Python package 'torch': install its CPU build"
     ):

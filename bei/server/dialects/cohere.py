@@ -25,6 +25,7 @@ from bei.server.inference import embedded
 from bei.server.parsing import TokenId, parser
 from bei.server.rendering import Items, items_of
 from bei.server.reply import Reply
+from bei.server.unsupported import OF_COHERE_V2, check_rules
 from bei.server.vectors import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.tokenization import EncodingOptions
 from bei.truncation import encoding_options
@@ -68,6 +69,14 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
     embedding_types: Annotated[list[EmbeddingType], limits(minItems=1)] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
     images: Annotated[Any, limits(type="null")] = None
+
+
+class EmbedV1Request(EmbedRequest, kw_only=True):
+    """Without what the second version has more."""
+
+    inputs: Annotated[Any, OF_COHERE_V2["inputs"].meta] = None
+    output_dimension: Annotated[Any, OF_COHERE_V2["output_dimension"].meta] = None
+    max_tokens: Annotated[Any, OF_COHERE_V2["max_tokens"].meta] = None
 
 
 class EmbedV2Request(EmbedRequest, kw_only=True):
@@ -147,8 +156,9 @@ class DetokenizeResponse(TypedDict):
     meta: TokenizeMeta
 
 
-async def embed_v1(body: EmbedRequest, call: Call) -> Reply:
+async def embed_v1(body: EmbedV1Request, call: Call) -> Reply:
     """Embed texts: a list of vectors, or a list for each of `embedding_types`."""
+    check_rules(body, OF_COHERE_V2)
     return await _embed(body, call, "1", body.embedding_types)
 
 
@@ -257,10 +267,10 @@ def _route(path: str, summary: str, request: Any, parse: Any, handle: Any) -> Ro
     return Route(path, summary, request, EmbedResponse, parse, handle, has_report=True, octet_headers=OCTET_HEADERS)
 
 
-_V1 = Annotated[EmbedRequest, limits(**exactly_one(["texts"]))]
+_V1 = Annotated[EmbedV1Request, limits(**exactly_one(["texts"]))]
 _V2 = Annotated[EmbedV2Request, limits(**exactly_one(["texts"], ["inputs"]))]
 EMBED_ROUTES: tuple[Route[Any], ...] = (
-    _route("/v1/embed", "Embed (Cohere v1)", _V1, parser(EmbedRequest), embed_v1),
+    _route("/v1/embed", "Embed (Cohere v1)", _V1, parser(EmbedV1Request), embed_v1),
     _route("/v2/embed", "Embed (Cohere v2)", _V2, parser(EmbedV2Request), embed_v2),
 )
 

@@ -144,11 +144,23 @@ async def _pool_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Rep
 async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
     service = call.able("embed_tokens", body.model)
     call.check_inputs(texts, "input")
+    _check_activation(service, body.use_activation)
     width = service.manifest.dimension("token_embedding") or 0
     ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
     answer = await embed_tokens(service, texts, ticket=ticket, options=body.encoding_options())
     size = answer.num_tokens * width
     return _pooled(body, service, len(texts), size, lambda index: answer.vectors[index], answer)
+
+
+def _check_activation(service: InferenceService, asked: bool | None) -> None:
+    """``use_activation`` is vLLM's word for unit length, which token vectors have or have not. Raises
+    InvalidRequestError."""
+    unit = any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding")
+    if asked is not None and asked is not unit:
+        have = "have unit length" if unit else "keep their lengths"
+        raise InvalidRequestError(
+            f"use_activation {asked}: token vectors of {service.name} {have}. Leave it out.", "use_activation"
+        )
 
 
 async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:

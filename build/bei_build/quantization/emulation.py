@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from bei.core import EngineInfo, Limits, Outputs, PackedBatch
-from bei.errors import EngineError, MissingDependencyError
+from bei.errors import EngineError
+from bei.libraries import importing
 from bei.packing import graph_inputs
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
@@ -91,13 +92,11 @@ def session_of(path: Path) -> Any:
 
 
 def check_able() -> None:
-    """Raise MissingDependencyError where ONNX Runtime is not installed."""
+    """Raise MissingDependencyError or BrokenDependencyError where there is no ONNX Runtime that loads."""
     _onnxruntime()
 
 
 def _onnxruntime() -> Any:
-    try:
+    with importing("onnxruntime", "fp8", "Emulating a quantized engine"):
         import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError("onnxruntime", "fp8", "Emulating a quantized engine") from error
     return onnxruntime

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from bei.core import Encoding
-from bei.errors import ConfigError, MissingDependencyError
+from bei.errors import ConfigError
+from bei.libraries import importing
 from bei_build.checkpoint import Checkpoint
 from bei_build.families.base import Family
 from bei_build.model_weights import ModelWeights
@@ -102,12 +103,10 @@ def hf_modules(spec: ModelSpec, family: Family, modules: Collection[str]) -> dic
 
 
 def _imported() -> Any:
-    """modelopt.torch.quantization. Raises MissingDependencyError."""
-    try:
-        with _quiet():
-            import modelopt.torch.quantization
-    except ImportError as error:
-        raise MissingDependencyError("nvidia-modelopt", "fp8", "Calibrating with ModelOpt") from error
+    """modelopt.torch.quantization. Raises MissingDependencyError, BrokenDependencyError."""
+    modules = ("modelopt.torch.quantization",)
+    with importing("nvidia-modelopt", "fp8", "Calibrating with ModelOpt", modules=modules), _quiet():
+        import modelopt.torch.quantization
     return modelopt.torch.quantization
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bei.artifact import EngineRequirements
 from bei.core import Limits
-from bei.errors import BeiError, ConfigError
+from bei.errors import BeiError, BrokenDependencyError, ConfigError
 from bei_build.graph.writer import Observed
 from bei_build.model_weights import ModelWeights
 from bei_build.quantization.scheme import Quantization
@@ -100,7 +100,8 @@ def compiler_for(config: BuildConfig) -> Compiler:
 def with_target(config: BuildConfig) -> BuildConfig:
     """``config`` with the target that "auto" means on this machine: the first that could be built here.
 
-    TensorRT where it and a GPU are there, else PyTorch's packages where its CUDA and a GPU are, else the CPU.
+    TensorRT where it and a GPU are there, else PyTorch's packages where its CUDA and a GPU are, else the CPU. Raises
+    BrokenDependencyError where a library of one is installed and cannot be loaded.
     """
     if config.target != "auto":
         return config
@@ -108,6 +109,8 @@ def with_target(config: BuildConfig) -> BuildConfig:
         candidate = replace(config, target=target)
         try:
             compiler_for(candidate).check_able()
+        except BrokenDependencyError:  # somebody has installed what it needs: it is not to be done without in silence
+            raise
         except BeiError:
             continue
         return candidate

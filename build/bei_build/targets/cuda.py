@@ -7,7 +7,6 @@ same way from checkpoint to answer with the slow form of every kernel, compiled 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import shutil
 import tempfile
 import warnings
@@ -15,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bei import libraries
 from bei.artifact import CUDA_PACKAGE, EngineRequirements, Package
 from bei.core import Limits
-from bei.errors import CompileError, DeviceNotFoundError, MissingDependencyError
+from bei.errors import CompileError, DeviceNotFoundError
 from bei.pytorch import EXTRA, TorchGpu, cpu_name, found_gpu, load_torch
 from bei_build.graph.writer import DType
 from bei_build.model_weights import ModelWeights
@@ -61,7 +61,7 @@ class CudaCompiler:
     def check_able(self) -> None:
         """PyTorch, a C++ compiler and, but for the twin, PyTorch's CUDA, Triton and the GPU must be here.
 
-        Raises MissingDependencyError, LibraryVersionError, DeviceNotFoundError, CompileError.
+        Raises MissingDependencyError, BrokenDependencyError, LibraryVersionError, DeviceNotFoundError, CompileError.
         """
         torch = self._torch
         if not self._is_twin:
@@ -75,8 +75,7 @@ class CudaCompiler:
                     f"{self._gpu.name} is of compute capability {self._gpu.capability / 10}, which does not compute in "
                     "fp8: build with --precision bf16."
                 )
-            if importlib.util.find_spec("triton") is None:
-                raise MissingDependencyError("triton", EXTRA, self._purpose)
+            libraries.load("triton", "triton", EXTRA, self._purpose)
         if shutil.which("g++") is None and shutil.which("clang++") is None:
             raise CompileError(f"{self._purpose} needs a C++ compiler for PyTorch {torch.__version__}: install g++.")
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from bei.artifact import OPENVINO_MODEL, EngineRequirements
 from bei.core import Limits
-from bei.errors import CompileError, ConfigError, MissingDependencyError
+from bei.errors import CompileError, ConfigError
 from bei.instruction_sets import EXACT_INT8, sums_int8_exactly
+from bei.libraries import importing
 from bei_build.graph.attention import AttentionCore
 from bei_build.graph.transformer import write_graph
 from bei_build.graph.writer import DType, GraphTypes
@@ -109,11 +110,9 @@ def _needed(storage: DType, quantization: Quantization | None) -> list[str]:
 
 
 def _openvino() -> Any:
-    try:
-        # Importing openvino reports the import to a web analytics service unless this package is missing. A server that
-        # is to run without a network, and with other people's texts, reports nothing to anybody.
-        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    # Importing openvino reports the import to a web analytics service unless this package is missing. A server that
+    # is to run without a network, and with other people's texts, reports nothing to anybody.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    with importing("openvino", "cpu", "Building for the target cpu"):
         import openvino
-    except ImportError as error:
-        raise MissingDependencyError("openvino", "cpu", "Building for the target cpu") from error
     return openvino

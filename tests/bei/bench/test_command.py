@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -265,6 +266,7 @@ def test_a_server_that_is_not_there_or_answers_something_else_is_one_line(
         (["http://a", "--tls-key", "x"], "--tls-cert"),
         (["https://a", "--tls-ca", "/missing"], "TLS cannot be set up"),
         (["http://a", "--texts", "/missing"], "no texts|cannot be read"),
+        (["http://a", "--texts", __file__, "--words", "50"], "words are of random texts"),
         (["http://a", "--out", "/missing/x"], "no folder"),
         (["http://a", "--api-key-env", "NOT_THERE"], "no API key"),
         (["http://a", "--header", "Authorization: x"], "--api-key-env"),
@@ -298,5 +300,5 @@ def test_two_runs_are_compared(
 def test_without_hdrhistogram_a_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "hdrh.histogram", None)
     assert "pip install 'bei[bench]'" in fails_with(capsys, "bench", "http://a")

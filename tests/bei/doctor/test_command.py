@@ -200,3 +200,22 @@ def test_it_knows_the_engines_that_load_engine_knows(tmp_path: Path, target: str
         load_engine(artifact.engine_dir, manifest)
     has_engine = importlib.util.find_spec(ENGINES[target]) is not None
     assert isinstance(caught.value, ArtifactWrongTargetError) == (not has_engine)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--no-attention", "--head-sizes", "64"), "--head-sizes are of the attention layers that --no-attention"),
+        (
+            ("--target", "cpu", "--compute-capability", "89"),
+            "--compute-capability is of target tensorrt-rtx, not of cpu",
+        ),
+    ],
+)
+def test_flags_that_would_change_nothing_are_refused(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", *arguments])
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err

@@ -30,6 +30,7 @@ from bei.errors import (
     ArtifactManifestError,
     ArtifactWrongDeviceError,
     BeiError,
+    BrokenDependencyError,
     ConfigError,
     DeviceNotFoundError,
     EngineDeadError,
@@ -434,7 +435,7 @@ def test_a_package_that_does_not_load_is_named(
 ) -> None:
     (tmp_path / "tensorrt_llm.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(LibraryVersionError, match=r"installed and cannot be loaded \(libcuda.so.1: cannot open"):
+    with pytest.raises(BrokenDependencyError, match=r"installed and cannot be loaded \(libcuda.so.1: cannot open"):
         opened(artifacts["embedder"])
 
 

@@ -86,6 +86,7 @@ def test_equal_texts_have_token_embeddings_of_their_own(open_model: OpenModel, t
     ],
     ids=["embed_all", "embed", "embed_iter", "embed_iter, cut", "embed_iter, not normalized", "classify_iter, raw"],
 )
+@pytest.mark.filterwarnings("ignore:tiny does not say that its vectors may be cut")
 def test_the_cache_keeps_what_the_engine_gave_whatever_callers_do_with_theirs(
     opened: Callable[..., Model], ask: Callable[[Model], Float32Array], open_model: OpenModel, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_cache_keeps_what_the_engine_gave_whatever_callers_do_with_theirs(
         np.testing.assert_array_equal(ask(model), expected)
 
 
+@pytest.mark.filterwarnings("ignore:tiny does not say that its vectors may be cut")
 def test_the_rest_of_a_wide_vector_is_not_kept_with_one_that_is_cut(model: Model) -> None:
     chunk = next(model.embed_iter(["cat", "the"], dimensions=3, normalize=False, chunk_size=2))
     assert chunk.results.base is None

@@ -216,6 +216,21 @@ def test_a_model_with_prompts_warns_where_its_caller_says_nothing(open_model: Op
     np.testing.assert_allclose(vectors, expected(["query: cat"]), rtol=1e-6)
 
 
+def test_vectors_that_are_cut_of_a_model_that_does_not_say_that_they_may_be_are_warned_of(
+    open_model: OpenModel, tmp_path: Path
+) -> None:
+    model = open_model(FakeEngine(LIMITS))
+    with pytest.warns(UserWarning, match=r"tiny does not say that its vectors may be cut \(Matryoshka\)") as caught:
+        model.embed(["cat"], dimensions=3)
+    assert [warning.filename for warning in caught] == [__file__]
+    model.embed(["cat"], dimensions=8)  # nothing is cut
+    trained = save_artifact(tmp_path / "trained", embedding={"matryoshka_dimensions": [3]}).path
+    open_model(FakeEngine(LIMITS), trained).embed(["cat"], dimensions=3)
+    refusing = open_model(FakeEngine(LIMITS), untrained_dimensions="refuse")
+    with pytest.raises(InvalidRequestError, match="untrained_dimensions is refuse: leave dimensions out"):
+        refusing.embed(["cat"], dimensions=3)
+
+
 def test_settings_are_those_of_the_server_that_are_not_about_a_network(
     artifact: Artifact, open_model: OpenModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

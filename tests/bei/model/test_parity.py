@@ -96,6 +96,7 @@ def floats(values: object) -> Float32Array:
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:embedder does not say that its vectors may be cut")
 def test_embed(both: Both, options: dict[str, Any]) -> None:
     options = {"prompt": "", **options} if not {"prompt_name", "input_type"} & options.keys() else options
     inputs: list[str | list[int]] = [*TEXTS, [2, 9, 3]]

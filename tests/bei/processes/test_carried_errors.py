@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from bei import errors
-from bei.errors import BeiError, EngineError, InvalidRequestError, MissingDependencyError, OverloadedError
+from bei.errors import (
+    BeiError,
+    BrokenDependencyError,
+    EngineError,
+    InvalidRequestError,
+    MissingDependencyError,
+    OverloadedError,
+)
 from bei.processes.carried_errors import CarriedError, arrived, carried
 
 
@@ -28,6 +35,8 @@ def made(kind: type[BeiError]) -> BeiError:
         return kind("too much", 1.5)
     if issubclass(kind, MissingDependencyError):
         return kind("package", "extra", "Serving")
+    if issubclass(kind, BrokenDependencyError):
+        return kind("package", "extra", "Serving", "its words")
     return kind("a message")
 
 

@@ -25,6 +25,8 @@ def _make(kind: type[errors.BeiError]) -> errors.BeiError:
         return kind("a message", retry_after_s=0.25)
     if issubclass(kind, errors.MissingDependencyError):
         return kind("package", "extra", "A message")
+    if issubclass(kind, errors.BrokenDependencyError):
+        return kind("package", "extra", "A message", "its words")
     return kind("a message")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -287,14 +287,7 @@ def test_wrong_sizes_of_batches_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def without_opentelemetry(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "bei.server.spans":
-            raise ModuleNotFoundError("No module named 'opentelemetry'", name="opentelemetry")
-        return real_import(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without_opentelemetry)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(MissingDependencyError, match=re.escape("pip install 'bei[otel]'")) as raised:
         tracing_of(ServeConfig(), {"OTEL_EXPORTER_OTLP_ENDPOINT": COLLECTOR})
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in str(raised.value)

@@ -6,8 +6,8 @@ compiles packages, here and in tests/e2e/test_cuda_twin.py.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from bei.engine import load_engine
 from bei.engine.cuda.device import TwinDevice
 from bei.errors import (
     BeiError,
+    BrokenDependencyError,
     CompileError,
     ConfigError,
     DeviceNotFoundError,
@@ -94,10 +95,7 @@ def test_a_gpu_that_is_too_old_for_its_kernels_is_refused(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("h200")
 def test_what_compiling_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else found(name, *rest)
-    )
+    monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingDependencyError, match=r"'triton': pip install 'bei\[cuda\]'"):
         compiler().check_able()
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -162,6 +160,16 @@ def test_auto_is_the_best_target_that_this_machine_has(
     assert with_target(BuildConfig(model="m", target="auto", max_seq_len=7)).target == chosen
     assert with_target(BuildConfig(model="m", target="auto", max_seq_len=7)).max_seq_len == 7
     assert with_target(BuildConfig(model="m", target="tensorrt-rtx")).target == "tensorrt-rtx"
+
+
+def test_auto_does_not_pass_over_a_library_that_is_installed_and_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stand:
+        def check_able(self) -> None:
+            raise BrokenDependencyError("tensorrt", "tensorrt", "Building", "libnvinfer.so.11: cannot open")
+
+    monkeypatch.setattr(targets, "compiler_for", lambda config: Stand())
+    with pytest.raises(BrokenDependencyError, match="libnvinfer"):
+        with_target(BuildConfig(model="m", target="auto"))
 
 
 def test_settings_of_one_target_do_not_go_with_auto() -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from bei.artifact import TENSORRT_PLAN, EngineRequirements, Plan
 from bei.core import Limits
-from bei.errors import ConfigError, DeviceNotFoundError, MissingDependencyError
+from bei.errors import BrokenDependencyError, ConfigError, DeviceNotFoundError, MissingDependencyError
 from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei_build.config import BuildConfig
 from bei_build.graph.attention import AttentionCore, Lowering, lowerings
@@ -87,7 +87,7 @@ class TensorRTCompiler:
         """Why a plan of this build cannot run here: no GPU, another one, no cuda-python to drive it."""
         try:
             gpu = self._gpu
-        except (DeviceNotFoundError, MissingDependencyError) as error:
+        except (DeviceNotFoundError, MissingDependencyError, BrokenDependencyError) as error:
             return str(error).rstrip(".?")
         if gpu.capability in self._capabilities:
             return None

@@ -1,0 +1,41 @@
+"""Flags of ``bei build`` in messages to those who have them as variables alone: ``bei serve`` and ``bei.Model`` build
+too, and have flags of their own."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+from bei.config import BUILD_SETTINGS, ENV_PREFIX, ServeConfig
+from bei.errors import BeiError
+
+_FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
+_OF_SERVING = frozenset(field.name for field in fields(ServeConfig))
+
+
+def with_variables(text: str, build_config: type) -> str:
+    """``text``, and behind it the variables that stand for the flags that it names. ``build_config``: the class of the
+    builder's settings."""
+    hints = typing.get_type_hints(build_config)
+    found: dict[str, None] = {}
+    for negation, flag in _FLAG.findall(text):
+        name = flag.replace("-", "_")
+        if name in BUILD_SETTINGS - _OF_SERVING:
+            is_switch = bool in (hints[name], *typing.get_args(hints[name]))
+            found[ENV_PREFIX + name.upper() + (f"={str(not negation).lower()}" if is_switch else "")] = None
+    if not found:
+        return text
+    return f"{text.rstrip('.')}. Flags of 'bei build' are variables here: {', '.join(found)}."
+
+
+@contextmanager
+def saying_variables(build_config: type) -> Iterator[None]:
+    """Errors of a build say ``with_variables`` what they say."""
+    try:
+        yield
+    except BeiError as error:
+        error.args = (with_variables(str(error), build_config),)
+        raise

@@ -1,0 +1,30 @@
+"""Settings of a build that mean nothing to the model at hand: refused, as the model would answer as if they were not
+there."""
+
+from __future__ import annotations
+
+from bei.errors import ConfigError
+from bei_build.checkpoint import Checkpoint
+from bei_build.config import BuildConfig
+from bei_build.heads import tasks_of
+
+# What can be asked for with a prompt.
+_PROMPTED = frozenset(("embedding", "sparse", "token_weights", "token_embedding"))
+
+
+def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError that names the first of them."""
+    spec = checkpoint.spec
+    outputs = {head.output for head in spec.heads}
+    what = f"{spec.architecture}, as it is built, has none"
+    for name in ("normalize", "include_prompt"):
+        if getattr(config, name) is not None and "embedding" not in outputs:
+            raise ConfigError(f"{name} is of dense embeddings, and {what}: leave it out.")
+    if config.prompts and not outputs & _PROMPTED:
+        raise ConfigError(f"prompts are of embeddings, and {what}: leave them out.")
+    tasks = {task for head in spec.heads for task in tasks_of(head, spec.hidden_size)}
+    if config.rerank_body and "rerank" not in tasks:
+        raise ConfigError(
+            f"rerank_body is of models that score pairs with one number, and {spec.architecture}, as it is built, can: "
+            f"{', '.join(sorted(tasks))}. Leave it out."
+        )

@@ -1,0 +1,128 @@
+"""Every flag that a message names is one that its reader has."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from bei import cli
+from bei.build_flags import saying_variables, with_variables
+from bei.config import ServeConfig
+from bei.errors import BeiError, MissingDependencyError, VerificationError
+from bei_build.config import BuildConfig
+
+ROOT = Path(__file__).parents[2]
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+COMMANDS = ("build", "sign", "serve", "tune", "verify", "inspect", "cache", "doctor", "simulate", "bench")
+# Of pip, and of docker.
+OF_OTHERS = {"--no-deps", "--index-url", "--upgrade", "--gpus"}
+# Their two hyphens are no flag's: custom properties of style sheets, names of modules of repositories.
+NO_FLAGS = ("bei/pages/", "bei/bench/report.py", "bei/files.py", "build/bei_build/remote_code.py")
+
+
+def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from flags_of(one)
+
+
+def all_flags() -> set[str]:
+    given = [(command, [command]) for command in COMMANDS] + [("bench", ["bench", "compare"])]
+    return {flag for command, words in given for flag in flags_of(cli._parser(command, words))}
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Texts in the code that name flags, docstrings apart, by the place; of f-strings the parts that are fixed."""
+    for root in (ROOT / "bei", ROOT / "build" / "bei_build"):
+        for path in sorted(root.rglob("*.py")):
+            place = path.relative_to(ROOT).as_posix()
+            if place.startswith(NO_FLAGS[:3]):
+                continue
+            tree = ast.parse(path.read_text("utf-8"))
+            documents = {
+                id(node.body[0].value)
+                for node in ast.walk(tree)
+                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+                and node.body
+                and isinstance(node.body[0], ast.Expr)
+            }
+            inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+                    text = "".join(map(str, parts))
+                elif isinstance(node, ast.Constant) and id(node) not in documents | inside:
+                    text = node.value if isinstance(node.value, str) else ""
+                else:
+                    continue
+                if FLAG.search(text):
+                    yield f"{place}:{node.lineno}", text
+
+
+MESSAGES = list(messages())
+# Those of thresholds.py the runtime says too, behind "Build it again:".
+OF_BUILDS = [one for one in MESSAGES if one[0].startswith(("build/", "bei/certification/thresholds.py"))]
+
+
+def test_every_flag_that_is_named_is_a_flag_of_some_command() -> None:
+    known = all_flags() | OF_OTHERS
+    assert len(MESSAGES) > 150  # else nothing is looked at
+    unknown = {place: flag for place, text in MESSAGES for flag in FLAG.findall(text) if flag not in known}
+    assert unknown == {}
+
+
+def test_a_server_s_messages_name_flags_of_builds_only_where_they_speak_of_a_build() -> None:
+    """The runtime's own: what a build says is worded when it is raised."""
+    of_builds = {
+        f"--{no}{name.replace('_', '-')}"
+        for name in {field.name for field in fields(BuildConfig)} - {field.name for field in fields(ServeConfig)}
+        for no in ("", "no-")
+    }
+    of_other_commands = ("bei/bench/", "bei/doctor/", "bei/simulation/", "bei/cli.py", "bei/cache_commands.py")
+    mute = [
+        f"{place}: {text}"
+        for place, text in MESSAGES
+        if (place, text) not in OF_BUILDS
+        and not place.startswith(of_other_commands)
+        and of_builds & set(FLAG.findall(text))
+        and not re.search(r"\bbuil[dt]", text, re.IGNORECASE)
+    ]
+    assert mute == []
+
+
+@pytest.mark.parametrize(("place", "text"), OF_BUILDS, ids=[place for place, _ in OF_BUILDS])
+def test_what_a_build_of_a_server_says_names_what_the_server_has(place: str, text: str) -> None:
+    names = {field.name for field in fields(BuildConfig)}
+    served = {field.name for field in fields(ServeConfig)}
+    said = with_variables(text, BuildConfig)
+    for flag in FLAG.findall(text):
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if name in names - served:
+            assert f"BEI_{name.upper()}" in said, place
+    assert said.startswith(text.rstrip("."))
+
+
+def test_switches_have_their_values() -> None:
+    text = "lower --min-cosine, or --no-verify, or --allow-below-threshold, or --precision fp32."
+    variables = "BEI_MIN_COSINE, BEI_VERIFY=false, BEI_ALLOW_BELOW_THRESHOLD=true"
+    assert with_variables(text, BuildConfig) == f"{text} Flags of 'bei build' are variables here: {variables}."
+    assert with_variables("build with --precision fp32.", BuildConfig) == "build with --precision fp32."
+
+
+def test_an_error_keeps_its_class_and_fields() -> None:
+    said = r"lower --min-cosine\. Flags .* BEI_MIN_COSINE\.$"
+    with pytest.raises(VerificationError, match=said), saying_variables(BuildConfig):
+        raise VerificationError("lower --min-cosine.")
+    with pytest.raises(MissingDependencyError) as caught, saying_variables(BuildConfig):
+        raise MissingDependencyError("torch", "cuda", "Building with --target cuda")
+    assert caught.value.remedy == "pip install 'bei[cuda]'"
+    with pytest.raises(BeiError, match=r"^as it is$"), saying_variables(BuildConfig):
+        raise BeiError("as it is")
