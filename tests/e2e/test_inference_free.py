@@ -15,9 +15,10 @@ import pytest
 from bei import Model
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
+from tests.bei_build.builds import build_artifact
 from tests.bei_build.inference_free import encode_documents, encode_queries, save_inference_free
 from tests.checkpoints import MAX_TOKENS
-from tests.e2e.process import DEADLINE_S, Server, run, serve
+from tests.e2e.process import DEADLINE_S, Server, serve
 
 QUERIES = ["the cat sat on the mat!", "Hello, the the THE world", "[MASK] a", "on " * 60]
 DOCUMENTS = ["The cat sat on the mat.", "hello, world! " * 20, "-"]
@@ -29,12 +30,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def artifact(checkpoint: Path, env: Mapping[str, str], home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("artifacts") / "free"
-    built = run(["build", checkpoint, "--out", out, "--precision", "fp32"], env, home)
-    assert built.returncode == 0, built.stderr
-    assert "as in sentence-transformers' module" in built.stdout + built.stderr
-    return out
+def expected(checkpoint: Path) -> dict[str, Float32Array]:
+    """By side, what its own code answers."""
+    return {"query": encode_queries(checkpoint, QUERIES), "document": encode_documents(checkpoint, DOCUMENTS)}
+
+
+@pytest.fixture(scope="module")
+def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_artifact(checkpoint, tmp_path_factory.mktemp("artifacts") / "free").path
 
 
 @pytest.fixture(scope="module")
@@ -57,39 +60,40 @@ def rows(weights: list[list[dict[str, Any]]], width: int) -> Float32Array:
     return found
 
 
-@pytest.mark.parametrize(
-    "side",
-    [
-        {"input_type": "query"},
-        {"input_type": "search_query"},
-        {"prompt_name": "query"},
-        {"input_type": "document"},
-        {"input_type": "passage"},
-        {"prompt_name": "document"},
-        {},
-    ],
-)
-def test_each_side_has_the_vectors_of_its_own_code(side: dict[str, str], served: Server, checkpoint: Path) -> None:
-    is_query = "query" in str(side)
-    texts, encode = (QUERIES, encode_queries) if is_query else (DOCUMENTS, encode_documents)
-    expected = encode(checkpoint, texts)
+SAID: list[tuple[dict[str, str], str]] = [
+    ({"input_type": "query"}, "query"),
+    ({"input_type": "search_query"}, "query"),
+    ({"prompt_name": "query"}, "query"),
+    ({"input_type": "document"}, "document"),
+    ({"input_type": "passage"}, "document"),
+    ({"prompt_name": "document"}, "document"),
+    ({}, "document"),  # as the Router's default route says
+]
+
+
+@pytest.mark.parametrize(("said", "side"), SAID)
+def test_each_side_has_the_vectors_of_its_own_code(
+    said: dict[str, str], side: str, served: Server, expected: dict[str, Float32Array]
+) -> None:
+    texts = QUERIES if side == "query" else DOCUMENTS
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: post(served, "/embed_sparse", inputs=texts, **side), range(4)))
-        answers.append(post(served, "/embed_sparse", inputs=texts[0], **side))
+        answers = list(pool.map(lambda _: post(served, "/embed_sparse", inputs=texts, **said), range(4)))
+    answers.append(post(served, "/embed_sparse", inputs=texts[0], **said))
     for answer in answers:
-        found = rows(answer.json(), expected.shape[1])
-        np.testing.assert_allclose(found, expected[: len(found)], atol=2e-4 * (not is_query), rtol=0)
-    assert ("took the texts for the side document" in answers[0].headers.get("x-bei-warning", "")) is (side == {})
+        found = rows(answer.json(), expected[side].shape[1])
+        tolerance = 0 if side == "query" else 2e-4
+        np.testing.assert_allclose(found, expected[side][: len(found)], atol=tolerance, rtol=0)
+    warned = "took the texts for the side document" in answers[0].headers.get("x-bei-warning", "")
+    assert warned is (not said)
 
 
-def test_other_routes_answer_queries_from_the_table_too(served: Server, checkpoint: Path) -> None:
-    expected = encode_queries(checkpoint, QUERIES)
+def test_other_routes_answer_queries_from_the_table_too(served: Server, expected: dict[str, Float32Array]) -> None:
     data = post(served, "/v1/embeddings", input=QUERIES, output_dtype="sparse", input_type="query").json()["data"]
-    for one, row in zip(data, expected, strict=True):
+    for one, row in zip(data, expected["query"], strict=True):
         assert one["embedding"]["indices"] == np.flatnonzero(row).tolist()
         np.testing.assert_array_equal(np.array(one["embedding"]["values"], np.float32), row[row != 0])
     (whole,) = post(served, "/vertex", instances=[{"inputs": QUERIES, "input_type": "query"}]).json()["predictions"]
-    np.testing.assert_array_equal(rows(whole, expected.shape[1]), expected)
+    np.testing.assert_array_equal(rows(whole, expected["query"].shape[1]), expected["query"])
 
 
 def test_what_is_cut_is_named_and_tokens_are_shown_as_they_are_read(served: Server) -> None:
@@ -115,16 +119,15 @@ def test_a_side_that_is_no_side_is_refused(served: Server) -> None:
     assert "has no prompt for 'classification'. Its prompts: query, document." in response.text
 
 
-def test_a_model_in_its_own_process_does_the_same(artifact: Path, checkpoint: Path) -> None:
-    expected = encode_queries(checkpoint, QUERIES)
+def test_a_model_in_its_own_process_does_the_same(artifact: Path, expected: dict[str, Float32Array]) -> None:
     with Model(artifact) as model:
         found = model.embed_sparse(QUERIES, input_type="query")
         with pytest.warns(UserWarning, match="took the texts for the side document"):
             documents = model.embed_sparse(DOCUMENTS)
         with pytest.raises(InvalidRequestError, match="has no prompt for 'image'"):
             model.embed_sparse(DOCUMENTS, input_type="image")
-    for vector, row in zip(found, expected, strict=True):
+    for vector, row in zip(found, expected["query"], strict=True):
         np.testing.assert_array_equal(vector.indices, np.flatnonzero(row))
         np.testing.assert_array_equal(vector.values, row[row != 0])
-    for vector, row in zip(documents, encode_documents(checkpoint, DOCUMENTS), strict=True):
+    for vector, row in zip(documents, expected["document"], strict=True):
         np.testing.assert_allclose(vector.values, row[vector.indices], atol=2e-4)
