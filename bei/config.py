@@ -250,6 +250,7 @@ BUILD_SETTINGS = frozenset(
         "include_prompt",
         "score_tokens",
         "attention",
+        "route",
         "token_embeddings",
         "adapter",
         "rerank_prefix",
