@@ -14,7 +14,7 @@ from typing import Any, Literal
 from bei.errors import CheckpointError, ConfigError
 from bei.files import UnfitError, within
 from bei_build.chat_template import ChatSettings, chat_settings
-from bei_build.late_interaction import Sides, module_sides, original_sides, pylate_sides
+from bei_build.late_interaction import Sides, check_token_pooling, module_sides, original_sides, pylate_sides
 from bei_build.remote_code import check_module_types
 from bei_build.router import Routing, class_of, routed
 from bei_build.settings import read_json, read_object, setting
@@ -45,8 +45,9 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "SiLU": "silu",
     "Sigmoid": "sigmoid",
 }
-# Modules that are no layers: one works in training only, the other says which tokens' vectors are left out.
-_IDLE_MODULES = ("Dropout", "MultiVectorMask")
+# Modules that are no layers: one works in training only, one says which tokens' vectors are left out, and one makes
+# fewer vectors of a text's, or does nothing.
+_IDLE_MODULES = ("Dropout", "MultiVectorMask", "HierarchicalTokenPooling")
 _SUPPORTED_MODULES = (
     "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same ending in a Dense that gives scores, "
     "Transformer -> Dense -> Normalize (late interaction), "
@@ -131,6 +132,8 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
     )
     check_module_types([kind for kind, _ in listed], raw)
     entries = [(class_of(kind), path) for kind, path in listed]
+    for _, path in (module for module in entries if module[0] == "HierarchicalTokenPooling"):
+        check_token_pooling(path)
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
     if kinds[:1] not in (["Transformer"], ["MLMTransformer"], ["StaticEmbedding"]):
