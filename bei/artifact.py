@@ -2,6 +2,7 @@
 
     manifest.json      what the artifact is; every other file with size and sha256
     tokenizer.json     the tokenizer, ready to use (truncation and padding off)
+    token_weights.npy  a weight for each token, where a side's sparse vectors are looked up (bei.token_weights)
     certificate.json   how far the engine is from the reference (bei.certification)
     certificate.html   the same as a page for people
     engine/            the compiled engine, files named by the target
@@ -36,7 +37,7 @@ from bei.certificate import TokenAgreement as TokenAgreement
 from bei.certificate import Verification as Verification
 from bei.certificate import WorstText as WorstText
 from bei.certification.page import certificate_page
-from bei.core import Expansion, Limits, ScoreFunction
+from bei.core import Limits, ScoreFunction
 from bei.errors import (
     ArtifactFileMissingError,
     ArtifactHashMismatchError,
@@ -45,6 +46,10 @@ from bei.errors import (
 )
 from bei.files import MOST_JSON_BYTES, UnfitError, read_bounded, unique_keys
 from bei.manifest_checks import certificate_fault, check_files, manifest_fault
+from bei.sides import SIDES as SIDES
+from bei.sides import Role as Role
+from bei.sides import Routes as Routes
+from bei.sides import Side as Side
 from bei.signatures import Signed, read_signature, write_signature
 
 if TYPE_CHECKING:
@@ -54,6 +59,7 @@ SCHEMA_VERSION = 10
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
+TOKEN_WEIGHTS = "token_weights.npy"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 ENGINE_DIR = "engine"
@@ -230,25 +236,6 @@ class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     instruction: str
 
 
-# What clients call the two sides of a retrieval, and the names that repositories give their prompts.
-SIDES: dict[Literal["query", "document"], tuple[str, ...]] = {
-    "query": ("query", "search_query", "retrieval.query", "web_search_query", "s2p_query"),
-    "document": ("document", "passage", "search_document", "retrieval.passage", "corpus", "text"),
-}
-
-
-class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How late interaction reads one side, queries or documents; the side's prompt is among the prompts.
-
-    ``max_tokens`` counts special tokens and prompt; None is what the model takes. ``skip_ids``: tokens that are read,
-    but whose vectors are left out of the answer.
-    """
-
-    max_tokens: int | None
-    expansion: Expansion | None
-    skip_ids: list[int]
-
-
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the runtime knows about a model. ``verification`` is the certificate's kind."""
 
@@ -265,7 +252,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokenization: Tokenization
     prompts: dict[str, str]
     default_prompt_name: str | None
-    roles: dict[Literal["query", "document"], Role]
+    roles: dict[Side, Role]
     target: str
     precision: str
     engine: EngineRequirements
@@ -274,6 +261,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_seq_len: int
     verification: Verification
     files: list[FileInfo]
+    routes: Routes | None = None
     digest: str = ""
 
     @property

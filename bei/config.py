@@ -261,6 +261,7 @@ BUILD_SETTINGS = frozenset(
         "score_tokens",
         "relevant_label",
         "attention",
+        "route",
         "token_embeddings",
         "adapter",
         "rerank_prefix",

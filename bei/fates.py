@@ -55,19 +55,19 @@ async def tried(
     wrong: Mapping[int, BeiError] | None,
     *,
     ticket: Ticket,
-    output: str,
+    output: str | None,
     options: EncodingOptions,
     reduce: Reduce | None = None,
 ) -> tuple[Answer, CallFates]:
-    """What ``infer`` gives for ``inputs``, and what became of them. ``wrong`` asks for a part of the answer, where not
+    """What ``infer`` gives for ``inputs``, and what became of them. Without ``output`` they are only tokenized.
+    ``wrong`` asks for a part of the answer, where not
     all can be had: it holds the errors of inputs, by their places, that are not to be tried."""
     places = [index for index in range(len(inputs)) if index not in wrong] if wrong else range(len(inputs))
     if wrong and not places:
         return Answer([], [], [], {}), CallFates([], wrong, [0] * len(inputs))
     given, in_part = [inputs[index] for index in places] if wrong else inputs, wrong is not None
-    answer = await service.infer(
-        given, ticket=ticket, outputs={output}, options=options, reduce=reduce, in_part=in_part
-    )
+    outputs = set() if output is None else {output}
+    answer = await service.infer(given, ticket=ticket, outputs=outputs, options=options, reduce=reduce, in_part=in_part)
     if wrong is None:
         return answer, CallFates(answer.truncated, {}, ())
     errors = {**wrong, **{places[index]: error for index, error in answer.errors.items()}}

@@ -130,22 +130,34 @@ class Feeder:
             self._wake([call])
 
     def _submit(self, call: Call, items: list[Item], admitted: Demand, outputs: frozenset[str]) -> None:
-        """Hand tokenized inputs to the engine. ``admitted``: what they were admitted for."""
+        """Hand tokenized inputs to the engine, or end here where nothing of it is wanted. ``admitted``: what they were
+        admitted for."""
         if call.is_done:  # cancelled meanwhile
             return
         for index, encoding in items:
             call.encodings[index] = encoding
-        call.ticket.moved(admitted, sum(encoding.num_tokens for _, encoding in items))
+        call.ticket.moved(admitted, sum(encoding.num_tokens for _, encoding in items) if outputs else 0)
         ticket = call.ticket
         if call.times is not None:
             call.times.submitted(items)
         if not ticket.is_own:
             self._metrics.tokenized(ticket.lane, len(items), time.monotonic() - ticket.accepted_s)
+        if not outputs:
+            self._answer(call, items)
+            return
         if items[0].encoding.spans is not None:  # of no use to an engine
             items = [Item(index, encoding._replace(spans=None)) for index, encoding in items]
         self._port.submit(Submission(call.request_id, ticket.lane, outputs, items, ticket.deadline_s))
         if not self._is_open(call.request_id):  # it ended meanwhile, and was taken back before this came
             self._port.cancel(call.request_id)
+
+    def _answer(self, call: Call, items: list[Item]) -> None:
+        """Of a call that wants nothing of the engine: it has its encodings."""
+        for place, _ in items:
+            if call.times is not None:
+                call.times.answered(place, None)
+            if call.record(place, {}):
+                self._wake([call])
 
     def _encodings_of_ids(self, call: Call, inputs: Seq[ModelInput]) -> dict[int, Encoding]:
         found = {}

@@ -73,6 +73,9 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         mark = " (default)" if name == manifest.default_prompt_name else ""
         rows.append((f"prompt {name}{mark}", repr(prompt)))
     rows += [(f"{side} tokens", _role(role, manifest.max_seq_len)) for side, role in manifest.roles.items()]
+    if manifest.routes is not None:
+        absent = f"; not in this artifact: {', '.join(manifest.routes.absent)}" if manifest.routes.absent else ""
+        rows.append(("route", f"{manifest.routes.default or 'none'} unless a request says it{absent}"))
     return rows
 
 
@@ -81,6 +84,8 @@ def _role(role: Role, max_seq_len: int) -> str:
     if role.expansion is not None:
         seen = "" if role.expansion.attended else ", which no other token sees"
         parts.append(f"filled up to {role.expansion.num_tokens} with token {role.expansion.token_id}{seen}")
+    if role.table:
+        parts.append("sparse vectors from a table of weights")
     if role.skip_ids:
         parts.append(f"vectors of {len(role.skip_ids)} tokens left out")
     return "; ".join(parts)

@@ -14,7 +14,7 @@ from bei.batching import BatchManager, SchedulingRules
 from bei.batching.gate import DeviceGate
 from bei.built_before import build_settings, check_built
 from bei.config import ServeConfig
-from bei.core import Engine
+from bei.core import Engine, Float32Array
 from bei.costs import CostModel
 from bei.engine import given_options, load_engine
 from bei.errors import ConfigError
@@ -23,6 +23,7 @@ from bei.opening import opened
 from bei.port import EnginePort, OnAnswers
 from bei.service import InferenceService, OpenPort
 from bei.swap_checks import check_in_place, check_room, check_swap
+from bei.token_weights import read_token_weights
 from bei.tokenization import TextEncoder
 from bei.tuning import costs_for, costs_while_serving, engine_for
 from bei.verifying import verified
@@ -171,8 +172,8 @@ def next_artifact(path: Path, served: Manifest, config: ServeConfig, num_engines
 
 
 def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder:
-    """The tokenizer of ``artifact``. Raises ArtifactError."""
-    return TextEncoder(
+    """The tokenizer of ``artifact``, and its table of weights. Raises ArtifactError."""
+    encoder = TextEncoder(
         artifact.path / artifacts.TOKENIZER,
         artifact.manifest.max_seq_len,
         auto_truncate=config.auto_truncate,
@@ -180,14 +181,16 @@ def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder:
         truncation_side=artifact.manifest.tokenization.truncation_side,
         split_special_tokens=artifact.manifest.tokenization.splits_special_tokens,
     )
+    return encoder.with_weights(_token_weights_of(artifact))
 
 
 def next_encoder(artifact: Artifact, served: TextEncoder) -> TextEncoder:
     """The tokenizer of ``artifact``, which takes the place of the one of ``served``.
 
-    It is the same file: reading a large one would hold the interpreter's lock for a second.
+    It is the same file: reading a large one would hold the interpreter's lock for a second. Raises ArtifactError.
     """
-    return served.fitted(artifact.manifest.max_seq_len, _frame_of(artifact))
+    encoder = served.fitted(artifact.manifest.max_seq_len, _frame_of(artifact))
+    return encoder.with_weights(_token_weights_of(artifact))
 
 
 def warm_first(artifact: Artifact, config: ServeConfig) -> WarmEngine:
@@ -243,6 +246,12 @@ def _opener(artifact: Artifact, config: ServeConfig) -> Callable[[int | None], E
         return engine
 
     return make
+
+
+def _token_weights_of(artifact: Artifact) -> Float32Array | None:
+    if not any(role.table for role in artifact.manifest.roles.values()):
+        return None
+    return read_token_weights(artifact.path / artifacts.TOKEN_WEIGHTS, artifact.manifest.spec.vocab_size)
 
 
 def _frame_of(artifact: Artifact) -> tuple[str, str]:

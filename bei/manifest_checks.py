@@ -39,6 +39,10 @@ _MOST_NAME_CHARS = 500
 # The manifest cannot have its own hash, nor that of the signature of itself.
 _UNLISTED = ("manifest.json", "signature.json")
 
+_TABLE = "token_weights.npy"
+_FLOAT_BYTES = 4
+_MOST_HEADER_BYTES = 10_000  # numpy's own limit
+
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _OUTPUT = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -73,7 +77,7 @@ def name_fault(name: str) -> str | None:
 
 def manifest_fault(manifest: Manifest) -> str | None:
     """The first thing in ``manifest`` that cannot be, None where there is none."""
-    parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _engine, _files)
+    parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _routes, _engine, _files)
     limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
     return limits or next(chain.from_iterable(part(manifest) for part in parts), None)
 
@@ -95,7 +99,11 @@ def check_files(path: Path, manifest: Manifest) -> None:
     no files or are too large to be what they are called, and files in the folders of engine and reference that the
     manifest does not list. Raises ArtifactManifestError, ArtifactFileUnlistedError.
     """
-    most = {"tokenizer.json": MOST_TOKENIZER_BYTES, "certificate.json": MOST_JSON_BYTES}
+    most = {
+        "tokenizer.json": MOST_TOKENIZER_BYTES,
+        "certificate.json": MOST_JSON_BYTES,
+        _TABLE: _MOST_HEADER_BYTES + _FLOAT_BYTES * manifest.spec.vocab_size,
+    }
     for info in manifest.files:
         try:
             check_regular(within(path, info.path), most.get(info.path))
@@ -204,6 +212,10 @@ def _roles(manifest: Manifest) -> Iterator[str]:
             yield f"the role {side} has max_tokens {_shown(role.max_tokens)}"
         if any(not 0 <= token < _MOST_COUNT for token in role.skip_ids):
             yield f"the role {side} skips a token that cannot be"
+        if role.table and manifest.dimension("sparse") is None:
+            yield f"the role {side} has a table of weights, and the model gives no sparse vectors"
+        if role.table and all(info.path != _TABLE for info in manifest.files):
+            yield f"the role {side} has a table of weights, and files has no {_TABLE}"
         expansion = role.expansion
         if expansion is None:
             continue
@@ -213,6 +225,17 @@ def _roles(manifest: Manifest) -> Iterator[str]:
             yield f"the role {side} is filled up with token {_shown(expansion.token_id)}, which is in no vocabulary"
         if expansion.padding_id is not None and not 0 <= expansion.padding_id < manifest.spec.vocab_size:
             yield f"the role {side} has the padding {_shown(expansion.padding_id)}, which is in no vocabulary"
+
+
+def _routes(manifest: Manifest) -> Iterator[str]:
+    routes = manifest.routes
+    if routes is None:
+        return
+    for name in (*routes.absent, *([] if routes.default is None else [routes.default])):
+        if fault := name_fault(name):
+            yield f"routes: {fault}"
+    if routes.default in routes.absent:
+        yield f"the default route {_shown(routes.default)} is absent"
 
 
 def _engine(manifest: Manifest) -> Iterator[str]:

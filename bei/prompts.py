@@ -7,8 +7,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import NamedTuple
 
-from bei.artifact import SIDES, Manifest, Role
+from bei.artifact import Manifest
 from bei.errors import InvalidRequestError
+from bei.sides import SIDES, Role, names_of
 from bei.tokenization import EncodingOptions, Input
 
 
@@ -17,8 +18,10 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     ``input_type``, or the default.
 
     A model without prompts treats all input types alike, and documents have a prompt only where the model has one for
-    them. Raises InvalidRequestError that lists the prompts, or where the two names contradict each other.
+    them. Raises InvalidRequestError that lists the prompts, says which texts the model does not read, or where the two
+    names contradict each other.
     """
+    _check_route(manifest, prompt_name, input_type)
     prompts = manifest.prompts
     if prompt_name is not None:
         if prompt_name not in prompts:
@@ -39,8 +42,8 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
 
 
 class AskedPrompt(NamedTuple):
-    """What stands in front of texts, and a warning where a model that was trained with prompts gets none, because
-    nobody said what the texts are."""
+    """What stands in front of texts, and a warning where nobody said what the texts are, and a model that was trained
+    with prompts gets none, or reads queries otherwise than documents."""
 
     text: str
     warning: str | None = None
@@ -53,9 +56,15 @@ def asked_prompt(
     if prompt is not None:
         if prompt_name is not None:
             raise InvalidRequestError("prompt and prompt_name contradict each other: send one.", "prompt_name")
+        _check_route(manifest, prompt_name, input_type)
         return AskedPrompt(prompt)
     text = prompt_of(manifest, prompt_name, input_type)
-    if prompt_name is not None or input_type is not None or text or not any(manifest.prompts.values()):
+    if prompt_name is not None or input_type is not None:
+        return AskedPrompt(text)
+    if any(role.table for role in manifest.roles.values()) and manifest.routes is not None:
+        side = manifest.routes.default
+        return AskedPrompt(text, f"{manifest.name} took the texts for the side {side}: say by input_type what they are")
+    if text or not any(manifest.prompts.values()):
         return AskedPrompt(text)
     return AskedPrompt("", f"{manifest.name} has prompts and got none: say by input_type what the texts are")
 
@@ -76,10 +85,14 @@ def _check_same(manifest: Manifest, prompt_name: str, input_type: str) -> None:
 
 def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:
     """How texts are read: as the side that ``prompt_name`` names, else ``input_type``. The default prompt's side counts
-    where neither is given, as the default prompt does.
+    where neither is given, as the default prompt does; of a model with routes the default one, where neither is a side.
     """
     given = [name for name in (prompt_name, input_type) if name is not None]
-    for name in given or [manifest.default_prompt_name or ""]:
+    if manifest.routes is not None:
+        named = [*given, manifest.routes.default or ""]
+    else:
+        named = given or [manifest.default_prompt_name or ""]
+    for name in named:
         for side, role in manifest.roles.items():
             if name in SIDES[side]:
                 return role
@@ -91,7 +104,12 @@ def in_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
     if role is None:
         return options
     limits = [limit for limit in (options.max_tokens, role.max_tokens) if limit is not None]
-    return replace(options, max_tokens=min(limits, default=None), expansion=role.expansion)
+    return replace(
+        options,
+        max_tokens=min(limits, default=None),
+        expansion=role.expansion,
+        add_special_tokens=options.add_special_tokens and not role.table,
+    )
 
 
 def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
@@ -134,6 +152,28 @@ def sides_of(prompt: str) -> tuple[str, str]:
     """What of ``prompt`` stands in front of a text, and what behind it."""
     before, _, behind = prompt.partition("{text}")
     return before, behind
+
+
+def _check_route(manifest: Manifest, prompt_name: str | None, input_type: str | None) -> None:
+    """Raise InvalidRequestError for texts that the library would have read by modules that the artifact does not hold,
+    and where nobody says what they are and the library has no default."""
+    routes = manifest.routes
+    if routes is None:
+        return
+    given = {"prompt_name": prompt_name, "input_type": input_type}
+    for param, name in given.items():
+        if name is not None and any(name in names_of(route) for route in routes.absent):
+            raise InvalidRequestError(
+                f"{manifest.name} does not read {name!r}: it was built of one route of its Router, {routes.default!r}. "
+                f"Leave {param} out, or ask a model that was built of the other one (bei build --route).",
+                param,
+            )
+    if routes.default is None and prompt_name is None and input_type is None:
+        raise InvalidRequestError(
+            f"{manifest.name} reads queries and documents by different modules, and its Router has no default: say by "
+            "input_type what the texts are.",
+            "input_type",
+        )
 
 
 def _no_prompt(manifest: Manifest, name: str) -> str:

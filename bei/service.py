@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import msgspec
@@ -39,7 +39,7 @@ from bei.metrics import Metrics, ModelMetrics
 from bei.offload import off_loop
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats
-from bei.prompts import asked_prompt
+from bei.prompts import AskedPrompt, asked_prompt
 from bei.recent import RecentSteps
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
 from bei.tokenizer_pool import TokenizerPool
@@ -103,7 +103,6 @@ class InferenceService:
         self.signed = artifact.signed
         self.encoder = encoder
         self.untrained_dimensions = config.untrained_dimensions
-        self.unsaid_prompt = asked_prompt(self.manifest)  # of requests that do not say what their texts are
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._calls: dict[int, Call] = {}
@@ -135,6 +134,11 @@ class InferenceService:
     def name(self) -> str:
         """What clients call the model."""
         return self.manifest.name
+
+    @cached_property
+    def unsaid_prompt(self) -> AskedPrompt:
+        """Of requests that do not say what their texts are. Raises InvalidRequestError where they have to."""
+        return asked_prompt(self.manifest)
 
     @property
     def is_alive(self) -> bool:
@@ -218,7 +222,8 @@ class InferenceService:
         reduce: Reduce | None = None,
         in_part: bool = False,
     ) -> Answer:
-        """Run inputs (at least one) through the model. Rows have ``outputs`` and nothing else.
+        """Run inputs (at least one) through the model. Rows have ``outputs`` and nothing else; without any the engine
+        is not asked, and encodings are all that the answer has.
 
         ``in_part``: an input that is wrong, or that the engine fails on, costs the others nothing; see ``Answer``.
 

@@ -1,4 +1,4 @@
-"""Sparse vectors of the engine's rows: SPLADE's, over the vocabulary, and BGE-M3's, of a text's own tokens."""
+"""Sparse vectors: SPLADE's rows over the vocabulary, BGE-M3's weights of a text's own tokens, and those of a table."""
 
 from __future__ import annotations
 
@@ -14,17 +14,31 @@ SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
 
 
 def sparse_vectors(
-    rows: Seq[Row], encodings: Seq[Encoding], special: frozenset[int], top_k: int | None
+    rows: Seq[Row],
+    encodings: Seq[Encoding],
+    special: frozenset[int],
+    top_k: int | None,
+    table: Float32Array | None = None,
 ) -> list[SparseVector]:
     """A vector a row: of what ``nonzero`` has left of it, or of the weights of its text's tokens but the ``special``
-    ones. ``top_k``: only the largest so many."""
+    ones, or with a ``table``, float32 [vocabulary], of its weights. ``top_k``: only the largest so many."""
     vectors: list[SparseVector] = [
-        (row["indices"].astype(np.int32, copy=False), row["weights"])
+        looked_up(encoding.input_ids, table)
+        if table is not None
+        else (row["indices"].astype(np.int32, copy=False), row["weights"])
         if "weights" in row
         else _lexical(row["token_weights"][:, 0], encoding.input_ids, special)
         for row, encoding in zip(rows, encodings, strict=True)
     ]
     return vectors if top_k is None else [_largest(vector, top_k) for vector in vectors]
+
+
+def looked_up(ids: Int32Array, table: Float32Array) -> SparseVector:
+    """What ``table`` gives the tokens of a text, however often it has them; special tokens are as others are (as in
+    sentence-transformers' SparseStaticEmbedding)."""
+    indices = np.unique(ids)
+    indices = indices[table[indices] != 0]
+    return indices, table[indices]
 
 
 def nonzero(row: Row) -> dict[str, Any]:
@@ -34,9 +48,9 @@ def nonzero(row: Row) -> dict[str, Any]:
 
 
 def _largest(vector: SparseVector, top_k: int) -> SparseVector:
-    """The ``top_k`` largest weights; of equal ones those that come first."""
+    """The ``top_k`` weights that are farthest from 0; of equal ones those that come first."""
     indices, weights = vector
-    kept = np.sort(np.argsort(-weights, kind="stable")[:top_k])
+    kept = np.sort(np.argsort(-np.abs(weights), kind="stable")[:top_k])
     return indices[kept], weights[kept]
 
 

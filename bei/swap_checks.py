@@ -74,10 +74,15 @@ def _vector_changes(served: Manifest, new: Manifest) -> Iterator[str]:
         yield "another attention or adapter"
     if _forms(new) != _forms(served):
         yield "other outputs or another pooling"
-    if (new.prompts, new.default_prompt_name, new.roles) != (served.prompts, served.default_prompt_name, served.roles):
-        yield "other prompts or roles"
+    if _readings(new) != _readings(served):
+        yield "other prompts, roles or routes"
     if not _same_steps(served, new):
         yield "another size of the steps of int8 vectors"
+
+
+def _readings(manifest: Manifest) -> tuple[object, ...]:
+    """How texts are read."""
+    return manifest.prompts, manifest.default_prompt_name, manifest.roles, manifest.routes
 
 
 def _forms(manifest: Manifest) -> tuple[object, ...]:

@@ -268,24 +268,25 @@ async def embed_sparse(
     *,
     ticket: Ticket,
     prompt: str = "",
+    role: Role | None = None,
     top_k: int | None = None,
     options: EncodingOptions = AS_CONFIGURED,
     wrong: Mapping[int, BeiError] | None = None,
 ) -> SparseEmbeddings:
-    """Weights of vocabulary entries, those above zero: SPLADE's, or those of the inputs' own tokens (BGE-M3).
+    """Weights of vocabulary entries: SPLADE's or those of the inputs' own tokens (BGE-M3), above zero, or a table's.
 
     ``top_k``: only the largest so many of each input (sentence-transformers' ``max_active_dims``). The other arguments
     are those of ``embed_inputs``.
     """
     require(service, "embed_sparse")
-    output = "sparse" if service.manifest.dimension("sparse") else "token_weights"
+    given, options = prompted_inputs(prompt, inputs), in_role(keeping(prompt, options), role)
+    table = service.encoder.token_weights if role is not None and role.table else None
+    output = None if table is not None else "sparse" if service.manifest.dimension("sparse") else "token_weights"
     reduce = nonzero if output == "sparse" else None
-    given, options = prompted_inputs(prompt, inputs), keeping(prompt, options)
     answer, fates = await tried(service, given, wrong, ticket=ticket, output=output, options=options, reduce=reduce)
-    work = partial(sparse_vectors, answer.rows, answer.row_encodings, service.encoder.special_ids, top_k)
+    work = partial(sparse_vectors, answer.rows, answer.row_encodings, service.encoder.special_ids, top_k, table)
     made = await off_loop(work) if len(inputs) > _MANY_TEXTS else work()
-    nothing = (np.zeros(0, np.int32), np.zeros(0, np.float32))
-    vectors = fates.spread(made, nothing)
+    vectors = fates.spread(made, (np.zeros(0, np.int32), np.zeros(0, np.float32)))
     return SparseEmbeddings(vectors, answer.num_tokens, fates.truncated, fates.errors, fates.lengths)
 
 

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeGuard
 import numpy as np
 import tokenizers
 
-from bei.core import Encoding, Expansion, Int32Array, TokenSpans, expanded
+from bei.core import Encoding, Expansion, Float32Array, Int32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, InputTooLongError, InvalidRequestError
 from bei.files import UnfitError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
@@ -105,8 +105,11 @@ class TextEncoder:
     """Tokenizes as the checkpoint does, truncated to ``max_seq_len`` with special tokens kept. Safe in threads.
 
     ``frame``: texts in front of and behind ``framed`` inputs. ``truncation_side``: what is cut off where the options do
-    not say. ``split_special_tokens``: those that a text contains are split as other text is.
+    not say. ``split_special_tokens``: those that a text contains are split as other text is. ``token_weights``: float32
+    [vocabulary], the table of a side whose sparse vectors are looked up.
     """
+
+    token_weights: Float32Array | None = None
 
     def __init__(
         self,
@@ -153,6 +156,12 @@ class TextEncoder:
         found = copy.copy(self)
         found._max_seq_len = max_seq_len
         found._framed = self._frame(frame)
+        return found
+
+    def with_weights(self, token_weights: Float32Array | None) -> TextEncoder:
+        """The same tokenizer, with the words that it knows, beside a table of a weight for each token."""
+        found = copy.copy(self)
+        found.token_weights = token_weights
         return found
 
     def encode(

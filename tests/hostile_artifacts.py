@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from bei import artifact as artifacts
-from bei.artifact import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKENIZER, Manifest
+from bei.artifact import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKEN_WEIGHTS, TOKENIZER, Manifest
 from bei.errors import (
     ArtifactError,
     ArtifactFileMissingError,
@@ -189,6 +189,12 @@ def large(name: str) -> Spoil:
             list_again(folder, name, HUGE)
 
     return spoil
+
+
+def large_table(folder: Path) -> None:
+    """A table of weights for more tokens than there are."""
+    put(folder, TOKEN_WEIGHTS, b"")
+    large(TOKEN_WEIGHTS)(folder)
 
 
 def without_engine(folder: Path) -> None:
@@ -409,6 +415,20 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "a role that skips what cannot be": Hostile(
         says("roles", value={"query": {**ROLE, "skip_ids": [-5]}}), "skips a token that cannot be"
+    ),
+    "a role with a table of dense vectors": Hostile(
+        says("roles", value={"query": {**ROLE, "table": True}}),
+        "a table of weights, and the model gives no sparse vectors",
+    ),
+    "a role with a table that is not there": Hostile(
+        kind("embed_sparse", "sparse", roles={"query": {**ROLE, "table": True}}), "files has no token_weights.npy"
+    ),
+    "a table larger than its vocabulary": Hostile(large_table, "which is not to be read: it has"),
+    "a route that a terminal obeys": Hostile(
+        says("routes", value={"default": "document", "absent": ["\x1b]0;x\x07"]}), "routes: .* cannot be printed"
+    ),
+    "a default route that is absent": Hostile(
+        says("routes", value={"default": "query", "absent": ["query"]}), "the default route 'query' is absent"
     ),
     "a profile with its most below its least": Hostile(
         plan({**PROFILE, "tokens": [64, 8, 1]}), "profile 'latency' has tokens 64, 8, 1"

@@ -69,7 +69,9 @@ LEAVES = {
     "files": {"bei.errors"},
     "free_memory": set(),
     "service_links": set(),
+    "sides": {"bei.core"},
     "sparse": {"bei.core"},
+    "token_weights": {"bei.core", "bei.errors"},
     "long_texts": {"bei.core"},
     "layout": {"bei.core"},
     "libraries": {"bei.errors"},
@@ -103,8 +105,11 @@ CONTRACT = {
     "bei.packing",
     "bei.pytorch",
     "bei.quantities",
+    "bei.sides",
     "bei.signing_keys",
+    "bei.sparse",
     "bei.tensorrt_log",
+    "bei.token_weights",
     "bei.tokenizer_file",
 }
 

@@ -100,10 +100,11 @@ def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, 
     options = checked(SparseOptions, given)
     tasks.require(service, "embed_sparse")
     top_k, prompt, read = options.get("top_k"), _prompt(service, options), _reading(options)
+    role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[list[SparseVector]]:
         answer = await tasks.embed_sparse(
-            service, inputs, ticket=ticket, prompt=prompt, top_k=top_k, options=read, wrong=wrong
+            service, inputs, ticket=ticket, prompt=prompt, role=role, top_k=top_k, options=read, wrong=wrong
         )
         vectors = [SparseVector(indices, weights) for indices, weights in answer.vectors]
         return Answered(vectors, answer.num_tokens, answer.truncated, answer.errors)

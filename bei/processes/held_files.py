@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from bei.artifact import ENGINE_DIR, MANIFEST, TOKENIZER, Artifact, FileInfo, Manifest, load_manifest
+from bei.artifact import ENGINE_DIR, MANIFEST, TOKEN_WEIGHTS, TOKENIZER, Artifact, FileInfo, Manifest, load_manifest
 from bei.errors import ArtifactError
 from bei.loading import SHOWN_DIGITS
 from bei.processes.messages import MOST_DESCRIPTORS
@@ -101,7 +101,8 @@ def _names(artifact: Artifact) -> list[str]:
 
 def _read(manifest: Manifest) -> list[FileInfo]:
     """What processes read of an artifact that was verified; a new certificate changes none of it."""
-    return [info for info in manifest.files if info.path == TOKENIZER or info.path.startswith(f"{ENGINE_DIR}/")]
+    alone = (TOKENIZER, TOKEN_WEIGHTS)
+    return [info for info in manifest.files if info.path in alone or info.path.startswith(f"{ENGINE_DIR}/")]
 
 
 def _lies_at(path: Path, descriptor: int) -> bool:

@@ -87,8 +87,10 @@ async def embedded(
     ticket = call.admit(service, inputs)
     answer: Embeddings | SparseEmbeddings
     if is_sparse:
+        role = prompts.role_of(service.manifest, prompt_name, input_type)
+        options = prompts.in_role(options, role)  # for the report too
         answer = await embed_sparse(
-            service, inputs, ticket=ticket, prompt=chosen, top_k=top_k, options=options, wrong=wrong
+            service, inputs, ticket=ticket, prompt=chosen, role=role, top_k=top_k, options=options, wrong=wrong
         )
         call.check_answer(len(inputs) * around_bytes + forms[0].list_bytes(answer))
     else:

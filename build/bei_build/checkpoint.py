@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bei.artifact import Role, Source, Tokenization, sha256_of_file
+from bei.core import Float32Array
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.libraries import importing
 from bei_build.adapters import Adapter, choose_adapter, with_adapters_prompt
@@ -44,6 +45,7 @@ from bei_build.sentence_transformers import SentenceTransformersFiles, read_sent
 from bei_build.settings import read_object
 from bei_build.sizes import check_sizes
 from bei_build.spec import ModelSpec
+from bei_build.token_table import read_table, table_roles
 from bei_build.tokenizer import (
     artifact_tokenizer,
     check_vocabulary,
@@ -66,7 +68,10 @@ _STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["Static
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, read but for its weights. ``fp8``: what it says of its matrices where they are stored in FP8."""
+    """A checkpoint, read but for its weights. ``fp8``: what it says of its matrices where they are stored in FP8.
+
+    ``token_weights``: float32 [vocabulary], what one side's sparse vectors are looked up in, if they are.
+    """
 
     location: Location
     files: SentenceTransformersFiles
@@ -82,6 +87,7 @@ class Checkpoint:
     roles: Mapping[Side, Role]
     adapter: Adapter | None
     fp8: StoredFP8 | None = None
+    token_weights: Float32Array | None = None
 
     @property
     def folder(self) -> Path:
@@ -104,13 +110,14 @@ def read_checkpoint(
     attention: Attention | None = None,
     adapter: str | None = None,
     tokenizer_choice: TokenizerChoice = "auto",
+    route: str | None = None,
 ) -> Checkpoint:
     """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
     check_entries(location.folder)
-    files = read_sentence_transformers(location.folder)
+    files = read_sentence_transformers(location.folder, route)
     for module in files.folders:
         check_entries(module)
     folder = files.transformer_folder
@@ -157,6 +164,11 @@ def read_checkpoint(
     if document_length is not None and document_length > longest:
         raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
+    token_weights = None
+    if files.routing and files.routing.table:
+        _check_sparse(spec)
+        side, table = files.routing.table
+        roles, token_weights = table_roles(side, table), read_table(table, tokenizer, spec.embeddings.vocab_size)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
     modules, labels = side_modules(spec, files), labels_of(spec, config, files)
     return Checkpoint(
@@ -174,6 +186,7 @@ def read_checkpoint(
         roles,
         chosen,
         fp8,
+        token_weights,
     )
 
 
@@ -195,6 +208,8 @@ def source_of(checkpoint: Checkpoint) -> Source:
     beside = [module.location for module in checkpoint.modules.values()]
     if checkpoint.files.layer_pooling:
         beside.append(checkpoint.files.layer_pooling)
+    if (routing := checkpoint.files.routing) and routing.table:
+        beside.append(routing.table[1])
     for place in beside:
         files.update(weight_files(place) if place.is_dir() else [place])
     sha = hashlib.sha256()
@@ -321,6 +336,16 @@ def _refuse_other_than_means(spec: ModelSpec) -> None:
         raise ConfigError(
             f"{spec.architecture} gives means of its table's rows, and nothing else: leave pooling and "
             "token_embeddings out."
+        )
+
+
+def _check_sparse(spec: ModelSpec) -> None:
+    """Raise ConfigError where one side of a sparse retriever would be built as something else."""
+    if [head.output for head in spec.heads] != ["sparse"]:
+        raise ConfigError(
+            "One side of the checkpoint's Router is a table of weights (SparseStaticEmbedding), which goes with sparse "
+            "vectors of the other: leave task, pooling and token_embeddings out, or build the other side alone with "
+            "--route."
         )
 
 

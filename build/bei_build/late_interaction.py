@@ -103,6 +103,19 @@ def module_sides(transformer: Path | None, mask: Path | None) -> Sides:
     return sides
 
 
+def check_token_pooling(folder: Path) -> None:
+    """Raise CheckpointError where a HierarchicalTokenPooling would make fewer vectors of a text's; PyLate's files have
+    none, there it is an argument of a call."""
+    path = folder / "config.json"
+    config = read_object(path) if path.is_file() else {}
+    factor = setting(path, config, "pool_factor", int) or 1
+    if factor > 1 and texts(path, config, "tasks") != ():
+        raise CheckpointError(
+            f"{folder.name} (HierarchicalTokenPooling) makes clusters of a text's vectors, one for every {factor}, "
+            "which bei does not do: take the module out of modules.json, and pool the vectors where they are stored."
+        )
+
+
 def _skipped(mask: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The words that a MultiVectorMask skips, and the sides of which it does."""
     path = mask / "config.json"

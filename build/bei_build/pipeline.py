@@ -15,6 +15,7 @@ from bei.artifact import (
     ENGINE_DIR,
     MANIFEST,
     SCHEMA_VERSION,
+    TOKEN_WEIGHTS,
     TOKENIZER,
     Artifact,
     Classification,
@@ -23,6 +24,7 @@ from bei.artifact import (
     Manifest,
     OutputInfo,
     RerankTemplate,
+    Routes,
     Source,
     SpecSummary,
     save,
@@ -33,7 +35,9 @@ from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
 from bei.files import home_expanded, read_bounded
 from bei.manifest_checks import certificate_fault, limits_fault, manifest_fault, name_fault
 from bei.quantities import shown_size
+from bei.sides import names_of
 from bei.signing_keys import exposure, private_key
+from bei.token_weights import write_token_weights
 from bei_build.applicable import check_applicable
 from bei_build.certifying import Verification, certified
 from bei_build.chat_template import derive_template
@@ -43,7 +47,6 @@ from bei_build.emulating import fitted
 from bei_build.families.base import UNLIMITED
 from bei_build.heads import HeadChoice, tasks_of
 from bei_build.job import Job, OpenEngine
-from bei_build.late_interaction import prompt_of
 from bei_build.location import Location, locate
 from bei_build.precision import PRECISIONS
 from bei_build.progress import Progress
@@ -51,6 +54,8 @@ from bei_build.quantizing import Calibrated, calibrated
 from bei_build.questions import Questions, check_verifiable
 from bei_build.remote_code import attention_of
 from bei_build.targets import Compiler, Numerics, compiler_for, with_target
+from bei_build.token_table import check_table
+from bei_build.verification import held_out_texts
 from bei_build.versions import version_notes
 
 if TYPE_CHECKING:
@@ -88,6 +93,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.attention,  # type: ignore[arg-type]
             config.adapter,
             config.tokenizer,  # type: ignore[arg-type]
+            config.route,
         )
         check_applicable(config, checkpoint)
         checkpoint.weights().close()  # what is wrong with them is known before anything else is done
@@ -102,6 +108,8 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     embedding, is_said = checkpoint.spec.head("embedding"), checkpoint.files.pooling or config.pooling
     if embedding and not is_said and checkpoint.family.has_layers:
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")
+    if (routing := checkpoint.files.routing) and routing.absent:
+        progress.note(f"built is the route {routing.default} of the checkpoint's Router, which reads no other texts")
     _check_names(config, location)
     name = location.model.replace("/", "--")
     out = home_expanded(config.out or f"{name}-{config.target}-{precision}").resolve()
@@ -133,6 +141,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             for compiled in (requirements.plan, requirements.package):
                 for fallback in compiled.fallbacks if compiled else ():
                     progress.note(fallback)
+            _write_table(checkpoint, scratch, progress)
             # 6. Is the engine what it should be?
             work = Verification(job, describe(requirements), questions, scales)
             manifest, certificate = certified(work, out.name, progress)
@@ -152,6 +161,19 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         raise
     progress.finish(f"Built {out}")
     return msgspec.structs.replace(artifact, path=out)
+
+
+def _write_table(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> None:
+    """The table of a side that no engine reads, compared with what the library makes of the checkpoint's."""
+    routing = checkpoint.files.routing
+    if checkpoint.token_weights is None or routing is None or routing.table is None:
+        return
+    side, folder = routing.table
+    with progress.step(f"Write the table of the {side} side") as step:
+        write_token_weights(scratch / TOKEN_WEIGHTS, checkpoint.token_weights)
+        vocab_size = checkpoint.spec.embeddings.vocab_size
+        count = check_table(scratch, folder, vocab_size, held_out_texts())
+        step.details.append(f"{vocab_size:,} weights; {count} texts as in sentence-transformers' module")
 
 
 def _signing_key(config: BuildConfig, progress: Progress) -> Ed25519PrivateKey | None:
@@ -215,9 +237,11 @@ def _check_prompts(config: BuildConfig, checkpoint: Checkpoint) -> None:
 
 
 def _prompts(config: BuildConfig, checkpoint: Checkpoint) -> dict[str, str]:
-    """The files' and the user's. A side of late interaction that has none under any name may be named too."""
+    """The files' and the user's. A side or a route that has none under any name may be named too."""
     prompts = {**checkpoint.files.prompts, **dict(config.prompts)}
-    unnamed = [side for side in checkpoint.roles if prompt_of(prompts, side) is None]
+    routing = checkpoint.files.routing
+    sides = [*checkpoint.roles, *([routing.default] if routing and routing.default else [])]
+    unnamed = [side for side in sides if not any(name in prompts for name in names_of(side))]
     return {**dict.fromkeys(unnamed, ""), **prompts}
 
 
@@ -306,7 +330,20 @@ def _manifest(
         max_seq_len=limits.max_seq_len,
         verification="none",  # and the files: sealing the artifact says them
         files=[],
+        routes=_routes(checkpoint),
     )
+
+
+def _routes(checkpoint: Checkpoint) -> Routes | None:
+    """Which texts the artifact's modules read. Raises CheckpointError."""
+    routing = checkpoint.files.routing
+    if routing is None:
+        return None
+    if checkpoint.spec.heads[0].output in ("logits", "token_logits"):
+        raise CheckpointError(
+            "The checkpoint's Router has several routes and gives scores; bei builds embedders of those."
+        )
+    return Routes(default=routing.default, absent=[*routing.absent])
 
 
 def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:

@@ -103,6 +103,10 @@ def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkp
     """Raise ConfigError or MissingDependencyError before anything is compiled that could not be verified then."""
     absent = compiler.cannot_run()
     if config.verify_retrieval:
+        if checkpoint.token_weights is not None:
+            raise ConfigError(
+                "--verify-retrieval asks the engine about both sides, and one of this model is a table. Leave it out."
+            )
         check_ranks(checkpoint.spec, checkpoint.max_seq_len)
     if config.verify:
         if _kind(config, checkpoint) == "engine":

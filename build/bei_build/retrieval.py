@@ -85,8 +85,9 @@ def check_ranks(spec: ModelSpec, max_seq_len: int) -> None:
 
 
 def ranking_output(manifest: Manifest) -> str | None:
-    """The output by which a model ranks documents, of several the first; None where it does not."""
-    if manifest.max_seq_len < LEAST_SEQ_LEN:
+    """The output by which a model ranks documents, of several the first; None where it does not, or where the engine
+    answers one side only."""
+    if manifest.max_seq_len < LEAST_SEQ_LEN or any(role.table for role in manifest.roles.values()):
         return None
     if "rerank" in manifest.tasks:
         return "logits"

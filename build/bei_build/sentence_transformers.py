@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bei.errors import CheckpointError
+from bei.errors import CheckpointError, ConfigError
 from bei.files import UnfitError, within
 from bei_build.chat_template import ChatSettings, chat_settings
-from bei_build.late_interaction import Sides, module_sides, original_sides, pylate_sides
+from bei_build.late_interaction import Sides, check_token_pooling, module_sides, original_sides, pylate_sides
 from bei_build.remote_code import check_module_types
+from bei_build.router import Routing, class_of, routed
 from bei_build.settings import read_json, read_object, setting
 from bei_build.spec import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
 
@@ -50,14 +51,15 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "Mish": "mish",
     "Sigmoid": "sigmoid",
 }
-# Modules that are no layers: one works in training only, the other says which tokens' vectors are left out.
-_IDLE_MODULES = ("Dropout", "MultiVectorMask")
+# Modules that are no layers: one works in training only, one says which tokens' vectors are left out, and one makes
+# fewer vectors of a text's, or does nothing.
+_IDLE_MODULES = ("Dropout", "MultiVectorMask", "HierarchicalTokenPooling")
 _SUPPORTED_MODULES = (
     "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same with WeightedLayerPooling in front of the "
     "Pooling or ending in a Dense that gives scores, "
     "Transformer -> Dense -> Normalize (late interaction), "
-    "MLMTransformer -> SpladePooling, Transformer -> LogitScore, StaticEmbedding -> Dense / LayerNorm / Normalize, and "
-    "Transformer alone for sequence-classification"
+    "MLMTransformer -> SpladePooling, Transformer -> LogitScore, StaticEmbedding -> Dense / LayerNorm / Normalize, "
+    "Transformer alone for sequence-classification, and a Router with a route of these"
 )
 _TAIL_MODULES = {"Dense", "LayerNorm", "Normalize"}
 _SCORES = "scores"  # what a CrossEncoder reads of its last module
@@ -91,7 +93,8 @@ class SentenceTransformersFiles:
     ``markers`` are prompts that ColBERT was trained with as one token each; ``sides`` is how it reads its two sides.
     ``is_cross_encoder``: the library takes activation and prompts for those of a CrossEncoder, and else for none.
     ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: its
-    module is a StaticEmbedding, and the config may be missing.
+    module is a StaticEmbedding, and the config may be missing. ``routing``: which texts the modules read, where a
+    Router says it.
     """
 
     transformer_folder: Path
@@ -119,17 +122,30 @@ class SentenceTransformersFiles:
     default_prompt_name: str | None = None
     similarity: str | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
+    routing: Routing | None = None
 
 
-def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
-    """Read all files; a folder without ``modules.json`` gives the defaults. Raises CheckpointError."""
+def read_sentence_transformers(folder: Path, route: str | None = None) -> SentenceTransformersFiles:
+    """Read all files; a folder without ``modules.json`` gives the defaults. ``route``: of a Router, else its default.
+
+    Raises CheckpointError, ConfigError.
+    """
     settings = _model_settings(folder)
     if not (folder / "modules.json").is_file():
+        if route is not None:
+            raise ConfigError(
+                "--route is for checkpoints with a Router, and this one has no modules.json: leave it out."
+            )
         settings = _with_colbert_settings(settings, folder)
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
     raw = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    check_module_types([entry["type"] for entry in _modules(folder)], raw)
-    entries = [(entry["type"].rsplit(".", 1)[-1], _module_folder(folder, entry["path"])) for entry in _modules(folder)]
+    listed, routing = routed(
+        [(entry["type"], _module_folder(folder, entry["path"])) for entry in _modules(folder)], route
+    )
+    check_module_types([kind for kind, _ in listed], raw)
+    entries = [(class_of(kind), path) for kind, path in listed]
+    for _, path in (module for module in entries if module[0] == "HierarchicalTokenPooling"):
+        check_token_pooling(path)
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
     if kinds[:1] not in (["Transformer"], ["MLMTransformer"], ["StaticEmbedding"]):
@@ -149,7 +165,8 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersFiles:
         )
     return SentenceTransformersFiles(
         transformer_folder=modules[0][1],
-        folders=tuple(path for _, path in entries),
+        folders=(*(path for _, path in entries), *([routing.table[1]] if routing and routing.table else [])),
+        routing=routing,
         **{**transformer, **settings, **read(modules[1:])},
     )
 

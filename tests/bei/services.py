@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact import Artifact
 from bei.config import ServeConfig
 from bei.core import Encoding, Engine
 from bei.costs import CostModel
-from bei.loading import local_port
+from bei.loading import encoder_of, local_port
 from bei.metrics import Metrics
 from bei.service import Answer, InferenceService, ModelInput
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
-from tests.artifacts import LIMITS
+from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input
 from tests.engines import DEADLINE_S, GatedEngine
 
 
@@ -30,10 +28,7 @@ def make_service(
 ) -> InferenceService:
     """A service on the running event loop. ``settings`` are those of ServeConfig."""
     config = ServeConfig(**{"tokenizer_threads": 1, **settings})
-    tokenizer: Path = artifact.path / TOKENIZER
-    template = artifact.manifest.rerank_template
-    frame = (template.prefix, template.suffix) if template else ("", "")
-    encoder = TextEncoder(tokenizer, LIMITS.max_seq_len, auto_truncate=config.auto_truncate, frame=frame)
+    encoder = encoder_of(artifact, config)
     costs = CostModel.assumed(engine.info.limits)
     port = local_port(engine, costs, config, reload=reload)
     return InferenceService(artifact, encoder, config, metrics or Metrics(), port, costs)

@@ -13,6 +13,7 @@ from bei import artifact as artifacts
 from bei.core import Expansion
 from bei.inspection import as_json, as_table
 from tests.artifacts import save_artifact
+from tests.bei.test_token_weights import save_table
 from tests.keys import make_keys
 
 
@@ -47,6 +48,7 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
     assert rows["query tokens"] == "up to 8; filled up to 8 with token 5, which no other token sees"
     assert rows["document tokens"] == "up to 16; vectors of 2 tokens left out"
     assert rows["target"] == "fake, fp32"
+    assert "route" not in rows
     assert rows["needs"] == "cpu: nothing special"
     assert rows["max_seq_len"] == "16"
     assert rows["files"].startswith("4, ")
@@ -62,6 +64,13 @@ def test_what_the_build_was_told_of_attention_and_adapters_is_shown(artifact: ar
     assert re.search(r"attention +bidirectional \(as bei build --attention said\)", table)
     assert re.search(r"adapter +retrieval", table)
     assert "adapter" not in as_table(artifact)
+
+
+def test_the_table_says_what_is_looked_up_and_what_other_artifacts_read(tmp_path: Path) -> None:
+    made = save_table(tmp_path / "table", routes=artifacts.Routes(default="document", absent=["image", "audio"]))
+    lines = [" ".join(line.split()) for line in as_table(made).splitlines()]
+    assert "query tokens up to 6; sparse vectors from a table of weights" in lines
+    assert "route document unless a request says it; not in this artifact: image, audio" in lines
 
 
 def test_the_table_has_no_escape_sequences_and_no_trailing_blanks(artifact: artifacts.Artifact) -> None:

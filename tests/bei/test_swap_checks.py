@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from bei import swap_checks
-from bei.artifact import Artifact, Manifest, OutputInfo, save
+from bei.artifact import Artifact, Manifest, OutputInfo, Routes, save
 from bei.errors import ArtifactError, SwapRefusedError
 from bei.swap_checks import check_in_place, check_room, check_swap
 from tests.artifacts import save_artifact, tiny_tokenizer
@@ -65,6 +65,7 @@ def test_another_build_of_the_same_model_is_taken(manifest: Manifest, fields: di
         ({"embedding": {"normalize": False}}, "another pooling"),
         ({"outputs": [OutputInfo(name="embedding", dimension=4)]}, "other outputs"),
         ({"prompts": {"query": "q: "}}, "other prompts"),
+        ({"routes": Routes(default="document", absent=["query"])}, "other prompts, roles or routes"),
         ({"embedding": {"int8_largest": 1.01}}, "steps of int8 vectors"),
         ({"embedding": {"int8_largest": None}}, "steps of int8 vectors"),
     ],

@@ -440,3 +440,34 @@ def test_a_side_without_a_prompt_can_be_named(tmp_path: Path) -> None:
     assert role_of(manifest) is None
     with pytest.raises(InvalidRequestError, match="has no prompt for 'poem'"):
         prompt_of(manifest, None, "poem")
+
+
+# Token pooling: sentence-transformers 6 keeps it as a module, in PyLate it is an argument of encode().
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"pool_factor": 1, "num_protected_tokens": 1, "tasks": ["document"]}, {}, {"pool_factor": 2, "tasks": []}],
+)
+def test_token_pooling_that_does_nothing_is_passed_over(config: dict[str, object], tmp_path: Path) -> None:
+    assert read(save_pooling(tmp_path / "pooled", config)).roles == read(save_modules(tmp_path / "plain", {}, {})).roles
+
+
+def test_token_pooling_is_refused_by_name(tmp_path: Path) -> None:
+    folder = save_pooling(tmp_path, {"pool_factor": 2, "num_protected_tokens": 1, "tasks": ["document"]})
+    message = (
+        r"3_HierarchicalTokenPooling .* one for every 2, which bei does not do: take the module out of modules.json"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        read(folder)
+
+
+def save_pooling(folder: Path, config: dict[str, object]) -> Path:
+    """With the module at the end, as ``MultiVectorEncoder.save_pretrained`` writes it."""
+    save_modules(folder, {}, {})
+    prefix = "sentence_transformers.multi_vector_encoder.modules.token_pooling"
+    path, kind = "3_HierarchicalTokenPooling", f"{prefix}.HierarchicalTokenPooling"
+    modules = json.loads((folder / "modules.json").read_text())
+    write_json(folder / "modules.json", [*modules, {"idx": 3, "name": "3", "path": path, "type": kind}])
+    write_json(folder / path / "config.json", config)
+    return folder

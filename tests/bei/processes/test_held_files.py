@@ -9,11 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bei.artifact import Artifact, load_manifest, recertify, save
+from bei.artifact import TOKEN_WEIGHTS, Artifact, load_manifest, recertify, save
+from bei.config import ServeConfig
 from bei.errors import ArtifactError
+from bei.loading import encoder_of
 from bei.processes import held_files
 from bei.processes.held_files import HeldFiles, readable
 from tests.artifacts import save_artifact
+from tests.bei.test_token_weights import save_table
 
 
 @pytest.fixture
@@ -31,6 +34,17 @@ def duplicates(held: HeldFiles) -> list[int]:
     """As another process gets them."""
     with held.lent() as descriptors:
         return [os.dup(descriptor) for descriptor in descriptors]
+
+
+def test_a_table_of_weights_is_held_too(tmp_path: Path) -> None:
+    artifact = save_table(tmp_path / "table")
+    expected = (artifact.path / TOKEN_WEIGHTS).read_bytes()
+    held = HeldFiles(artifact)
+    shutil.rmtree(artifact.path)
+    with readable(artifact, duplicates(held)) as found:
+        assert (found.path / TOKEN_WEIGHTS).read_bytes() == expected
+        assert encoder_of(found, ServeConfig()).token_weights is not None
+    held.close()
 
 
 def test_what_was_replaced_is_read_as_it_was_and_nothing_is_left(

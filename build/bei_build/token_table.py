@@ -1,0 +1,109 @@
+"""The side of a sparse retriever that no engine reads: a weight for each token (SparseStaticEmbedding).
+
+An inference-free retriever (opensearch-neural-sparse-encoding-doc) so answers queries: with the weights of the tokens
+that a text has, however often, without special tokens around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bei.artifact import TOKEN_WEIGHTS, TOKENIZER, Role, Side
+from bei.core import Float32Array
+from bei.errors import CheckpointError, MissingDependencyError, TokenizerError, VerificationError
+from bei.sparse import looked_up
+from bei.token_weights import read_token_weights
+from bei.tokenizer_file import read_tokenizer
+from bei_build.settings import read_object
+from bei_build.tokenizer import model_max_length
+from bei_build.weights import open_weights
+
+_TENSOR = "weight"
+# What the held-out texts have none of.
+_PROBES = (
+    "The Cat, the cat and THE CAT",
+    "[CLS] [MASK] [SEP] [PAD] [UNK]",
+    "<s> <mask> </s>",
+    "e\u0301\u00e9 \u4e16\u754c",
+)
+
+
+def table_roles(side: Side, folder: Path) -> dict[Side, Role]:
+    """How the two sides are read, of which ``folder`` holds the table of ``side``."""
+    looked_up = Role(max_tokens=model_max_length(folder), expansion=None, skip_ids=[], table=True)
+    computed = Role(max_tokens=None, expansion=None, skip_ids=[])
+    return {"query": looked_up, "document": computed} if side == "query" else {"query": computed, "document": looked_up}
+
+
+def read_table(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Float32Array:
+    """The weights in ``folder``, float32 [vocab_size]: 0 for entries behind those of ``tokenizer``.
+
+    Raises CheckpointError, WeightsError.
+    """
+    if read_object(folder / "config.json").get("path") is not None:
+        raise CheckpointError(
+            f"{folder.name} (SparseStaticEmbedding) reads its weights from a JSON file (path): save the model again "
+            "with sentence-transformers, which writes them as a tensor."
+        )
+    with closing(open_weights(folder)) as store:
+        ids, shape = tokenizer.get_vocab(with_added_tokens=True).values(), store.shapes.get(_TENSOR)
+        count = len(ids)
+        if shape != (count,) or max(ids) >= count:
+            raise CheckpointError(
+                f"{folder.name} (SparseStaticEmbedding) has weights of shape {list(shape or ())}, and the tokenizer "
+                f"{count} tokens: the two are not of one checkpoint. Download it again."
+            )
+        weights = store.read(_TENSOR)
+    if not np.isfinite(weights).all():
+        raise CheckpointError(
+            f"{folder.name} (SparseStaticEmbedding) has weights that are NaN or Inf. Download it again."
+        )
+    return np.append(weights, np.zeros(vocab_size - count, np.float32)).astype(np.float32)
+
+
+def check_table(artifact: Path, folder: Path, vocab_size: int, texts: Sequence[str]) -> int:
+    """Compare what the artifact's own files answer for ``texts`` with the library's module in ``folder``; returns for
+    how many.
+
+    Raises VerificationError where a weight differs, TokenizerError where ``folder`` has another tokenizer.
+    """
+    tokenizer, library = read_tokenizer(artifact / TOKENIZER), _library_tokenizer(folder)
+    table = read_token_weights(artifact / TOKEN_WEIGHTS, vocab_size)
+    with closing(open_weights(folder)) as store:
+        weights = store.read(_TENSOR)
+    asked = [*texts, *_PROBES]
+    for text in asked:
+        theirs = library([text], add_special_tokens=False)["input_ids"][0]
+        ours = tokenizer.encode(text, add_special_tokens=False).ids
+        if ours != theirs:
+            raise TokenizerError(
+                f"The tokenizer in {folder.name} is not that of the other side (they differ on {text[:60]!r}), and an "
+                "artifact has one: build the other side alone, with --route."
+            )
+        presence = np.zeros(len(weights), np.float32)
+        presence[theirs] = 1
+        expected = presence * weights
+        indices, found = looked_up(np.array(ours, np.int32), table)
+        if not np.array_equal(indices, np.flatnonzero(expected)) or not np.array_equal(found, expected[indices]):
+            raise VerificationError(f"{TOKEN_WEIGHTS} gives other weights than {folder.name} for {text[:60]!r}.")
+    return len(asked)
+
+
+def _library_tokenizer(folder: Path) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises ValueError, OSError, KeyError, and its own
+        reason = next(iter(str(error).splitlines()), "")
+        raise TokenizerError(
+            f"transformers does not read the tokenizer in {folder} ({reason}). Download it again."
+        ) from error
