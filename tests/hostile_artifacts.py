@@ -223,7 +223,7 @@ def labelled(count: int) -> dict[str, object]:
 
 TEMPLATE = {"prefix": "", "body": "{query} {document}", "suffix": "", "instruction": ""}
 ROLE: dict[str, Any] = {"max_tokens": 8, "expansion": None, "skip_ids": []}
-EXPANSION = {"token_id": 5, "num_tokens": 8, "attended": False}
+EXPANSION = {"token_id": 5, "num_tokens": 8, "attended": False, "padding_id": None}
 PROFILE = {"name": "latency", "tokens": [1, 8, 64], "sequences": [1, 2, 8], "longest": [1, 8, 16]}
 
 
@@ -412,6 +412,9 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "a role of a token below zero": Hostile(
         says("roles", value={"query": {**ROLE, "expansion": {**EXPANSION, "token_id": -1}}}), "in no vocabulary"
+    ),
+    "a role with padding below zero": Hostile(
+        says("roles", value={"query": {**ROLE, "expansion": {**EXPANSION, "padding_id": -1}}}), "in no vocabulary"
     ),
     "a role that skips what cannot be": Hostile(
         says("roles", value={"query": {**ROLE, "skip_ids": [-5]}}), "skips a token that cannot be"
