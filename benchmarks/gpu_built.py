@@ -138,6 +138,7 @@ def _manifest(shape: Shape, target: str, limits: Limits, precision: str, needs: 
         embedding=None,
         classification=None,
         rerank_template=None,
+        tokenization=artifact.Tokenization(library="none", tokenizer_class="none"),
         prompts={},
         default_prompt_name=None,
         roles={},

@@ -86,7 +86,7 @@ def test_a_variable_that_says_what_the_manifest_says_is_accepted_and_another_is_
 ) -> None:
     manifest = manifest_of(
         tmp_path / "artifact",
-        source=Source(model="org/model", kind="hub", revision="main", sha256="0" * 64),
+        source=Source(model="org/model", kind="hub", revision="main", sha256="0" * 64, transformers="none"),
         prompts={"query": "query: "},
         default_prompt_name="query",
     )

@@ -13,6 +13,7 @@ from bei import tasks
 from bei.artifact import MANIFEST, Artifact, OutputInfo, load_manifest
 from bei.core import Float32Array, Int32Array
 from bei.errors import InvalidRequestError
+from bei.postprocess import means_of_chunks
 from tests.artifacts import save_artifact, token_ids
 from tests.bei.test_tasks import HeadEngine, admitted, answer_of
 
@@ -41,13 +42,13 @@ def test_a_chunk_is_the_mean_of_its_tokens_and_many_are_made_off_the_event_loop(
     is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    means = tasks._means
+    means = means_of_chunks
 
     def noted(*args: Any) -> Float32Array:
         threads.append(threading.current_thread())
         return means(*args)
 
-    monkeypatch.setattr(tasks, "_means", noted)
+    monkeypatch.setattr(tasks, "means_of_chunks", noted)
     monkeypatch.setattr(tasks, "_MANY_NUMBERS", 0 if is_large else 1000)
     answer = chunked(save_chunker(tmp_path / "tiny", layers_follow_pooling=False), ["the cats", "hello"])
     states = id_and_place(np.array(token_ids("the cats hello"), np.int32))
@@ -61,7 +62,7 @@ def test_means_of_chunks_are_those_of_their_states_chosen_one_by_one() -> None:
     owner = np.concatenate([np.arange(40), np.sort(generator.integers(0, 40, 460))])  # in any order, none is empty
     owner[generator.integers(40, 500, 20)] = -1
     plain = np.stack([states[owner == index].mean(axis=0) for index in range(40)])
-    found = tasks._means(states, owner, np.bincount(owner[owner >= 0]))
+    found = means_of_chunks(states, owner, np.bincount(owner[owner >= 0]))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, plain, rtol=1e-6, atol=1e-3)
 

@@ -94,7 +94,7 @@ def test_a_tokenizer_that_is_not_the_librarys_fails_by_name(
 def test_a_tokenizer_that_is_swapped_after_the_builds_start_is_found(
     name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, source_of = with_marker(tmp_path / "bert"), pipeline.source_of
+    folder, source_of = with_marker(tmp_path / "bert"), checkpoints.source_of
 
     def swapped(checkpoint: checkpoints.Checkpoint) -> artifacts.Source:
         (folder / name).write_text(content)

@@ -16,6 +16,7 @@ import torch
 from bei.artifact import TOKEN_WEIGHTS, Artifact, Role, Routes
 from bei.core import Encoding, PackedBatch
 from bei.errors import BeiError, CheckpointError, ConfigError, TokenizerError, VerificationError, WeightsError
+from bei.token_weights import write_token_weights
 from bei_build import pipeline
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.location import locate
@@ -125,8 +126,8 @@ def _path(folder: Path) -> object:
     return write_json(folder / TABLE / "config.json", {"path": "idf.json"})
 
 
-def _no_weights(folder: Path) -> object:
-    return (folder / TABLE / "model.safetensors").unlink()
+def _no_weights(folder: Path) -> None:
+    (folder / TABLE / "model.safetensors").unlink()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_two_tokenizers_are_refused(tmp_path: Path) -> None:
 def test_a_table_that_answers_otherwise_fails_the_build(
     change: Callable[[np.ndarray], np.ndarray], folder: Path, tmp_path: Path
 ) -> None:
-    write = pipeline.write_token_weights
+    write = write_token_weights
 
     def spoilt(path: Path, weights: np.ndarray) -> None:
         write(path, change(weights).astype(np.float32))

@@ -167,11 +167,11 @@ def test_a_compressed_body_counts_as_what_it_decodes_to_until_it_is_admitted(mak
     content = b'{"input": [5]' + b" " * 986 + b"}"
     memory = BodyMemory(1500)
     held: list[int] = []
-    parsed = Endpoint._parsed
+    read = Endpoint._read
 
-    async def noting(self: Endpoint, content: bytes) -> Any:
+    async def noting(self: Endpoint, body: bytes, *, in_part: bool) -> Any:
         held.append(memory.held)
-        return await parsed(self, content)
+        return await read(self, body, in_part=in_part)
 
     async def scenario() -> None:
         client, more = encoded(content, memory)
@@ -186,7 +186,7 @@ def test_a_compressed_body_counts_as_what_it_decodes_to_until_it_is_admitted(mak
         await first
         assert client.status == 200
 
-    with mock.patch.object(Endpoint, "_parsed", noting):
+    with mock.patch.object(Endpoint, "_read", noting):
         app.run(scenario())
 
 
