@@ -95,7 +95,8 @@ def test_each_token_counts_once_and_only_where_it_weighs_something(ids: list[int
     row[indices] = values
     np.testing.assert_array_equal(row, [weights[token] * (token in ids) for token in range(20)])
     assert indices.tolist() == sorted({token for token in ids if weights[token]})
-    assert (indices.dtype, values.dtype) == (np.int32, np.float32)
+    assert indices.dtype == np.int32
+    assert values.dtype == np.float32
 
 
 @pytest.mark.parametrize(
