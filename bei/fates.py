@@ -59,9 +59,9 @@ async def tried(
     options: EncodingOptions,
     reduce: Reduce | None = None,
 ) -> tuple[Answer, CallFates]:
-    """What ``infer`` gives for ``inputs``, and what became of them. Without ``output`` they are only tokenized.
-    ``wrong`` asks for a part of the answer, where not
-    all can be had: it holds the errors of inputs, by their places, that are not to be tried."""
+    """What ``infer`` gives for ``inputs``, and what became of them; without ``output`` they are only tokenized.
+    ``wrong`` asks for a part of the answer, where not all can be had: it holds the errors of inputs, by their places,
+    that are not to be tried."""
     places = [index for index in range(len(inputs)) if index not in wrong] if wrong else range(len(inputs))
     if wrong and not places:
         return Answer([], [], [], {}), CallFates([], wrong, [0] * len(inputs))

@@ -158,6 +158,8 @@ class Feeder:
                 call.times.answered(place, None)
             if call.record(place, {}):
                 self._wake([call])
+        if not call.ticket.is_own:
+            self._metrics.input_answers(call.ticket.lane, len(items), time.monotonic() - call.ticket.accepted_s)
 
     def _encodings_of_ids(self, call: Call, inputs: Seq[ModelInput]) -> dict[int, Encoding]:
         found = {}

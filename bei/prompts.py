@@ -61,9 +61,12 @@ def asked_prompt(
     text = prompt_of(manifest, prompt_name, input_type)
     if prompt_name is not None or input_type is not None:
         return AskedPrompt(text)
-    if any(role.table for role in manifest.roles.values()) and manifest.routes is not None:
-        side = manifest.routes.default
-        return AskedPrompt(text, f"{manifest.name} took the texts for the side {side}: say by input_type what they are")
+    routes = manifest.routes
+    if routes and (not SIDES.keys().isdisjoint(routes.absent) or any(role.table for role in manifest.roles.values())):
+        name = manifest.name
+        return AskedPrompt(
+            text, f"{name} took the texts for the side {routes.default}: say by input_type what they are"
+        )
     if text or not any(manifest.prompts.values()):
         return AskedPrompt(text)
     return AskedPrompt("", f"{manifest.name} has prompts and got none: say by input_type what the texts are")

@@ -35,7 +35,7 @@ from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
 from bei.files import home_expanded, read_bounded
 from bei.manifest_checks import certificate_fault, limits_fault, manifest_fault, name_fault
 from bei.quantities import shown_size
-from bei.sides import names_of
+from bei.sides import SIDES, names_of
 from bei.signing_keys import exposure, private_key
 from bei.token_weights import write_token_weights
 from bei_build.applicable import check_applicable
@@ -240,7 +240,7 @@ def _prompts(config: BuildConfig, checkpoint: Checkpoint) -> dict[str, str]:
     """The files' and the user's. A side or a route that has none under any name may be named too."""
     prompts = {**checkpoint.files.prompts, **dict(config.prompts)}
     routing = checkpoint.files.routing
-    sides = [*checkpoint.roles, *([routing.default] if routing and routing.default else [])]
+    sides = [*checkpoint.roles, *([routing.default] if routing and routing.default in SIDES else [])]
     unnamed = [side for side in sides if not any(name in prompts for name in names_of(side))]
     return {**dict.fromkeys(unnamed, ""), **prompts}
 

@@ -146,12 +146,12 @@ def _mappings(path: Path, stored: Mapping[str, Any]) -> dict[tuple[Any, ...], st
             read = ast.literal_eval(key)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             read = None
-        if not isinstance(read, tuple) or len(read) != 2 or not isinstance(route, str) or not all(map(_names_a, read)):
+        if not isinstance(read, tuple) or len(read) != 2 or not isinstance(route, str) or not all(map(_is_name, read)):
             raise CheckpointError(f"{path} has the route_mapping {key!r}, which is no task and modality.")
         found[read] = route
     return found
 
 
-def _names_a(part: object) -> bool:
+def _is_name(part: object) -> bool:
     """Whether it is a task or a modality, which may be several; None is any."""
     return part is None or isinstance(part, str) or (isinstance(part, tuple) and all(isinstance(p, str) for p in part))

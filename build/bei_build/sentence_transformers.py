@@ -139,9 +139,8 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
         settings = _with_colbert_settings(settings, folder)
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
     raw = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    listed, routing = routed(
-        [(entry["type"], _module_folder(folder, entry["path"])) for entry in _modules(folder)], route
-    )
+    given = [(entry["type"], _module_folder(folder, entry["path"])) for entry in _modules(folder)]
+    listed, routing = routed(given, route)
     check_module_types([kind for kind, _ in listed], raw)
     entries = [(class_of(kind), path) for kind, path in listed]
     for _, path in (module for module in entries if module[0] == "HierarchicalTokenPooling"):
@@ -163,9 +162,10 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
             "The checkpoint puts texts into a chat template (modality_config with message) before it embeds them; bei "
             "does that for rerankers only."
         )
+    tables = [routing.table[1]] if routing and routing.table else []
     return SentenceTransformersFiles(
         transformer_folder=modules[0][1],
-        folders=(*(path for _, path in entries), *([routing.table[1]] if routing and routing.table else [])),
+        folders=tuple(dict.fromkeys([*(path for _, path in (*given, *listed)), *tables])),
         routing=routing,
         **{**transformer, **settings, **read(modules[1:])},
     )

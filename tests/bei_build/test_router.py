@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from bei.artifact import Routes
-from bei.errors import BeiError, CheckpointError, ConfigError
+from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestError
+from bei.prompts import AskedPrompt, asked_prompt
 from bei_build.router import Routing
 from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
 from tests.bei_build.builds import build_artifact
@@ -81,6 +82,7 @@ def test_a_router_between_modules_gives_way_to_the_modules_of_its_route(tmp_path
     write_json(folder / "2_Asym" / "config.json", content)
     files = read_sentence_transformers(folder)
     assert files.tail_folders == {"tail.0": folder / "2_Asym" / "140_Dense"}
+    assert folder / "2_Asym" in files.folders  # hashed into the artifact's source
     assert files.routing is None
 
 
@@ -134,13 +136,27 @@ def test_the_route_of_a_text_is_the_librarys(
         assert files.routing.absent[0] == absent[0]  # type: ignore[index]
 
 
-def test_an_artifact_of_one_route_says_which_texts_it_does_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("own", "other", "prompts", "warning"),
+    [
+        ("document", "query", {"document": ""}, "routed took the texts for the side document: say by input_type what"),
+        ("text", "image", {}, None),  # any text, of queries and of documents
+    ],
+)
+def test_an_artifact_of_one_route_says_which_texts_it_does_not_read(
+    own: str, other: str, prompts: dict[str, str], warning: str | None, tmp_path: Path
+) -> None:
     folder = add_modules(save_checkpoint(tmp_path / "routed"), ("cls",))
-    own = {module["path"]: module["type"] for module in json.loads((folder / "modules.json").read_text())}
-    save_router(folder, {"query": encoder(folder, "query"), "document": own}, default_route="document")
-    artifact = build_artifact(folder, tmp_path / "artifact")
-    assert artifact.manifest.routes == Routes(default="document", absent=["query"])
-    assert artifact.manifest.prompts == {"document": ""}
+    modules = {module["path"]: module["type"] for module in json.loads((folder / "modules.json").read_text())}
+    save_router(folder, {other: encoder(folder, other), own: modules}, default_route=own)
+    manifest = build_artifact(folder, tmp_path / "artifact").manifest
+    assert manifest.routes == Routes(default=own, absent=[other])
+    assert manifest.prompts == prompts
+    assert (asked_prompt(manifest).warning or "").startswith(warning or "")
+    assert (asked_prompt(manifest).warning is None) is (warning is None)
+    assert asked_prompt(manifest, input_type="document") == AskedPrompt("")
+    with pytest.raises(InvalidRequestError, match=f"does not read '{other}'"):
+        asked_prompt(manifest, input_type=other)
 
 
 # Refused.

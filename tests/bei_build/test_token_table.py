@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from bei.artifact import TOKEN_WEIGHTS, Artifact, Role, Routes
-from bei.core import Encoding, PackedBatch
+from bei.core import Encoding, Float32Array, PackedBatch
 from bei.errors import BeiError, CheckpointError, ConfigError, TokenizerError, VerificationError, WeightsError
 from bei.token_weights import write_token_weights
-from bei_build import pipeline
 from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
 from bei_build.location import locate
 from tests.bei_build.builds import build_artifact, running
@@ -126,8 +125,9 @@ def _path(folder: Path) -> object:
     return write_json(folder / TABLE / "config.json", {"path": "idf.json"})
 
 
-def _no_weights(folder: Path) -> None:
+def _no_weights(folder: Path) -> object:
     (folder / TABLE / "model.safetensors").unlink()
+    return None
 
 
 @pytest.mark.parametrize(
@@ -175,15 +175,13 @@ def test_two_tokenizers_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [lambda table: table * 1.001, lambda table: np.roll(table, 1)])
 def test_a_table_that_answers_otherwise_fails_the_build(
-    change: Callable[[np.ndarray], np.ndarray], folder: Path, tmp_path: Path
+    change: Callable[[Float32Array], Float32Array], folder: Path, tmp_path: Path
 ) -> None:
-    write = write_token_weights
-
-    def spoilt(path: Path, weights: np.ndarray) -> None:
-        write(path, change(weights).astype(np.float32))
+    def spoilt(path: Path, weights: Float32Array) -> None:
+        write_token_weights(path, change(weights).astype(np.float32))
 
     with (
-        mock.patch.object(pipeline, "write_token_weights", spoilt),
+        mock.patch("bei_build.pipeline.write_token_weights", spoilt),
         pytest.raises(VerificationError, match=rf"{TOKEN_WEIGHTS} gives other weights than {TABLE} for"),
     ):
         build_artifact(folder, tmp_path / "artifact")
