@@ -38,17 +38,17 @@ def check(folder: Path, **settings: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "kinds"),
     [
-        ({"normalize": True}, {"embedder"}),
-        ({"normalize": False}, {"embedder"}),
-        ({"include_prompt": True}, {"embedder"}),
-        ({"include_prompt": False}, {"embedder"}),
-        ({"prompts": {"query": "query: "}}, {"embedder", "splade"}),
-        (TEMPLATE, {"reranker"}),
+        ({"normalize": True}, ["embedder"]),
+        ({"normalize": False}, ["embedder"]),
+        ({"include_prompt": True}, ["embedder"]),
+        ({"include_prompt": False}, ["embedder"]),
+        ({"prompts": {"query": "query: "}}, ["embedder", "splade"]),
+        (TEMPLATE, ["reranker"]),
     ],
     ids=str,
 )
 def test_it_is_accepted_of_models_that_it_changes_and_of_no_others(
-    settings: dict[str, Any], kinds: set[str], checkpoints: dict[str, Path]
+    settings: dict[str, Any], kinds: list[str], checkpoints: dict[str, Path]
 ) -> None:
     """A template made a reranker of three labels by their first."""
     (name,) = settings
