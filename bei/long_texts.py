@@ -241,9 +241,11 @@ class _Reader:
             word = encoded.char_to_word(index - 1)
             if word is None or word == encoded.char_to_word(index):
                 continue
-            token = next(filter(None, map(encoded.char_to_token, range(index, index + _WINDOW_CHARS))), None)
-            if token is not None and _are_cut(self._text, place, self._encode) == (ids[token - 1], ids[token]):
-                return place, token
+            there = next(filter(None, map(encoded.char_to_token, range(index, index + _WINDOW_CHARS))), 0)
+            sides = _are_cut(self._text, place, self._encode)
+            for token in (there, there - 1):  # no character leads to a blank whose token has none of its own
+                if token > 0 and (ids[token - 1], ids[token]) == sides:
+                    return place, token
             num_tries += 1
             if num_tries == _MOST_TRIES:
                 return None

@@ -39,6 +39,8 @@ def test_a_string_of_ten_megabytes_is_413_with_a_length_and_in_chunks(client: ht
         b"\xff\xfe",
         b'{"input": "\xff"}',
         b'{"input": "\\ud800"}',
+        b'{"input": "a", "model": "\\ud800"}',
+        b'{"input": "a", "dimensions": 2.5}',
         b'{"input": "a", "dimensions": NaN}',
         b'{"input": [1, 99999999999999999999]}',
         b'{"input": ' + b"[" * 500_000,
@@ -48,6 +50,22 @@ def test_a_wrong_body_is_400(client: httpx.Client, body: bytes) -> None:
     response = client.post(ROUTE, content=body)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_half_a_character_costs_its_input_alone_and_a_mark_in_front_and_whole_numbers_are_read(
+    client: httpx.Client,
+) -> None:
+    body = b'\xef\xbb\xbf{"input": ["cat", "cut off \\ud83d here"], "dimensions": 4.0}'
+    response = client.post(ROUTE, content=body, headers={"x-bei-report": "true"})
+    assert response.status_code == 200, response.text
+    vectors = [one["embedding"] for one in response.json()["data"]]
+    assert vectors == [client.post(ROUTE, json={"input": "cat", "dimensions": 4}).json()["data"][0]["embedding"], None]
+    error = response.json()["report"][1]["error"]
+    assert error["code"] == "invalid_text"
+    assert error["message"].startswith("input 1 has half a surrogate pair at 8")
+    refused = client.post(ROUTE, content=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == error["message"]
 
 
 def test_more_texts_than_allowed_are_400_and_as_many_as_allowed_are_not(client: httpx.Client) -> None:

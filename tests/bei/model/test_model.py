@@ -183,6 +183,7 @@ def test_a_bar_is_drawn_on_standard_error(model: Model, capsys: pytest.CaptureFi
         ({"output_dtype": "float64"}, "output_dtype", "Invalid enum value 'float64'"),
         ({"lane": "fast"}, "lane", "Invalid enum value 'fast'"),
         ({"timeout_s": -1}, "timeout_s", "Expected `float` > 0"),
+        ({"prompt": "cut \ud83d"}, "prompt", "prompt has half a surrogate pair at 4"),
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from bei.errors import (
     EngineError,
     InputTooLongError,
     InvalidRequestError,
+    InvalidTextError,
     MalformedRequestError,
     NonFiniteOutputError,
 )
@@ -36,7 +37,7 @@ from tests.engines import NaNEngine, PickyEngine
         ([2, "a"], MalformedRequestError, "not all in it are token ids"),
         ([2, 9999], InvalidRequestError, "Token ids must be from 0 to 127"),
         ([], InvalidRequestError, "token ids is empty"),
-        ("cat \ud83d", MalformedRequestError, "inputs 1500 has half a surrogate pair at 4"),
+        ("cat \ud83d", InvalidTextError, "inputs 1500 has half a surrogate pair at 4"),
     ],
     ids=repr,
 )

@@ -192,6 +192,15 @@ def test_a_text_of_megabytes_is_cut_where_such_bodies_are_allowed(make_app: Make
     check_still_answers(app)
 
 
+@pytest.mark.parametrize("run", [" ", "\0", "\u200b", " \u200b"], ids=["blanks", "NULs", "zero width", "both"])
+def test_what_stands_behind_100_000_characters_that_make_no_token_is_read(make_app: MakeApp, run: str) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    plain, behind = app.embed(input="the cats"), app.embed(input=run * 100_000 + "the cats")
+    assert behind.json() == plain.json()
+    assert "x-truncated-inputs" not in behind.headers
+    assert app.embed(input=run * 100_000 + "the cats " * 20).headers["x-truncated-inputs"] == "0"
+
+
 def test_a_long_text_is_400_where_nothing_may_be_cut(make_app: MakeApp) -> None:
     app = make_app(FakeEngine(LIMITS), auto_truncate=False)
     check_error(app.embed(input=["a", "b " * 100]), 400, "more than the model's 16 tokens: shorten it", param="input")

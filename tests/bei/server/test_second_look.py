@@ -58,6 +58,35 @@ def test_with_a_report_the_others_are_answered(kinds: App, path: str) -> None:
     assert f"{field} 1 {HALF} 8" in report[1]["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/jina/v1/embeddings", {"model": "tiny", "input": ["cat", {"text": BAD}]}),
+        ("/voyage/v1/embeddings", {"model": "tiny", "input": ["cat", BAD]}),
+        ("/infinity/embeddings", {"input": ["cat", BAD]}),
+        ("/nim/v1/embeddings", {"model": "tiny", "input": ["cat", BAD], "input_type": "passage"}),
+        ("/tei/embed", {"inputs": ["cat", BAD]}),
+        (
+            "/cohere/v2/embed",
+            {
+                "model": "tiny",
+                "input_type": "search_document",
+                "embedding_types": ["float"],
+                "inputs": [
+                    {"content": [{"type": "text", "text": "cat"}]},
+                    {"content": [{"type": "text", "text": "cat"}, {"type": "text", "text": BAD}]},
+                ],
+            },
+        ),
+    ],
+)
+def test_every_dialect_names_the_input_and_reports_it(app: App, path: str, body: dict[str, Any]) -> None:
+    assert f"1 {HALF} 8" in message_of(raw(app, path, json.dumps(body).encode()))
+    response = ask(app, path, body)
+    assert response.status_code == 200, response.text
+    assert [entry["error"] and entry["error"]["code"] for entry in response.json()["report"]] == [None, "invalid_text"]
+
+
 def test_a_single_input_of_a_report_is_reported(app: App) -> None:
     (entry,) = ask(app, "/v1/embeddings", {"input": BAD}).json()["report"]
     assert entry["error"]["code"] == "invalid_text"
