@@ -279,9 +279,8 @@ def render_ranks(scores: Scores, texts: Seq[str] | None, top_n: int | None) -> I
             return [{"index": index, "score": values[index]} for index in order[start:stop]]
         return [{"index": index, "score": values[index], "text": texts[index]} for index in order[start:stop]]
 
-    return Items(
-        len(order), len(order) * _RESULT_BYTES + (sum(len(texts[index]) for index in order) if texts else 0), items
-    )
+    num_chars = sum(len(texts[index]) for index in order) if texts else 0
+    return Items(len(order), len(order) * _RESULT_BYTES + num_chars, items)
 
 
 def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, model: str, path: str) -> dict[str, object]:
