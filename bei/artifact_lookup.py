@@ -38,23 +38,28 @@ def cache_of(config: ServeConfig) -> ModelCache:
     return ModelCache(home_expanded(config.cache_dir))
 
 
+def check_if_built(model: str, config: ServeConfig) -> None:
+    """Raise ConfigError where ``model`` is an artifact, and was built otherwise than the settings of builds say."""
+    from bei.artifact import is_artifact, load_manifest
+    from bei.built_before import build_settings, check_built
+
+    path = home_expanded(model)
+    if is_artifact(path) and (given := build_settings(config)):
+        check_built(load_manifest(path), given)
+
+
 def artifact_for(model: str, config: ServeConfig, held: ExitStack) -> Path | Artifact:
     """``model`` itself if it is an artifact; else a checkpoint (a folder, an installed package, a repository of the
     hub, or the default's name), built into ``config.cache_dir`` unless it is there, where ``held`` keeps it in use.
 
     Raises what building raises; MissingDependencyError where the builder is not installed; ArtifactUntrustedError
-    for a checkpoint where only signed artifacts are taken; ConfigError for an artifact that was built in another way
-    than the settings of builds say that there are.
+    for a checkpoint where only signed artifacts are taken; ConfigError as ``check_if_built``.
     """
-    from bei.artifact import ENGINE_DIR, is_artifact, load_manifest
-    from bei.built_before import build_settings, check_built
+    from bei.artifact import ENGINE_DIR, is_artifact
 
     path = home_expanded(model)
-    if is_artifact(path):
-        if given := build_settings(config):
-            check_built(load_manifest(path), given)
-        return path
-    if (path / ENGINE_DIR).is_dir():  # loading says what it lacks
+    check_if_built(model, config)
+    if is_artifact(path) or (path / ENGINE_DIR).is_dir():  # loading says what the second one lacks
         return path
     if model == DEFAULT_MODEL_NAME and not path.exists():
         return default_artifact(config, held)

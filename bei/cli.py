@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bei import __version__, libraries
-from bei.artifact_lookup import artifact_for, build_config_class, cache_of, default_artifact
+from bei.artifact_lookup import artifact_for, build_config_class, cache_of, check_if_built, default_artifact
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
 from bei.files import printable
 from bei.service_links import injected
@@ -281,6 +281,8 @@ def _serve_config(options: dict[str, Any]) -> Any:
 @contextmanager
 def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
     """Those of ``config.models``, built first where they are checkpoints. Those in the cache stay there meanwhile."""
+    for model in config.models:  # before any of them is built, which takes minutes
+        check_if_built(model, config)
     with ExitStack() as held:
         found = [artifact_for(model, config, held) for model in config.models] or [default_artifact(config, held)]
         if not all(isinstance(one, Path) for one in found):

@@ -41,6 +41,7 @@ _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
 _RESULT_BYTES = 50  # of JSON, about: {"index":123,"relevance_score":0.12345678},
 
 Document: TypeAlias = str | dict[str, Any]
+TopN: TypeAlias = Annotated[int, Meta(ge=0, description="Null or 0: all.")]
 
 _NOT_EMPTY = {"type": "string", "minLength": 1}
 _DOCUMENT = {"anyOf": [_NOT_EMPTY, {"type": "object"}]}
@@ -68,7 +69,8 @@ class TextsRequest(RerankControls, kw_only=True):
 
     texts: Texts
     return_text: bool = False
-    top_n: Annotated[Any, OF_DOCUMENTS["top_n"].meta] = None
+    # TEI knows none; LiteLLM's provider for it sends it.
+    top_n: TopN | None = None
     return_documents: Annotated[Any, OF_DOCUMENTS["return_documents"].meta] = None
     rank_fields: Annotated[Any, OF_DOCUMENTS["rank_fields"].meta] = None
     max_tokens_per_doc: Annotated[Any, OF_DOCUMENTS["max_tokens_per_doc"].meta] = None
@@ -81,7 +83,7 @@ class DocumentsRequest(RerankControls, kw_only=True):
 
     # Decoded in a second step, one by one: objects may have fields by the hundred thousand.
     documents: Annotated[list[Annotated[msgspec.Raw, Meta(extra_json_schema=_DOCUMENT)]], limits_of_inputs]
-    top_n: Annotated[int, Meta(ge=0, description="Null or 0: all.")] | None = None
+    top_n: TopN | None = None
     return_documents: bool | None = None
     rank_fields: list[str] | None = None
     max_tokens_per_doc: Annotated[int, Meta(ge=1, description="Special tokens counted.")] | None = None
@@ -213,7 +215,7 @@ async def rank_texts(body: TextsRequest, call: Call) -> Reply:
     service = _checked(body, call)
     call.check_inputs(body.texts, "texts")
     answer = await _scored(service, body, body.texts, _admitted(call, service, body.query, body.texts))
-    return Reply(render_ranks(answer, body.texts if body.return_text else None), answer.truncated)
+    return Reply(render_ranks(answer, body.texts if body.return_text else None, body.top_n), answer.truncated)
 
 
 def _checked(body: RerankControls, call: Call) -> InferenceService:
@@ -268,16 +270,17 @@ async def shortened(
     return shorter, cut
 
 
-def render_ranks(scores: Scores, texts: Seq[str] | None) -> Items:
+def render_ranks(scores: Scores, texts: Seq[str] | None, top_n: int | None) -> Items:
     """TEI's response, Ranks, with ``texts`` where they are asked for."""
-    values, order = scores.values[:, 0], order_of(scores)
+    values, order = scores.values[:, 0], order_of(scores)[: top_n or None]
 
     def items(start: int, stop: int) -> list[Rank]:
         if texts is None:
             return [{"index": index, "score": values[index]} for index in order[start:stop]]
         return [{"index": index, "score": values[index], "text": texts[index]} for index in order[start:stop]]
 
-    return Items(len(order), len(order) * _RESULT_BYTES + (sum(map(len, texts)) if texts else 0), items)
+    num_chars = sum(len(texts[index]) for index in order) if texts else 0
+    return Items(len(order), len(order) * _RESULT_BYTES + num_chars, items)
 
 
 def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, model: str, path: str) -> dict[str, object]:

@@ -53,7 +53,6 @@ _OF_PAIRS: Mapping[str, _Rule] = {
 # Of a request with texts and of one with documents: what the other one has on the same paths.
 _ELSEWHERE = "send documents in the place of texts"
 OF_DOCUMENTS: Mapping[str, _Rule] = {
-    "top_n": _Rule((0,), _ELSEWHERE),
     "return_documents": _Rule((False,), "send return_text"),
     "rank_fields": _Rule(_OFF, _ELSEWHERE),
     "max_tokens_per_doc": _Rule((), _ELSEWHERE),

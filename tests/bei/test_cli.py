@@ -217,7 +217,12 @@ def test_models_of_the_environment_are_separated_by_commas(
 def test_a_precision_is_held_against_every_artifact(
     served: Served, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several models, and of bei tune."""
+    """Of several models, and of bei tune; before a checkpoint beside it is built."""
+    built = _pretend_to_build(monkeypatch, {"org/model"})
+    assert "tiny, which is an artifact" in fails_with(
+        capsys, "serve", "org/model", str(artifact), "--precision", "bf16"
+    )
+    assert built == []
     other = save_artifact(tmp_path / "other", name="other", precision="bf16").path
     for command in ("serve", "tune"):
         error = fails_with(capsys, command, str(artifact), str(other), "--precision", "fp32")

@@ -65,7 +65,6 @@ def test_two_that_agree_are_accepted(kinds: App, path: str, body: dict[str, Any]
 @pytest.mark.parametrize(
     ("body", "field", "value", "remedy"),
     [
-        (TEXTS, "top_n", 1, "documents in the place of texts"),
         (TEXTS, "return_documents", True, "send return_text"),
         (TEXTS, "rank_fields", ["title"], "documents in the place of texts"),
         (TEXTS, "max_tokens_per_doc", 5, "documents in the place of texts"),
@@ -76,7 +75,6 @@ def test_two_that_agree_are_accepted(kinds: App, path: str, body: dict[str, Any]
 def test_what_the_other_form_of_a_rerank_has_is_not_passed_over(
     kinds: App, path: str, body: dict[str, Any], field: str, value: object, remedy: str
 ) -> None:
-    """With texts ``top_n`` 1 gave all of them."""
     check_error(post(kinds, path, {**body, field: value}), 400, remedy, param=field)
 
 
@@ -113,6 +111,15 @@ def test_controls_of_a_comparison_stand_in_one_place(kinds: App) -> None:
     check_error(post(kinds, "/similarity", inside), 400, "prompt stands beside parameters", param="prompt")
     del inside["prompt"]
     assert [post(kinds, "/similarity", one).status_code for one in (body, inside)] == [200, 200]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/tei/rerank", "/v1/rerank"])
+def test_only_the_best_texts_are_ranked_where_that_is_asked(kinds: App, path: str) -> None:
+    """All of them were: LiteLLM's provider for TEI sends ``top_n`` with texts."""
+    body = {**TEXTS, "texts": ["b", "cat", "the"], "return_text": True}
+    everything = post(kinds, path, body).json()
+    for top_n, count in ((None, 3), (0, 3), (1, 1), (2, 2), (9, 3)):
+        assert post(kinds, path, {**body, "top_n": top_n}).json() == everything[:count]
 
 
 def test_late_chunking_of_token_ids_is_refused(kinds: App) -> None:
