@@ -81,23 +81,19 @@ class HFReference:
         is_decoder = checkpoint.family.is_decoder
         self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
-        tensors = self._tensors(checkpoint, weights)
-        self._model: Any = None if tensors else self._widened(checkpoint, implementation, weights.stored_types)
+        reads_files = not checkpoint.fp8 and not weights.is_renamed
+        self._model: Any = self._widened(checkpoint, implementation, weights.stored_types) if reads_files else None
         if self._model is None:
-            if weights.stored_types - {"F32", "torch.float32"}:  # else the model's weights are the file's own pages
+            # Else the model's weights are the file's own pages.
+            if not reads_files or weights.stored_types - {"F32", "torch.float32"}:
                 memory.require(4 * checkpoint.spec.num_parameters, "The reference, a copy of the model in FP32,")
+            tensors = None if reads_files else {n: torch.from_numpy(array) for n, array in weights.stored_tensors()}
             self._model = _load_model(checkpoint, implementation, torch.float32, tensors)
 
     @property
     def model(self) -> Any:
         """transformers' module that gives the token states, a torch.nn.Module."""
         return self._model
-
-    def _tensors(self, checkpoint: Checkpoint, weights: ModelWeights) -> dict[str, Any] | None:
-        """The checkpoint's tensors where transformers does not read its files, or their names; None where it does."""
-        if not checkpoint.fp8 and not weights.is_renamed:
-            return None
-        return {name: self._torch.from_numpy(array) for name, array in weights.stored_tensors()}
 
     def _widened(self, checkpoint: Checkpoint, implementation: str, stored: frozenset[str]) -> Any:
         """The model with weights as stored and FP32 arithmetic; None where it is small, or where this is not exact."""
