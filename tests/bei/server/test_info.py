@@ -103,5 +103,5 @@ def test_the_sides_of_late_interaction_are_described(kinds: App) -> None:
             "expansion": {"token_id": MARK, "num_tokens": 8, "attended": False},
             "skip_ids": [],
         },
-        "document": {"max_tokens": 5, "expansion": None, "skip_ids": [MARK]},
+        "document": {"max_tokens": 5, "expansion": None, "skip_ids": [MARK], "table": False},
     }
