@@ -251,10 +251,10 @@ class _Oracle:
         return rows
 
     def _late_weight(self) -> torch.Tensor:
-        """Of PyLate's module, or among the original ColBERT's weights."""
+        """Of PyLate's module, with that of its residual, or among the original ColBERT's weights."""
         path = self._folder / "1_Dense" / WEIGHTS
         tensors = load_file(path if path.is_file() else self._folder / WEIGHTS)
-        return tensors["linear.weight"]
+        return tensors["linear.weight"] + tensors.get("residual.weight", torch.zeros(()))
 
     def _linear_answers(self) -> list[tuple[str, list[torch.Tensor]]]:
         """BGE-M3's weights of words and vectors of tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import string
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from tests.checkpoints import (
     add_static_modules,
     bpe_tokenizer,
     change_config,
+    change_json,
     read_tensors,
     save_dense,
     save_static,
@@ -439,6 +441,8 @@ def _router(folder: Path, activation: str = "relu") -> None:
     (folder / query).mkdir()
     write_tensors(folder / query, {"weight": torch.linspace(0.1, 3.0, rows)})
     write_json(folder / query / "config.json", {"frozen": True})
+    shutil.copy(folder / document / "tokenizer.json", folder / query)
+    write_json(folder / query / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
 
 
 def _pylate(folder: Path, query: str = "[Q] ", document: str = "[D] ") -> None:
@@ -454,8 +458,9 @@ def _pylate(folder: Path, query: str = "[Q] ", document: str = "[D] ") -> None:
 
 def _residual(folder: Path) -> None:
     _pylate(folder)
-    path = folder / "1_Dense" / "config.json"
-    write_json(path, {**json.loads(path.read_text()), "use_residual": True})
+    change_json(folder / "1_Dense" / "config.json", use_residual=True)
+    matrix = torch.randn(16, 32, generator=torch.Generator().manual_seed(16)) / 6
+    write_tensors(folder / "1_Dense", {**read_tensors(folder / "1_Dense"), "residual.weight": matrix})
 
 
 def _original_colbert(folder: Path) -> None:
