@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer
 
 from tests.checkpoints import (
     Normalize,
@@ -19,7 +21,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
-from tests.coverage.stored import write_keys_of_transformers_4
+from tests.coverage.stored import tokenizer_class, write_keys_of_transformers_4
 from tests.coverage.structures import LayerNorm, Structure
 
 _NORM = re.compile(r"norm|(^|\.)ln_|\.ln\.", re.IGNORECASE)
@@ -30,12 +32,14 @@ def save(structure: Structure, folder: Path) -> Any:
     folder.mkdir(parents=True)
     model = None
     if structure.hf_class:
-        tokenizer = structure.tokenizer()
-        model = _random_model(structure, tokenizer.get_vocab_size())
+        tokenizer = _tokenizer(structure)
+        model = _random_model(structure, max(tokenizer.get_vocab().values()) + 1)
         copy.deepcopy(model).to(structure.stored).save_pretrained(folder)
         # Most repositories were saved before transformers 5.
         write_keys_of_transformers_4(folder, layer_types="layer_types" in structure.settings)
         tokenizer.save(str(folder / "tokenizer.json"))
+        if name := structure.named_tokenizer_class:
+            tokenizer_class(folder, name)
     if structure.modules:
         _add_modules(structure, folder)
     if structure.linear_files:
@@ -47,6 +51,19 @@ def save(structure: Structure, folder: Path) -> Any:
     for step in structure.prepare:
         step(folder)
     return model
+
+
+def _tokenizer(structure: Structure) -> Tokenizer:
+    """As its class saves it, where one is named: special tokens and a normalizer may be the class's."""
+    tokenizer = structure.tokenizer()
+    if not structure.named_tokenizer_class:
+        return tokenizer
+    with tempfile.TemporaryDirectory() as scratch:
+        tokenizer.save(f"{scratch}/tokenizer.json")
+        tokenizer_class(Path(scratch), structure.named_tokenizer_class)
+        library = transformers.AutoTokenizer.from_pretrained(scratch)
+    made: Tokenizer = Tokenizer.from_str(library.backend_tokenizer.to_str())
+    return made
 
 
 def _random_model(structure: Structure, vocab_size: int) -> Any:

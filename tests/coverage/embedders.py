@@ -92,7 +92,7 @@ def nomic_embedder(pooling: str = "mean", **changes: Any) -> Structure:
     return Structure(
         "embed",
         tokenizer=unigram_tokenizer,
-        prepare=(partial(nomic.save, **changes),),
+        prepare=(partial(nomic.save, **changes), partial(stored.tokenizer_class, name="XLMRobertaTokenizer")),
         states=_nomic_states,
         pooling=pooling,
         tail=UNIT,
@@ -117,7 +117,10 @@ def jina_embedder(code: str = jina.PAPERS, tokenizer: Callable[[], Tokenizer] = 
     return Structure(
         "embed",
         tokenizer=tokenizer,
-        prepare=(partial(jina.save, code=code, tokenizer=tokenizer),),
+        prepare=(
+            partial(jina.save, code=code, tokenizer=tokenizer),
+            *((partial(stored.tokenizer_class, name="RobertaTokenizer"),) if tokenizer is bpe_tokenizer else ()),
+        ),
         states=jina_states(code),
         tail=UNIT,
         options={"pooling": "mean"},
@@ -227,8 +230,9 @@ BERT = (
     ),
     Entry(
         "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2",
-        bert(tokenizer=unigram_tokenizer, unit=False),
+        bert(tokenizer=unigram_tokenizer, unit=False, files=_TYPES_FROM_CLASS, types=False),
         "BERT with a unigram tokenizer",
+        unsure="the tokenizer's class: its authors named none at first",
     ),
     Entry(
         "sentence-transformers/LaBSE",
@@ -570,6 +574,7 @@ ENCODER_DECODERS = (
             "cls",
             settings=shapes.T5_V1_1,
             tokenizer=bpe_tokenizer,
+            tokenizer_class="GPT2Tokenizer",
             prompts={"search_query": "search_query: ", "paraphrase": "paraphrase: "},
         ),
         "first token, a gated MLP, a byte-level tokenizer; prompts by task",

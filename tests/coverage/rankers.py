@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import string
 from dataclasses import replace
 from functools import partial
@@ -440,6 +441,8 @@ def _router(folder: Path, activation: str = "relu") -> None:
     (folder / query).mkdir()
     write_tensors(folder / query, {"weight": torch.linspace(0.1, 3.0, rows)})
     write_json(folder / query / "config.json", {"frozen": True})
+    shutil.copy(folder / document / "tokenizer.json", folder / query)
+    write_json(folder / query / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
 
 
 def _pylate(folder: Path, query: str = "[Q] ", document: str = "[D] ") -> None:

@@ -423,7 +423,7 @@ OF_CLASSES: Mapping[str, tuple[str, ...]] = {
     "tencent/Hunyuan-0.5B-Instruct": (_config("hunyuan_v1_dense"),),
     "LiquidAI/LFM2-350M": (_config("lfm2"),),
     "EleutherAI/pythia-160m": (_VLLM_MODELS, _config("gpt_neox")),
-    "facebook/esm2_t6_8M_UR50D": (_config("esm"),),
+    "facebook/esm2_t6_8M_UR50D": (_config("esm"), "transformers:models/esm/tokenization_esm.py"),
     "microsoft/mdeberta-v3-base": (_config("deberta_v2"),),
     "princeton-nlp/efficient_mlm_m0.40": (_config("roberta_prelayernorm"),),
     "flaubert/flaubert_base_cased": (_config("flaubert"),),

@@ -41,6 +41,11 @@ def vocabulary_file(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", {"do_lower_case": True, "tokenizer_class": "BertTokenizer"})
 
 
+def tokenizer_class(folder: Path, name: str) -> None:
+    """tokenizer_config.json that names the tokenizer's class."""
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": name})
+
+
 def python_tokenizer(name: str, *files: str) -> Callable[[Path], None]:
     """A tokenizer that exists in Python alone."""
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from bei.core import Encoding
 from tests.checkpoints import MAX_TOKENS, Dense, Normalize, wordpiece_tokenizer
 from tests.coverage.sources import OF_CLASSES, SOURCES
+from tests.coverage.tokenizers import CLASSES
 
 Settings: TypeAlias = dict[str, Any]
 Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens"]
@@ -60,7 +61,8 @@ class Structure:
     """A repository's structure: what is written, and what its own code computes of it.
 
     ``hf_class`` with ``settings`` makes the weights and answers; None: ``prepare`` writes everything, and ``states``
-    answers, or nobody does (such a repository must be refused). ``changes`` are keys of config.json that the class
+    answers, or nobody does (such a repository must be refused). ``tokenizer_class``: that of tokenizer_config.json,
+    where it is not the one of ``tokenizers.CLASSES``. ``changes`` are keys of config.json that the class
     does not write, None removes one. ``files`` are JSON files beside the weights; ``prepare`` runs last.
 
     ``pooling`` and ``tail`` make a vector of the states; ``modules``: they are in sentence-transformers' files, else
@@ -76,6 +78,7 @@ class Structure:
     hf_class: str | None = None
     settings: Settings = field(default_factory=dict)
     tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer
+    tokenizer_class: str = ""
     changes: Settings = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
     prepare: tuple[Callable[[Path], object], ...] = ()
@@ -98,6 +101,12 @@ class Structure:
     stored: torch.dtype = torch.float32
     behind: Callable[[Path, torch.Tensor], torch.Tensor] | None = None
     static: Literal["", "with unknown", "without unknown"] = ""
+
+    @property
+    def named_tokenizer_class(self) -> str:
+        """What tokenizer_config.json names; "" where there is none, and transformers goes by the model's type."""
+        usual = (name for start, name in CLASSES.items() if (self.hf_class or "").startswith(start))
+        return self.tokenizer_class or next(usual, "")
 
     @property
     def architecture(self) -> str:

@@ -8,6 +8,28 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from tests.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
+# By the beginning of the model's class: the class that tokenizer_config.json names, where transformers puts
+# settings of the class over those of tokenizer.json. For Gemma, Llama and ALBERT the small files stay as they are.
+CLASSES = {
+    "Albert": "PreTrainedTokenizerFast",
+    "BigBird": "BigBirdTokenizer",
+    "Camembert": "CamembertTokenizer",
+    "CLIP": "CLIPTokenizer",
+    "Cohere": "CohereTokenizer",
+    "DebertaV2": "DebertaV2Tokenizer",
+    "Deberta": "DebertaTokenizer",
+    "Gemma": "PreTrainedTokenizerFast",
+    "Llama": "PreTrainedTokenizerFast",
+    "Luke": "LukeTokenizer",
+    "MBart": "MBart50Tokenizer",
+    "MPNet": "MPNetTokenizer",
+    "MT5": "T5Tokenizer",
+    "OlmoFor": "GPTNeoXTokenizer",
+    "RemBert": "RemBertTokenizer",
+    "T5": "T5Tokenizer",
+    "UMT5": "T5Tokenizer",
+}
+
 
 def framed(tokenizer: Tokenizer, single: str, *tokens: str) -> Tokenizer:
     """``tokenizer`` with ``tokens`` around every text, as ``single`` says; those it does not know are added."""
@@ -49,8 +71,11 @@ def ends_in_text_end() -> Tokenizer:
 
 
 def clip() -> Tokenizer:
-    """CLIP's: the end of a text has the highest id."""
-    return framed(bpe_tokenizer(), "<|startoftext|> $A <|endoftext|>", "<|startoftext|>", "<|endoftext|>")
+    """CLIP's: the end of a text has the highest id, and is the unknown token."""
+    tokenizer = framed(bpe_tokenizer(), "<|startoftext|> $A <|endoftext|>", "<|startoftext|>", "<|endoftext|>")
+    model = json.loads(tokenizer.to_str())
+    model["model"]["vocab"] |= {token: tokenizer.token_to_id(token) for token in ("<|startoftext|>", "<|endoftext|>")}
+    return Tokenizer.from_str(json.dumps(model))
 
 
 def gemma() -> Tokenizer:
@@ -75,11 +100,6 @@ def mpnet() -> Tokenizer:
     for token in model["added_tokens"]:
         token["id"] = model["model"]["vocab"][token["content"]]
     return Tokenizer.from_str(json.dumps(model))
-
-
-def esm() -> Tokenizer:
-    """ESM-2's frame; its alphabet is the wordpieces' letters."""
-    return wordpiece_tokenizer()
 
 
 def pylate() -> Tokenizer:
