@@ -358,6 +358,7 @@ HOSTILE: dict[str, Hostile] = {
     "a name of two lines": Hostile(says("name", value="a\nb"), "characters that cannot be printed"),
     "a name without an end": Hostile(says("name", value="a" * 100_000), "it has 100000 characters"),
     "no version": Hostile(says("bei_version", value=""), "bei_version: it has 0 characters"),
+    "no library": Hostile(says("source", "transformers", value=""), "source.transformers: it has 0 characters"),
     "no target": Hostile(says("target", value=""), "target is ''"),
     "a target that is a path": Hostile(says("target", value="../cpu"), "target is '../cpu', which is no name"),
     "an unknown precision": Hostile(says("precision", value="fp13"), "precision is 'fp13', and there are fp32"),

@@ -260,7 +260,7 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
         is_known = family.model_type in CONFIG_MAPPING  # static embeddings have no class there
         config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
         translated = with_attention(translated, attention, config_class)
-        check_unread_attention(translated, family, architecture, config_class)
+        check_unread_attention(translated, family, architecture, attention, config_class)
         if is_known and translated is raw and raw["model_type"] == family.model_type:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         else:

@@ -128,6 +128,13 @@ class ModelWeights:
             return array[self._position_offset(name) :]
         return self._rows_of(source, name, array)
 
+    def is_untied(self, name: str) -> bool:
+        """Whether the matrix ``name``, which may be that of the embeddings, is stored beside it with other numbers."""
+        own, embeddings = self._sources[name], self._sources["embeddings.word.weight"]
+        return own.name != embeddings.name and not np.array_equal(
+            own.store.read(own.name), embeddings.store.read(embeddings.name)
+        )
+
     def row_scales(self, name: str) -> FloatArray | None:
         """Of a matrix that the checkpoint has in FP8, the scale of each row, float32 [out]: ``read`` gives numbers of
         float8_e4m3fn times these. None: it has no such matrix, or none called ``name``.

@@ -18,6 +18,8 @@ ATTENTIONS: tuple[Attention, ...] = ("causal", "bidirectional")
 
 _AUTO = "AutoModel"
 _BIDIRECTIONAL = "use_bidirectional_attention"
+# Model types whose class obeys ``is_causal`` = false in eager attention, and masks what comes later in SDPA.
+_CAUSAL_IN_SDPA = ("nemotron", "stablelm")
 
 
 def check_remote_code(raw: Mapping[str, Any], family: Family, architecture: str, asked: Attention | None) -> None:
@@ -51,17 +53,24 @@ def with_attention(raw: Mapping[str, Any], asked: Attention | None, config_class
     return {**raw, **said}
 
 
-def check_unread_attention(raw: Mapping[str, Any], family: Family, architecture: str, config_class: type) -> None:
-    """Refuse a key for bidirectional attention that nothing reads: neither transformers' class, which would mask what
-    comes later, nor code of the repository's own. Raises CheckpointError.
+def check_unread_attention(
+    raw: Mapping[str, Any], family: Family, architecture: str, asked: Attention | None, config_class: type
+) -> None:
+    """Refuse a key for bidirectional attention that transformers' class does not read, or not always, where neither
+    code of the repository's own does, nor the user says what is meant. Raises CheckpointError.
     """
-    asks = raw.get(_BIDIRECTIONAL) and raw.get("is_causal") is None and family.is_decoder
-    is_read = hasattr(config_class, _BIDIRECTIONAL) or has_own_code(raw, architecture)
-    if asks and not is_read and "Bidirectional" not in architecture:
-        raise CheckpointError(
-            f"config.json has {_BIDIRECTIONAL}, which transformers' {architecture} does not read: it masks what comes "
-            "later. Say which it should be: --attention bidirectional, or --attention causal."
-        )
+    if asked is not None or not family.is_decoder or has_own_code(raw, architecture) or "Bidirectional" in architecture:
+        return
+    if raw.get("is_causal") is None and raw.get(_BIDIRECTIONAL) and not hasattr(config_class, _BIDIRECTIONAL):
+        unread = f"{_BIDIRECTIONAL}, which transformers' {architecture} does not read"
+    elif raw.get("is_causal") is False and family.model_type in _CAUSAL_IN_SDPA:
+        unread = f"is_causal = False, which transformers' {architecture} obeys in eager attention only"
+    else:
+        return
+    raise CheckpointError(
+        f"config.json has {unread}: it masks what comes later. Say which it should be: --attention bidirectional, or "
+        "--attention causal."
+    )
 
 
 def attention_of(spec: ModelSpec) -> Attention:

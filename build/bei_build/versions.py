@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bei.errors import CheckpointError
 from bei_build.remote_code import Attention, has_own_code
 from bei_build.settings import read_object
+from bei_build.spec import DenseSpec
 
 if TYPE_CHECKING:
     from bei_build.checkpoint import Checkpoint
@@ -141,4 +142,24 @@ def _masks(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
         yield _note("is_causal = false", "no causal mask", "one", "build with --attention causal")
 
 
-_RULES: tuple[Callable[[_Raw, Checkpoint], Iterator[str]], ...] = (_thetas, _rope_types, _windows, _activations, _masks)
+def _ties(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
+    """A matrix of token scores that is stored although it is tied: 4 put the embeddings in its place."""
+    layers = [layer for head in checkpoint.spec.heads for layer in (*head.token_layers, *head.layers)]
+    names = [f"{layer.name}.weight" for layer in layers if isinstance(layer, DenseSpec)]
+    tied = [name for name in names if isinstance(checkpoint.family.weights.get(name), tuple)]
+    if not tied or not getattr(checkpoint.config, "tie_word_embeddings", True):
+        return
+    with checkpoint.weights() as weights:
+        if any(weights.is_untied(name) for name in tied):
+            former, remedy = "the embeddings', to which config.json ties it", "save the checkpoint anew with it"
+            yield _note("the matrix of token scores", "the stored one", former, remedy)
+
+
+_RULES: tuple[Callable[[_Raw, Checkpoint], Iterator[str]], ...] = (
+    _thetas,
+    _rope_types,
+    _windows,
+    _activations,
+    _masks,
+    _ties,
+)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from bei.errors import CheckpointError
@@ -22,11 +23,11 @@ from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 from bei_build.remote_code import ATTENTIONS
-from bei_build.spec import ModelSpec
+from bei_build.spec import DenseSpec, ModelSpec
 from bei_build.versions import version_notes
 from tests.bei_build.builds import build_artifact, open_engine
 from tests.bei_build.reading import read, refused, saved
-from tests.checkpoints import change_config
+from tests.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
 
 Settings = Mapping[str, Any]
 
@@ -240,8 +241,53 @@ def test_a_key_for_bidirectional_attention_that_nothing_reads_is_refused(tmp_pat
     assert not read(own).spec.layers[0].attention.causal
 
 
+@pytest.mark.parametrize("name", ["NemotronModel", "StableLmModel"])
+def test_a_key_that_only_one_implementation_of_attention_obeys_is_refused(name: str, tmp_path: Path) -> None:
+    folder = change_config(saved(tmp_path, name), is_causal=False)
+    refused(folder, CheckpointError, f"is_causal = False, which transformers' {name} obeys in eager attention only")
+    for attention in ATTENTIONS:
+        spec = read_checkpoint(locate(str(folder)), attention=attention).spec
+        assert spec.layers[0].attention.causal is (attention == "causal")
+
+
+def test_distilberts_scores_read_its_own_activation(tmp_path: Path) -> None:
+    """Transformers' class has no ``hidden_act``: a stray one changes nothing."""
+    folder = save_checkpoint(tmp_path / "checkpoint", "distilbert", task="ForMaskedLM")
+    (head,) = read(change_config(folder, hidden_act="relu")).spec.heads
+    assert [layer.activation for layer in head.token_layers if isinstance(layer, DenseSpec)] == ["gelu", "identity"]
+
+
 def test_how_a_model_answers_does_not_matter(tmp_path: Path) -> None:
     """The reference asks for one form of answer; 28 tokens are no multiple of the chunk."""
     folder = change_config(saved(tmp_path / "bert", "BertModel"), return_dict=False, chunk_size_feed_forward=27)
     artifact = build_artifact(folder, tmp_path / "artifact")
     assert artifact.certificate.outputs[0].cosine_mean >= 0.99999
+
+
+@pytest.mark.parametrize(
+    ("name", "embeddings", "scores", "choice"),
+    [
+        ("BertForMaskedLM", "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", {}),
+        ("Qwen3ForCausalLM", "model.embed_tokens.weight", "lm_head.weight", {"score_tokens": ("t", "he")}),
+    ],
+)
+def test_scores_that_are_stored_although_they_are_tied_are_noted(
+    name: str, embeddings: str, scores: str, choice: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = said_as_4(tmp_path, name, {"tie_word_embeddings": True})
+
+    def stored(matrix: torch.Tensor) -> Path:
+        return write_tensors(folder, {**read_tensors(folder), scores: matrix})
+
+    def found() -> list[str]:
+        return list(version_notes(read(folder, **choice)))
+
+    table = read_tensors(folder)[embeddings]
+    assert found() == []
+    stored(table)
+    assert found() == []
+    stored(table + 1.0)
+    (note,) = found()
+    assert note.startswith("the matrix of token scores: this build takes the stored one, as transformers 5 does")
+    change_config(folder, tie_word_embeddings=False)
+    assert found() == []

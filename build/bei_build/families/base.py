@@ -228,7 +228,8 @@ def masked_lm(
     def heads(config: Any) -> tuple[HeadSpec, ...]:
         hidden = config.hidden_size
         inner = width(config) if width else hidden
-        function = activation or activation_named(getattr(config, "hidden_act", None) or config.activation)
+        key = "activation" if hasattr(type(config), "activation") else "hidden_act"  # DistilBERT's, or everyone's
+        function = activation or activation_named(getattr(config, key))
         dense = DenseSpec("mlm.dense", hidden, inner, activation=function)
         layers = (
             dense,
