@@ -25,6 +25,7 @@ _RECORDED: Mapping[str, Callable[[Manifest], str | int | bool | None]] = {
     "include_prompt": lambda manifest: manifest.embedding.pools_prompt if manifest.embedding else None,
     "attention": lambda manifest: manifest.spec.attention,
     "adapter": lambda manifest: manifest.spec.adapter,
+    "route": lambda manifest: manifest.routes.default if manifest.routes else None,
     "default_prompt_name": lambda manifest: manifest.default_prompt_name,
     "max_seq_len": lambda manifest: manifest.max_seq_len,
     "max_num_tokens": lambda manifest: manifest.max_num_tokens,

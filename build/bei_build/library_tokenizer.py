@@ -82,8 +82,9 @@ class LibraryTokenizer(Protocol):
     splits_special_tokens: bool
     gives_token_types: bool
 
-    def encode(self, texts: Sequence[Texts], max_length: int | None) -> list[TokenIds]:
-        """Each text or pair, cut to ``max_length`` tokens, special ones counted; all of one kind."""
+    def encode(self, texts: Sequence[Texts], max_length: int | None, *, special_tokens: bool = True) -> list[TokenIds]:
+        """Each text or pair, cut to ``max_length`` tokens, special ones counted; all of one kind. Without
+        ``special_tokens`` none stand around them."""
         ...
 
 
@@ -166,13 +167,14 @@ class _TransformersTokenizer:
         self.gives_token_types = "token_type_ids" in loaded.model_input_names
         self._loaded = loaded
 
-    def encode(self, texts: Sequence[Texts], max_length: int | None) -> list[TokenIds]:
+    def encode(self, texts: Sequence[Texts], max_length: int | None, *, special_tokens: bool = True) -> list[TokenIds]:
         """As LibraryTokenizer says."""
         if not texts:
             return []
         try:
             found = self._loaded(
                 *(list(side) for side in zip(*texts, strict=True)),
+                add_special_tokens=special_tokens,
                 truncation=max_length is not None,
                 max_length=max_length,
                 padding=False,
@@ -209,7 +211,7 @@ class _StoredTokenizer:
         self.runs: Tokenizer | None = Tokenizer.from_str(stored.to_str())  # truncation is state
         self._special_tokens = special_tokens
 
-    def encode(self, texts: Sequence[Texts], max_length: int | None) -> list[TokenIds]:
+    def encode(self, texts: Sequence[Texts], max_length: int | None, *, special_tokens: bool = True) -> list[TokenIds]:
         """As LibraryTokenizer says."""
         assert self.runs is not None
         if max_length is None:
@@ -217,7 +219,7 @@ class _StoredTokenizer:
         else:
             self.runs.enable_truncation(max_length, direction=self.truncation_side)
         inputs = [text[0] if len(text) == 1 else text for text in texts]
-        found = self.runs.encode_batch(inputs, add_special_tokens=self._special_tokens)
+        found = self.runs.encode_batch(inputs, add_special_tokens=special_tokens and self._special_tokens)
         return [TokenIds(one.ids, one.type_ids) for one in found]
 
 
@@ -250,8 +252,9 @@ def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
     """What transformers' AutoTokenizer makes of ``folder``. Raises TokenizerError."""
     from transformers import AutoTokenizer
 
+    arguments = {**arguments, **_config_of(folder), "trust_remote_code": False}
     try:
-        loaded = AutoTokenizer.from_pretrained(folder, **arguments, trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(folder, **arguments)
         vocabulary, special = set(loaded.get_vocab()), set(loaded.all_special_tokens)
     except BaseException as error:  # transformers raises OSError, ValueError, KeyError, AttributeError, TypeError, ...
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of the tokenizers library
@@ -267,6 +270,20 @@ def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
             "tokenizer.json: write one that gives the same ids, or choose another checkpoint."
         )
     return loaded
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """The argument that names a model whose class is the repository's own: transformers, which asks the config for the
+    tokenizer's class, would read all of config.json as a model that it knows nothing of, and fails at some keys."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    path = folder / "config.json"
+    raw = read_object(path) if path.is_file() else {}
+    if raw.get("model_type") in (None, *CONFIG_MAPPING):
+        return {}
+    config = PreTrainedConfig(tokenizer_class=raw.get("tokenizer_class"))
+    config.model_type = raw["model_type"]
+    return {"config": config}
 
 
 def _unreadable(folder: Path, error: BaseException) -> TokenizerError:

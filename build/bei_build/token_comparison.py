@@ -108,6 +108,8 @@ class TokenSources:
             split_special_tokens=library.splits_special_tokens,
         )
         eos_id = library.runs.token_to_id(eos) if eos is not None and library.runs is not None else None
+        if eos_id in library.encode([("",)], None)[0].ids:  # its template has it
+            eos_id = None
         return cls(library, encoder, eos_id, types_matter=types_matter)
 
     def of(self, library: LibraryTokenizer) -> TokenSources:
@@ -115,12 +117,12 @@ class TokenSources:
         return TokenSources(library, self.encoder, self._eos, types_matter=self._types_matter)
 
     def by_library(self, texts: Sequence[Texts], max_length: int) -> list[TokenIds]:
-        """As the library gives them, with EOS behind where the model's own code puts it. Asked for once."""
+        """As the library gives them, with EOS behind where the model's own code puts one. Asked for once."""
         asked, eos = (tuple(texts), max_length), self._eos
         if asked not in self._known:
             rows = self.library.encode(texts, max_length - (eos is not None))
             if eos is not None:
-                rows = [row if row.ids[-1:] == [eos] else TokenIds([*row.ids, eos], [*row.types, 0]) for row in rows]
+                rows = [TokenIds([*row.ids, eos], [*row.types, 0]) for row in rows]
             self._known[asked] = rows
         return self._known[asked]
 

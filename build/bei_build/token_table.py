@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from bei.artifact import TOKEN_WEIGHTS, TOKENIZER, Role, Side
 from bei.core import Float32Array
-from bei.errors import CheckpointError, MissingDependencyError, TokenizerError, VerificationError
+from bei.errors import CheckpointError, TokenizerError, VerificationError
 from bei.sparse import looked_up
 from bei.token_weights import read_token_weights
 from bei.tokenizer_file import read_tokenizer
+from bei_build.library_tokenizer import TokenizerReading, open_tokenizer
 from bei_build.settings import read_object
 from bei_build.tokenizer import model_max_length
 from bei_build.weights import open_weights
@@ -73,13 +73,13 @@ def check_table(artifact: Path, folder: Path, vocab_size: int, texts: Sequence[s
 
     Raises VerificationError where a weight differs, TokenizerError where ``folder`` has another tokenizer.
     """
-    tokenizer, library = read_tokenizer(artifact / TOKENIZER), _library_tokenizer(folder)
+    tokenizer, library = read_tokenizer(artifact / TOKENIZER), open_tokenizer(folder, TokenizerReading())
     table = read_token_weights(artifact / TOKEN_WEIGHTS, vocab_size)
     with closing(open_weights(folder)) as store:
         weights = store.read(_TENSOR)
     asked = [*texts, *_PROBES]
-    for text in asked:
-        theirs = library([text], add_special_tokens=False)["input_ids"][0]
+    expected_ids = library.encode([(text,) for text in asked], None, special_tokens=False)
+    for text, (theirs, _) in zip(asked, expected_ids, strict=True):
         ours = tokenizer.encode(text, add_special_tokens=False).ids
         if ours != theirs:
             raise TokenizerError(
@@ -93,17 +93,3 @@ def check_table(artifact: Path, folder: Path, vocab_size: int, texts: Sequence[s
         if not np.array_equal(indices, np.flatnonzero(expected)) or not np.array_equal(found, expected[indices]):
             raise VerificationError(f"{TOKEN_WEIGHTS} gives other weights than {folder.name} for {text[:60]!r}.")
     return len(asked)
-
-
-def _library_tokenizer(folder: Path) -> Any:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "cpu", "Reading a checkpoint") from error
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # transformers raises ValueError, OSError, KeyError, and its own
-        reason = next(iter(str(error).splitlines()), "")
-        raise TokenizerError(
-            f"transformers does not read the tokenizer in {folder} ({reason}). Download it again."
-        ) from error

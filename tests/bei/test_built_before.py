@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bei.artifact import Manifest, Source
+from bei.artifact import Manifest, Routes, Source
 from bei.artifact_lookup import artifact_for
 from bei.built_before import _RECORDED, build_settings, check_built
 from bei.certification.thresholds import PRECISIONS
@@ -73,6 +73,7 @@ RECORDED = {
     **{"target": "fake", "precision": "fp32", "name": "tiny", "pooling": "mean", "normalize": "yes"},
     **{"include_prompt": "true", "max_seq_len": "16", "max_num_tokens": "64", "max_batch_size": "8"},
     **{"revision": "main", "attention": "causal", "adapter": "none", "default_prompt_name": "query"},
+    "route": "document",
 }
 OTHER = {
     **{"precision": "int8", "normalize": "false", "include_prompt": "0"},
@@ -91,7 +92,7 @@ def test_a_variable_that_says_what_the_manifest_says_is_accepted_and_another_is_
         default_prompt_name="query",
     )
     spec = msgspec.structs.replace(manifest.spec, attention="causal", adapter="none")
-    manifest = msgspec.structs.replace(manifest, spec=spec)
+    manifest = msgspec.structs.replace(manifest, spec=spec, routes=Routes(default="document", absent=["query"]))
     monkeypatch.setenv(f"BEI_{name.upper()}", RECORDED[name])
     check_built(manifest, given_of())
     monkeypatch.setenv(f"BEI_{name.upper()}", OTHER.get(name, "another"))
