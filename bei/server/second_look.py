@@ -58,6 +58,8 @@ def _read(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Read:
     try:
         return Read(parse(content), {})
     except MalformedRequestError as error:
+        if not (_SURROGATE.search(content) or _FRACTION.search(content)):
+            raise
         try:
             return _read_again(parse, content, in_part)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

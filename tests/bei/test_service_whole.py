@@ -61,6 +61,21 @@ def test_long_texts_that_are_read_to_their_ends_are_not_urgent(
     run_async(test)
 
 
+def test_a_text_that_may_have_to_be_read_to_its_end_is_not_urgent_if_that_is_far(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with running_service(artifact, FakeEngine(LIMITS)) as service:
+            found = note_urgency(service, monkeypatch)
+            for text in (" " * 500_000 + "cat", " " * 600_000 + "cat"):
+                with service.admit([text], lane="interactive") as ticket:
+                    (encoding,) = await service.encode([text], ticket=ticket, options=AS_CONFIGURED)
+                assert encoding.num_tokens == 3
+            assert found == [True, False]
+
+    run_async(test)
+
+
 def test_a_long_text_counts_with_all_of_its_length_and_is_bulk_by_it(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:

@@ -211,6 +211,14 @@ def test_numbers_and_halves_are_mended_together(app: App) -> None:
     assert len(response.json()["data"][0]["embedding"]) == 4
 
 
+@pytest.mark.parametrize("deep", [b"[" * 2_000 + b"1.0" + b"]" * 2_000, b'{"a":' * 900 + b"1.0" + b"}" * 900])
+def test_what_is_deep_or_large_beside_it_is_refused_as_before(app: App, deep: bytes) -> None:
+    check_error(app.post(b'{"input": "\\ud83d", "dimensions": ' + deep + b"}"), 400)
+    check_error(app.post(b'{"input": "cat", "dimensions": ' + deep + b"}"), 400)
+    check_error(app.post(b'{"input": "cat", "dimensions": 2.0, "x": ' + b"9" * 5_000 + b"}"), 400)
+    check_error(app.post(b'{"input": "\\ud83d", "dimensions": ' + b"9" * 4_200 + b"}"), 400, code="invalid_text")
+
+
 # Anything at all
 
 _any_text = st.text(st.characters(exclude_categories=[]), max_size=8)
