@@ -101,12 +101,11 @@ def test_documents_may_be_looked_up_and_the_side_that_nobody_names_is_the_librar
     assert routing.default is None
 
 
-def test_the_side_with_an_engine_can_be_had_alone(folder: Path) -> None:
-    checkpoint = of_route(folder, "document")
-    assert checkpoint.token_weights is None
-    assert checkpoint.roles == {}
-    assert checkpoint.files.routing is not None
-    assert checkpoint.files.routing.absent == ("query",)
+def test_the_side_with_an_engine_can_be_had_alone(folder: Path, tmp_path: Path) -> None:
+    manifest = build_artifact(folder, tmp_path / "artifact", route="document", verify=False).manifest
+    assert TOKEN_WEIGHTS not in {info.path for info in manifest.files}
+    assert manifest.roles == {}
+    assert manifest.routes == Routes(default="document", absent=["query"])
     with pytest.raises(CheckpointError, match=r"asks for SparseStaticEmbedding; bei builds"):
         of_route(folder, "query")
 

@@ -102,6 +102,7 @@ def test_the_sides_of_late_interaction_are_described(kinds: App) -> None:
             "max_tokens": 10,
             "expansion": {"token_id": MARK, "num_tokens": 8, "attended": False},
             "skip_ids": [],
+            "table": False,
         },
         "document": {"max_tokens": 5, "expansion": None, "skip_ids": [MARK], "table": False},
     }
