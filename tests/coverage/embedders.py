@@ -432,11 +432,13 @@ OTHER_ENCODERS = (
         nomic_embedder(**_WITHOUT_EXPERTS),
         "GPT-2's keys and the tensors of the remote code",
         ("nomic-ai/nomic-embed-text-v1", "nomic-ai/CodeRankEmbed", "nomic-ai/nomic-embed-text-v1-unsupervised"),
+        unsure="its tokenizer is BERT's, and XLM-RoBERTa's here",
     ),
     Entry(
         "Snowflake/snowflake-arctic-embed-m-long",
         nomic_embedder("cls", **_WITHOUT_EXPERTS),
         "GPT-2's keys and the tensors of the remote code; first token",
+        unsure="its tokenizer is BERT's, and XLM-RoBERTa's here",
     ),
     Entry(
         "nomic-ai/nomic-embed-text-v2-moe",
