@@ -263,6 +263,7 @@ BUILD_SETTINGS = frozenset(
         "attention",
         "route",
         "token_embeddings",
+        "tokenizer",
         "adapter",
         "rerank_prefix",
         "rerank_body",

@@ -103,6 +103,16 @@ _FAMILIES = {
 FAMILIES = tuple(_FAMILIES)
 
 
+def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """``tokenizer`` with files by which transformers takes it as it stands, and gives its token types: a family's own
+    class would rebuild its own pipeline around the vocabulary."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    write_json(
+        folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
+    )
+
+
 def save_checkpoint(
     folder: Path,
     family: str = "bert",

@@ -110,6 +110,7 @@ CONTRACT = {
     "bei.sparse",
     "bei.tensorrt_log",
     "bei.token_weights",
+    "bei.tokenization",
     "bei.tokenizer_file",
 }
 

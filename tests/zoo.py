@@ -20,7 +20,7 @@ from bei.core import Encoding, Float32Array
 from bei_build.families import family_of
 from bei_build.spec import ModelSpec
 from tests.bei_build.builds import random_encodings
-from tests.checkpoints import bpe_tokenizer, change_config, unigram_tokenizer, wordpiece_tokenizer
+from tests.checkpoints import bpe_tokenizer, change_config, save_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
 MAX_TOKENS = 48
 WINDOW = 8
@@ -252,6 +252,13 @@ def _phi3_rope(rotary: int) -> Settings:
     }
 
 
+def _qwen_tokenizer() -> Tokenizer:
+    """With the token that Qwen2's class adds, whatever class its files name."""
+    tokenizer = bpe_tokenizer()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return tokenizer
+
+
 def _of(
     family: str, prefix: str, settings: Settings, suffixes: Sequence[str], tokenizer: TokenizerOf, **fields: Any
 ) -> list[Case]:
@@ -416,12 +423,12 @@ CASES: tuple[Case, ...] = (
     Case("Llama", "LlamaModel", _DECODER, bpe_tokenizer, note="stored in bfloat16", stored=torch.bfloat16),
     *_of("Mistral", "Mistral", _WINDOWED, _DECODERS_AND_TOKENS, bpe_tokenizer),
     *_of("Ministral", "Ministral", {**_WINDOWED, **_LAYER_TYPES}, _DECODERS_AND_TOKENS, bpe_tokenizer),
-    *_of("Qwen2", "Qwen2", {**_NO_HEAD_DIM, **_QWEN_WINDOW}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("Qwen2", "Qwen2", {**_NO_HEAD_DIM, **_QWEN_WINDOW}, _DECODERS_AND_TOKENS, _qwen_tokenizer),
     Case(
         "Qwen2",
         "Qwen2ForCausalLM",
         _NO_HEAD_DIM,
-        bpe_tokenizer,
+        _qwen_tokenizer,
         changes={"is_causal": False},
         note="bidirectional",
         unmasked=True,
@@ -611,7 +618,7 @@ def save_case(folder: Path, case: Case) -> Path:
             mean = 1.0 if is_norm and not case.family.startswith(_ONE_MORE) else 0.0
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
     model.to(case.stored).save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, tokenizer)
     return change_config(folder, **case.changes) if case.changes else folder
 
 

@@ -88,6 +88,7 @@ class TokenSources:
         self.library = library
         self.encoder = encoder
         self.num_special = len(library.encode([("",)], None)[0].ids) + (eos is not None)
+        self.reads_pairs = eos is None  # code that puts EOS behind texts by itself reads none
         self._eos = eos
         self._types_matter = types_matter
         self._known: dict[tuple[tuple[Texts, ...], int], list[TokenIds]] = {}
@@ -188,7 +189,9 @@ def probes_of(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str
     if max_seq_len <= _LONGEST:
         singles.append(" ".join(map(str, range(max_seq_len + 1))))
     singles = list(dict.fromkeys(singles))
-    pairs = zip(singles, [*singles[1:], singles[0]], strict=True) if max_seq_len > _LEAST_OF_PAIRS else ()
+    pairs = zip(singles, [*singles[1:], singles[0]], strict=True)
+    if max_seq_len <= _LEAST_OF_PAIRS or not sources.reads_pairs:
+        pairs = zip((), (), strict=True)
     return Probes([(text,) for text in singles], [pair for pair in pairs if sum(map(len, pair)) < _MOST_PAIR_CHARS])
 
 

@@ -69,11 +69,12 @@ def adapt(tokenizer: Tokenizer, reading: TokenizerReading) -> None:
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Refuse a tokenizer that can produce ids behind the embedding table. Raises TokenizerError."""
-    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    token, highest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda one: one[1], default=("", -1))
     if highest >= vocab_size:
         raise TokenizerError(
-            f"The tokenizer's ids go up to {highest}, but the embedding table has {vocab_size} rows: "
-            "this tokenizer belongs to another checkpoint. Download both again from one source."
+            f"The tokenizer's ids go up to {highest} ({token!r}), but the embedding table has {vocab_size} rows: this "
+            "tokenizer belongs to another checkpoint, or transformers' class adds a token that the model has no row "
+            "for. Download both again from one source, or take tokenizer.json as it stands: --tokenizer file."
         )
 
 

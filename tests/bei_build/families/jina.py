@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bei.core import Encoding
-from tests.checkpoints import wordpiece_tokenizer, write_json, write_tensors
+from tests.checkpoints import wordpiece_tokenizer, write_json, write_tensors, save_tokenizer
 
 HIDDEN, HEADS, INNER, LAYERS, LONGEST = 36, 6, 20, 3, 64  # six heads: slopes of a number that is no power of two
 VOCABULARY = wordpiece_tokenizer().get_vocab_size()
@@ -81,7 +81,7 @@ def save(
         **changes,
     }
     write_json(folder / "config.json", config)
-    tokenizer().save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, tokenizer())
     heads = {name for name in tensors if name.startswith("classifier.")}
     return write_tensors(
         folder, {name if name in heads else f"{prefix}{name}": tensor for name, tensor in tensors.items()}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bei.core import Encoding
-from tests.checkpoints import read_tensors, unigram_tokenizer, write_json, write_tensors
+from tests.checkpoints import read_tensors, unigram_tokenizer, write_json, write_tensors, save_tokenizer
 
 HIDDEN, HEADS, INNER, LAYERS, EXPERTS, LONGEST = 32, 4, 24, 4, 8, 64
 VOCABULARY = unigram_tokenizer().get_vocab_size() + 5  # filled up to a round number, as the original is
@@ -101,7 +101,7 @@ def save(folder: Path, prefix: str = "", **changes: Any) -> Path:
             tensors |= linear(f"{layer}.mlp.{name}", INNER, HIDDEN, config["mlp_fc1_bias"])
         tensors |= linear(f"{layer}.mlp.fc2", HIDDEN, INNER, config["mlp_fc2_bias"])
     write_json(folder / "config.json", config)
-    unigram_tokenizer().save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, unigram_tokenizer())
     tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
     if "id2label" in changes:
         tensors |= linear(f"{prefix}pooler.dense", HIDDEN, HIDDEN, True)

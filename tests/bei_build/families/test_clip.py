@@ -13,7 +13,7 @@ from bei.core import Encoding
 from bei.errors import CheckpointError
 from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.reading import refused, saved
-from tests.checkpoints import bpe_tokenizer, change_config
+from tests.checkpoints import bpe_tokenizer, change_config, save_tokenizer
 
 _TEXT = {
     "vocab_size": bpe_tokenizer().get_vocab_size(),
@@ -34,7 +34,7 @@ def whole(folder: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         transformers.CLIPModel(config).save_pretrained(folder)
-    bpe_tokenizer().save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, bpe_tokenizer())
     return folder
 
 

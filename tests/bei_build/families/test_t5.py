@@ -46,7 +46,7 @@ def test_a_text_may_be_longer_than_the_farthest_bucket(tmp_path: Path) -> None:
 def test_a_length_that_no_file_says_is_that_of_the_training(tmp_path: Path) -> None:
     folder = saved(tmp_path, "T5EncoderModel")
     assert read(folder).max_seq_len == 512
-    write_json(folder / "tokenizer_config.json", {"model_max_length": 77})
+    change_json(folder / "tokenizer_config.json", model_max_length=77)
     assert read(folder).max_seq_len == 77
 
 
