@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -96,7 +97,7 @@ class DequantizedStore(TensorStore):
             raise WeightsError(f"Tensor {name} has scales that are not above 0. Download the checkpoint again.")
         return scales
 
-    def _check(self, name: str, shapes: dict[str, Shape]) -> None:
+    def _check(self, name: str, shapes: Mapping[str, Shape]) -> None:
         kind, shape, scales = self._store.type_of(name), shapes[name], shapes[f"{name}_scale"]
         if kind != _FP8:
             raise WeightsError(
