@@ -11,14 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bei.errors import VerificationError, WeightsError
+from bei_build.families import family_of
 from bei_build.reference import HFReference
+from bei_build.stored_names import StoredNames
 from tests.bei_build.builds import build_artifact
 from tests.bei_build.reading import read, refused, saved
 from tests.checkpoints import change_config, read_tensors, write_tensors
 from tests.model_matrix import LENGTHS, default_pooling, difference, pooled, run
-from tests.zoo import CASES, FIRST_OF_FAMILY, Case, by_tier, encodings_of, hf_outputs, save_case
+from tests.zoo import CASES, FIRST_OF_FAMILY, Case, by_tier, config_of, encodings_of, hf_outputs, save_case, spec_of
 
 Rename = Callable[[str], str]
 
@@ -86,6 +90,28 @@ def test_every_family_is_found_behind_a_wrapper(case: Case, tmp_path: Path) -> N
         assert weights.is_renamed
         for name, array in expected.items():
             np.testing.assert_array_equal(weights.read(name), array)
+
+
+SEGMENTS = ("_orig_mod", "module", "0", "auto_model", "model", "encoder", "bert", "text_model")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    case=st.sampled_from(FIRST_OF_FAMILY),
+    segments=st.lists(
+        st.sampled_from(["_orig_mod", "module", "0", "auto_model", "model", "encoder", "bert", "text_model"]),
+        max_size=4,
+    ),
+    has_prefix=st.booleans(),
+)
+def test_whatever_is_in_front_of_all_tensors_each_is_found(case: Case, segments: list[str], has_prefix: bool) -> None:
+    family = family_of(config_of(case).model_type, case.architecture, {})
+    names = StoredNames(family)
+    front = "".join(f"{segment}." for segment in segments) + (family.prefix if has_prefix else "")
+    stored = {ours: front + names.of(ours, ()) for ours, _ in spec_of(case).weights()}
+    library = names.unwrapped(set(stored.values()))
+    for ours, name in stored.items():
+        assert library[name] == names.of(ours, library.values())
 
 
 def test_tensors_that_are_not_behind_the_wrapper_are_refused_by_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Static embeddings: one table, and a text's vector is the mean of its tokens' rows. No layers, no special tokens.
 
-model2vec's StaticModel leaves unknown tokens out of the mean and reads 512 tokens unless its config says otherwise;
+model2vec's StaticModel leaves unknown tokens out of the mean and reads 512 tokens unless its config says otherwise, and
+its tokens may share rows (``shared_rows``). Its config's other keys say how the table was made; nothing reads them.
 sentence-transformers' StaticEmbedding counts every token and reads all of them. transformers has no class of either.
 """
 
