@@ -109,7 +109,11 @@ def _rope_types(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
         if now != "default":
             yield _note("rope_scaling", now, "none", 'set "rope_scaling": null')
     elif now == "default" and scaling.get("type", now) != now and "rope_type" not in scaling:
-        yield _note('rope_scaling\'s "type"', "no scaling", repr(scaling["type"]), 'name the key "rope_type"')
+        former = "obeyed" if raw["model_type"].startswith("modernbert") else "refused"
+        yield (
+            f'rope_scaling has "type" and no "rope_type": this build does not scale, as transformers 5 does not; '
+            f'transformers 4 {former} it. For {scaling["type"]!r} name the key "rope_type"'
+        )
 
 
 def _rope_parameters(checkpoint: Checkpoint) -> dict[str, Any] | None:

@@ -139,15 +139,17 @@ def test_a_window_that_4_saved_and_did_not_read_is_noted(tmp_path: Path) -> None
     assert notes(folder) == []
 
 
-def test_a_scaling_under_an_old_name_is_noted(tmp_path: Path) -> None:
-    folder = said_as_4(tmp_path, "ModernBertModel", {"rope_scaling": {"type": "linear", "factor": 2.0}})
+@pytest.mark.parametrize(("name", "former"), [("ModernBertModel", "obeyed"), ("Gemma3TextModel", "refused")])
+def test_a_scaling_under_an_old_name_is_noted(name: str, former: str, tmp_path: Path) -> None:
+    folder = said_as_4(tmp_path, name, {"rope_scaling": {"type": "linear", "factor": 2.0}})
     plain = read(folder).spec
     (note,) = notes(folder)
-    assert note.endswith(
-        "takes no scaling, as transformers 5 does; transformers 4 took 'linear'. For that name the key \"rope_type\""
-    )
+    assert f"this build does not scale, as transformers 5 does not; transformers 4 {former} it" in note
+    assert note.endswith("""For 'linear' name the key "rope_type\"""")
     change_config(folder, rope_scaling=LINEAR)
-    assert read(folder).spec.layers[0].attention.rope != plain.layers[0].attention.rope
+    assert [layer.attention.rope for layer in read(folder).spec.layers] != [
+        layer.attention.rope for layer in plain.layers
+    ]
     assert notes(folder) == []
 
 
