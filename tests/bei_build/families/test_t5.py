@@ -12,7 +12,7 @@ from bei.errors import CheckpointError
 from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.bei_build.reading import read, refused, saved
 from tests.bei_build.targets.tiny import case_named
-from tests.checkpoints import change_config, read_tensors, write_json, write_tensors
+from tests.checkpoints import change_config, change_json, read_tensors, write_tensors
 from tests.model_matrix import run
 from tests.zoo import save_case
 
