@@ -281,9 +281,8 @@ def _config_of(folder: Path) -> dict[str, Any]:
     raw = read_object(path) if path.is_file() else {}
     if raw.get("model_type") in (None, *CONFIG_MAPPING):
         return {}
-    config = PreTrainedConfig(tokenizer_class=raw.get("tokenizer_class"))
-    config.model_type = raw["model_type"]
-    return {"config": config}
+    named = {key: raw.get(key) for key in ("model_type", "tokenizer_class")}
+    return {"config": PreTrainedConfig.from_dict(named)}
 
 
 def _unreadable(folder: Path, error: BaseException) -> TokenizerError:

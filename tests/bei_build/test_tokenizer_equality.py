@@ -261,3 +261,12 @@ def test_a_marker_outside_the_vocabulary_stays_a_text(tmp_path: Path) -> None:
     assert ours.get_vocab_size() == wordpiece_tokenizer().get_vocab_size()
     for text in TEXTS:
         assert ours.encode(text).ids == wordpiece_tokenizer().encode(text).ids
+
+
+def test_a_model_of_a_class_of_its_own_has_its_tokenizer_read(tmp_path: Path) -> None:
+    """As llama-nemotron-embed's: as a model that it does not know, transformers fails at the rotation in config.json."""
+    folder_of(tmp_path, bpe_tokenizer(), FAST)
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {**scaling, "original_max_position_embeddings": 8192}
+    write_json(tmp_path / "config.json", {"model_type": "llama_bidirec", "rope_scaling": rope})
+    assert tokenizer_of(tmp_path).encode("the cat").ids == bpe_tokenizer().encode("the cat").ids
