@@ -59,7 +59,8 @@ def check_unread_attention(
     """Refuse a key for bidirectional attention that transformers' class does not read, or not always, where neither
     code of the repository's own does, nor the user says what is meant. Raises CheckpointError.
     """
-    if asked is not None or not family.is_decoder or has_own_code(raw, architecture) or "Bidirectional" in architecture:
+    is_said = asked is not None or has_own_code(raw, architecture) or "Bidirectional" in architecture
+    if is_said or not family.attention_keys:
         return
     if raw.get("is_causal") is None and raw.get(_BIDIRECTIONAL) and not hasattr(config_class, _BIDIRECTIONAL):
         unread = f"{_BIDIRECTIONAL}, which transformers' {architecture} does not read"

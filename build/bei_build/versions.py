@@ -64,7 +64,7 @@ def version_notes(checkpoint: Checkpoint, attention: Attention | None = None) ->
     raw = read_object(path) if path.is_file() else {}
     if attention is not None:
         raw.pop("is_causal", None)
-    saved_by = re.match(r"\d+", str(raw.get("transformers_version", "")))
+    saved_by = re.match(r"\d{1,3}", str(raw.get("transformers_version", "")))
     if raw.get("model_type") == checkpoint.family.model_type and (saved_by is None or int(saved_by[0]) < 5):
         for rule in _RULES:
             yield from rule(raw, checkpoint)

@@ -232,15 +232,19 @@ def test_no_pruned_heads_are_none(tmp_path: Path) -> None:
     read(change_config(saved(tmp_path, "BertModel"), pruned_heads={}))
 
 
-def test_a_key_for_bidirectional_attention_that_nothing_reads_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["LlamaModel", "ModernBertDecoderModel"])
+def test_a_key_for_bidirectional_attention_that_nothing_reads_is_refused(name: str, tmp_path: Path) -> None:
     """Transformers' class masks what comes later; the reference was made as bidirectional as the engine."""
-    folder = change_config(saved(tmp_path, "LlamaModel"), use_bidirectional_attention=True)
-    refused(folder, CheckpointError, "use_bidirectional_attention, which transformers' LlamaModel does not read")
+    folder = change_config(saved(tmp_path, name), use_bidirectional_attention=True)
+    refused(folder, CheckpointError, f"use_bidirectional_attention, which transformers' {name} does not read")
     for attention in ATTENTIONS:
-        spec = read_checkpoint(locate(str(folder)), attention=attention).spec
+        spec = read_checkpoint(locate(str(folder)), max_seq_len=8, attention=attention).spec
         assert spec.layers[0].attention.causal is (attention == "causal")
-    own = change_config(folder, auto_map={"AutoModel": "modeling.LlamaModel"})
-    assert not read(own).spec.layers[0].attention.causal
+
+
+def test_code_of_the_repositorys_own_may_read_the_key(tmp_path: Path) -> None:
+    own = {"auto_map": {"AutoModel": "modeling.LlamaModel"}, "use_bidirectional_attention": True}
+    assert not read(change_config(saved(tmp_path, "LlamaModel"), **own)).spec.layers[0].attention.causal
 
 
 @pytest.mark.parametrize("name", ["NemotronModel", "StableLmModel"])
