@@ -264,7 +264,7 @@ def test_a_marker_outside_the_vocabulary_stays_a_text(tmp_path: Path) -> None:
 
 
 def test_a_model_of_a_class_of_its_own_has_its_tokenizer_read(tmp_path: Path) -> None:
-    """As llama-nemotron-embed's: as a model that it does not know, transformers fails at the rotation in config.json."""
+    """As llama-nemotron-embed's: transformers, which does not know the model, fails at its rotation."""
     folder_of(tmp_path, bpe_tokenizer(), FAST)
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {**scaling, "original_max_position_embeddings": 8192}
