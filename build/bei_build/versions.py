@@ -36,6 +36,8 @@ _FORMER_THETAS: Mapping[str, Mapping[str, tuple[str, float]]] = {
     },
     "modernbert-decoder": dict.fromkeys(("full_attention", "sliding_attention"), ("global_rope_theta", 160_000.0)),
 }
+# transformers 4 had no classes of these.
+_NEW_TYPES = ("eurobert", "gte", "jina_embeddings_v3", "nomic_bert")
 _FORMER_LOCAL_ATTENTION = 128  # ModernBERT's decoder
 
 
@@ -57,15 +59,18 @@ def check_versions(raw: _Raw) -> None:
 
 
 def version_notes(checkpoint: Checkpoint, attention: Attention | None = None) -> Iterator[str]:
-    """A sentence for each difference: what was taken, and how to ask for the other. None where transformers 5 or later
-    has saved the config, where it is remote code's, or about the ``attention`` that the user has named.
+    """A sentence for each difference: what was taken, and how to ask for the other.
+
+    None where transformers 5 or later has saved the config, where 4 knew no such model, where it is remote code's, and
+    about the ``attention`` that the user has named.
     """
     path = checkpoint.folder / "config.json"
     raw = read_object(path) if path.is_file() else {}
     if attention is not None:
         raw.pop("is_causal", None)
     saved_by = re.match(r"\d{1,3}", str(raw.get("transformers_version", "")))
-    if raw.get("model_type") == checkpoint.family.model_type and (saved_by is None or int(saved_by[0]) < 5):
+    is_former = raw.get("model_type") == checkpoint.family.model_type not in _NEW_TYPES
+    if is_former and (saved_by is None or int(saved_by[0]) < 5):
         for rule in _RULES:
             yield from rule(raw, checkpoint)
 

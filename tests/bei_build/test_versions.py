@@ -183,6 +183,7 @@ def test_a_decoder_that_is_not_causal_in_5_is_noted_unless_the_user_or_its_own_c
         ("Gemma3TextModel", {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": LINEAR}),
         ("SmolLM3Model", {}),
         ("EsmModel", {"rope_theta": 10_000.0}),
+        ("JinaEmbeddingsV3Model", {"rope_parameters": {**PLAIN, "rope_theta": 50.0}}),  # 4 had no class of it
     ],
 )
 def test_what_both_read_alike_is_not_noted(name: str, changes: Settings, tmp_path: Path) -> None:
