@@ -5,6 +5,8 @@ from __future__ import annotations
 from bei.errors import InvalidRequestError
 from bei.tokenization import AS_CONFIGURED, EncodingOptions, Side
 
+_SIDES: dict[str, Side] = {"START": "left", "END": "right"}
+
 
 def encoding_options(
     truncate: bool | str | None = None,
@@ -27,7 +29,7 @@ def encoding_options(
             raise InvalidRequestError(
                 f"truncate {truncate!r} names the end that is cut already: leave truncation_direction out.", "truncate"
             )
-        direction = "left" if truncate == "START" else "right"
+        direction = _SIDES.get(truncate)
         truncate = truncate != "NONE"
     if truncate_prompt_tokens is not None:
         if truncate is False or truncate_prompt_tokens == 0:

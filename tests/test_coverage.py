@@ -12,8 +12,17 @@ import pytest
 import torch
 import transformers
 
-from tests.coverage.document import DOCUMENT, document, numbers, origin_of, repository_rows, written_verdicts
+from tests.coverage.document import (
+    DOCUMENT,
+    document,
+    numbers,
+    origin_of,
+    repository_rows,
+    written_comparisons,
+    written_verdicts,
+)
 from tests.coverage.entries import ENTRIES
+from tests.coverage.published import written_rows
 from tests.coverage.sources import COMMITS, OF_CLASSES, SOURCES
 from tests.coverage.structures import Entry
 from tests.coverage.verdicts import Verdict, verdict_of
@@ -107,7 +116,7 @@ def test_the_document_counts_and_lists_the_sources() -> None:
 def test_verdicts_are_read_from_the_document_as_they_were_written() -> None:
     verdicts = written_verdicts()
     assert verdicts.keys() == {entry.repository for entry in ENTRIES}
-    assert document(verdicts) == DOCUMENT.read_text()
+    assert document(verdicts, written_rows(), written_comparisons()) == DOCUMENT.read_text()
 
 
 def test_the_models_page_links_the_list() -> None:

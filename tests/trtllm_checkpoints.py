@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints import bpe_tokenizer, change_config, read_tensors, save_checkpoint, write_tensors
-from tests.zoo import CASES, Case, save_case
+from tests.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
+from tests.zoo import CASES, Case, qwen_tokenizer, save_case
 
 
 def qwen3_embedder(folder: Path, *, causal_lm: bool = False) -> Path:
@@ -27,7 +27,7 @@ def reward_model(folder: Path) -> Path:
     """As Qwen2.5-Math-RM: a head that lies beside the model's tensors, one of a language model that nobody reads."""
     case = next(case for case in CASES if case.name == "Qwen2Model")
     settings = {key: value for key, value in case.settings.items() if "window" not in key and key != "layer_types"}
-    save_case(folder, Case("Qwen2", "Qwen2Model", settings, bpe_tokenizer, stored=torch.bfloat16))
+    save_case(folder, Case("Qwen2", "Qwen2Model", settings, qwen_tokenizer, stored=torch.bfloat16))
     generator = torch.Generator().manual_seed(5)
     tensors = {f"model.{name}": tensor for name, tensor in read_tensors(folder).items()}
     for name, shape in {"0.weight": (32, 32), "0.bias": (32,), "2.weight": (1, 32), "2.bias": (1,)}.items():

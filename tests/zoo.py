@@ -252,7 +252,7 @@ def _phi3_rope(rotary: int) -> Settings:
     }
 
 
-def _qwen_tokenizer() -> Tokenizer:
+def qwen_tokenizer() -> Tokenizer:
     """With the token that Qwen2's class adds, whatever class its files name."""
     tokenizer = bpe_tokenizer()
     tokenizer.add_special_tokens(["<|endoftext|>"])
@@ -423,12 +423,12 @@ CASES: tuple[Case, ...] = (
     Case("Llama", "LlamaModel", _DECODER, bpe_tokenizer, note="stored in bfloat16", stored=torch.bfloat16),
     *_of("Mistral", "Mistral", _WINDOWED, _DECODERS_AND_TOKENS, bpe_tokenizer),
     *_of("Ministral", "Ministral", {**_WINDOWED, **_LAYER_TYPES}, _DECODERS_AND_TOKENS, bpe_tokenizer),
-    *_of("Qwen2", "Qwen2", {**_NO_HEAD_DIM, **_QWEN_WINDOW}, _DECODERS_AND_TOKENS, _qwen_tokenizer),
+    *_of("Qwen2", "Qwen2", {**_NO_HEAD_DIM, **_QWEN_WINDOW}, _DECODERS_AND_TOKENS, qwen_tokenizer),
     Case(
         "Qwen2",
         "Qwen2ForCausalLM",
         _NO_HEAD_DIM,
-        _qwen_tokenizer,
+        qwen_tokenizer,
         changes={"is_causal": False},
         note="bidirectional",
         unmasked=True,

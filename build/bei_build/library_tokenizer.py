@@ -29,6 +29,7 @@ Side: TypeAlias = Literal["left", "right"]
 # One text, or two that the model reads together.
 Texts: TypeAlias = tuple[str, ...]
 
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _MOST_TEMPLATE_BYTES = 1_000_000
 # Files that transformers makes a tokenizer of.
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
@@ -227,6 +228,9 @@ def _check_files(folder: Path) -> None:
     """Before transformers reads them: what is no file, no text, too large, or needs another library."""
     for path in folder.glob("*.jinja"):
         read_template(path)
+    for path in (folder / name for name in _SETTINGS):
+        if path.is_file():
+            read_object(path)
     for path in (path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
         try:
             check_regular(path, MOST_TOKENIZER_BYTES)

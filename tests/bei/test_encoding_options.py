@@ -69,7 +69,7 @@ def encoder(kind: str, max_seq_len: int = 32, **settings: Any) -> TextEncoder:
 def plain(kind: str, text: Input, options: EncodingOptions, max_seq_len: int = 32) -> Any:
     """The library's encoding of the whole text, with its own truncation."""
     tokenizer = Tokenizer.from_str(library(kind).to_str())
-    tokenizer.enable_truncation(options.max_tokens or max_seq_len, direction=options.direction)
+    tokenizer.enable_truncation(options.max_tokens or max_seq_len, direction=options.direction or "right")
     first, second = (text, None) if isinstance(text, str) else text
     return tokenizer.encode(first, second, add_special_tokens=options.add_special_tokens)
 
@@ -363,7 +363,7 @@ def test_inputs_are_encoded_the_same_in_any_company() -> None:
 
 def test_special_ids_are_those_so_called_and_those_around_every_text() -> None:
     assert encoder("tiny").special_ids == {2, 3}
-    assert encoder("unigram").special_ids == {0, 1, 2, 3}
+    assert encoder("unigram").special_ids == {0, 1, 2, 3, 4}
 
 
 def test_ids_go_back_to_tokens_and_texts() -> None:
@@ -408,3 +408,21 @@ def test_a_prompt_without_room_for_a_text_is_an_error() -> None:
     asked = EncodingOptions(truncate=True, max_tokens=6, direction="left", kept=("a b c d e ", ""))
     with pytest.raises(InvalidRequestError, match="no room for a text beside its prompt"):
         encoder("wordpiece").encode(["a b c d e the cats"], asked)
+
+
+def test_a_model_that_is_cut_on_the_left_is_so_unless_a_request_says_otherwise() -> None:
+    left = encoder("wordpiece", 6, truncation_side="left")
+    text = "hello the cats a b c"
+    for options, direction in ((EncodingOptions(), "left"), (EncodingOptions(direction="right"), "right")):
+        (encoding,) = left.encode([text], options)
+        asked = EncodingOptions(direction=direction)  # type: ignore[arg-type]
+        assert encoding.input_ids.tolist() == plain("wordpiece", text, asked, 6).ids
+
+
+def test_special_tokens_of_a_text_are_split_where_the_model_does_so() -> None:
+    whole, split = encoder("wordpiece"), encoder("wordpiece", split_special_tokens=True)
+    ids = [one.encode(["the [SEP] cats"])[0].input_ids.tolist() for one in (whole, split)]
+    library_ = Tokenizer.from_str(library("wordpiece").to_str())
+    library_.encode_special_tokens = True
+    assert ids == [plain("wordpiece", "the [SEP] cats", EncodingOptions()).ids, library_.encode("the [SEP] cats").ids]
+    assert ids[0] != ids[1]

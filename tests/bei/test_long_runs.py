@@ -117,7 +117,7 @@ def check_as_the_library(kind: str, given_input: Input, options: EncodingOptions
     room = (options.max_tokens or 32) - layout.num_special
     kept = kept_lengths([len(part.ids) for part in parts], room)
     cuts = [
-        slice(0, count) if options.direction == "right" else slice(len(part.ids) - count, None)
+        slice(0, count) if options.direction != "left" else slice(len(part.ids) - count, None)
         for part, count in zip(parts, kept, strict=True)
     ]
     expected: list[int] = []

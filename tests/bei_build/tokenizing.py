@@ -1,4 +1,4 @@
-"""The tokenizer that a checkpoint's artifact gets."""
+"""The tokenizer that a checkpoint's artifact gets, and how it compares with the library's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei_build.library_tokenizer import TokenizerReading, open_tokenizer
+from bei.artifact import TokenAgreement, sha256_of_file
+from bei_build.library_tokenizer import TokenizerReading, check_model, open_tokenizer, stored_tokenizer
+from bei_build.retrieval import bundled
+from bei_build.token_comparison import TokenSources, compared, other_reading, probes_of
 from bei_build.tokenizer import artifact_tokenizer
+from bei_build.verification import held_out_texts
+
+LONGEST = 512
 
 
 def tokenizer_of(folder: Path, **reading: Any) -> Tokenizer:
     """As a build makes it of ``folder``; ``reading``: fields of TokenizerReading."""
     asked = TokenizerReading(**reading)
     return artifact_tokenizer(open_tokenizer(folder, asked), asked, folder)
+
+
+def compared_with_library(folder: Path, scratch: Path, **reading: Any) -> tuple[TokenAgreement, str | None]:
+    """What a build compares for a model without token types, and whether it would note another reading of the file."""
+    asked, artifact = TokenizerReading(**reading), scratch / "tokenizer.json"
+    library = open_tokenizer(folder, asked)
+    check_model(stored_tokenizer(folder), library, asked)
+    artifact_tokenizer(library, asked, folder).save(str(artifact))
+    sources = TokenSources.opened(folder, asked, artifact, LONGEST, types_matter=False)
+    known = bundled()
+    probes = probes_of(sources, [*held_out_texts(), *known.queries, *known.documents], (), LONGEST)
+    agreement = compared(sources, probes, LONGEST, sha256_of_file(artifact))
+    return agreement, other_reading(folder, asked, sources, probes, LONGEST)

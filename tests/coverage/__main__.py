@@ -2,6 +2,7 @@
 
 ``--only TEXT`` (as often as needed) runs the entries whose repositories have TEXT in their names, prints their verdicts
 and writes nothing; with ``--write`` it writes the document, and all other rows keep the verdicts that they have there.
+``--tokenizers`` measures published tokenizers anew, which a package carries.
 The exit code is 1 where a row is wrong or crashes.
 """
 
@@ -14,7 +15,8 @@ import traceback
 import torch
 from transformers.utils import logging
 
-from tests.coverage.document import DOCUMENT, document, written_verdicts
+from tests.coverage import published
+from tests.coverage.document import DOCUMENT, document, written_comparisons, written_verdicts
 from tests.coverage.entries import ENTRIES
 from tests.coverage.structures import Entry
 from tests.coverage.verdicts import Verdict, verdict_of
@@ -25,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="a part of the repositories' names")
     parser.add_argument("--write", action="store_true", help="write the document after --only too")
+    parser.add_argument("--tokenizers", action="store_true", help=f"measure those of {published.PACKAGE} anew too")
     arguments = parser.parse_args()
     only = [text.lower() for text in arguments.only]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -32,8 +35,10 @@ def main() -> int:
     torch.set_num_threads(1)  # tiny matrices are slower on several
     entries = [entry for entry in ENTRIES if not only or _is_asked_for(entry, only)]
     verdicts = {entry.repository: _verdict(entry) for entry in entries}
+    tokenizers = published.measured_rows() if arguments.tokenizers else published.written_rows()
     if not only or arguments.write:
-        DOCUMENT.write_text(document({**written_verdicts(), **verdicts}))
+        compared = written_comparisons() if only else sum(verdict.num_compared for verdict in verdicts.values())
+        DOCUMENT.write_text(document({**written_verdicts(), **verdicts}, tokenizers, compared))
     return int(any(verdict.is_fault for verdict in verdicts.values()))
 
 

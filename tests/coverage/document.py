@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.coverage import published
 from tests.coverage.entries import CHAPTERS, ENTRIES
 from tests.coverage.sources import COMMITS, OF_CLASSES, TRANSFORMERS
 from tests.coverage.structures import Entry
@@ -33,6 +35,9 @@ have the same structure is from memory where none of these sources names them.
 | source | structures | |
 |---|---|---|
 {sources}
+
+Where a structure builds, the build has compared the token ids of its artifact with those of transformers' class, for
+**{compared}** texts and pairs in all.
 
 Settings that the user must give are in the column "special". A "?" marks what is from memory or a guess; the notes
 below the table say what. Written by `python -m tests.coverage`, which fails where a row is wrong or crashes.
@@ -64,8 +69,14 @@ def written_verdicts() -> dict[str, Verdict]:
     return verdicts
 
 
-def document(verdicts: Mapping[str, Verdict]) -> str:
-    """The whole page; ``verdicts`` by the first repository of each entry."""
+def written_comparisons() -> int:
+    """Texts and pairs that the builds of the page that is there have compared the token ids of."""
+    found = re.search(r"\*\*([\d,]+)\*\* texts and pairs", DOCUMENT.read_text())
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def document(verdicts: Mapping[str, Verdict], tokenizers: published.Rows, num_compared: int) -> str:
+    """The whole page; ``verdicts`` by the first repository of each entry, ``tokenizers`` those of ``published``."""
     counts: Counter[str] = Counter()
     for entries in CHAPTERS.values():
         for entry in entries:
@@ -73,9 +84,9 @@ def document(verdicts: Mapping[str, Verdict]) -> str:
     shown = "\n".join(f"| {kind} | {counts[kind]} | {meaning} |" for kind, meaning in _MEANINGS.items() if counts[kind])
     origins = Counter(origin_of(entry) for entry in ENTRIES)
     sources = "\n".join(f"| {origin} | {origins[origin]} | {meaning} |" for origin, meaning in _ORIGINS.items())
-    title = _TITLE.format(num_names=sum(counts.values()), counts=shown, sources=sources)
+    title = _TITLE.format(num_names=sum(counts.values()), counts=shown, sources=sources, compared=f"{num_compared:,}")
     chapters = (_chapter(name, entries, verdicts) for name, entries in CHAPTERS.items())
-    return "\n".join([title, *chapters, _references()])
+    return "\n".join([title, *chapters, published.section(tokenizers), _references()])
 
 
 def origin_of(entry: Entry) -> str:

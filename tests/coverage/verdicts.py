@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +26,12 @@ Kind = Literal["builds and matches", "refused", "WRONG", "CRASHES"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """``detail``: the difference, the reason, or what went wrong."""
+    """``detail``: the difference, the reason, or what went wrong. ``num_compared``: texts and pairs whose token ids the
+    build has compared with transformers'."""
 
     kind: Kind
     detail: str
+    num_compared: int = field(default=0, compare=False)
 
     @property
     def is_fault(self) -> bool:
@@ -70,7 +72,10 @@ def _verdict(structure: Structure, scratch: Path) -> Verdict:
         return Verdict("WRONG", "builds, and nothing here says what is right")
     if structure.task not in artifact.manifest.tasks:
         return Verdict("WRONG", f"builds for {', '.join(artifact.manifest.tasks)}, not for {structure.task}")
-    return _compared(structure, model, folder, artifact)
+    tokens = artifact.certificate.tokens
+    return replace(
+        _compared(structure, model, folder, artifact), num_compared=tokens.num_texts + tokens.num_pairs if tokens else 0
+    )
 
 
 def _compared(structure: Structure, model: Any, folder: Path, artifact: Any) -> Verdict:

@@ -100,7 +100,7 @@ def test_the_sides_of_late_interaction_are_described(kinds: App) -> None:
     assert kinds.get("/info?model=colbert").json()["roles"] == {
         "query": {
             "max_tokens": 10,
-            "expansion": {"token_id": MARK, "num_tokens": 8, "attended": False},
+            "expansion": {"token_id": MARK, "num_tokens": 8, "attended": False, "padding_id": None},
             "skip_ids": [],
             "table": False,
         },

@@ -175,7 +175,8 @@ def test_what_target_trtllm_writes_is_read(make: Callable[[Path], Path], tmp_pat
     checkpoint = read(original)
     with checkpoint.weights() as weights:
         TRTLLMCompiler().compile(checkpoint.spec, weights, Numerics("fp8"), Limits(256, 8, 40), engine, lambda _: None)
-    shutil.copy(original / "tokenizer.json", engine)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(original / name, engine)
     change_config(engine, architectures=[checkpoint.spec.architecture])  # the name of TensorRT-LLM's class
     written = load_file(engine / "model.safetensors")
     again = read(engine)
