@@ -31,7 +31,7 @@ class CallOptions(TypedDict, total=False):
 
 class ReadOptions(CallOptions, total=False):
     """How inputs are tokenized. ``truncate`` None: as the setting ``auto_truncate``; False: a text that is too long is
-    an InputTooLongError. ``truncation_direction``: the side that is cut off, right unless said otherwise.
+    an InputTooLongError. ``truncation_direction``: the side that is cut off, unless said the model's own.
     ``truncate_prompt_tokens``: fewer tokens than the model takes, special ones counted; -1: as many as it takes.
     ``add_special_tokens``: True unless said otherwise."""
 

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
+from transformers import AutoModel, AutoTokenizer
 
 from bei import artifact as artifacts
 from bei.artifact import TOKENIZER, Artifact
@@ -158,3 +161,31 @@ def test_token_types_that_the_class_leaves_out_are_said(tmp_path: Path) -> None:
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "TokenizersBackend"})
     assert "(TokenizersBackend) reads" in build_noted(folder, tmp_path / "artifact")
     assert "otherwise" not in build_noted(folder, tmp_path / "file", tokenizer="file")
+
+
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("bert", {"tokenizer_class": "BertTokenizer", "do_lower_case": False}),
+    ("bert", {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": False}),
+    ("bert", {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "truncation_side": "left"}),
+    ("distilbert", {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": False}),
+    ("roberta", {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True}),
+    ("roberta", {"tokenizer_class": "RobertaTokenizer", "split_special_tokens": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "settings"), SETTINGS, ids=str)
+def test_served_vectors_are_those_of_transformers_with_its_own_tokenizer(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = save_checkpoint(tmp_path / "checkpoint", family)
+    write_json(folder / "tokenizer_config.json", settings)
+    build_artifact(folder, tmp_path / "artifact", pooling="mean", normalize=False, max_seq_len=24)
+    texts = ["the Cat sat", "héllo the </s> world", "hello", "on a mat the cat sat " * 4]
+    library, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    expected = []
+    for text in texts:
+        inputs = library(text, truncation=True, max_length=24, return_tensors="pt")
+        with torch.no_grad():
+            expected.append(model(**inputs).last_hidden_state[0].mean(0).numpy())
+    with Model(tmp_path / "artifact", tune="off") as served:
+        np.testing.assert_allclose(served.embed(texts), np.stack(expected), atol=2e-4)

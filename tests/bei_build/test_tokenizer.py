@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
-from bei.errors import CheckpointError, TokenizerError
+from bei.errors import CheckpointError, MissingDependencyError, TokenizerError
+from bei_build import library_tokenizer
 from bei_build.library_tokenizer import stored_tokenizer
 from bei_build.tokenizer import check_vocabulary, model_max_length
 from tests.bei_build.tokenizing import tokenizer_of
@@ -124,3 +126,34 @@ def test_a_tokenizer_in_python_alone_is_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / name).write_text("a 1\nb 1\n")
     with pytest.raises(TokenizerError, match=r"PhobertTokenizer\) is written in Python, and bei runs those of"):
         tokenizer_of(tmp_path)
+
+
+def sentencepiece_alone(folder: Path) -> Path:
+    """An XLM-RoBERTa's files before there were tokenizer.json's."""
+    import sentencepiece
+
+    words = folder / "words.txt"
+    words.write_text("the quick brown fox\nhello world\nthe cat sat on a mat\n" * 20)
+    settings = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2}
+    model = folder / "sentencepiece.bpe"
+    sentencepiece.SentencePieceTrainer.train(input=str(words), model_prefix=str(model), **settings)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "XLMRobertaTokenizer"})
+    write_json(folder / "config.json", {"model_type": "xlm-roberta"})
+    return folder
+
+
+def test_a_sentencepiece_model_alone_is_enough(tmp_path: Path) -> None:
+    folder = sentencepiece_alone(tmp_path)
+    library = AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        assert ids(tokenizer_of(folder), text) == library(text)["input_ids"]
+
+
+@pytest.mark.parametrize("package", ["sentencepiece", "protobuf"])
+def test_what_reads_a_sentencepiece_model_is_named_where_it_is_missing(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = sentencepiece_alone(tmp_path)
+    monkeypatch.setattr(library_tokenizer, "_is_installed", lambda module: package not in module)
+    with pytest.raises(MissingDependencyError, match=rf"sentencepiece\.bpe\.model .*'{package}': pip install"):
+        tokenizer_of(folder)
