@@ -75,6 +75,17 @@ class Tokens(NamedTuple):
         return Tokens(self.ids[side], self.offsets[side], self.words[side])
 
 
+class AddedTokens(NamedTuple):
+    """Of a tokenizer: characters of the longest, and whether one takes the blanks in front of it, or behind it."""
+
+    longest: int
+    take_blanks_before: bool
+    take_blanks_behind: bool
+
+
+NO_ADDED_TOKENS = AddedTokens(0, False, False)
+
+
 class UncuttableTextError(Exception):
     """A text has no places to cut it, and is too long for one piece."""
 
@@ -96,14 +107,16 @@ def tokens_in_pieces(
     enough: int = sys.maxsize,
     from_end: bool = False,
     first_chars: int | None = None,
+    added: AddedTokens = NO_ADDED_TOKENS,
 ) -> Reading:
     """As ``encode(text)`` gives them: all tokens, or the first ``enough`` of them with at least one that follows.
 
     ``from_end``: the last ones. ``first_chars``: of the first piece, where a text is expected to be read no further.
-    ``check`` is called in front of every piece: what it raises ends the work. Raises UncuttableTextError where a piece
-    would have more than ``most_chars``.
+    ``added``: a piece may end inside such a token, whose beginning is other words. ``check`` is called in front of
+    every piece: what it raises ends the work. Raises UncuttableTextError where a piece would have more than
+    ``most_chars``.
     """
-    reader = _Reader(text, encode, with_spans, most_chars, enough, from_end)
+    reader = _Reader(text, encode, with_spans, most_chars, enough, from_end, added)
     parts = list(reader.parts(check, min(first_chars or PIECE_CHARS, PIECE_CHARS)))
     return Reading(_joined(parts[::-1] if from_end else parts), reader.is_whole)
 
@@ -139,7 +152,14 @@ class _Reader:
     """``is_whole``: whether the parts that were read are the whole text."""
 
     def __init__(
-        self, text: str, encode: Encode, with_spans: bool, most_chars: int, enough: int, from_end: bool
+        self,
+        text: str,
+        encode: Encode,
+        with_spans: bool,
+        most_chars: int,
+        enough: int,
+        from_end: bool,
+        added: AddedTokens,
     ) -> None:
         self.is_whole = False
         self._text = text
@@ -148,6 +168,7 @@ class _Reader:
         self._most_chars = most_chars
         self._enough = enough
         self._from_end = from_end
+        self._added = added
 
     def parts(self, check: Callable[[], None], size: int) -> Iterator[Tokens]:
         """Tokens of one piece after the other, ``size`` characters first."""
@@ -221,6 +242,8 @@ class _Reader:
             return False
         lost = len(ids) - 1 - room if self._from_end else room
         broken, word = encoded.token_to_word(0 if self._from_end else len(ids) - 1), encoded.token_to_word(lost)
+        if not self._is_before_added(held.string, encoded.offsets[lost]):
+            return False
         if broken is not None and word is not None and abs(broken - word) > 2:  # whole words lie between
             return True
         settled = lost - _SETTLED_TOKENS if self._from_end else lost + _SETTLED_TOKENS
@@ -232,6 +255,17 @@ class _Reader:
             return all(self._encode(held.string[start - 1 + by :]).ids[-len(wanted) :] == wanted for by in range(_ENDS))
         wanted = ids[: lost + 1]
         return all(self._encode(held.string[: stop - by]).ids[: len(wanted)] == wanted for by in range(_ENDS))
+
+    def _is_before_added(self, string: str, offsets: tuple[int, int]) -> bool:
+        """Whether a token there ends in front of all that an added token which is broken off may be, with the blanks
+        that it may take."""
+        if self._from_end:
+            rest = string[self._added.longest :]
+            rest = rest.lstrip() if self._added.take_blanks_behind else rest
+            return offsets[0] - 1 >= len(string) - len(rest)
+        rest = string[: max(0, len(string) - self._added.longest)]
+        rest = rest.rstrip() if self._added.take_blanks_before else rest
+        return offsets[1] <= len(rest)
 
     def _cut(self, held: _Held, encoded: tokenizers.Encoding, first: int, last: int) -> tuple[int, int] | None:
         """Where the text may be cut between ``first`` and ``last``, and the first token behind."""

@@ -22,7 +22,15 @@ from bei.core import Encoding, Expansion, Float32Array, Int32Array, TokenSpans, 
 from bei.errors import ArtifactManifestError, InputTooLongError, InvalidRequestError
 from bei.files import UnfitError
 from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
-from bei.long_texts import PIECE_CHARS, Reading, Tokens, UncuttableTextError, common_start, tokens_in_pieces
+from bei.long_texts import (
+    PIECE_CHARS,
+    AddedTokens,
+    Reading,
+    Tokens,
+    UncuttableTextError,
+    common_start,
+    tokens_in_pieces,
+)
 from bei.tokenizer_file import read_tokenizer
 from bei.word_cache import WordCache, treats_words_alone
 
@@ -295,6 +303,7 @@ class TextEncoder:
                 enough=enough,
                 from_end=options.direction == "left",
                 first_chars=enough * _CHARS_PER_TOKEN,
+                added=self._added,
             )
         except UncuttableTextError:
             raise InvalidRequestError(
@@ -302,6 +311,15 @@ class TextEncoder:
                 f"takes up to {_MOST_CHARS_AT_ONCE}: split it.",
                 "inputs" if options.whole else "input",
             ) from None
+
+    @functools.cached_property
+    def _added(self) -> AddedTokens:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return AddedTokens(
+            max((len(token.content) for token in added), default=0),
+            any(token.lstrip for token in added),
+            any(token.rstrip for token in added),
+        )
 
     def _encoded(self, text: str) -> tokenizers.Encoding:
         # ``encode`` holds the interpreter's lock; the fast form knows no places, which cuts are judged by.

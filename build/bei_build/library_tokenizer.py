@@ -8,7 +8,6 @@ what tokenizer.json says.
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 import tokenizers
 from tokenizers import Tokenizer
 
-from bei.errors import CheckpointError, MissingDependencyError, TokenizerError
+from bei.errors import CheckpointError, TokenizerError
 from bei.files import MOST_TOKENIZER_BYTES, UnfitError, check_regular, read_bounded
+from bei.libraries import load
 from bei.tokenizer_file import read_tokenizer
 from bei_build.settings import read_object
 
@@ -239,17 +239,9 @@ def _check_files(folder: Path) -> None:
     models = [path for path in sorted(folder.glob("*.model")) if path.name != _TIKTOKEN]
     if not models or (folder / "tokenizer.json").is_file():
         return
-    for module in ("sentencepiece", "google.protobuf"):  # transformers would fall back to tiktoken, and ask for that
-        if not _is_installed(module):
-            package = module.rpartition(".")[2]
-            raise MissingDependencyError(package, "cpu", f"Reading {models[0].name} (there is no tokenizer.json)")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it would be in
-        return False
+    for module, package in (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf")):
+        # Without them transformers would fall back to tiktoken, and ask for that.
+        load(module, package, "cpu", f"Reading {models[0].name} (there is no tokenizer.json)")
 
 
 def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:

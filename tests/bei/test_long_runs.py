@@ -241,3 +241,23 @@ def test_the_longer_of_two_books_keeps_the_odd_token_wherever_they_differ() -> N
         with small_pieces():
             (found,) = encoder("wordpiece").encode([pair], options)
         check_as_the_library("wordpiece", pair, options, found)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("make", [bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer, one_word_tokenizer])
+def test_a_piece_that_ends_inside_an_added_token_is_read_on(
+    make: Callable[[], Tokenizer], strips: bool, direction: Any, tmp_path: Path
+) -> None:
+    """Its beginning is several words, which looked as if whole words followed."""
+    tokenizer = make()
+    name = "<|the_beginning_of_a_marker|>"
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, lstrip=strips, rstrip=strips)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = TextEncoder(tmp_path / "tokenizer.json", 64)
+    text = f"{name} in{name}side and            {name}   " * 6
+    num_special = tokenizer.num_special_tokens_to_add(False)
+    for limit in range(num_special + 1, 40):
+        tokenizer.enable_truncation(limit, direction=direction)
+        (found,) = encoder.encode([text], EncodingOptions(True, direction, max_tokens=limit))
+        assert found.input_ids.tolist() == tokenizer.encode(text).ids, limit

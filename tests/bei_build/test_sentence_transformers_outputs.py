@@ -323,6 +323,7 @@ def test_without_torch_the_files_are_refused_and_the_dense_embedding_is_built(
 ) -> None:
     bge_m3(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("transformers.configuration_utils.is_torch_available", lambda: False)
     with pytest.raises(MissingDependencyError, match=r"Reading colbert_linear\.pt.* needs the Python package 'torch'"):
         read(tmp_path)
     assert [head.output for head in read(tmp_path, task="embed").spec.heads] == ["embedding"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from bei.errors import CheckpointError, MissingDependencyError, TokenizerError
-from bei_build import library_tokenizer
 from bei_build.library_tokenizer import stored_tokenizer
 from bei_build.tokenizer import check_vocabulary, model_max_length
 from tests.bei_build.tokenizing import tokenizer_of
@@ -149,11 +149,11 @@ def test_a_sentencepiece_model_alone_is_enough(tmp_path: Path) -> None:
         assert ids(tokenizer_of(folder), text) == library(text)["input_ids"]
 
 
-@pytest.mark.parametrize("package", ["sentencepiece", "protobuf"])
+@pytest.mark.parametrize(("module", "package"), [("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf")])
 def test_what_reads_a_sentencepiece_model_is_named_where_it_is_missing(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = sentencepiece_alone(tmp_path)
-    monkeypatch.setattr(library_tokenizer, "_is_installed", lambda module: package not in module)
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError, match=rf"sentencepiece\.bpe\.model .*'{package}': pip install"):
         tokenizer_of(folder)
