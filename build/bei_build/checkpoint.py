@@ -24,12 +24,12 @@ from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_mo
 from bei_build.late_interaction import Side, Sides, roles_of
 from bei_build.layer_pooling import with_layer_shares
 from bei_build.library_tokenizer import (
-    LibraryTokenizer,
     TokenizerChoice,
     TokenizerReading,
     check_model,
     open_tokenizer,
     stored_tokenizer,
+    tokenization_of,
 )
 from bei_build.location import Location, check_entries
 from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
@@ -178,7 +178,7 @@ def read_checkpoint(
         spec,
         tokenizer,
         reading,
-        _tokenization(library),
+        tokenization_of(library),
         longest,
         labels,
         modules,
@@ -187,15 +187,6 @@ def read_checkpoint(
         chosen,
         fp8,
         token_weights,
-    )
-
-
-def _tokenization(library: LibraryTokenizer) -> Tokenization:
-    return Tokenization(
-        library=library.library,
-        tokenizer_class=library.tokenizer_class,
-        truncation_side=library.truncation_side,
-        splits_special_tokens=library.splits_special_tokens,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 import tokenizers
 from tokenizers import Tokenizer
 
+from bei.artifact import Tokenization
 from bei.errors import CheckpointError, TokenizerError
 from bei.files import MOST_TOKENIZER_BYTES, UnfitError, check_regular, read_bounded
 from bei.libraries import load
@@ -100,6 +101,16 @@ def open_tokenizer(folder: Path, reading: TokenizerReading) -> LibraryTokenizer:
         return _TransformersTokenizer(loaded)
     added = {f"add_{kind}_token": token is not None for kind, token in asked.items()}
     return _TransformersTokenizer(_load(folder, {**reading.arguments, **added}), _backend(loaded), asked)
+
+
+def tokenization_of(library: LibraryTokenizer) -> Tokenization:
+    """What the manifest says of it."""
+    return Tokenization(
+        library=library.library,
+        tokenizer_class=library.tokenizer_class,
+        truncation_side=library.truncation_side,
+        splits_special_tokens=library.splits_special_tokens,
+    )
 
 
 def check_model(stored: Tokenizer | None, library: LibraryTokenizer, reading: TokenizerReading) -> None:

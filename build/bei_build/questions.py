@@ -166,6 +166,7 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
             checkpoint.folder,
             checkpoint.reading,
             path,
+            checkpoint.tokenization,
             limit,
             types_matter=checkpoint.spec.embeddings.type_vocab_size > 1,
         )

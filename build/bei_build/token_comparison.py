@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bei.artifact import TokenAgreement
+from bei.artifact import TokenAgreement, Tokenization
 from bei.core import Encoding
 from bei.errors import InvalidRequestError, TokenizerError
 from bei.tokenization import EncodingOptions, TextEncoder
@@ -95,9 +95,17 @@ class TokenSources:
 
     @classmethod
     def opened(
-        cls, folder: Path, reading: TokenizerReading, artifact: Path, max_seq_len: int, *, types_matter: bool
+        cls,
+        folder: Path,
+        reading: TokenizerReading,
+        artifact: Path,
+        tokenization: Tokenization,
+        max_seq_len: int,
+        *,
+        types_matter: bool,
     ) -> TokenSources:
-        """Of the checkpoint in ``folder`` and the tokenizer.json called ``artifact``. Raises TokenizerError."""
+        """Of the checkpoint in ``folder``, and of the tokenizer.json called ``artifact`` as a server will read it by
+        its ``tokenization``. Raises TokenizerError."""
         library = open_tokenizer(folder, reading)
         eos = token_of(folder, "eos") if reading.ends_in_eos else None
         if library.runs is not None:
@@ -105,8 +113,8 @@ class TokenSources:
         encoder = TextEncoder(
             artifact,
             max_seq_len,
-            truncation_side=library.truncation_side,
-            split_special_tokens=library.splits_special_tokens,
+            truncation_side=tokenization.truncation_side,
+            split_special_tokens=tokenization.splits_special_tokens,
         )
         eos_id = library.runs.token_to_id(eos) if eos is not None and library.runs is not None else None
         if eos_id in library.encode([("",)], None)[0].ids:  # its template has it

@@ -92,6 +92,10 @@ def test_a_tokenizer_that_is_not_the_librarys_fails_by_name(
     [
         ("tokenizer.json", bpe_tokenizer().to_str()),
         ("tokenizer_config.json", '{"tokenizer_class": "BertTokenizer", "do_lower_case": false}'),
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "BertTokenizer", "do_lower_case": true, "truncation_side": "left"}',
+        ),
     ],
 )
 def test_a_tokenizer_that_is_swapped_after_the_builds_start_is_found(

@@ -134,9 +134,10 @@ def sentencepiece_alone(folder: Path) -> Path:
 
     words = folder / "words.txt"
     words.write_text("the quick brown fox\nhello world\nthe cat sat on a mat\n" * 20)
-    settings = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2}
     model = folder / "sentencepiece.bpe"
-    sentencepiece.SentencePieceTrainer.train(input=str(words), model_prefix=str(model), **settings)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(words), model_prefix=str(model), vocab_size=60, hard_vocab_limit=False, minloglevel=2
+    )
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "XLMRobertaTokenizer"})
     write_json(folder / "config.json", {"model_type": "xlm-roberta"})
     return folder

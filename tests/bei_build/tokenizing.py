@@ -8,7 +8,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bei.artifact import TokenAgreement, sha256_of_file
-from bei_build.library_tokenizer import TokenizerReading, check_model, open_tokenizer, stored_tokenizer
+from bei_build.library_tokenizer import (
+    TokenizerReading,
+    check_model,
+    open_tokenizer,
+    stored_tokenizer,
+    tokenization_of,
+)
 from bei_build.retrieval import bundled
 from bei_build.token_comparison import TokenSources, compared, other_reading, probes_of
 from bei_build.tokenizer import artifact_tokenizer
@@ -29,7 +35,7 @@ def compared_with_library(folder: Path, scratch: Path, **reading: Any) -> tuple[
     library = open_tokenizer(folder, asked)
     check_model(stored_tokenizer(folder), library, asked)
     artifact_tokenizer(library, asked, folder).save(str(artifact))
-    sources = TokenSources.opened(folder, asked, artifact, LONGEST, types_matter=False)
+    sources = TokenSources.opened(folder, asked, artifact, tokenization_of(library), LONGEST, types_matter=False)
     known = bundled()
     probes = probes_of(sources, [*held_out_texts(), *known.queries, *known.documents], (), LONGEST)
     agreement = compared(sources, probes, LONGEST, sha256_of_file(artifact))
