@@ -40,7 +40,7 @@ def build_s(checkout: Path, out: Path) -> float:
     """Seconds of one build by ``checkout``, its process's start included."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (checkout, checkout / "build")))}
     command = [sys.executable, "-m", "bei", "build", str(minilm_folder()), "--out", str(out)]
-    took = seconds(lambda: subprocess.run(command, env=env, check=True, capture_output=True))
+    took = seconds(lambda: subprocess.run(command, env=env, cwd=checkout, check=True, capture_output=True))
     shutil.rmtree(out)
     return took
 

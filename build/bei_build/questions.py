@@ -77,7 +77,7 @@ class Questions:
     def retrieval(self) -> RetrievalQuestions | None:
         """What is asked of the bundled set; None where retrieval is not to be measured. Raises ConfigError."""
         job, is_asked = self._job, self._job.config.verify_retrieval
-        if not (PRECISIONS[job.precision].quantized is not None if is_asked is None else is_asked):
+        if not _measures_retrieval(job):
             return None
         described = job.describe(NOT_COMPILED)
         found = questions_of(described, job.checkpoint.spec, job.checkpoint.tokenizer, bundled())
@@ -153,6 +153,11 @@ def _reference(job: Job) -> Iterator[Reference]:
         yield EngineReference(engine, f"{compiler} engine, FP32, one text at a time")
 
 
+def _measures_retrieval(job: Job) -> bool:
+    asked = job.config.verify_retrieval
+    return PRECISIONS[job.precision].quantized is not None if asked is None else asked
+
+
 def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, HeldOut]:
     """How both ways to token ids agree; the held-out texts in those of the artifact and in those of the library.
 
@@ -170,8 +175,9 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
             limit,
             types_matter=checkpoint.spec.embeddings.type_vocab_size > 1,
         )
-        asked = bundled()
-        texts = [*held_out_texts(), *asked.queries, *asked.documents]
+        texts = held_out_texts()
+        if _measures_retrieval(job):
+            texts += [*bundled().queries, *bundled().documents]
         probes = probes_of(sources, texts, checkpoint.files.prompts.values(), limit)
         tokens = compared(sources, probes, limit, sha256)
         step.details.append(
