@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bei.artifact import Artifact, Certificate, Package, Plan, Role
+from bei.artifact import Artifact, Certificate, Package, Plan, Role, Tokenization
 from bei.files import printable
 from bei.signatures import Signed
 
@@ -52,6 +52,7 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("source", f"{manifest.source.model} ({manifest.source.kind}{revision})"),
         ("source sha256", manifest.source.sha256),
         ("read by", f"transformers {manifest.source.transformers}"),
+        ("tokenizer", _tokenizer(manifest.tokenization)),
         ("architecture", f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden_size}"),
         ("parameters", f"{spec.num_parameters:,}"),
         *([("attention", spec.attention + _ASKED * spec.attention_asked)] if spec.attention else []),
@@ -77,6 +78,15 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         absent = f"; not in this artifact: {', '.join(manifest.routes.absent)}" if manifest.routes.absent else ""
         rows.append(("route", f"{manifest.routes.default or 'none'} unless a request says it{absent}"))
     return rows
+
+
+def _tokenizer(tokenization: Tokenization) -> str:
+    parts = [f"{tokenization.tokenizer_class}, by {tokenization.library}"]
+    if tokenization.truncation_side == "left":
+        parts.append("a text that is too long loses its beginning")
+    if tokenization.splits_special_tokens:
+        parts.append("special tokens of a text are split")
+    return "; ".join(parts)
 
 
 def _role(role: Role, max_seq_len: int) -> str:

@@ -57,6 +57,18 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
     assert rows["worst text"] == "1.000000: 'the worst text'"
 
 
+def test_how_texts_become_tokens_is_shown(artifact: artifacts.Artifact) -> None:
+    assert re.search(r"tokenizer +tokenizer\.json, by none\n", as_table(artifact))
+    other = artifacts.Tokenization(
+        library="transformers 5", tokenizer_class="Own", truncation_side="left", splits_special_tokens=True
+    )
+    table = as_table(
+        msgspec.structs.replace(artifact, manifest=msgspec.structs.replace(artifact.manifest, tokenization=other))
+    )
+    assert "Own, by transformers 5; a text that is too long loses its beginning" in " ".join(table.split())
+    assert "special tokens of a text are split" in " ".join(table.split())
+
+
 def test_what_the_build_was_told_of_attention_and_adapters_is_shown(artifact: artifacts.Artifact) -> None:
     spec = msgspec.structs.replace(artifact.manifest.spec, attention_asked=True, adapter="retrieval")
     manifest = msgspec.structs.replace(artifact.manifest, spec=spec)
