@@ -45,7 +45,7 @@ def _is_of(missing: str | None, modules: Sequence[str]) -> bool:
 def _words(error: BaseException) -> str:
     """What ``error`` says, and what the errors say of which it was made, in one line."""
     causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:  # an error may be made its own cause
         causes.append(cause)
     return ": ".join(dict.fromkeys(" ".join(str(one).split()) or type(one).__name__ for one in causes))
 
@@ -53,6 +53,8 @@ def _words(error: BaseException) -> str:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """``error``, what caused it, and what was being handled."""
     found: BaseException | None = error
-    while found is not None:
+    seen: list[BaseException] = []
+    while found is not None and found not in seen:  # an error may be made its own cause
+        seen.append(found)
         yield found
         found = found.__cause__ or found.__context__

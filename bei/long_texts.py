@@ -278,7 +278,10 @@ class _Reader:
             there = next(filter(None, map(encoded.char_to_token, range(index, index + _WINDOW_CHARS))), 0)
             sides = _are_cut(self._text, place, self._encode)
             for token in (there, there - 1):  # no character leads to a blank whose token has none of its own
-                if token > 0 and (ids[token - 1], ids[token]) == sides:
+                if token <= 0 or (ids[token - 1], ids[token]) != sides:
+                    continue
+                # Equal words have equal tokens: these must be the two at the place.
+                if encoded.offsets[token - 1][1] <= index <= encoded.offsets[token][0]:
                     return place, token
             num_tries += 1
             if num_tries == _MOST_TRIES:
@@ -299,8 +302,9 @@ class _Reader:
             if stop - start > 3 * _WINDOW_CHARS:
                 first, last = start + _WINDOW_CHARS, stop - _WINDOW_CHARS
                 kept[first:last] = False
-                found = set(string[first:last])
-                kept[[find(one, first, last) for one in found for find in (string.index, string.rindex)]] = True
+                codes = np.frombuffer(string[first:last].encode("utf-32-le"), np.uint32)
+                kept[first + np.unique(codes, return_index=True)[1]] = True
+                kept[last - 1 - np.unique(codes[::-1], return_index=True)[1]] = True
                 # The last blank of many may belong to the next token.
                 goes_on |= start <= 1 if self._from_end else stop >= len(string) - 1
         if kept.all():

@@ -171,10 +171,10 @@ def _check_route(manifest: Manifest, prompt_name: str | None, input_type: str | 
                 f"Leave {param} out, or ask a model that was built of the other one (bei build --route).",
                 param,
             )
-    if routes.default is None and prompt_name is None and input_type is None:
+    if routes.default is None and not any(name in names for name in given.values() for names in SIDES.values()):
         raise InvalidRequestError(
             f"{manifest.name} reads queries and documents by different modules, and its Router has no default: say by "
-            "input_type what the texts are.",
+            "input_type which of the two the texts are.",
             "input_type",
         )
 

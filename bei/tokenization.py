@@ -47,8 +47,9 @@ _FURTHER = 4
 
 _ID_BYTES = np.dtype(np.int32).itemsize
 
+# Of a text that is too long, what is cut off.
+CutSide: TypeAlias = Literal["left", "right"]
 # A text, or a pair of texts that the model reads together.
-Side: TypeAlias = Literal["left", "right"]
 Input: TypeAlias = "str | tuple[str, str]"
 
 # Is called between the pieces of a long text, and ends the work by what it raises.
@@ -81,7 +82,7 @@ class EncodingOptions:
     """
 
     truncate: bool | None = None
-    direction: Side | None = None
+    direction: CutSide | None = None
     max_tokens: int | None = None
     add_special_tokens: bool = True
     framed: bool = False
@@ -126,7 +127,7 @@ class TextEncoder:
         *,
         auto_truncate: bool = True,
         frame: tuple[str, str] = ("", ""),
-        truncation_side: Side = "right",
+        truncation_side: CutSide = "right",
         split_special_tokens: bool = False,
     ) -> None:
         try:

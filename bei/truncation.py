@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bei.errors import InvalidRequestError
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, Side
+from bei.tokenization import AS_CONFIGURED, CutSide, EncodingOptions
 
-_SIDES: dict[str, Side] = {"START": "left", "END": "right"}
+_SIDES: dict[str, CutSide] = {"START": "left", "END": "right"}
 
 
 def encoding_options(
@@ -21,7 +21,7 @@ def encoding_options(
     """
     if truncate is None and truncation_direction is None and truncate_prompt_tokens is None and add_special_tokens:
         return AS_CONFIGURED
-    direction: Side | None = None
+    direction: CutSide | None = None
     if truncation_direction is not None:
         direction = "left" if truncation_direction.lower() == "left" else "right"
     if isinstance(truncate, str):

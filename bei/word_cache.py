@@ -33,8 +33,10 @@ def treats_words_alone(tokenizer: Tokenizer) -> bool:
     """
     parts = json.loads(tokenizer.to_str())
     kinds = [(parts[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
+    if kinds != ["BertNormalizer", "BertPreTokenizer", "WordPiece"]:
+        return False
     added = [token["content"] for token in parts["added_tokens"]]
-    return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and not any(" " in content for content in added)
+    return not any(" " in text for content in added for text in (content, tokenizer.normalizer.normalize_str(content)))
 
 
 class WordCache:

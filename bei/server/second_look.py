@@ -33,6 +33,9 @@ _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|[\s\S])"
 )
 _HALF_CHARS = 4
+_MOST_UNREADABLE = 10_000
+# Whole numbers that are written with a fraction are exact up to here.
+_MOST_WHOLE = 2.0**53
 
 _FRACTION = re.compile(rb"[0-9][.eE]")
 
@@ -95,6 +98,8 @@ def _without_halves(content: bytes, in_part: bool) -> tuple[bytes, Mapping[int, 
         error = _error(path, holder if key is None else holder[key], mark)
         if not in_part or key is None or path[0] not in _INPUT_FIELDS:
             raise error
+        if len(unreadable) == _MOST_UNREADABLE:  # nobody reads so many, and each takes memory
+            raise error
         unreadable.setdefault(path[1] if len(path) > 1 and isinstance(path[1], int) else 0, error)
         holder[key] = ""
     return msgspec.json.encode(tree), unreadable
@@ -106,17 +111,28 @@ def _marked(found: re.Match[bytes], mark: bytes) -> bytes:
 
 def _marked_strings(tree: Any, mark: str) -> Iterator[tuple[Path, Any, Any]]:
     """The path of each string that has ``mark``, what holds it, and where; of a field's name itself, the name alone."""
-    waiting: list[tuple[Path, Any]] = [((), tree)]
+    path: list[str | int] = []  # one for all: a path for each of many nested lists would take memory by their product
+    waiting = [(tree, _fields(tree))]
     while waiting:
-        path, holder = waiting.pop()
-        fields = list(holder.items()) if isinstance(holder, dict) else list(enumerate(holder))
+        holder, fields = waiting[-1]
         for key, value in fields:
             if isinstance(key, str) and mark in key:
-                yield path, key, None
+                yield tuple(path), key, None
             if isinstance(value, (dict, list)):
-                waiting.append(((*path, key), value))
-            elif isinstance(value, str) and mark in value:
+                path.append(key)
+                waiting.append((value, _fields(value)))
+                break
+            if isinstance(value, str) and mark in value:
                 yield (*path, key), holder, key
+        else:
+            waiting.pop()
+            del path[-1:]
+
+
+def _fields(holder: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(holder, dict):
+        return iter(list(holder.items()))
+    return enumerate(holder) if isinstance(holder, list) else iter(())
 
 
 def _error(path: Path, text: str, mark: str) -> InvalidTextError:
@@ -137,7 +153,7 @@ def _error(path: Path, text: str, mark: str) -> InvalidTextError:
 def _with_integers(value: Any) -> Any:
     """``value`` with integers for numbers that are whole."""
     if isinstance(value, float):
-        return int(value) if value.is_integer() else value
+        return int(value) if value.is_integer() and abs(value) <= _MOST_WHOLE else value
     if isinstance(value, list):
         return [_with_integers(one) for one in value]
     if isinstance(value, dict):

@@ -48,8 +48,8 @@ from bei_build.spec import ModelSpec
 from bei_build.token_table import read_table, table_roles
 from bei_build.tokenizer import (
     artifact_tokenizer,
-    check_vocabulary,
     drop_token_types,
+    fitted_to_table,
     model_max_length,
     stored_truncation,
     unknown_id,
@@ -68,7 +68,8 @@ _STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["Static
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, read but for its weights. ``fp8``: what it says of its matrices where they are stored in FP8.
+    """A checkpoint, read but for its weights. ``rowless``: tokens that the tokenizer's class adds and the model has no
+    row for; they are left out. ``fp8``: what it says of its matrices where they are stored in FP8.
 
     ``token_weights``: float32 [vocabulary], what one side's sparse vectors are looked up in, if they are.
     """
@@ -80,6 +81,7 @@ class Checkpoint:
     tokenizer: Tokenizer
     reading: TokenizerReading
     tokenization: Tokenization
+    rowless: tuple[str, ...]
     max_seq_len: int
     labels: Labels | None
     modules: Mapping[str, SideModule]
@@ -140,6 +142,7 @@ def read_checkpoint(
     library = open_tokenizer(folder, reading)
     check_model(stored, library, reading)
     tokenizer = artifact_tokenizer(library, reading, folder)
+    tokenizer, rowless = fitted_to_table(tokenizer, stored, spec.embeddings.vocab_size)
     if spec.embeddings.type_vocab_size > 1 and not library.gives_token_types:
         drop_token_types(tokenizer)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
@@ -151,12 +154,12 @@ def read_checkpoint(
     spec = replace(spec, pools_prompt=_pools_prompt(spec, files, choice or HeadChoice()))
     if not family.pools_unknown:
         spec = replace(spec, unpooled_id=unknown_id(tokenizer))
-    check_vocabulary(tokenizer, spec.embeddings.vocab_size)
     _check_marked(spec, tokenizer)
     if spec.head("logits") and not files.is_cross_encoder:  # the library's CrossEncoder passes over these prompts
         files = replace(files, prompts={}, default_prompt_name=None)
     files = replace(files, sides=_sides(files, spec, document_length))
-    usual = config.usual_length if hasattr(config, "usual_length") else model_max_length(folder) or family.usual_length
+    said = model_max_length(folder, files.tokenizer_args)
+    usual = config.usual_length if hasattr(config, "usual_length") else said or family.usual_length
     longest = _longest(family, spec, config, files, usual, max_seq_len)
     check_attention(spec, attention, config, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
@@ -179,6 +182,7 @@ def read_checkpoint(
         tokenizer,
         reading,
         tokenization_of(library),
+        rowless,
         longest,
         labels,
         modules,

@@ -8,6 +8,7 @@ what tokenizer.json says.
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -292,13 +293,20 @@ def _config_of(folder: Path) -> dict[str, Any]:
     return {"config": PreTrainedConfig.from_dict(named)}
 
 
+def own_code(folder: Path) -> str | None:
+    """What tokenizer_config.json says of code of the tokenizer's own; None where it says nothing."""
+    path = folder / "tokenizer_config.json"
+    named = read_object(path).get("auto_map") if path.is_file() else None
+    return None if not named else f"auto_map {json.dumps(named)}"
+
+
 def _unreadable(folder: Path, error: BaseException) -> TokenizerError:
-    path, reason = folder / "tokenizer_config.json", " ".join(str(error).split())[:500]
-    if path.is_file() and "auto_map" in read_object(path):
+    reason = " ".join(str(error).split())[:500]
+    if (code := own_code(folder)) is not None:
         return TokenizerError(
-            f"The tokenizer in {folder} is code of its own (auto_map in tokenizer_config.json), which bei does not "
-            f"run, and transformers has no class for it ({type(error).__name__}). If its tokenizer.json gives the same "
-            "ids, take it: --tokenizer file."
+            f"The tokenizer in {folder} is code of its own ({code} in tokenizer_config.json), which bei does not run, "
+            f"and transformers has no class for it ({type(error).__name__}). If its tokenizer.json gives the same ids, "
+            "take it: --tokenizer file."
         )
     if not (folder / "tokenizer.json").is_file():
         return TokenizerError(
@@ -340,7 +348,8 @@ def _passed_over(folder: Path, loaded: Any) -> dict[str, str | None]:
     tokens = {kind: token_of(folder, kind) for kind in ("bos", "eos")}
     ids = {kind: backend.token_to_id(token) for kind, token in tokens.items() if token is not None}
     ids = {kind: index for kind, index in ids.items() if index is not None}
-    added = set(backend.encode("").ids)
+    empty = backend.encode("")
+    added = {index for index, is_read in zip(empty.ids, empty.attention_mask, strict=True) if is_read}  # no padding
     asked = {kind for kind in ids if config.get(f"add_{kind}_token") is True}
     if all(ids[kind] in added for kind in asked) or not added <= set(ids.values()):  # or more than those two
         return {}

@@ -172,7 +172,7 @@ def _write_table(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> N
     with progress.step(f"Write the table of the {side} side") as step:
         write_token_weights(scratch / TOKEN_WEIGHTS, checkpoint.token_weights)
         vocab_size = checkpoint.spec.embeddings.vocab_size
-        count = check_table(scratch, folder, vocab_size, held_out_texts())
+        count = check_table(scratch, folder, checkpoint.reading, vocab_size, held_out_texts())
         step.details.append(f"{vocab_size:,} weights; {count} texts as in sentence-transformers' module")
 
 

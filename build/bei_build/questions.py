@@ -20,7 +20,7 @@ from bei_build import reference as hf
 from bei_build.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.job import Job, fp32_compiler, opened_fp32
-from bei_build.library_tokenizer import Texts
+from bei_build.library_tokenizer import Texts, own_code
 from bei_build.precision import PRECISIONS
 from bei_build.progress import Progress
 from bei_build.retrieval import bundled, check_ranks, questions_of
@@ -173,6 +173,7 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
             path,
             checkpoint.tokenization,
             limit,
+            checkpoint.spec.embeddings.vocab_size,
             types_matter=checkpoint.spec.embeddings.type_vocab_size > 1,
         )
         texts = held_out_texts()
@@ -186,6 +187,16 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
         other = other_reading(checkpoint.folder, checkpoint.reading, sources, probes, limit)
     if other is not None:
         progress.note(other)
+    if checkpoint.rowless:
+        progress.note(
+            f"{tokens.tokenizer_class} adds {', '.join(map(repr, checkpoint.rowless))}, for which the model has no "
+            "row: left out, so that texts which have it are read as other text, where transformers fails"
+        )
+    if checkpoint.reading.choice == "auto" and (code := own_code(checkpoint.folder)) is not None:
+        progress.note(
+            f"the tokenizer's own code ({code} in tokenizer_config.json) was not run: {tokens.tokenizer_class} of "
+            f"{tokens.library} read its files"
+        )
     expansion = next((role.expansion for role in checkpoint.roles.values() if role.expansion), None)
 
     def of(*, library: bool) -> HeldOut:

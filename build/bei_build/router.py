@@ -75,7 +75,8 @@ class _Router:
         self._types, self._structure = (setting(path, config, key, dict) or {} for key in ("types", "structure"))
         parameters = setting(path, config, "parameters", dict) or {}
         listed = [name for names in self._structure.values() for name in (names if isinstance(names, list) else [None])]
-        if not listed or not all(isinstance(self._types.get(name), str) for name in listed):
+        named = all(isinstance(name, str) and isinstance(self._types.get(name), str) for name in listed)
+        if not listed or not named:
             raise CheckpointError(f"{path} does not say which modules its routes are. Download the checkpoint again.")
         self._mappings = _mappings(path, setting(path, parameters, "route_mappings", dict) or {})
         self._default = setting(path, parameters, "default_route", str)
@@ -144,7 +145,7 @@ def _mappings(path: Path, stored: Mapping[str, Any]) -> dict[tuple[Any, ...], st
     for key, route in stored.items():
         try:
             read = ast.literal_eval(key)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             read = None
         if not isinstance(read, tuple) or len(read) != 2 or not isinstance(route, str) or not all(map(_is_name, read)):
             raise CheckpointError(f"{path} has the route_mapping {key!r}, which is no task and modality.")

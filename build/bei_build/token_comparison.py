@@ -66,6 +66,7 @@ _LEAST_OF_PAIRS = 8
 _MOST_PAIR_CHARS = 600
 # A vocabulary with more added tokens has a reserve of unused ones, which do not stand side by side.
 _MOST_JOINED = 100
+_IN_A_TEXT = 8
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,18 @@ class Difference:
 class TokenSources:
     """Both ways from a text to ids: the model's library, and the artifact's tokenizer in the runtime's encoder.
 
-    ``types_matter``: the model has a table of token types.
+    ``num_rows``: of the model's embedding table; it fails at other ids. ``types_matter``: it has a table of types.
     """
 
-    def __init__(self, library: LibraryTokenizer, encoder: TextEncoder, eos: int | None, *, types_matter: bool) -> None:
+    def __init__(
+        self, library: LibraryTokenizer, encoder: TextEncoder, eos: int | None, num_rows: int, *, types_matter: bool
+    ) -> None:
         self.library = library
         self.encoder = encoder
         self.num_special = len(library.encode([("",)], None)[0].ids) + (eos is not None)
         self.reads_pairs = eos is None  # code that puts EOS behind texts by itself reads none
         self._eos = eos
+        self._num_rows = num_rows
         self._types_matter = types_matter
         self._known: dict[tuple[tuple[Texts, ...], int], list[TokenIds]] = {}
 
@@ -101,6 +105,7 @@ class TokenSources:
         artifact: Path,
         tokenization: Tokenization,
         max_seq_len: int,
+        num_rows: int,
         *,
         types_matter: bool,
     ) -> TokenSources:
@@ -119,11 +124,11 @@ class TokenSources:
         eos_id = library.runs.token_to_id(eos) if eos is not None and library.runs is not None else None
         if eos_id in library.encode([("",)], None)[0].ids:  # its template has it
             eos_id = None
-        return cls(library, encoder, eos_id, types_matter=types_matter)
+        return cls(library, encoder, eos_id, num_rows, types_matter=types_matter)
 
     def of(self, library: LibraryTokenizer) -> TokenSources:
         """The same with another library's tokenizer."""
-        return TokenSources(library, self.encoder, self._eos, types_matter=self._types_matter)
+        return TokenSources(library, self.encoder, self._eos, self._num_rows, types_matter=self._types_matter)
 
     def by_library(self, texts: Sequence[Texts], max_length: int) -> list[TokenIds]:
         """As the library gives them, with EOS behind where the model's own code puts one. Asked for once."""
@@ -157,7 +162,7 @@ class TokenSources:
         limit = max_length if max_tokens is None else max_tokens
         expected = self.by_library(texts, limit)
         for text, library, artifact in zip(texts, expected, self.by_artifact(texts, max_tokens), strict=True):
-            if not self.is_same(library, artifact):
+            if not self.is_same(library, artifact) and max(library.ids, default=-1) < self._num_rows:
                 yield Difference(text, limit, library, artifact)
 
     def encodings(self, texts: Sequence[Texts], max_length: int, *, of_library: bool) -> list[Encoding | None]:
@@ -190,9 +195,12 @@ def probes_of(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str
     each with the next one as a pair."""
     known = sources.library.runs
     added = sorted(token.content for token in known.get_added_tokens_decoder().values()) if known else []
-    singles = [*PROBES, *texts, *(f"{token} in{token}side and {token}" for token in added)]
+    around = [f"{token} in{token}side and {token}" for token in added]
     if 0 < len(added) <= _MOST_JOINED:
-        singles.append("".join(added))
+        around.append("".join(added))
+    elif added:  # several in a text: comparing takes time by the number of texts
+        around = [" ".join(around[place : place + _IN_A_TEXT]) for place in range(0, len(around), _IN_A_TEXT)]
+    singles = [*PROBES, *texts, *around]
     singles += [prompt + text for prompt in prompts for text in ("", "The text.")]
     if max_seq_len <= _LONGEST:
         singles.append(" ".join(map(str, range(max_seq_len + 1))))

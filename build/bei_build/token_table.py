@@ -67,13 +67,13 @@ def read_table(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Float32Ar
     return np.append(weights, np.zeros(vocab_size - count, np.float32)).astype(np.float32)
 
 
-def check_table(artifact: Path, folder: Path, vocab_size: int, texts: Sequence[str]) -> int:
-    """Compare what the artifact's own files answer for ``texts`` with the library's module in ``folder``; returns for
-    how many.
+def check_table(artifact: Path, folder: Path, reading: TokenizerReading, vocab_size: int, texts: Sequence[str]) -> int:
+    """Compare what the artifact's own files answer for ``texts`` with the library's module in ``folder``, whose
+    tokenizer is read as the other side's; returns for how many.
 
     Raises VerificationError where a weight differs, TokenizerError where ``folder`` has another tokenizer.
     """
-    tokenizer, library = read_tokenizer(artifact / TOKENIZER), open_tokenizer(folder, TokenizerReading())
+    tokenizer, library = read_tokenizer(artifact / TOKENIZER), open_tokenizer(folder, reading)
     table = read_token_weights(artifact / TOKEN_WEIGHTS, vocab_size)
     with closing(open_weights(folder)) as store:
         weights = store.read(_TENSOR)

@@ -47,6 +47,8 @@ def artifact_tokenizer(library: LibraryTokenizer, reading: TokenizerReading, fol
     """
     tokenizer = library.backend or stored_tokenizer(folder)
     assert tokenizer is not None, "open_tokenizer refuses what has neither"
+    tokenizer.no_truncation()  # before anything looks at what stands around a text
+    tokenizer.no_padding()
     if library.surrounded_by:
         _surround(tokenizer, library.surrounded_by)
     adapt(tokenizer, reading)
@@ -54,8 +56,6 @@ def artifact_tokenizer(library: LibraryTokenizer, reading: TokenizerReading, fol
         _end_in_eos(tokenizer, folder)
     if reading.is_static:
         tokenizer.post_processor = ProcessorSequence(_without_templates(tokenizer.post_processor))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     return tokenizer
 
 
@@ -67,14 +67,38 @@ def adapt(tokenizer: Tokenizer, reading: TokenizerReading) -> None:
     _keep_whole(tokenizer, reading.markers)
 
 
+def fitted_to_table(
+    tokenizer: Tokenizer, stored: Tokenizer | None, vocab_size: int
+) -> tuple[Tokenizer, tuple[str, ...]]:
+    """``tokenizer`` without the added tokens that the class alone knows, not tokenizer.json (``stored``), and for which
+    the embedding table has no row; and these. transformers fails at a text that has one: here it is other text.
+
+    Raises TokenizerError where other ids are behind the table.
+    """
+    own = stored.get_vocab(with_added_tokens=True) if stored else {}
+    added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
+    left_out = tuple(token for token, index in added.items() if index >= vocab_size and token not in own)
+    if left_out:
+        parts = json.loads(tokenizer.to_str())
+        parts["added_tokens"] = [token for token in parts["added_tokens"] if token["content"] not in left_out]
+        splits, tokenizer = tokenizer.encode_special_tokens, Tokenizer.from_str(json.dumps(parts))
+        tokenizer.encode_special_tokens = splits
+    check_vocabulary(tokenizer, vocab_size)
+    if max([*tokenizer.encode("").ids, *tokenizer.encode("", "").ids], default=-1) >= vocab_size:
+        raise TokenizerError(
+            f"A token around every text has no row in the embedding table, which has {vocab_size}: this tokenizer "
+            "belongs to another checkpoint. Download both again from one source."
+        )
+    return tokenizer, left_out
+
+
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Refuse a tokenizer that can produce ids behind the embedding table. Raises TokenizerError."""
     token, highest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda one: one[1], default=("", -1))
     if highest >= vocab_size:
         raise TokenizerError(
-            f"The tokenizer's ids go up to {highest} ({token!r}), but the embedding table has {vocab_size} rows: this "
-            "tokenizer belongs to another checkpoint, or transformers' class adds a token that the model has no row "
-            "for. Download both again from one source, or take tokenizer.json as it stands: --tokenizer file."
+            f"The tokenizer's ids go up to {highest} ({token!r}), but the embedding table has {vocab_size} rows: "
+            "this tokenizer belongs to another checkpoint. Download both again from one source."
         )
 
 
@@ -85,10 +109,11 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
     return tokenizer.token_to_id(token) if token is not None else index
 
 
-def model_max_length(folder: Path) -> int | None:
-    """``model_max_length`` of tokenizer_config.json, None if absent or infinite."""
-    path = folder / "tokenizer_config.json"
-    value = read_object(path).get("model_max_length") if path.is_file() else None
+def model_max_length(folder: Path, arguments: Mapping[str, Any] | None = None) -> int | None:
+    """``model_max_length`` of ``arguments``, else of tokenizer_config.json, None if absent or infinite."""
+    path, key = folder / "tokenizer_config.json", "model_max_length"
+    said = read_object(path) if path.is_file() else {}
+    value = {**said, **(arguments or {})}.get(key)
     return int(value) if isinstance(value, (int, float)) and 0 < value < _NO_LIMIT else None
 
 

@@ -18,6 +18,7 @@ from bei.artifact_lookup import _OF_THE_BUILDER, build_config_class
 from bei.config import ServeConfig
 from bei.engine import openvino as openvino_engine
 from bei.errors import BeiError, BrokenDependencyError, MissingDependencyError
+from bei.libraries import importing
 from bei.server.tracing import tracing_of
 from bei.signatures import _holds
 from bei_build import chat_template, location, weights
@@ -198,3 +199,11 @@ def test_the_command_ends_with_it(
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("attribute", ["__cause__", "__context__"])
+def test_an_error_that_is_its_own_cause_ends(attribute: str) -> None:
+    error = ImportError("broken")
+    setattr(error, attribute, error)
+    with pytest.raises(BrokenDependencyError, match="broken"), importing("thing", None, "Testing"):
+        raise error

@@ -261,3 +261,18 @@ def test_a_piece_that_ends_inside_an_added_token_is_read_on(
         tokenizer.enable_truncation(limit, direction=direction)
         (found,) = encoder.encode([text], EncodingOptions(True, direction, max_tokens=limit))
         assert found.input_ids.tolist() == tokenizer.encode(text).ids, limit
+
+
+@pytest.mark.parametrize("options", [EncodingOptions(whole=True), EncodingOptions(True, "left")], ids=["whole", "left"])
+@pytest.mark.parametrize("make", [bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer])
+@pytest.mark.parametrize("word", ["hello ", "world\t", "cat  ", "the ", "\u2603 "])
+def test_no_token_is_lost_where_words_repeat(
+    word: str, make: Callable[[], Tokenizer], options: EncodingOptions, tmp_path: Path
+) -> None:
+    """Of equal tokens around a cut two others were taken, one place further."""
+    tokenizer = make()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = TextEncoder(tmp_path / "tokenizer.json", 1_000_000)
+    for count in (4_000, 5_001):
+        (found,) = encoder.encode([word * count], options)
+        assert found.input_ids.tolist() == tokenizer.encode(word * count).ids

@@ -204,10 +204,13 @@ def test_a_side_that_nobody_names_is_said_in_a_warning(tmp_path: Path) -> None:
 
 def test_a_side_has_to_be_named_where_the_router_has_no_default(tmp_path: Path) -> None:
     manifest = save_artifact(tmp_path / "tiny", routes=Routes(default=None, absent=[])).manifest
-    with pytest.raises(InvalidRequestError, match="has no default: say by input_type what the texts are") as caught:
+    with pytest.raises(InvalidRequestError, match="has no default: say by input_type which of the two") as caught:
         asked_prompt(manifest)
     assert caught.value.param == "input_type"
     assert asked_prompt(manifest, input_type="query").text == ""
+    for names in ({"input_type": "classification"}, {"prompt_name": "clustering"}):  # of neither side
+        with pytest.raises(InvalidRequestError, match="which of the two"):
+            asked_prompt(manifest, **names)
 
 
 @pytest.mark.parametrize(

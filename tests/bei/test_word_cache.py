@@ -16,6 +16,7 @@ from bei import word_cache
 from bei.tokenization import EncodingOptions, TextEncoder
 from bei.word_cache import WordCache, treats_words_alone
 from tests.artifacts import tiny_tokenizer
+from tests.checkpoints import wordpiece_tokenizer
 
 _pieces = st.one_of(
     st.sampled_from(
@@ -123,3 +124,11 @@ def test_threads_share_a_cache_that_is_renewed_under_them(monkeypatch: pytest.Mo
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("content", ["\n", "\t", "\u3000"])
+def test_an_added_token_that_is_normalized_to_a_space_reaches_over_words(content: str) -> None:
+    tokenizer = wordpiece_tokenizer()
+    assert treats_words_alone(tokenizer)
+    tokenizer.add_tokens([content])
+    assert not treats_words_alone(tokenizer)

@@ -193,3 +193,16 @@ def test_served_vectors_are_those_of_transformers_with_its_own_tokenizer(
             expected.append(model(**inputs).last_hidden_state[0].mean(0).numpy())
     with Model(tmp_path / "artifact", tune="off") as served:
         np.testing.assert_allclose(served.embed(texts), np.stack(expected), atol=2e-4)
+
+
+def test_a_token_that_the_class_adds_and_the_model_has_no_row_for_is_left_out(tmp_path: Path) -> None:
+    """As some DeBERTas without their mask token: transformers loads them, and fails at a text that has it."""
+    folder = save_checkpoint(tmp_path / "bert")
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"[MASK]"', '"[GONE]"'))
+    said = build_noted(folder, tmp_path / "artifact")
+    assert "BertTokenizer adds '[MASK]', for which the model has no row" in " ".join(said.split())
+    with Model(tmp_path / "artifact", tune="off") as model:
+        (tokens,) = model.tokenize(["the [MASK]"])
+    as_stored = Tokenizer.from_file(str(file))
+    assert [token.id for token in tokens] == as_stored.encode("the [MASK]").ids

@@ -19,7 +19,14 @@ from bei.errors import TokenizerError
 from bei_build.checkpoint import read_checkpoint
 from bei_build.location import locate
 from tests.bei_build.tokenizing import tokenizer_of
-from tests.checkpoints import bpe_tokenizer, save_checkpoint, unigram_tokenizer, wordpiece_tokenizer, write_json
+from tests.checkpoints import (
+    add_modules,
+    bpe_tokenizer,
+    save_checkpoint,
+    unigram_tokenizer,
+    wordpiece_tokenizer,
+    write_json,
+)
 
 HELD_OUT = Path(__file__).parents[2] / "build" / "bei_build" / "data" / "held_out.txt"
 TEXTS = [
@@ -270,3 +277,22 @@ def test_a_model_of_a_class_of_its_own_has_its_tokenizer_read(tmp_path: Path) ->
     rope = {**scaling, "original_max_position_embeddings": 8192}
     write_json(tmp_path / "config.json", {"model_type": "llama_bidirec", "rope_scaling": rope})
     assert tokenizer_of(tmp_path).encode("the cat").ids == bpe_tokenizer().encode("the cat").ids
+
+
+def test_an_eos_that_is_asked_for_is_added_where_the_file_pads(tmp_path: Path) -> None:
+    """As a tokenizer is saved that has padded to a length: the padding is none of the tokens around a text."""
+    tokenizer = llama_tokenizer()
+    tokenizer.add_special_tokens(["<pad>"])
+    tokenizer.enable_padding(length=16, pad_token="<pad>", pad_id=tokenizer.token_to_id("<pad>"))
+    folder_of(tmp_path, tokenizer, {**LLAMA, "add_eos_token": True})
+    assert tokenizer_of(tmp_path).encode("the").tokens == ["<s>", "▁the", "</s>"]
+    assert tokenizer_of(tmp_path, ends_in_eos=True).encode("the").tokens == ["<s>", "▁the", "</s>"]
+
+
+def test_a_length_among_the_arguments_of_the_class_counts(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    add_modules(tmp_path, ("mean",))
+    write_json(tmp_path / "sentence_bert_config.json", {"tokenizer_args": {"model_max_length": 16, "revision": "main"}})
+    checkpoint = read_checkpoint(locate(str(tmp_path)))
+    assert checkpoint.max_seq_len == 16
+    assert checkpoint.reading.arguments == {"model_max_length": 16}

@@ -35,7 +35,9 @@ def compared_with_library(folder: Path, scratch: Path, **reading: Any) -> tuple[
     library = open_tokenizer(folder, asked)
     check_model(stored_tokenizer(folder), library, asked)
     artifact_tokenizer(library, asked, folder).save(str(artifact))
-    sources = TokenSources.opened(folder, asked, artifact, tokenization_of(library), LONGEST, types_matter=False)
+    sources = TokenSources.opened(
+        folder, asked, artifact, tokenization_of(library), LONGEST, 1 << 30, types_matter=False
+    )
     known = bundled()
     probes = probes_of(sources, [*held_out_texts(), *known.queries, *known.documents], (), LONGEST)
     agreement = compared(sources, probes, LONGEST, sha256_of_file(artifact))

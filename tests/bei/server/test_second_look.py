@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bei.errors import InvalidTextError
+from bei.server import second_look
 from tests.bei.server.app import App, check_error
 from tests.bei.server.test_endpoint import GOOD, filled
 from tests.bei.server.test_reports import REPORTING, ask
@@ -246,3 +249,15 @@ def test_any_json_text_of_python_s_is_answered_or_refused_by_its_place(
     reported = app.run(app.client.post("/v1/embeddings", content=content.encode(), headers={"x-bei-report": "1"}))
     assert reported.status_code == 200
     assert [entry["index"] for entry in reported.json()["report"] if entry["error"]] == wrong
+
+
+def test_nested_lists_take_no_memory_by_their_product() -> None:
+    nested = b"[" * 900 + b",".join([b"[]"] * 20_000) + b"]" * 900
+    content = b'{"x":' + nested + b',"inputs":["\\ud83d"]}'
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidTextError, match="inputs 0"):
+            second_look._without_halves(content, False)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
