@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bei.model import Model as Model
+    from bei.offline.model import Model as Model
 else:
 
     def __getattr__(name: str) -> object:
         """``bei.Model``, when it is asked for: it needs numpy and a tokenizer, and many who import bei do not."""
         if name != "Model":
             raise AttributeError(f"module 'bei' has no attribute {name!r}")
-        from bei.model import Model
+        from bei.offline.model import Model
 
         return Model

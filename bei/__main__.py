@@ -1,6 +1,6 @@
 """``python -m bei``."""
 
-from bei.cli import main
+from bei.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from bei.core import Encoding, Engine, PackedBatch
-from bei.engine import load_engine
-from bei.tuning import measure as measure_costs
+from bei.engine.load import load_engine
+from bei.scheduler.cost_measurement import measure as measure_costs
 from benchmarks.common import alternate, batches_in_flight, mixed_lengths, ratio, seconds, sorted_batches, write
 from benchmarks.models import built, minilm_folder
 

@@ -32,19 +32,20 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from bei.artifact import Artifact, Certificate, load
-from bei.certification.stored import complete
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.manifest import Artifact, load
 from bei.core import Engine, Float32Array, Limits
-from bei.engine import load_engine
+from bei.engine.load import load_engine
 from bei.errors import ArtifactError
-from bei_build.checkpoint import read_checkpoint
+from bei.verification.stored_answers import complete
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.heads import HeadChoice
+from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
-from bei_build.heads import HeadChoice
-from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress
+from bei_build.quantization.calibrate import kept_quantization
 from bei_build.quantization.emulation import emulated
-from bei_build.quantizing import kept_quantization
 from benchmarks import scifact
 from benchmarks.common import RESULTS, write
 from benchmarks.models import minilm_folder

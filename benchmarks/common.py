@@ -19,12 +19,11 @@ import psutil
 from tokenizers import Tokenizer
 
 from bei import __version__
-from bei.batching import QueueKey, next_batch
-from bei.batching.policy import LaneView, StepCosts, step_bounds
 from bei.core import Encoding, Limits, PackedBatch
-from bei.cores import usable_cores
 from bei.engine.openvino import cpu_capabilities
 from bei.port import Lane
+from bei.scheduler.next_batch import LaneView, QueueKey, StepCosts, next_batch, step_bounds
+from bei.utils.cpu_count import usable_cores
 
 T = TypeVar("T")
 

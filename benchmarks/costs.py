@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from bei.core import Encoding, Engine, Limits, PackedBatch
-from bei.costs import CostModel, Sample, fit, nonnegative_least_squares
-from bei.engine import load_engine
-from bei.tuning import Clock, measured_steps
+from bei.engine.load import load_engine
+from bei.scheduler.cost_measurement import Clock, measured_steps
+from bei.scheduler.cost_model import CostModel, Sample, fit, nonnegative_least_squares
 from benchmarks.common import batches_in_flight, mixed_lengths, random_encodings, seconds, write
 from benchmarks.models import built, checkpoint_folder
 from benchmarks.plots import BLUE, GREEN, GREY, ORANGE, panels, plain_log, save

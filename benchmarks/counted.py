@@ -77,6 +77,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, _begin)
     signal.signal(signal.SIGUSR2, _end)
     threading.settrace(_of_new_thread)
-    from bei import cli
+    from bei.cli import main
 
-    cli.main(sys.argv[1:])
+    main.main(sys.argv[1:])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from bei.core import Engine, PackedBatch
-from bei.tokenization import TextEncoder
+from bei.tokenizer.encoder import TextEncoder
 from benchmarks.common import seconds
 
 

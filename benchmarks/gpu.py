@@ -10,7 +10,7 @@ but for what is compiled into packages, which ``--compile`` adds: PyTorch takes 
 
 Weights are random and BF16's; the module's outputs are compared with the same model in FP32 (the plain kernel), on the
 same device in the same run, and every other way to run it with the module's. Operations are counted from the spec
-(``bei_build.flops``), real tokens only.
+(``bei_build.spec.flops``), real tokens only.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from bei.core import PackedBatch
-from bei.packing import graph_inputs
-from bei_build.flops import flops
+from bei.engine.packing import graph_inputs
+from bei_build.spec.flops import flops
 from bei_build.torch_graph.model import PackedModel, tensors_of
 from benchmarks import gpu_ceilings, gpu_fused, gpu_kernels
 from benchmarks.gpu_built import Built, built_from_a_checkpoint

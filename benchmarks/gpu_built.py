@@ -24,7 +24,7 @@ from benchmarks.gpu_record import Found, latency
 from benchmarks.gpu_shapes import Shape, quantization_of
 
 if TYPE_CHECKING:
-    from bei.artifact import Artifact
+    from bei.artifact.manifest import Artifact
 
 _MAX_NUM_TOKENS, _MAX_BATCH_SIZE = 36_864, 1024
 _CALLS_A_STREAM = 20
@@ -36,9 +36,9 @@ class Built:
 
     def __init__(self, shape: Shape, model: PackedModel, device: torch.device) -> None:
         require("msgspec", "onnx", "ml_dtypes")  # the builder's and the artifact's own
-        from bei.engine.cuda import CudaEngine, CudaOptions
+        from bei.engine.cuda.engine import CudaEngine, CudaOptions
         from bei_build.config import BuildConfig
-        from bei_build.targets import Numerics, compiler_for
+        from bei_build.targets.compiler import Numerics, compiler_for
 
         with ExitStack() as resources:
             folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
@@ -111,7 +111,7 @@ class _Weights:
 
 def _manifest(shape: Shape, target: str, limits: Limits, precision: str, needs: Any) -> Any:
     """Of a model that has no checkpoint."""
-    from bei import artifact
+    from bei.artifact import manifest as artifact
 
     spec = shape.spec
     return artifact.Manifest(
@@ -173,7 +173,7 @@ class Made(NamedTuple):
 def random_artifact(shape: Shape, device: torch.device, folder: Path) -> Made:
     """``bei build`` in ``folder``, of a random checkpoint of transformers' class for ``shape``."""
     require("transformers", "tokenizers", "onnx", "ml_dtypes", "safetensors", "msgspec", "rich")
-    from bei.engine import load_engine
+    from bei.engine.load import load_engine
     from bei_build.config import BuildConfig
     from bei_build.pipeline import build
     from bei_build.progress import Progress

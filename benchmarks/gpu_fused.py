@@ -15,16 +15,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from bei_build.quantization.scheme import LayerQuantization
-from bei_build.spec import Activation, NormSpec, RopeSpec
+from bei_build.spec.model_spec import Activation, NormSpec, RopeSpec
+from bei_build.spec.quantization import LayerQuantization
 from bei_build.torch_graph.activation import gated
 from bei_build.torch_graph.fp8 import FP8, FP8Linear, Rounded, Rounding, with_ones
-from bei_build.torch_graph.fusions import ALL, NONE
+from bei_build.torch_graph.fusion_choice import ALL, NONE
 from bei_build.torch_graph.heads import by_triton, pooled
 from bei_build.torch_graph.norms import Norm, States
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Linear, Storage
 from bei_build.torch_graph.positions import Rotation
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Linear, Storage
 from benchmarks.gpu_peers import require
 from benchmarks.gpu_record import Found, Skipped, rounded, throughput
 from benchmarks.gpu_shapes import SHAPES

@@ -18,7 +18,7 @@ from benchmarks.gpu_record import Found
 from benchmarks.gpu_shapes import Shape
 
 if TYPE_CHECKING:
-    from bei.artifact import Artifact
+    from bei.artifact.manifest import Artifact
 
 _NEEDED = ("fastapi", "httptools", "msgspec", "orjson", "prometheus_client", "psutil", "tokenizers", "uvicorn")
 _KINDS = {"requests of 16 texts": (16, 16), "single texts": (1, 128)}  # texts a request, requests at a time
@@ -54,11 +54,11 @@ def over_http(shape: Shape, device: torch.device, lengths: list[int]) -> Found:
 
 def _alone(artifact: Artifact, texts: list[str], *, measures: bool) -> float:
     """Texts a second of the engine, all its streams busy with batches that the server's policy cuts from all texts."""
-    from bei.artifact import TOKENIZER
-    from bei.costs import CostModel
-    from bei.engine import load_engine
-    from bei.tokenization import TextEncoder
-    from bei.tuning import measure
+    from bei.artifact.manifest import TOKENIZER
+    from bei.engine.load import load_engine
+    from bei.scheduler.cost_measurement import measure
+    from bei.scheduler.cost_model import CostModel
+    from bei.tokenizer.encoder import TextEncoder
     from benchmarks.common import sorted_batches
     from benchmarks.engine_alone import engine_rate
 

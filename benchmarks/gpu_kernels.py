@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bei.packing import graph_inputs
-from bei_build.flops import visible_pairs
-from bei_build.position_tables import alibi_slopes, disentangled_rows
-from bei_build.spec import AttentionSpec, DisentangledSpec, RelativeBiasSpec
-from bei_build.torch_graph import kernels
+from bei.engine.packing import graph_inputs
+from bei_build.spec.flops import visible_pairs
+from bei_build.spec.model_spec import AttentionSpec, DisentangledSpec, RelativeBiasSpec
+from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
+from bei_build.torch_graph import attention_kernels
+from bei_build.torch_graph.packed_step import Step
 from bei_build.torch_graph.positions import ScoreTerms
-from bei_build.torch_graph.step import Step
 from benchmarks.gpu_peers import require
 from benchmarks.gpu_record import Found, Skipped, rounded, throughput
 from benchmarks.gpu_shapes import batch_of, uniform
@@ -29,7 +29,7 @@ class Case:
     """An attention as models have it, and the kernel that is to compute it."""
 
     spec: AttentionSpec
-    kernel: kernels.Kernel
+    kernel: attention_kernels.Kernel
 
 
 def _spec(heads: int, head_dim: int, kv_heads: int | None = None, **settings: object) -> AttentionSpec:
@@ -61,7 +61,7 @@ def measured(case: Case, device: torch.device, *, budget_s: float) -> Found:
         require("triton")
     step, parts, terms = _inputs(case, _PARITY_LENGTHS, device)
     query, key, value = (part.float() for part in parts)
-    expected = kernels.plain(query, key, value, case.spec, terms, step, partial_keys=False)
+    expected = attention_kernels.plain(query, key, value, case.spec, terms, step, partial_keys=False)
     num_tokens = sum(_PARITY_LENGTHS)
     error = (_computed(case, parts, terms, step)() - expected)[:num_tokens].norm() / expected[:num_tokens].norm()
     if not error < _MOST_ERROR:
@@ -77,7 +77,11 @@ def measured(case: Case, device: torch.device, *, budget_s: float) -> Found:
 def _inputs(case: Case, lengths: list[int], device: torch.device) -> tuple[Step, tuple[Tensor, ...], ScoreTerms]:
     """A step, random BF16 queries, keys and values as one product gives them, and random terms."""
     spec = case.spec
-    names = {*kernels.reads("plain", partial_keys=False), *kernels.reads(case.kernel, partial_keys=False), "input_ids"}
+    names = {
+        *attention_kernels.reads("plain", partial_keys=False),
+        *attention_kernels.reads(case.kernel, partial_keys=False),
+        "input_ids",
+    }
     arrays = graph_inputs(batch_of(lengths, 1000), sorted(names))
     step = Step({name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
     generator = torch.Generator(device).manual_seed(0)
@@ -106,7 +110,7 @@ def _terms(spec: AttentionSpec, num_tokens: int, generator: torch.Generator) -> 
 def _computed(case: Case, parts: tuple[Tensor, ...], terms: ScoreTerms, step: Step) -> Callable[[], Tensor]:
     query, key, value = parts
     if case.kernel == "flash":
-        return lambda: kernels.flash(query, key, value, case.spec, step, partial_keys=False)
-    from bei_build.torch_graph.ragged import ragged
+        return lambda: attention_kernels.flash(query, key, value, case.spec, step, partial_keys=False)
+    from bei_build.torch_graph.ragged_attention import ragged
 
     return lambda: ragged(query, key, value, case.spec, terms, step, partial_keys=False)

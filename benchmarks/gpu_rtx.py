@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bei.engine.nvidia import load_library
 from bei.errors import BeiError
-from bei.nvidia import load_library
 from bei_build.torch_graph.model import PackedModel
 from benchmarks.gpu_peers import require
 from benchmarks.gpu_record import Found, Skipped, throughput
@@ -55,9 +55,9 @@ def _unpack(wheels: Path, site: Path) -> None:
 
 def _built(trt: Any, model: PackedModel, folder: Path) -> bytes:
     """The plan's bytes. Raises RuntimeError with the library's log where it refuses."""
-    from bei_build.graph.attention import AttentionCore
-    from bei_build.graph.transformer import write_graph
-    from bei_build.graph.writer import DType, GraphTypes
+    from bei_build.onnx_graph.attention import AttentionCore
+    from bei_build.onnx_graph.transformer import write_graph
+    from bei_build.onnx_graph.writer import DType, GraphTypes
 
     weights = model.weights_by_name()
     types, core = GraphTypes(DType.BF16, DType.BF16), AttentionCore.TRT_ATTENTION

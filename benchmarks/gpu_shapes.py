@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from bei.core import Encoding, PackedBatch
-from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.scheme import LayerQuantization, Quantization
-from bei_build.spec import (
+from bei_build.spec.linear_layers import linear_layers
+from bei_build.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     EmbeddingsSpec,
@@ -25,10 +24,11 @@ from bei_build.spec import (
     Pooling,
     RopeSpec,
 )
+from bei_build.spec.quantization import LayerQuantization, Quantization
+from bei_build.torch_graph.attention_kernels import Kernel
 from bei_build.torch_graph.fp8 import FP8Linear
-from bei_build.torch_graph.kernels import Kernel
 from bei_build.torch_graph.model import PackedModel
-from bei_build.torch_graph.storage import Storage, join_linear_layers
+from bei_build.torch_graph.parameters import Storage, join_linear_layers
 
 _WIDEST_INPUT = 32.0  # of linear layers of these models
 

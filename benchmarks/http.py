@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Engine
-from bei.engine import load_engine
-from bei.tokenization import TextEncoder
-from bei.tuning import measure as measure_costs
+from bei.engine.load import load_engine
+from bei.scheduler.cost_measurement import measure as measure_costs
+from bei.tokenizer.encoder import TextEncoder
 from benchmarks.common import (
     alternate,
     batches_in_flight,

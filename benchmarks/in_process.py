@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Engine, PackedBatch
-from bei.engine import load_engine
-from bei.tokenization import TextEncoder
-from bei.tuning import measure as measure_costs
+from bei.engine.load import load_engine
+from bei.scheduler.cost_measurement import measure as measure_costs
+from bei.tokenizer.encoder import TextEncoder
 from benchmarks.common import alternate, ratio, sorted_batches, write
 from benchmarks.engine_alone import engine_rate
 from benchmarks.models import built, minilm_folder

@@ -25,15 +25,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bei.bench.driver import BROKEN, UNANSWERED, Driver, Request, Stream
-from bei.bench.http1 import Answer, head_of, request_of
-from bei.bench.wire import Address, SocketWire, allow_files
+from bei.cli.bench.driver import BROKEN, UNANSWERED, Driver, Request, Stream
+from bei.cli.bench.http1 import Answer, head_of, request_of
+from bei.cli.bench.sockets import Address, SocketWire, allow_files
 
 _ERRORS_KEPT = 5
 
 
 class Rows:
-    """A row for each try (``bei.bench.driver.Sink``)."""
+    """A row for each try (``bei.cli.bench.driver.Sink``)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, float, float, float, int, float | None, float | None]] = []

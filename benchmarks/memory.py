@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER
+from bei.artifact.manifest import TOKENIZER
 from benchmarks.common import mixed_lengths, random_texts, write
 from benchmarks.load import closed_loop, embeddings_body
 from benchmarks.models import built, minilm_folder

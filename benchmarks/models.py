@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bei.artifact import Artifact
-from bei.engine import load_engine
+from bei.artifact.manifest import Artifact
+from bei.engine.load import load_engine
 from bei.errors import CheckpointNotFoundError
+from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
-from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 

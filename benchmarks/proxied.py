@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bei.bench.result import PointResult, read_result
+from bei.cli.bench.result import PointResult, read_result
 from benchmarks.common import with_foreign_load, write
 from benchmarks.models import built, minilm_folder
 from benchmarks.server import ROOT, environment, free_port, serving, tied, wait_ready

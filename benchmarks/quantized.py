@@ -20,11 +20,11 @@ from typing import Any
 
 from rich.console import Console
 
-from bei.artifact import OPENVINO_MODEL, Artifact
+from bei.artifact.manifest import OPENVINO_MODEL, Artifact
 from bei.core import Encoding, PackedBatch
-from bei.engine import load_engine
-from bei.packing import graph_inputs
-from bei.tuning import measure as measure_costs
+from bei.engine.load import load_engine
+from bei.engine.packing import graph_inputs
+from bei.scheduler.cost_measurement import measure as measure_costs
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bei.cli import main
-from bei.costs import Sample
-from bei.metrics import ModelMetrics
+from bei.cli.main import main
+from bei.metrics.registry import ModelMetrics
+from bei.scheduler.cost_model import Sample
 
 FILE = "BENCHMARK_STEPS"
 

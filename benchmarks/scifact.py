@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from bei.artifact import TOKENIZER, Artifact
-from bei.byte_vectors import int8_of
+from bei.artifact.int8 import int8_of
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
-from bei.engine import load_engine
-from bei.tokenization import TextEncoder
+from bei.engine.load import load_engine
+from bei.tokenizer.encoder import TextEncoder
 from benchmarks.common import write
 from benchmarks.models import built, minilm_folder
 from tests.real.models import cache_dir

@@ -25,18 +25,18 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER
-from bei.batching.scheduler import SchedulingRules
-from bei.cores import usable_cores
-from bei.costs import Sample, fit
+from bei.artifact.manifest import TOKENIZER
+from bei.cli.simulate.devices import CostTable, Fleet, read_table
+from bei.cli.simulate.http_time import Front
+from bei.cli.simulate.policies import POLICIES
+from bei.cli.simulate.result import Answered
+from bei.cli.simulate.simulator import Run
+from bei.cli.simulate.trace import Request, Trace
+from bei.cli.simulate.workloads import PASSAGES, QUERIES, WORKLOADS, Mix
 from bei.port import LANES, Lane
-from bei.simulation.devices import CostTable, Fleet, read_table
-from bei.simulation.front import Front
-from bei.simulation.policies import POLICIES
-from bei.simulation.result import Answered
-from bei.simulation.simulator import Run
-from bei.simulation.trace import Request, Trace
-from bei.simulation.workloads import PASSAGES, QUERIES, WORKLOADS, Mix
+from bei.scheduler.cost_model import Sample, fit
+from bei.scheduler.scheduler import SchedulingRules
+from bei.utils.cpu_count import usable_cores
 from benchmarks.common import least_disturbed, random_texts, with_foreign_load, write
 from benchmarks.load import LANE, Stream, closed_loop, drive, embeddings_body
 from benchmarks.models import built, minilm_folder

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from bei.batching.scheduler import SchedulingRules
-from bei.simulation.devices import TABLES, CostTable, Fleet, read_table
-from bei.simulation.policies import POLICIES
-from bei.simulation.result import Result
-from bei.simulation.simulator import simulate
-from bei.simulation.workloads import WORKLOADS, Mix
+from bei.cli.simulate.devices import TABLES, CostTable, Fleet, read_table
+from bei.cli.simulate.policies import POLICIES
+from bei.cli.simulate.result import Result
+from bei.cli.simulate.simulator import simulate
+from bei.cli.simulate.workloads import WORKLOADS, Mix
+from bei.scheduler.scheduler import SchedulingRules
 from benchmarks.common import write
 from benchmarks.plots import BLUE, GREY, ORANGE, panels, save
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import minilm_folder
-from tests.bei_build.builds import build_artifact
 from tests.real.models import cache_dir
-from tests.zoo import CASES, Case, save_case
+from tests.support.builds import build_artifact
+from tests.support.zoo import CASES, Case, save_case
 
 # Tasks of bei, as the traffic asks for them.
 EMBED, EMBED_TOKENS, EMBED_SPARSE = "embed", "embed_tokens", "embed_sparse"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bei import cli
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
+from bei.cli import main as cli
 from bei.core import Outputs, PackedBatch
 from tests.e2e.wide_server import WideEngine
 
@@ -43,16 +43,16 @@ def load_engine(_: Path, manifest: Manifest, *__: Any) -> TimedEngine:
 
 def count_copies(folder: Path, name: str) -> None:
     """Write, at the end of this process, how many arrays it has copied into shared memory."""
-    from bei.processes import lending
+    from bei.multiprocess.transport import lease
 
-    lenders: list[lending.Lender] = []
-    make = lending.Lender.__init__
+    lenders: list[lease.Lender] = []
+    make = lease.Lender.__init__
 
-    def noted(self: lending.Lender, *args: Any, **options: Any) -> None:
+    def noted(self: lease.Lender, *args: Any, **options: Any) -> None:
         lenders.append(self)
         make(self, *args, **options)
 
-    lending.Lender.__init__ = noted  # type: ignore[method-assign]
+    lease.Lender.__init__ = noted  # type: ignore[method-assign]
     atexit.register(
         lambda: (folder / f"{name}.json").write_text(json.dumps(sum(lender.num_copied for lender in lenders)))
     )
@@ -62,18 +62,21 @@ def main() -> None:
     """A server, or one of its processes."""
     kind, *rest = sys.argv[1:]
     # Rows of the table are no canary's.
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.service.deviation", return_value=None):
+    with (
+        mock.patch("bei.service.loader.load_engine", load_engine),
+        mock.patch("bei.service.service.deviation", return_value=None),
+    ):
         if kind == "serve":
             command = (sys.executable, "-m", "benchmarks.standin", "process")
-            with mock.patch("bei.processes.supervisor.COMMAND", command):
+            with mock.patch("bei.multiprocess.supervisor.supervisor.COMMAND", command):
                 cli.main(["serve", *rest, "--tune=off"])
         else:
-            from bei.processes import child
+            from bei.multiprocess import __main__
 
             if COPIES in os.environ:
                 count_copies(Path(os.environ[COPIES]), rest[0])
             sys.argv[1:] = rest
-            child.main()
+            __main__.main()
 
 
 if __name__ == "__main__":

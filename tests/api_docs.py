@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
-from bei.config import DIALECTS, ServeConfig
-from bei.metrics import Metrics
+from bei.config.settings import DIALECTS, ServeConfig
+from bei.metrics.registry import Metrics
 from bei.server.app import create_app
-from bei.server.models import Models
+from bei.server.endpoint.models import Models
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "api.md"
 

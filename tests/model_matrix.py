@@ -1,4 +1,4 @@
-"""How far engines are from the Hugging Face classes, case by case of ``tests.zoo``. ``python -m tests.model_matrix``
+"""How far engines are from the Hugging Face classes, case by case of ``tests.support.zoo``. ``python -m tests.model_matrix``
 measures all of them and writes docs/models.md; with ``--width 768 --layers 4`` the table of realistic widths in it, and
 with ``--width 2048 --layers 4 --first`` that of the first case of each family.
 """
@@ -18,11 +18,11 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
 from bei_build.targets.openvino import cpu_capabilities
-from tests.bei_build.builds import build_artifact, running
-from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, Case, encodings_of, hf_outputs, save_case, widened
+from tests.support.builds import build_artifact, running
+from tests.support.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, Case, encodings_of, hf_outputs, save_case, widened
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
 

@@ -45,14 +45,14 @@ LAYERS = [
 LEAVES = {
     "elsewhere": set(),
     "histograms": set(),
-    "metric_sums": {"bei.te_metrics"},
+    "metric_sums": {"bei.metrics.tei"},
     "peers": set(),
     "te_metrics": set(),
     "port_gauges": {"bei.core", "bei.port"},
     "stages": set(),
-    "admission": {"bei.core", "bei.errors", "bei.port", "bei.timing"},
+    "admission": {"bei.core", "bei.errors", "bei.port", "bei.metrics.request_timing"},
     "byte_vectors": {"bei.core"},
-    "calls": {"bei.admission", "bei.core", "bei.errors", "bei.timing"},
+    "calls": {"bei.service.admission", "bei.core", "bei.errors", "bei.metrics.request_timing"},
     "canary": {"bei.core"},
     "port": {"bei.core", "bei.errors"},
     "costs": {"bei.core"},
@@ -60,12 +60,19 @@ LEAVES = {
     "packing": {"bei.core"},
     "postprocess": {"bei.core"},
     "tokenization": {
-        *("bei.core", "bei.errors", "bei.files", "bei.layout", "bei.long_texts", "bei.tokenizer_file"),
-        "bei.word_cache",
+        *(
+            "bei.core",
+            "bei.errors",
+            "bei.utils.untrusted_files",
+            "bei.tokenizer.special_tokens",
+            "bei.tokenizer.long_text",
+            "bei.tokenizer.file",
+        ),
+        "bei.tokenizer.word_cache",
     },
     "recent": {"bei.port"},
-    "tokenizer_file": {"bei.files"},
-    "tokenizer_pool": {"bei.core", "bei.errors", "bei.tokenization"},
+    "tokenizer_file": {"bei.utils.untrusted_files"},
+    "tokenizer_pool": {"bei.core", "bei.errors", "bei.tokenizer.encoder"},
     "files": {"bei.errors"},
     "free_memory": set(),
     "service_links": set(),
@@ -79,39 +86,39 @@ LEAVES = {
     "mapped": set(),
     "pytorch": {"bei", "bei.errors"},
     "quantities": {"bei.errors"},
-    "signing_keys": {"bei.errors", "bei.files", "bei.libraries"},
-    "timing": {"bei.core", "bei.port", "bei.stages"},
+    "signing_keys": {"bei.errors", "bei.utils.untrusted_files", "bei.utils.libraries"},
+    "timing": {"bei.core", "bei.port", "bei.metrics.request_stages"},
     "word_cache": set(),
 }
 CONTRACT = {
     "bei",
-    "bei.artifact",
-    "bei.byte_vectors",
-    "bei.canary",
-    "bei.certification.answers",
-    "bei.certification.comparison",
-    "bei.certification.retrieval",
-    "bei.certification.stored",
-    "bei.certification.thresholds",
+    "bei.artifact.manifest",
+    "bei.artifact.int8",
+    "bei.artifact.certificate.canary",
+    "bei.verification.answers",
+    "bei.verification.comparison",
+    "bei.verification.retrieval",
+    "bei.verification.stored_answers",
+    "bei.artifact.certificate.thresholds",
     "bei.core",
     "bei.errors",
-    "bei.files",
-    "bei.free_memory",
-    "bei.instruction_sets",
-    "bei.libraries",
-    "bei.manifest_checks",
-    "bei.model_cache",
-    "bei.nvidia",
-    "bei.packing",
-    "bei.pytorch",
-    "bei.quantities",
-    "bei.sides",
-    "bei.signing_keys",
-    "bei.sparse",
-    "bei.tensorrt_log",
-    "bei.token_weights",
-    "bei.tokenization",
-    "bei.tokenizer_file",
+    "bei.utils.untrusted_files",
+    "bei.utils.free_memory",
+    "bei.engine.cpu_features",
+    "bei.utils.libraries",
+    "bei.artifact.validation",
+    "bei.artifact.cache",
+    "bei.engine.nvidia",
+    "bei.engine.packing",
+    "bei.engine.pytorch",
+    "bei.utils.units",
+    "bei.artifact.sides",
+    "bei.artifact.signing_keys",
+    "bei.engine.sparse",
+    "bei.engine.tensorrt_logger",
+    "bei.artifact.token_weights",
+    "bei.tokenizer.encoder",
+    "bei.tokenizer.file",
 }
 
 
@@ -160,7 +167,7 @@ def test_heavy_imports_inside_functions_are_where_they_belong(path: Path) -> Non
         top = module.split(".")[0]
         assert not {top, module} & EXECUTING, module
         if top == "bei_build":
-            assert name_of(path) in {"bei/cli.py", "bei/artifact_lookup.py"}, module
+            assert name_of(path) in {"bei/cli/main.py", "bei/service/resolve.py"}, module
         elif top in ENGINE_LIBRARIES:
             assert name_of(path) == ENGINE_LIBRARIES[top], module
         else:
@@ -195,7 +202,14 @@ def test_http_stays_in_the_server(path: Path) -> None:
         )
 
 
-BENCH = ("bei.bench", "bei.cores", "bei.errors", "bei.files", "bei.pages", "bei.__version__")
+BENCH = (
+    "bei.cli.bench",
+    "bei.utils.cpu_count",
+    "bei.errors",
+    "bei.utils.untrusted_files",
+    "bei.utils.html",
+    "bei.__version__",
+)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "bei" / "bench").rglob("*.py")), ids=name_of)
@@ -206,7 +220,7 @@ def test_the_load_generator_knows_nothing_of_the_server(path: Path) -> None:
 
 
 def test_commands_that_do_not_make_load_do_not_load_the_load_generator() -> None:
-    code = "import sys, bei.cli; bei.cli._parser('serve'); print([m for m in sys.modules if m.startswith('bei.bench')])"
+    code = "import sys, bei.cli.main; bei.cli._parser('serve'); print([m for m in sys.modules if m.startswith('bei.cli.bench')])"
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert result.stdout.strip() == "[]"
 
@@ -215,7 +229,7 @@ def test_commands_that_do_not_make_load_do_not_load_the_load_generator() -> None
 def test_the_simulation_knows_neither_engines_nor_services(path: Path) -> None:
     known = {"batching", "core", None}
     for module in imports_of(path, everywhere=True):
-        assert module.startswith("bei.simulation") or layer_of(module) in known, module
+        assert module.startswith("bei.cli.simulate") or layer_of(module) in known, module
 
 
 @pytest.mark.parametrize("path", BUILDER, ids=name_of)
@@ -242,7 +256,9 @@ def test_the_builder_imports_torch_in_functions_only(path: Path) -> None:
 def test_the_module_for_pytorch_needs_neither_onnx_nor_the_artifact() -> None:
     """It runs on machines that have torch and little else (benchmarks/gpu.py)."""
     others = {"onnx", "msgspec", "transformers", "openvino", "tokenizers", "ml_dtypes", "triton"}
-    code = f"import sys, bei_build.torch_graph.model, bei_build.flops; print(sorted({others} & sys.modules.keys()))"
+    code = (
+        f"import sys, bei_build.torch_graph.model, bei_build.spec.flops; print(sorted({others} & sys.modules.keys()))"
+    )
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert result.stdout.strip() == "[]"
 
@@ -250,7 +266,7 @@ def test_the_module_for_pytorch_needs_neither_onnx_nor_the_artifact() -> None:
 def test_families_emit_no_graph_nodes() -> None:
     for path in sorted((ROOT / "build" / "bei_build" / "families").rglob("*.py")):
         for module in imports_of(path, everywhere=True):
-            assert not module.startswith(("bei_build.graph", "bei_build.targets", "onnx")), (path, module)
+            assert not module.startswith(("bei_build.onnx_graph", "bei_build.targets.compiler", "onnx")), (path, module)
 
 
 def test_every_module_is_named_in_the_document() -> None:
@@ -264,6 +280,6 @@ def test_every_module_is_named_in_the_document() -> None:
 
 def test_importing_the_server_and_the_cli_loads_nothing_heavy() -> None:
     heavy = sorted((HEAVY - {"modelopt"}) | ENGINE_LIBRARIES.keys() | {"opentelemetry.sdk"})
-    code = f"import sys, bei.cli, bei.server.run; print(sorted(set({heavy}) & sys.modules.keys()))"
+    code = f"import sys, bei.cli.main, bei.server.run; print(sorted(set({heavy}) & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert result.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Every recipe in configs/ is a valid build configuration, and builds a repository of its shape (tests/recipes.py)."""
+"""Every recipe in configs/ is a valid build configuration, and builds a repository of its shape (tests/support/recipes.py)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact, Manifest
-from bei.config import load
-from bei_build import verification
+from bei.artifact.manifest import TOKENIZER, Artifact, Manifest
+from bei.config.settings import load
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
-from bei_build.targets import compiler_for
-from tests.bei_build.builds import open_engine, silent
-from tests.checkpoints import MAX_TOKENS
-from tests.recipes import FAMILY_TABLE, REPOSITORIES, Repository
+from bei_build.reference import held_out
+from bei_build.targets.compiler import compiler_for
+from tests.support.builds import open_engine, silent
+from tests.support.checkpoints import MAX_TOKENS
+from tests.support.recipes import FAMILY_TABLE, REPOSITORIES, Repository
 
 RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 NUM_TEXTS = 12  # of the held-out ones: enough for a tiny model, and verification is most of a build
@@ -45,8 +45,8 @@ def test_every_recipe_has_its_repository_made_small() -> None:
 
 @pytest.fixture
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = verification.held_out_texts()[:NUM_TEXTS]
-    monkeypatch.setattr(verification, "held_out_texts", lambda: texts)
+    texts = held_out.held_out_texts()[:NUM_TEXTS]
+    monkeypatch.setattr(held_out, "held_out_texts", lambda: texts)
 
 
 @pytest.mark.usefixtures("few_texts")

@@ -12,7 +12,7 @@ import promql_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.scraped import scraped
+from tests.support.scraped import scraped
 
 DASHBOARD = json.loads((Path(__file__).parent.parent / "dashboards" / "grafana.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

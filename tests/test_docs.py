@@ -11,13 +11,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bei import cli, errors
-from bei.bench.dialects import DIALECTS
-from bei.bench.options import add_arguments
-from bei.config import ServeConfig, load
-from bei.metric_sums import GAUGES
+from bei import errors
+from bei.cli import main
+from bei.cli.bench.dialects import DIALECTS
+from bei.cli.bench.options import add_arguments
+from bei.config.settings import ServeConfig, load
+from bei.metrics.aggregate import GAUGES
 from bei_build.config import BuildConfig
-from tests.scraped import scraped
+from tests.support.scraped import scraped
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -61,10 +62,10 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 
 @pytest.mark.parametrize(
-    "command", sorted(commands_of(cli._parser(None)).keys() - {"bench"})
+    "command", sorted(commands_of(main._parser(None)).keys() - {"bench"})
 )  # which has a page of its own
 def test_every_flag_is_documented(command: str) -> None:
-    parser = cli._parser(command)
+    parser = main._parser(command)
     settings = {field.name for config in (ServeConfig, BuildConfig) for field in dataclasses.fields(config)}
     for action in (*parser._actions, *commands_of(parser)[command]._actions):
         if action.option_strings and action.dest not in settings:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from tests.coverage.document import (
+from tests.hub_matrix.document import (
     DOCUMENT,
     document,
     numbers,
@@ -21,11 +21,11 @@ from tests.coverage.document import (
     written_comparisons,
     written_verdicts,
 )
-from tests.coverage.entries import ENTRIES
-from tests.coverage.published import written_rows
-from tests.coverage.sources import COMMITS, OF_CLASSES, SOURCES
-from tests.coverage.structures import Entry
-from tests.coverage.verdicts import Verdict, verdict_of
+from tests.hub_matrix.entries import ENTRIES
+from tests.hub_matrix.published import written_rows
+from tests.hub_matrix.sources import COMMITS, OF_CLASSES, SOURCES
+from tests.hub_matrix.structures import Entry
+from tests.hub_matrix.verdicts import Verdict, verdict_of
 
 # One of each way to be right: formats of weights and tokenizers, remote code, pairs, templates, refusals.
 QUICK = (
@@ -68,7 +68,7 @@ def test_many_repositories_are_listed_once() -> None:
 
 
 def test_the_document_lists_the_repositories() -> None:
-    """``python -m tests.coverage`` writes it."""
+    """``python -m tests.hub_matrix`` writes it."""
     assert list(listed()) == NAMES
 
 

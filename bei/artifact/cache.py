@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bei.cost_cache import FOLDER as COSTS
+from bei.artifact.cost_cache import FOLDER as COSTS
 from bei.errors import ConfigError
-from bei.file_locks import FileLock, acquire, try_acquire
-from bei.quantities import shown_size
+from bei.utils.file_lock import FileLock, acquire, try_acquire
+from bei.utils.units import shown_size
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bei.artifact import ENGINE_DIR, TOKENIZER, Artifact, FileInfo, Manifest, load_manifest
+from bei.artifact.manifest import ENGINE_DIR, TOKENIZER, Artifact, FileInfo, Manifest, load_manifest
 from bei.errors import ArtifactError, SwapRefusedError
-from bei.free_memory import available_bytes
+from bei.utils.free_memory import available_bytes
 
 # Vectors of bytes are steps of a size that the build chose by its own engine's answers. It may be another one as long
 # as no component moves by more than a step.

@@ -26,17 +26,23 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from bei.certificate import Agreement as Agreement
-from bei.certificate import Certificate as Certificate
-from bei.certificate import Histogram as Histogram
-from bei.certificate import LayerSensitivity as LayerSensitivity
-from bei.certificate import QuantizationRecord as QuantizationRecord
-from bei.certificate import RetrievalAgreement as RetrievalAgreement
-from bei.certificate import Thresholds as Thresholds
-from bei.certificate import TokenAgreement as TokenAgreement
-from bei.certificate import Verification as Verification
-from bei.certificate import WorstText as WorstText
-from bei.certification.page import certificate_page
+from bei.artifact.certificate.page import certificate_page
+from bei.artifact.certificate.record import Agreement as Agreement
+from bei.artifact.certificate.record import Certificate as Certificate
+from bei.artifact.certificate.record import Histogram as Histogram
+from bei.artifact.certificate.record import LayerSensitivity as LayerSensitivity
+from bei.artifact.certificate.record import QuantizationRecord as QuantizationRecord
+from bei.artifact.certificate.record import RetrievalAgreement as RetrievalAgreement
+from bei.artifact.certificate.record import Thresholds as Thresholds
+from bei.artifact.certificate.record import TokenAgreement as TokenAgreement
+from bei.artifact.certificate.record import Verification as Verification
+from bei.artifact.certificate.record import WorstText as WorstText
+from bei.artifact.sides import SIDES as SIDES
+from bei.artifact.sides import Role as Role
+from bei.artifact.sides import Routes as Routes
+from bei.artifact.sides import Side as Side
+from bei.artifact.signature import Signed, read_signature, write_signature
+from bei.artifact.validation import certificate_fault, check_files, manifest_fault
 from bei.core import Limits, ScoreFunction
 from bei.errors import (
     ArtifactFileMissingError,
@@ -44,13 +50,7 @@ from bei.errors import (
     ArtifactManifestError,
     ArtifactSchemaNewerError,
 )
-from bei.files import MOST_JSON_BYTES, UnfitError, read_bounded, unique_keys
-from bei.manifest_checks import certificate_fault, check_files, manifest_fault
-from bei.sides import SIDES as SIDES
-from bei.sides import Role as Role
-from bei.sides import Routes as Routes
-from bei.sides import Side as Side
-from bei.signatures import Signed, read_signature, write_signature
+from bei.utils.untrusted_files import MOST_JSON_BYTES, UnfitError, read_bounded, unique_keys
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -117,7 +117,7 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class PlanProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes that an optimization profile of a plan holds, each as least, usual, most.
 
-    ``tokens`` T of a batch, ``sequences`` B, ``longest`` S, tokens of the longest sequence; after ``bei.packing`` has
+    ``tokens`` T of a batch, ``sequences`` B, ``longest`` S, tokens of the longest sequence; after ``bei.engine.packing`` has
     filled them up.
     """
 
@@ -146,7 +146,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How a package of AOTInductor was compiled.
 
     ``cuda``: CUDA's version in the PyTorch that compiled it; None for a CPU. ``inputs``: the tensors that it takes, by
-    their names in ``bei.packing.graph_inputs``, in order. ``kernels``: that of each attention layer, in order.
+    their names in ``bei.engine.packing.graph_inputs``, in order. ``kernels``: that of each attention layer, in order.
     ``fallbacks``: why a layer has no faster one, a sentence each. ``weight_bytes``: what the weights take of the
     device's memory.
     """
@@ -160,7 +160,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``, ``SM89``) and, for
-    CPUs, ``EXACT_INT8`` (``bei.instruction_sets``): a CPU needs all of them, a GPU is one of them. ``unit_vectors``:
+    CPUs, ``EXACT_INT8`` (``bei.engine.cpu_features``): a CPU needs all of them, a GPU is one of them. ``unit_vectors``:
     the engine itself makes embeddings unit length, so that their own lengths cannot be had."""
 
     compiler: str
@@ -183,7 +183,7 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the embedding output is to be treated, as the checkpoint's own files say.
 
-    ``int8_largest``: the component that is 127 in vectors of bytes (``bei.byte_vectors``), by the held-out texts; None
+    ``int8_largest``: the component that is 127 in vectors of bytes (``bei.artifact.int8``), by the held-out texts; None
     where the build was not verified, and so had no answers to them. ``layers_follow_pooling``: whether the embedding is
     made of the pooled states by further layers (Dense modules); not set where an earlier bei has built the artifact,
     so that its manifest is still read and has the same digest.

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from bei.artifact.signing_keys import EXTRA, fingerprint, from_openssh_line, openssh_line
 from bei.errors import ArtifactSignatureError, ArtifactUntrustedError, MissingDependencyError
-from bei.files import UnfitError, read_bounded, unique_keys, within
-from bei.libraries import importing
-from bei.signing_keys import EXTRA, fingerprint, from_openssh_line, openssh_line
+from bei.utils.libraries import importing
+from bei.utils.untrusted_files import UnfitError, read_bounded, unique_keys, within
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bei.errors import ConfigError
-from bei.files import UnfitError
-from bei.libraries import importing
+from bei.utils.libraries import importing
+from bei.utils.untrusted_files import UnfitError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

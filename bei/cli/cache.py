@@ -10,11 +10,11 @@ from collections.abc import Sequence as Seq
 from datetime import datetime, timezone
 from typing import Any
 
-from bei.config import UNLIMITED, ServeConfig, load
+from bei.artifact.cache import Entry, ModelCache
+from bei.config.settings import UNLIMITED, ServeConfig, load
 from bei.errors import ConfigError
-from bei.files import home_expanded, printable
-from bei.model_cache import Entry, ModelCache
-from bei.quantities import parsed_duration, parsed_size, shown_age, shown_size
+from bei.utils.units import parsed_duration, parsed_size, shown_age, shown_size
+from bei.utils.untrusted_files import home_expanded, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

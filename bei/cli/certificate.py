@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bei.artifact import Agreement, Artifact, Certificate, Histogram, QuantizationRecord
+from bei.artifact.certificate.record import Agreement, Certificate, Histogram, QuantizationRecord
+from bei.artifact.manifest import Artifact
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,6 +1,6 @@
 """What ``bei inspect`` prints: the manifest and the certificate, for people or for programs.
 
-The certificate by itself: ``bei.certification.terminal``.
+The certificate by itself: ``bei.cli.certificate``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bei.artifact import Artifact, Certificate, Package, Plan, Role, Tokenization
-from bei.files import printable
-from bei.signatures import Signed
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.manifest import Artifact, Package, Plan, Tokenization
+from bei.artifact.sides import Role
+from bei.artifact.signature import Signed
+from bei.utils.untrusted_files import printable
 
 _ASKED = " (as bei build --attention said)"
 

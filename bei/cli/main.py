@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bei import __version__, libraries
-from bei.artifact_lookup import artifact_for, build_config_class, cache_of, check_if_built, default_artifact
+from bei import __version__
+from bei.config.kubernetes import injected
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
-from bei.files import printable
-from bei.service_links import injected
+from bei.service.resolve import artifact_for, build_config_class, cache_of, check_if_built, default_artifact
+from bei.utils import libraries
+from bei.utils.untrusted_files import printable
 
 if TYPE_CHECKING:
-    from bei.artifact import Artifact
+    from bei.artifact.manifest import Artifact
 
 # Of an error's message on the terminal.
 _MOST_CHARS = 2000
@@ -106,13 +107,13 @@ def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.Argu
     serve = commands.add_parser("serve", help="serve artifacts (or checkpoints, built first) over HTTP")
     serve.set_defaults(run=_serve)
     if command == "serve":
-        from bei.config import ServeConfig
+        from bei.config.settings import ServeConfig
 
         _add_fields(serve, ServeConfig)
     tune = commands.add_parser("tune", help="measure what artifacts cost on this machine, for bei serve")
     tune.set_defaults(run=_tune)
     if command == "tune":
-        from bei.config import ServeConfig
+        from bei.config.settings import ServeConfig
 
         _add_fields(tune, ServeConfig, only=_TUNE_SETTINGS)
     verify = commands.add_parser("verify", help="compare an artifact's engine with the reference, on its own device")
@@ -125,7 +126,7 @@ def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.Argu
     inspect.set_defaults(run=_inspect)
     cache = commands.add_parser("cache", help="list or remove what bei serve keeps between starts")
     if command == "cache":
-        from bei.cache_commands import add_arguments
+        from bei.cli.cache import add_arguments
 
         add_arguments(cache)
     doctor = commands.add_parser("doctor", help="show what this machine can build and serve, and what it lacks")
@@ -135,7 +136,7 @@ def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.Argu
     simulate = commands.add_parser("simulate", help="compare schedulers on a trace of requests and simulated devices")
     simulate.set_defaults(run=_simulate)
     if command == "simulate":
-        from bei.simulation.command import add_arguments
+        from bei.cli.simulate.command import add_arguments
 
         add_arguments(simulate)
     bench = commands.add_parser("bench", help="put load on servers and measure them; compare two such results")
@@ -146,9 +147,9 @@ def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.Argu
 
 def _add_bench_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     libraries.load("hdrh.histogram", "hdrhistogram", "bench", "bei bench")
-    from bei.bench.compare import compare
-    from bei.bench.options import COMPARE, add_arguments, add_compare_arguments
-    from bei.bench.run import bench
+    from bei.cli.bench.compare import compare
+    from bei.cli.bench.options import COMPARE, add_arguments, add_compare_arguments
+    from bei.cli.bench.run import bench
 
     if [*arguments][arguments.index("bench") + 1 :][:1] == [COMPARE]:
         add_compare_arguments(parser)
@@ -164,8 +165,8 @@ def _exit(code: int) -> None:
 
 
 def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    from bei.doctor.attention import HEAD_SIZES
-    from bei.doctor.targets import ELSEWHERE, TARGETS
+    from bei.cli.doctor.attention import HEAD_SIZES
+    from bei.cli.doctor.targets import ELSEWHERE, TARGETS
 
     sizes, elsewhere = (",".join(map(str, numbers)) for numbers in (HEAD_SIZES, ELSEWHERE))
     parser.add_argument("--json", action="store_true", help="machine-readable")
@@ -225,8 +226,8 @@ def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any], only: 
 
 def _build(options: dict[str, Any]) -> None:
     config_class = build_config_class()
-    from bei.config import load
-    from bei.engine import load_engine
+    from bei.config.settings import load
+    from bei.engine.load import load_engine
     from bei_build.pipeline import build
     from bei_build.progress import Progress
 
@@ -235,7 +236,7 @@ def _build(options: dict[str, Any]) -> None:
 
 
 def _serve(options: dict[str, Any]) -> None:
-    from bei.logs import configure
+    from bei.utils.log_format import configure
 
     config = _serve_config(options)
     configure(config.log_format, "supervisor" if config.has_processes else "")
@@ -249,7 +250,7 @@ def _serve(options: dict[str, Any]) -> None:
         except ValueError as error:  # FastAPI imports OpenTelemetry's propagators, and they read their variable
             raise ConfigError(f"OTEL_PROPAGATORS cannot be honoured: {error}") from error
     if config.has_processes:
-        from bei.processes.supervisor import run
+        from bei.multiprocess.supervisor.supervisor import run
     else:
         from bei.server.run import run
     with _artifacts(config) as artifacts:
@@ -259,7 +260,7 @@ def _serve(options: dict[str, Any]) -> None:
 def _tune(options: dict[str, Any]) -> None:
     config = _serve_config(options)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
-    from bei.tuning_report import tune
+    from bei.cli.tune import tune
 
     with _artifacts(config) as artifacts:
         for artifact in artifacts:
@@ -268,7 +269,7 @@ def _tune(options: dict[str, Any]) -> None:
 
 def _serve_config(options: dict[str, Any]) -> Any:
     """The ServeConfig of flags, environment and file."""
-    from bei.config import ServeConfig, load
+    from bei.config.settings import ServeConfig, load
 
     file = options.pop("config", None)
     if not options.get("models"):
@@ -291,8 +292,8 @@ def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
 
 
 def _sign(options: dict[str, Any]) -> None:
-    from bei.artifact import load, sign
-    from bei.signing_keys import PASSPHRASE_VARIABLE, exposure, private_key
+    from bei.artifact.manifest import load, sign
+    from bei.artifact.signing_keys import PASSPHRASE_VARIABLE, exposure, private_key
 
     key = private_key(options["key"], os.environ.get(PASSPHRASE_VARIABLE), options["passphrase_file"])
     if warning := exposure(options["key"]):
@@ -305,9 +306,9 @@ def _sign(options: dict[str, Any]) -> None:
 
 
 def _verify(options: dict[str, Any]) -> None:
+    from bei.cli.inspect_artifact import as_table
     from bei.errors import VerificationError
-    from bei.inspection import as_table
-    from bei.verifying import failure_of, verify
+    from bei.verification.verify import failure_of, verify
 
     artifact, is_good = verify(Path(options["artifact"]))
     print(as_table(artifact))  # noqa: T201
@@ -316,11 +317,11 @@ def _verify(options: dict[str, Any]) -> None:
 
 
 def _inspect(options: dict[str, Any]) -> None:
-    from bei.artifact import load
-    from bei.certification import terminal
-    from bei.inspection import as_json, as_table
+    from bei.artifact.manifest import load
+    from bei.cli import certificate
+    from bei.cli.inspect_artifact import as_json, as_table
 
-    shown = (terminal.as_json, terminal.as_tables) if options["certificate"] else (as_json, as_table)
+    shown = (certificate.as_json, certificate.as_tables) if options["certificate"] else (as_json, as_table)
     text = shown[0 if options["json"] else 1](load(Path(options["artifact"])))
     print(_for_stdout(text) if options["json"] else text)  # noqa: T201
 
@@ -328,9 +329,9 @@ def _inspect(options: dict[str, Any]) -> None:
 def _doctor(options: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from bei.doctor.attention import HEAD_SIZES
-    from bei.doctor.examination import examine
-    from bei.doctor.rendering import as_text, show
+    from bei.cli.doctor.attention import HEAD_SIZES
+    from bei.cli.doctor.collect import examine
+    from bei.cli.doctor.text import as_text, show
 
     if options["no_attention"] and options["head_sizes"] != HEAD_SIZES:
         raise ConfigError("--head-sizes are of the attention layers that --no-attention leaves out: give one of them.")
@@ -357,21 +358,21 @@ def _doctor(options: dict[str, Any]) -> None:
 
 
 def _simulate(options: dict[str, Any]) -> None:
-    from bei.simulation.command import run
+    from bei.cli.simulate.command import run
 
     print(run(options))  # noqa: T201
 
 
 def _builder_for_doctor() -> Any:
-    """The builder as ``bei.doctor`` wants it, or the error that says what it lacks."""
-    from bei.doctor.targets import Builder
+    """The builder as ``bei.cli.doctor`` wants it, or the error that says what it lacks."""
+    from bei.cli.doctor.targets import Builder
 
     try:
         config_class = build_config_class()
     except (MissingDependencyError, BrokenDependencyError) as error:
         return error
-    from bei_build.targets import TARGETS, compiler_for
     from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probed
+    from bei_build.targets.compiler import TARGETS, compiler_for
 
     return Builder(
         targets=TARGETS,

@@ -7,14 +7,14 @@ import io
 import logging
 from pathlib import Path
 
-from bei.artifact import Artifact
-from bei.batching.shares import capped_step_s
-from bei.config import ServeConfig
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Engine, Limits
-from bei.costs import CostModel
-from bei.opening import opened
-from bei.tuning import StreamChoice, cache_path, costs_for, measure_streams
-from bei.verifying import verified
+from bei.scheduler.cost_measurement import StreamChoice, cache_path, costs_for, measure_streams
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.lane_shares import capped_step_s
+from bei.service.trusted_artifact import opened
+from bei.verification.verify import verified
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def tune(source: Path | Artifact, config: ServeConfig) -> str:
 
 
 def _loaded(artifact: Artifact, config: ServeConfig, num_streams: int | None) -> Engine:
-    from bei.engine import given_options, load_engine
+    from bei.engine.load import given_options, load_engine
 
     return load_engine(artifact.engine_dir, artifact.manifest, given_options(config.engine_options, num_streams))
 

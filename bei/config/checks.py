@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bei.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bei.config import ServeConfig
+    from bei.config.settings import ServeConfig
 
 ANY_ORIGIN = "*"
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bei import combinations
-from bei.certification.thresholds import PRECISIONS
-from bei.cores import usable_cores
-from bei.devices import check_devices
+from bei.artifact.certificate.thresholds import PRECISIONS
+from bei.config import checks
+from bei.config.devices import check_devices
+from bei.config.kubernetes import injected
 from bei.errors import ConfigError
-from bei.quantities import parsed_size
-from bei.service_links import injected
+from bei.utils.cpu_count import usable_cores
+from bei.utils.units import parsed_size
 
 ENV_PREFIX = "BEI_"
 
@@ -184,7 +184,7 @@ class ServeConfig:
             choices, value = option.metadata.get("choices"), getattr(self, option.name)
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
-        combinations.check(self)
+        checks.check(self)
         if self.http_workers > _MOST_HTTP_WORKERS:
             raise ConfigError(f"http_workers must be at most {_MOST_HTTP_WORKERS}, not {self.http_workers}.")
         if (self.http_workers > 1 or self.devices) and not sys.platform.startswith("linux"):

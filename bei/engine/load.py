@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
 from bei.core import Engine
 from bei.errors import ArtifactWrongTargetError, ConfigError
 
@@ -36,11 +36,11 @@ def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | N
 
         return OpenVINOEngine(folder, manifest, _options(OpenVINOOptions, manifest.target, options or {}))
     if manifest.target in ("tensorrt", "tensorrt-rtx"):
-        from bei.engine.tensorrt import TensorRTEngine, TensorRTOptions
+        from bei.engine.tensorrt.engine import TensorRTEngine, TensorRTOptions
 
         return TensorRTEngine(folder, manifest, _options(TensorRTOptions, manifest.target, options or {}))
     if manifest.target in ("cuda", "cuda-twin"):
-        from bei.engine.cuda import CudaEngine, CudaOptions
+        from bei.engine.cuda.engine import CudaEngine, CudaOptions
 
         return CudaEngine(folder, manifest, _options(CudaOptions, manifest.target, options or {}))
     if manifest.target == "trtllm":

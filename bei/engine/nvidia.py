@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from bei import libraries
 from bei.errors import DeviceNotFoundError, LibraryVersionError, MissingDependencyError
+from bei.utils import libraries
 
 
 @dataclass(frozen=True)

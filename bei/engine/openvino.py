@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from bei.artifact import OPENVINO_MODEL, Manifest
+from bei.artifact.manifest import OPENVINO_MODEL, Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
-from bei.cores import usable_cores
+from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
+from bei.engine.packing import graph_inputs
 from bei.errors import ArtifactWrongDeviceError, EngineError
-from bei.instruction_sets import EXACT_INT8, sums_int8_exactly
-from bei.libraries import importing
-from bei.mapped import release_pages, releasing_pages
-from bei.packing import graph_inputs
+from bei.utils.cpu_count import usable_cores
+from bei.utils.libraries import importing
+from bei.utils.mapped_files import release_pages, releasing_pages
 
 # OpenVINO keeps a compiled kernel for every shape it has met, 5,000 by default, and grows with traffic. Inputs come in
 # bucketed shapes (bei.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bei import libraries
 from bei.errors import DeviceNotFoundError, LibraryVersionError
+from bei.utils import libraries
 
 EXTRA = "cuda"
 

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
 from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
+from bei.engine.nvidia import current_gpu, load_cuda
 from bei.engine.tensorrt.cuda import Cuda
 from bei.errors import (
     ArtifactManifestError,
@@ -33,8 +34,7 @@ from bei.errors import (
     EngineError,
     LibraryVersionError,
 )
-from bei.libraries import importing
-from bei.nvidia import current_gpu, load_cuda
+from bei.utils.libraries import importing
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from prometheus_client.core import Metric
 
-from bei.te_metrics import Answered
+from bei.metrics.tei import Answered
 
 _SUMMED: Final = ("counter", "histogram")
 

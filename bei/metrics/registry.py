@@ -1,7 +1,7 @@
 """Every metric name in one place (Prometheus). docs/reference.md lists them; a test holds the two together.
 
-The gauges of ports are in ``bei.port_gauges``, text-embeddings-inference's names in ``bei.te_metrics``. Where a server
-is several processes each has its own Metrics; what they say together is made in ``bei.metric_sums``.
+The gauges of ports are in ``bei.metrics.engine_gauges``, text-embeddings-inference's names in ``bei.metrics.tei``. Where a server
+is several processes each has its own Metrics; what they say together is made in ``bei.metrics.aggregate``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, genera
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from bei.core import Limits
-from bei.counters import Count, Counter
-from bei.histograms import Histogram, Series
-from bei.metric_sums import Snapshot, metrics_of, snapshot_of, together
+from bei.metrics.aggregate import Snapshot, metrics_of, snapshot_of, together
+from bei.metrics.counter import Count, Counter
+from bei.metrics.engine_gauges import PortGauges, WaitS
+from bei.metrics.histogram import Histogram, Series
+from bei.metrics.last_minute import RecentRequests, RecentSteps
+from bei.metrics.tei import Answered, te_exposition
 from bei.port import LANES, Lane, PortStats
-from bei.port_gauges import PortGauges, WaitS
-from bei.recent import RecentRequests, RecentSteps
-from bei.te_metrics import Answered, te_exposition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -12,8 +12,18 @@ from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import NamedTuple
 
+from bei.metrics.request_stages import (
+    PARSE,
+    QUEUE,
+    RECEIVE,
+    RENDER,
+    TOKENIZATION,
+    InputStep,
+    Stage,
+    ends_of_steps,
+    stages_of,
+)
 from bei.port import Item, StepTimes
-from bei.stages import PARSE, QUEUE, RECEIVE, RENDER, TOKENIZATION, InputStep, Stage, ends_of_steps, stages_of
 
 
 class Seconds(NamedTuple):

@@ -1,1 +1,1 @@
-"""One server in several processes: a supervisor, front ends, a batch manager, engines (docs/architecture.md)."""
+"""One server in several processes: a supervisor, front ends, a batch manager, engines (docs/multiprocess.md)."""

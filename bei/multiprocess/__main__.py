@@ -1,4 +1,4 @@
-"""``python -m bei.processes.child NAME``: a process of a server, started by its supervisor.
+"""``python -m bei.multiprocess.__main__ NAME``: a process of a server, started by its supervisor.
 
 Standard input is the control socket. The process ends with its supervisor, and leaves signals to it: those of a
 terminal or of a service manager reach all processes of a server, and only the supervisor knows in which order to end.
@@ -24,13 +24,13 @@ def main() -> None:
     sock = _control_socket()
     role = name.partition("-")[0]
     if role == "engine":
-        from bei.processes.engine import run
+        from bei.multiprocess.roles.engine import run
     elif role == "manager":
-        from bei.processes.manager import run
+        from bei.multiprocess.roles.batch_manager import run
     else:
-        from bei.processes.front import run
+        from bei.multiprocess.roles.frontend import run
 
-    from bei.processes.control import Channel
+    from bei.multiprocess.control.channel import Channel
 
     run(Channel(sock, name))
 

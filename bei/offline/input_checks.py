@@ -8,8 +8,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from bei.errors import EmptyInputError, MalformedRequestError
-from bei.surrogates import check_characters
-from bei.tokenization import Input
+from bei.tokenizer.encoder import Input
+from bei.utils.surrogates import check_characters
 
 InputT = TypeVar("InputT")
 

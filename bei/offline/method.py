@@ -10,15 +10,15 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bei.admission import Ticket
 from bei.core import Float32Array
+from bei.engine.postprocess import descending
 from bei.errors import BeiError
-from bei.model.flow import WINDOW
-from bei.model.inputs import Check
-from bei.model.results import Predictions, Rank
+from bei.offline.input_checks import Check
+from bei.offline.results import Predictions, Rank
+from bei.offline.windows import WINDOW
 from bei.port import Lane
-from bei.postprocess import descending
-from bei.service import ModelInput
+from bei.service.admission import Ticket
+from bei.service.submission import ModelInput
 
 T = TypeVar("T")
 InputT = TypeVar("InputT")
@@ -32,7 +32,7 @@ Vectors: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Answered(Generic[PartT]):
-    """The answer to a window: its part of the result, and what became of its inputs (``bei.fates.Fates``)."""
+    """The answer to a window: its part of the result, and what became of its inputs (``bei.tasks.partial.Fates``)."""
 
     part: PartT
     num_tokens: int

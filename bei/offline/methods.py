@@ -14,16 +14,11 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from bei import prompts, tasks
-from bei.admission import Ticket
 from bei.core import Encoding, Float32Array
-from bei.dimensions import check_dimensions
-from bei.entities import Entity
 from bei.errors import BeiError, EmptyInputError, InvalidRequestError
-from bei.model.flow import WINDOW
-from bei.model.inputs import TextOrIds, text, text_or_ids, text_or_pair
-from bei.model.job import Answered, Entries, Job, Labelled, Ranking, Rows, Vectors
-from bei.model.options import (
+from bei.offline.input_checks import TextOrIds, text, text_or_ids, text_or_pair
+from bei.offline.method import Answered, Entries, Job, Labelled, Ranking, Rows, Vectors
+from bei.offline.options import (
     EmbedOptions,
     EntityOptions,
     PromptOptions,
@@ -35,12 +30,19 @@ from bei.model.options import (
     ZeroShotOptions,
     checked,
 )
-from bei.model.results import Predictions, Rank, SparseVector, Token
-from bei.offload import off_loop
-from bei.service import InferenceService, ModelInput
-from bei.tokenization import EncodingOptions, Input, TextEncoder
-from bei.truncation import encoding_options
-from bei.vector_forms import DenseDType, check_form, numbers_of
+from bei.offline.results import Predictions, Rank, SparseVector, Token
+from bei.offline.windows import WINDOW
+from bei.service.admission import Ticket
+from bei.service.service import InferenceService
+from bei.service.submission import ModelInput
+from bei.tasks import embed
+from bei.tasks.dimensions import check_dimensions
+from bei.tasks.entities import Entity
+from bei.tasks.vector_formats import DenseDType, check_form, numbers_of
+from bei.tokenizer import prompts
+from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
+from bei.tokenizer.truncation import encoding_options
+from bei.utils.threads import off_loop
 
 Given: TypeAlias = Mapping[str, object]
 Wrong: TypeAlias = Mapping[int, BeiError] | None
@@ -56,7 +58,7 @@ _TO_THE_CALLER = 4
 def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors, Vectors]:
     """Vectors [n, width] of texts or token ids, zeros where an input has an error."""
     options = checked(EmbedOptions, given)
-    tasks.require(service, "embed")
+    embed.require(service, "embed")
     manifest = service.manifest
     dimensions, normalize = options.get("dimensions"), options.get("normalize")
     warning = check_dimensions(manifest, dimensions, untrained=service.untrained_dimensions)
@@ -70,7 +72,7 @@ def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors
     prompt, read = _prompt(service, options), _reading(options)
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[Vectors]:
-        answer = await tasks.embed_inputs(
+        answer = await embed.embed_inputs(
             service,
             inputs,
             ticket=ticket,
@@ -98,12 +100,12 @@ def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors
 def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, list[SparseVector], list[SparseVector]]:
     """A sparse vector of each text or list of token ids, without entries where an input has an error."""
     options = checked(SparseOptions, given)
-    tasks.require(service, "embed_sparse")
+    embed.require(service, "embed_sparse")
     top_k, prompt, read = options.get("top_k"), _prompt(service, options), _reading(options)
     role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[list[SparseVector]]:
-        answer = await tasks.embed_sparse(
+        answer = await embed.embed_sparse(
             service, inputs, ticket=ticket, prompt=prompt, role=role, top_k=top_k, options=read, wrong=wrong
         )
         vectors = [SparseVector(indices, weights) for indices, weights in answer.vectors]
@@ -124,12 +126,12 @@ def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, 
 def token_embedding(service: InferenceService, given: Given) -> Job[str, list[Float32Array], list[Float32Array]]:
     """Vectors [tokens, width] of each text, [0, 0] where it has an error."""
     options = checked(PromptOptions, given)
-    tasks.require(service, "embed_tokens")
+    embed.require(service, "embed_tokens")
     prompt, read = _prompt(service, options), _reading(options)
     role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
 
     async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> Answered[list[Float32Array]]:
-        answer = await tasks.embed_tokens(
+        answer = await embed.embed_tokens(
             service, inputs, ticket=ticket, prompt=prompt, role=role, options=read, wrong=wrong
         )
         vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache have the same arrays
@@ -151,12 +153,12 @@ def token_embedding(service: InferenceService, given: Given) -> Job[str, list[Fl
 def classification(service: InferenceService, given: Given) -> Job[Input, Predictions, Predictions]:
     """Scores of the model's labels for texts or pairs."""
     options = checked(ScoreOptions, given)
-    tasks.require(service, "classify")
+    embed.require(service, "classify")
     raw, read = options.get("raw_scores", False), _reading(options)
     labels = service.manifest.classification.labels if service.manifest.classification else []
 
     async def run(inputs: Seq[Input], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
-        return _predicted(await tasks.classify(service, inputs, ticket=ticket, raw=raw, options=read))
+        return _predicted(await embed.classify(service, inputs, ticket=ticket, raw=raw, options=read))
 
     return Job(
         name="classify",
@@ -172,18 +174,18 @@ def classification(service: InferenceService, given: Given) -> Job[Input, Predic
 def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) -> Job[str, Predictions, Predictions]:
     """Scores of ``labels`` for texts, by a model of natural language inference."""
     options = checked(ZeroShotOptions, given)
-    tasks.nli_labels(service)
+    embed.nli_labels(service)
     names = [text(label, index, "labels") for index, label in enumerate(labels)]
     if not names:
         raise EmptyInputError("labels is empty: give at least one.", "labels")
-    template = options.get("hypothesis_template", tasks.HYPOTHESIS)
+    template = options.get("hypothesis_template", embed.HYPOTHESIS)
     if "{}" not in template:
         raise InvalidRequestError("hypothesis_template has no {} for the label.", "hypothesis_template")
     hypotheses = [template.replace("{}", label, 1) for label in names]
     multi_label, read = options.get("multi_label", False), _reading(options)
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
-        scores = await tasks.zero_shot(
+        scores = await embed.zero_shot(
             service, inputs, hypotheses, ticket=ticket, multi_label=multi_label, options=read
         )
         return Answered(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
@@ -206,12 +208,12 @@ def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) ->
 def reranking(service: InferenceService, query: str, given: Given) -> Job[str, Float32Array, list[Rank]]:
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
-    tasks.require(service, "rerank")
+    embed.require(service, "rerank")
     asked = text(query, 0, "query")
     raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
 
     async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Float32Array]:
-        scores = await tasks.rerank(
+        scores = await embed.rerank(
             service, asked, documents, ticket=ticket, raw=raw, instruction=instruction, options=read
         )
         return Answered(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
@@ -234,12 +236,12 @@ def reranking(service: InferenceService, query: str, given: Given) -> Job[str, F
 def token_classification(service: InferenceService, given: Given) -> Job[str, list[list[Entity]], list[list[Entity]]]:
     """Labelled tokens or entities of each text."""
     options = checked(EntityOptions, given)
-    tasks.require(service, "classify_tokens")
+    embed.require(service, "classify_tokens")
     raw, read = options.get("raw_scores", False), _reading(options)
     aggregation = options.get("aggregation_strategy", "none")
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[list[list[Entity]]]:
-        answer = await tasks.classify_tokens(
+        answer = await embed.classify_tokens(
             service, inputs, ticket=ticket, aggregation=aggregation, raw=raw, options=read
         )
         entities = await off_loop(lambda: [answer.entities_of(index) for index in range(len(inputs))])
@@ -300,7 +302,7 @@ def _tokens(content: str, encoding: Encoding, encoder: TextEncoder) -> list[Toke
     ]
 
 
-def _predicted(scores: tasks.Scores) -> Answered[Predictions]:
+def _predicted(scores: embed.Scores) -> Answered[Predictions]:
     return Answered(Predictions(scores.labels, _owned(scores.values)), scores.num_tokens, scores.truncated, _NO_ERRORS)
 
 

@@ -10,17 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
-from bei.artifact import Certificate, Manifest
-from bei.artifact_lookup import artifact_for, cache_of, default_artifact
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.manifest import Manifest
 from bei.core import Float32Array
-from bei.entities import Entity
-from bei.model import jobs
-from bei.model.caller import Caller
-from bei.model.flow import WINDOW
-from bei.model.host import Host
-from bei.model.inputs import TextOrIds
-from bei.model.job import Vectors
-from bei.model.options import (
+from bei.offline import methods
+from bei.offline.input_checks import TextOrIds
+from bei.offline.method import Vectors
+from bei.offline.options import (
     EmbedOptions,
     EntityOptions,
     PromptOptions,
@@ -30,10 +26,15 @@ from bei.model.options import (
     TokenizeOptions,
     ZeroShotOptions,
 )
-from bei.model.progress import Progress
-from bei.model.results import Chunk, Predictions, Rank, Report, SparseVector, Token
-from bei.model.settings import ModelSettings, configured
-from bei.tokenization import Input
+from bei.offline.progress import Progress
+from bei.offline.results import Chunk, Predictions, Rank, Report, SparseVector, Token
+from bei.offline.runner import Caller
+from bei.offline.service_thread import Host
+from bei.offline.settings import ModelSettings, configured
+from bei.offline.windows import WINDOW
+from bei.service.resolve import artifact_for, cache_of, default_artifact
+from bei.tasks.entities import Entity
+from bei.tokenizer.encoder import Input
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # typing's, of Python 3.11
@@ -59,7 +60,7 @@ class Model:
     ``report`` is filled with what became of the inputs. With a report ``embed``, ``embed_sparse`` and ``embed_all`` go
     on without inputs that are wrong, or that the engine fails on. ``progress``: True draws a bar on standard error; a
     function gets how many inputs are done, and how many there are (None: unknown). The other options are the fields of
-    HTTP's requests (``bei.model.options``); what cannot be honoured is refused by name.
+    HTTP's requests (``bei.offline.options``); what cannot be honoured is refused by name.
 
     All methods raise InvalidRequestError and its subclasses for what is wrong with a call, TaskNotSupportedError,
     DeadlineExceededError, EngineError, ShuttingDownError once the Model is closed, and ForkedProcessError in a process
@@ -139,7 +140,7 @@ class Model:
         float32 [n, width] unless ``output_dtype`` says otherwise, row i for input i; [n, width / 8] where it is binary
         or ubinary. With a report the row of an input with an error is made of zeros.
         """
-        return self._caller.gathered(jobs.embedding(self._caller.service, options), inputs, report, progress)
+        return self._caller.gathered(methods.embedding(self._caller.service, options), inputs, report, progress)
 
     async def aembed(
         self,
@@ -150,7 +151,7 @@ class Model:
         **options: Unpack[EmbedOptions],
     ) -> Vectors:
         """As ``embed``."""
-        job = jobs.embedding(self._caller.service, options)
+        job = methods.embedding(self._caller.service, options)
         return await self._caller.async_gathered(job, inputs, report, progress)
 
     def embed_iter(
@@ -163,7 +164,7 @@ class Model:
         **options: Unpack[EmbedOptions],
     ) -> Iterator[Chunk[TextOrIds, Vectors]]:
         """As ``embed``, in chunks."""
-        job = jobs.embedding(self._caller.service, options)
+        job = methods.embedding(self._caller.service, options)
         return self._caller.chunks(job, inputs, chunk_size, report, progress)
 
     def aembed_iter(
@@ -176,7 +177,7 @@ class Model:
         **options: Unpack[EmbedOptions],
     ) -> AsyncIterator[Chunk[TextOrIds, Vectors]]:
         """As ``embed_iter``; ``inputs`` may be asynchronous too."""
-        job = jobs.embedding(self._caller.service, options)
+        job = methods.embedding(self._caller.service, options)
         return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
 
     def embed_sparse(
@@ -188,7 +189,7 @@ class Model:
         **options: Unpack[SparseOptions],
     ) -> list[SparseVector]:
         """Weights of entries of the vocabulary, those above zero. With a report an input with an error has none."""
-        return self._caller.gathered(jobs.sparse_embedding(self._caller.service, options), inputs, report, progress)
+        return self._caller.gathered(methods.sparse_embedding(self._caller.service, options), inputs, report, progress)
 
     async def aembed_sparse(
         self,
@@ -199,7 +200,7 @@ class Model:
         **options: Unpack[SparseOptions],
     ) -> list[SparseVector]:
         """As ``embed_sparse``."""
-        job = jobs.sparse_embedding(self._caller.service, options)
+        job = methods.sparse_embedding(self._caller.service, options)
         return await self._caller.async_gathered(job, inputs, report, progress)
 
     def embed_sparse_iter(
@@ -212,7 +213,7 @@ class Model:
         **options: Unpack[SparseOptions],
     ) -> Iterator[Chunk[TextOrIds, list[SparseVector]]]:
         """As ``embed_sparse``, in chunks."""
-        job = jobs.sparse_embedding(self._caller.service, options)
+        job = methods.sparse_embedding(self._caller.service, options)
         return self._caller.chunks(job, inputs, chunk_size, report, progress)
 
     def aembed_sparse_iter(
@@ -225,7 +226,7 @@ class Model:
         **options: Unpack[SparseOptions],
     ) -> AsyncIterator[Chunk[TextOrIds, list[SparseVector]]]:
         """As ``embed_sparse_iter``; ``inputs`` may be asynchronous too."""
-        job = jobs.sparse_embedding(self._caller.service, options)
+        job = methods.sparse_embedding(self._caller.service, options)
         return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
 
     def embed_all(
@@ -239,7 +240,7 @@ class Model:
         """A vector for each token of each text, special tokens included: float32 [tokens, width] for text i. Models for
         late interaction read queries and documents as ``input_type`` says. With a report a text with an error has
         [0, 0]."""
-        return self._caller.gathered(jobs.token_embedding(self._caller.service, options), inputs, report, progress)
+        return self._caller.gathered(methods.token_embedding(self._caller.service, options), inputs, report, progress)
 
     async def aembed_all(
         self,
@@ -250,7 +251,7 @@ class Model:
         **options: Unpack[PromptOptions],
     ) -> list[Float32Array]:
         """As ``embed_all``."""
-        job = jobs.token_embedding(self._caller.service, options)
+        job = methods.token_embedding(self._caller.service, options)
         return await self._caller.async_gathered(job, inputs, report, progress)
 
     def embed_all_iter(
@@ -263,7 +264,7 @@ class Model:
         **options: Unpack[PromptOptions],
     ) -> Iterator[Chunk[str, list[Float32Array]]]:
         """As ``embed_all``, in chunks, which are smaller where texts are long."""
-        job = jobs.token_embedding(self._caller.service, options)
+        job = methods.token_embedding(self._caller.service, options)
         return self._caller.chunks(job, inputs, chunk_size, report, progress)
 
     def aembed_all_iter(
@@ -276,7 +277,7 @@ class Model:
         **options: Unpack[PromptOptions],
     ) -> AsyncIterator[Chunk[str, list[Float32Array]]]:
         """As ``embed_all_iter``; ``inputs`` may be asynchronous too."""
-        job = jobs.token_embedding(self._caller.service, options)
+        job = methods.token_embedding(self._caller.service, options)
         return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
 
     # Scores.
@@ -291,7 +292,7 @@ class Model:
         **options: Unpack[RerankOptions],
     ) -> list[Rank]:
         """The places of ``documents`` with their scores against ``query``, best first."""
-        job = jobs.reranking(self._caller.service, query, options)
+        job = methods.reranking(self._caller.service, query, options)
         return self._caller.gathered(job, documents, report, progress)
 
     async def arerank(
@@ -304,7 +305,7 @@ class Model:
         **options: Unpack[RerankOptions],
     ) -> list[Rank]:
         """As ``rerank``."""
-        job = jobs.reranking(self._caller.service, query, options)
+        job = methods.reranking(self._caller.service, query, options)
         return await self._caller.async_gathered(job, documents, report, progress)
 
     def classify(
@@ -316,7 +317,7 @@ class Model:
         **options: Unpack[ScoreOptions],
     ) -> Predictions:
         """Scores of the model's labels for texts, or for pairs of texts that the model reads together."""
-        return self._caller.gathered(jobs.classification(self._caller.service, options), inputs, report, progress)
+        return self._caller.gathered(methods.classification(self._caller.service, options), inputs, report, progress)
 
     async def aclassify(
         self,
@@ -327,7 +328,7 @@ class Model:
         **options: Unpack[ScoreOptions],
     ) -> Predictions:
         """As ``classify``."""
-        job = jobs.classification(self._caller.service, options)
+        job = methods.classification(self._caller.service, options)
         return await self._caller.async_gathered(job, inputs, report, progress)
 
     def classify_iter(
@@ -340,7 +341,7 @@ class Model:
         **options: Unpack[ScoreOptions],
     ) -> Iterator[Chunk[Input, Predictions]]:
         """As ``classify``, in chunks."""
-        job = jobs.classification(self._caller.service, options)
+        job = methods.classification(self._caller.service, options)
         return self._caller.chunks(job, inputs, chunk_size, report, progress)
 
     def aclassify_iter(
@@ -353,7 +354,7 @@ class Model:
         **options: Unpack[ScoreOptions],
     ) -> AsyncIterator[Chunk[Input, Predictions]]:
         """As ``classify_iter``; ``inputs`` may be asynchronous too."""
-        job = jobs.classification(self._caller.service, options)
+        job = methods.classification(self._caller.service, options)
         return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
 
     def zero_shot(
@@ -367,7 +368,7 @@ class Model:
     ) -> Predictions:
         """Scores of ``labels`` for texts, by a model of natural language inference. Those of a text sum to 1, unless
         ``multi_label`` asks for probabilities of their own."""
-        job = jobs.zero_shot(self._caller.service, labels, options)
+        job = methods.zero_shot(self._caller.service, labels, options)
         return self._caller.gathered(job, inputs, report, progress)
 
     async def azero_shot(
@@ -380,7 +381,7 @@ class Model:
         **options: Unpack[ZeroShotOptions],
     ) -> Predictions:
         """As ``zero_shot``."""
-        job = jobs.zero_shot(self._caller.service, labels, options)
+        job = methods.zero_shot(self._caller.service, labels, options)
         return await self._caller.async_gathered(job, inputs, report, progress)
 
     # Tokens.
@@ -394,7 +395,7 @@ class Model:
         **options: Unpack[EntityOptions],
     ) -> list[list[Entity]]:
         """The labelled tokens of each text or, with ``aggregation_strategy``, its entities, in the text's order."""
-        job = jobs.token_classification(self._caller.service, options)
+        job = methods.token_classification(self._caller.service, options)
         return self._caller.gathered(job, inputs, report, progress)
 
     async def apredict_tokens(
@@ -406,7 +407,7 @@ class Model:
         **options: Unpack[EntityOptions],
     ) -> list[list[Entity]]:
         """As ``predict_tokens``."""
-        job = jobs.token_classification(self._caller.service, options)
+        job = methods.token_classification(self._caller.service, options)
         return await self._caller.async_gathered(job, inputs, report, progress)
 
     def predict_tokens_iter(
@@ -419,7 +420,7 @@ class Model:
         **options: Unpack[EntityOptions],
     ) -> Iterator[Chunk[str, list[list[Entity]]]]:
         """As ``predict_tokens``, in chunks, which are smaller where texts are long."""
-        job = jobs.token_classification(self._caller.service, options)
+        job = methods.token_classification(self._caller.service, options)
         return self._caller.chunks(job, inputs, chunk_size, report, progress)
 
     def apredict_tokens_iter(
@@ -432,7 +433,7 @@ class Model:
         **options: Unpack[EntityOptions],
     ) -> AsyncIterator[Chunk[str, list[list[Entity]]]]:
         """As ``predict_tokens_iter``; ``inputs`` may be asynchronous too."""
-        job = jobs.token_classification(self._caller.service, options)
+        job = methods.token_classification(self._caller.service, options)
         return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
 
     def tokenize(
@@ -444,7 +445,7 @@ class Model:
         **options: Unpack[TokenizeOptions],
     ) -> list[list[Token]]:
         """The tokens of each text, as the model would read them, but never cut. No engine is asked."""
-        return self._caller.gathered(jobs.tokenization(self._caller.service, options), inputs, report, progress)
+        return self._caller.gathered(methods.tokenization(self._caller.service, options), inputs, report, progress)
 
     async def atokenize(
         self,
@@ -455,5 +456,5 @@ class Model:
         **options: Unpack[TokenizeOptions],
     ) -> list[list[Token]]:
         """As ``tokenize``."""
-        job = jobs.tokenization(self._caller.service, options)
+        job = methods.tokenization(self._caller.service, options)
         return await self._caller.async_gathered(job, inputs, report, progress)

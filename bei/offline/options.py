@@ -8,12 +8,12 @@ from typing import Annotated, Literal, TypedDict, TypeVar
 import msgspec
 from msgspec import Meta
 
-from bei.config import nearest
-from bei.entities import Aggregation
+from bei.config.settings import nearest
 from bei.errors import InvalidRequestError, MalformedRequestError
 from bei.port import Lane
-from bei.surrogates import check_characters
-from bei.vector_forms import DenseDType
+from bei.tasks.entities import Aggregation
+from bei.tasks.vector_formats import DenseDType
+from bei.utils.surrogates import check_characters
 
 OptionsT = TypeVar("OptionsT")
 
@@ -52,7 +52,7 @@ class PromptOptions(ReadOptions, total=False):
 
 class EmbedOptions(PromptOptions, total=False):
     """``dimensions``: vectors are cut to so many components. ``normalize``: to unit length; None: as the checkpoint
-    says. ``output_dtype``: what the numbers are (``bei.vector_forms``); None: float32."""
+    says. ``output_dtype``: what the numbers are (``bei.tasks.vector_formats``); None: float32."""
 
     dimensions: _Count | None
     normalize: bool | None
@@ -80,7 +80,7 @@ class RerankOptions(ScoreOptions, total=False):
 
 
 class EntityOptions(ScoreOptions, total=False):
-    """``aggregation_strategy``: how tokens are joined to entities (``bei.entities``); "none" unless said otherwise."""
+    """``aggregation_strategy``: how tokens are joined to entities (``bei.tasks.entities``); "none" unless said otherwise."""
 
     aggregation_strategy: Aggregation
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from bei.core import Float32Array, Int32Array
+from bei.engine.postprocess import descending
 from bei.errors import BeiError
-from bei.postprocess import descending
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")

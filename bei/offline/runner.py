@@ -8,13 +8,13 @@ from contextlib import aclosing, closing
 from typing import TypeVar
 
 from bei.errors import InvalidRequestError, MalformedRequestError
-from bei.model.call import ModelCall
-from bei.model.host import Host
-from bei.model.job import Job
-from bei.model.progress import Progress, reporting
-from bei.model.results import Chunk, Report
-from bei.offload import off_loop
-from bei.service import InferenceService
+from bei.offline.method import Job
+from bei.offline.progress import Progress, reporting
+from bei.offline.results import Chunk, Report
+from bei.offline.running_call import ModelCall
+from bei.offline.service_thread import Host
+from bei.service.service import InferenceService
+from bei.utils.threads import off_loop
 
 InputT = TypeVar("InputT")
 PartT = TypeVar("PartT")

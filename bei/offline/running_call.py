@@ -9,10 +9,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from bei.errors import BeiError, EmptyInputError
-from bei.model.flow import Cutter, Flow, Window, bounds
-from bei.model.host import Host
-from bei.model.job import Answered, Job
-from bei.model.results import Report
+from bei.offline.method import Answered, Job
+from bei.offline.results import Report
+from bei.offline.service_thread import Host
+from bei.offline.windows import Cutter, Flow, Window, bounds
 from bei.port import Lane
 
 InputT = TypeVar("InputT")

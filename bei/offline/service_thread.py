@@ -18,13 +18,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bei.artifact import Artifact
-from bei.batching.gate import DeviceGate
-from bei.config import ServeConfig
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.errors import ForkedProcessError, ShuttingDownError
-from bei.loading import load_service
-from bei.metrics import Metrics
-from bei.service import InferenceService
+from bei.metrics.registry import Metrics
+from bei.scheduler.device_gate import DeviceGate
+from bei.service.loader import load_service
+from bei.service.service import InferenceService
 
 T = TypeVar("T")
 

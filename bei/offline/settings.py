@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import TypedDict
 
-from bei.config import ServeConfig, load, nearest
+from bei.config.settings import ServeConfig, load, nearest
 from bei.errors import ConfigError
 
 
 class ModelSettings(TypedDict, total=False):
-    """As the fields of ``bei.config.ServeConfig`` (docs/reference.md, "Settings of bei serve")."""
+    """As the fields of ``bei.config.settings.ServeConfig`` (docs/reference.md, "Settings of bei serve")."""
 
     engine_threads: int
     engine_streams: int | None

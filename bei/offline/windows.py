@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from bei.errors import BeiError
-from bei.model.inputs import Check
+from bei.offline.input_checks import Check
 
 InputT = TypeVar("InputT")
 AnswerT = TypeVar("AnswerT")

@@ -19,18 +19,18 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from math import inf
 
-from bei.batching.cache import RowCache
-from bei.batching.execution import run_isolating
-from bei.batching.gate import DeviceGate, Turn
-from bei.batching.queue import Entry, Identity, Waiter
-from bei.batching.rows import part_of
-from bei.batching.scheduler import Scheduler, SchedulingRules
-from bei.batching.steps import Answers, Done, Step, Worker, known, left_s
 from bei.core import Engine, Row
-from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, ShuttingDownError
-from bei.metrics import ModelMetrics
+from bei.metrics.registry import ModelMetrics
 from bei.port import Answer, Item, OnAnswers, PortStats, StepTimes, Submission
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate, Turn
+from bei.scheduler.execution import run_isolating
+from bei.scheduler.queue import Entry, Identity, Waiter
+from bei.scheduler.row_cache import RowCache
+from bei.scheduler.rows import part_of
+from bei.scheduler.scheduler import Scheduler, SchedulingRules
+from bei.scheduler.step import Answers, Done, Step, Worker, known, left_s
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Measures an engine on this machine: what its steps cost, and how many streams it should have. Kept by ``cost_cache``.
 
 ``costs_for`` and ``engine_for`` are what a server calls at its start; ``bei tune`` measures anew. The form of the model
-is in ``bei.costs``.
+is in ``bei.scheduler.cost_model``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from bei.artifact import Artifact
-from bei.config import ServeConfig
+from bei.artifact.cost_cache import CostCache
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Engine, EngineInfo, Limits, PackedBatch
-from bei.cores import usable_cores
-from bei.cost_cache import CostCache
-from bei.costs import CostModel, Sample, fit
 from bei.errors import ConfigError
+from bei.scheduler.cost_model import CostModel, Sample, fit
+from bei.utils.cpu_count import usable_cores
 
 log = logging.getLogger(__name__)
 

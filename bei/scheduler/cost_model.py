@@ -9,7 +9,7 @@ last tile of a step costs the same however full it is (docs/decisions.md, "Steps
 and never decrease; every coefficient is zero or more. So a prediction never falls when a step gets more tokens, more
 sequences or a longer one. ``speed`` is the only number that changes while serving.
 
-Pure: no clock, no engine, no files. ``bei.tuning`` measures.
+Pure: no clock, no engine, no files. ``bei.scheduler.cost_measurement`` measures.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ def _knots_within(knots: tuple[int, ...], values: _Array) -> tuple[int, ...]:
 
 
 def _bucketed(values: _Array, min_step: int = _GRAIN) -> _Array:
-    """``bei.packing.bucket`` of whole numbers, [n] to [n]."""
+    """``bei.engine.packing.bucket`` of whole numbers, [n] to [n]."""
     exponents = np.floor(np.log2(np.maximum(values, 1)))
     steps = np.maximum(min_step, 2.0 ** (exponents - 4))
     return np.asarray(np.ceil(values / steps) * steps, np.float64)

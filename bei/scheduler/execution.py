@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bei.batching.queue import Entry
-from bei.batching.rows import engine_outputs, rows_of_batch
-from bei.batching.steps import Answers, known
 from bei.core import Engine, Outputs, PackedBatch, Row, finite_sequences
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, NonFiniteOutputError
+from bei.scheduler.queue import Entry
+from bei.scheduler.rows import engine_outputs, rows_of_batch
+from bei.scheduler.step import Answers, known
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from math import exp, log
 
-from bei.batching.policy import StepCosts
-from bei.batching.queue import Entry
 from bei.core import Limits
 from bei.port import LANES, Lane
+from bei.scheduler.next_batch import StepCosts
+from bei.scheduler.queue import Entry
 
 # Engine time counts less the longer ago it was: after so many seconds by the factor e.
 _MEMORY_S = 2.0

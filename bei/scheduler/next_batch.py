@@ -27,7 +27,7 @@ _MANY_STEPS = 2
 
 
 class StepCosts(Protocol):
-    """What the policy asks a cost model (``bei.costs``)."""
+    """What the policy asks a cost model (``bei.scheduler.cost_model``)."""
 
     @property
     def tile(self) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from math import inf
 from typing import NamedTuple, TypeAlias
 
-from bei.batching.policy import LaneView, QueueKey
 from bei.core import Encoding
 from bei.port import LANES, Lane, LaneStats
+from bei.scheduler.next_batch import LaneView, QueueKey
 
 # Token ids, token types, and how many tokens serve as attention keys.
 Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int]"

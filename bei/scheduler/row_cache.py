@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Set as AbstractSet
 
-from bei.batching.queue import Identity
 from bei.core import Row
+from bei.scheduler.queue import Identity
 
 # What an entry costs beside its arrays: keys, dicts and array headers.
 _OVERHEAD_BYTES = 600

@@ -6,9 +6,9 @@ from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 
 from bei.core import Outputs, PackedBatch, Row, is_held, rows_of_sequences
+from bei.engine.postprocess import unit_length
 from bei.errors import BeiError
 from bei.port import UNIT_EMBEDDING
-from bei.postprocess import unit_length
 
 
 def engine_outputs(wanted: AbstractSet[str]) -> AbstractSet[str]:

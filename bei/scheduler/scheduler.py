@@ -1,6 +1,6 @@
 """What a batch manager decides, without its threads: what waits for an engine, and which of it runs next.
 
-Told the time, so that the same code runs on a real clock (``manager``) and on a simulated one (``bei.simulation``). Not
+Told the time, so that the same code runs on a real clock (``manager``) and on a simulated one (``bei.cli.simulate``). Not
 safe in threads: managers lock.
 """
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from bei.batching.policy import StepCosts, leading_lane, next_batch, step_bounds
-from bei.batching.queue import Entry, LaneQueues
-from bei.batching.shares import ServedShares, capped_step_s, overtaking
 from bei.core import Limits
+from bei.scheduler.lane_shares import ServedShares, capped_step_s, overtaking
+from bei.scheduler.next_batch import StepCosts, leading_lane, next_batch, step_bounds
+from bei.scheduler.queue import Entry, LaneQueues
 
 # How often the length of a capped step is computed from the costs.
 _RECAP_EVERY_S = 1.0

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, TypeAlias
 
-from bei.batching.gate import Turn
-from bei.batching.queue import Entry
 from bei.core import Engine, Row
 from bei.errors import BeiError
+from bei.scheduler.device_gate import Turn
+from bei.scheduler.queue import Entry
 
 # Makes the answers to a step's entries, once.
 Answers: TypeAlias = Callable[[], Seq[Row | BeiError]]

@@ -1,1 +1,1 @@
-"""The HTTP front. Imports the service; nothing imports it but the CLI."""
+"""The HTTP server."""

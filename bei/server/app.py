@@ -18,44 +18,45 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei import __version__
-from bei.config import ServeConfig
-from bei.elsewhere import ALONE, Tally
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
-from bei.metrics import Metrics
-from bei.peers import Peers
-from bei.server import classify, embed, embeddings, rerank, tokenize, tokens, zero_shot
-from bei.server.answers import AnswerMemory
-from bei.server.call import Context
-from bei.server.certificate_page import certificate_router
-from bei.server.cors import Cors
-from bei.server.dialect import Dialects, mounted
-from bei.server.dialects import all_dialects, cohere, nim, tei, vllm, vllm_pooling
-from bei.server.endpoint import Endpoint, Route
-from bei.server.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
-from bei.server.exchange import exchange_of
+from bei.metrics.registry import Metrics
+from bei.metrics.request_timing import Timing
+from bei.server.auth.keys import Keyring
+from bei.server.dialects import cohere, nim, tei, vllm, vllm_pooling
+from bei.server.dialects.base import Dialects, mounted
+from bei.server.dialects.table import all_dialects
+from bei.server.endpoint.context import Context
+from bei.server.endpoint.models import Models, models_router
+from bei.server.endpoint.response_memory import AnswerMemory
+from bei.server.endpoint.route import Endpoint, Route
 from bei.server.guard import Guard, monitors_paths, open_paths
-from bei.server.health import health_router
-from bei.server.http import WholeResponse
-from bei.server.info import info_router
-from bei.server.keys import Keyring
-from bei.server.models import Models, models_router
-from bei.server.openapi import OpenAPI
-from bei.server.pages import pages_router
-from bei.server.request_ids import HEADER as REQUEST_ID
-from bei.server.request_ids import SCOPE_KEY as REQUEST_ID_KEY
-from bei.server.request_ids import request_id_of
-from bei.server.request_log import Record, RequestLog
-from bei.server.root_path import with_root, without_root
-from bei.server.server_timing import HEADER as SERVER_TIMING
-from bei.server.server_timing import server_timing
-from bei.server.stats import PATH as STATS
-from bei.server.whole import WholeServer
-from bei.server.work import SCOPE_KEY as WORK
-from bei.server.work import Work
-from bei.timing import Timing
+from bei.server.http.cors import Cors
+from bei.server.http.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
+from bei.server.http.fast_response import exchange_of
+from bei.server.http.request_id import HEADER as REQUEST_ID
+from bei.server.http.request_id import SCOPE_KEY as REQUEST_ID_KEY
+from bei.server.http.request_id import request_id_of
+from bei.server.http.responses import WholeResponse
+from bei.server.http.root_path import with_root, without_root
+from bei.server.http.shared_limits import ALONE, Tally
+from bei.server.openapi.document import OpenAPI
+from bei.server.routes import classify, embed, openai_embeddings, predict_tokens, rerank, tokenize, zero_shot
+from bei.server.routes.certificate import certificate_router
+from bei.server.routes.health import health_router
+from bei.server.routes.info import info_router
+from bei.server.routes.pages import pages_router
+from bei.server.status.peers import Peers
+from bei.server.status.stats import PATH as STATS
+from bei.server.status.whole_server import WholeServer
+from bei.server.telemetry.access_log import Record, RequestLog
+from bei.server.telemetry.request_record import SCOPE_KEY as WORK
+from bei.server.telemetry.request_record import Work
+from bei.server.telemetry.server_timing import HEADER as SERVER_TIMING
+from bei.server.telemetry.server_timing import server_timing
 
 if TYPE_CHECKING:
-    from bei.server.spans import Tracing
+    from bei.server.telemetry.spans import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
     """All routes that ask a model."""
     max_inputs = config.max_client_batch_size
-    openai = embeddings.route(max_inputs, accepts_ids=config.openai_token_ids == "accept")
+    openai = openai_embeddings.route(max_inputs, accepts_ids=config.openai_token_ids == "accept")
     return (
         openai,
         replace(openai, path="/embeddings"),
@@ -78,7 +79,7 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         tei.decode_route(max_inputs),
         *tei.with_timing((*embed.routes(max_inputs), *rerank.routes(max_inputs), *classify.ROUTES)),
         zero_shot.ROUTE,
-        tokens.ROUTE,
+        predict_tokens.ROUTE,
         tokenize.ROUTE,
     )
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from starlette.types import Scope
 
-from bei.config import ServeConfig
-from bei.server.dialect import Dialect
-from bei.server.keys import SCOPE_KEY, Key, Keyring
-from bei.server.pages import page_paths
+from bei.config.settings import ServeConfig
+from bei.server.auth.keys import SCOPE_KEY, Key, Keyring
+from bei.server.dialects.base import Dialect
+from bei.server.routes.pages import page_paths
 
 
 class Guard:

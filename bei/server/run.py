@@ -9,28 +9,28 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 
-from bei.artifact import Artifact
-from bei.batching.gate import DeviceGate
-from bei.config import ServeConfig
-from bei.devices import devices_of, usable_cores
-from bei.loading import Loaded, Standing, load_model, load_next, manifest_of
-from bei.metrics import Metrics
+from bei.artifact.manifest import Artifact
+from bei.config.devices import devices_of, usable_cores
+from bei.config.settings import ServeConfig
+from bei.metrics.registry import Metrics
+from bei.scheduler.device_gate import DeviceGate
 from bei.server.app import create_app
-from bei.server.connections import Connections
-from bei.server.descriptors import MOST_HANDSHAKES, fitting_connections
-from bei.server.draining import DrainingServer, uvicorn_config
-from bei.server.event_loop import run_on_loop
-from bei.server.interpreter import collect_rarely
-from bei.server.keys import keyring_of
-from bei.server.models import Models
-from bei.server.reloading import Reloading
-from bei.server.request_log import request_log_of
-from bei.server.sockets import Sockets, log_served
-from bei.server.stopping import LogTerminal, exit_now, exit_soon, on_signals
-from bei.server.swapping import Swapping
-from bei.server.tls import tls_of
-from bei.server.tracing import tracing_of
-from bei.service import InferenceService
+from bei.server.auth.keys import keyring_of
+from bei.server.endpoint.models import Models
+from bei.server.http.connections import Connections
+from bei.server.http.file_limits import MOST_HANDSHAKES, fitting_connections
+from bei.server.http.listen import Sockets, log_served
+from bei.server.http.tls import tls_of
+from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
+from bei.server.lifecycle.event_loop import run_on_loop
+from bei.server.lifecycle.interpreter import collect_rarely
+from bei.server.lifecycle.sighup import Reloading
+from bei.server.lifecycle.signals import LogTerminal, exit_now, exit_soon, on_signals
+from bei.server.lifecycle.swap import Swapping
+from bei.server.telemetry.access_log import request_log_of
+from bei.server.telemetry.otel_settings import tracing_of
+from bei.service.loader import Loaded, Standing, load_model, load_next, manifest_of
+from bei.service.service import InferenceService
 
 log = logging.getLogger(__name__)
 

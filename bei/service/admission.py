@@ -18,8 +18,8 @@ from math import ceil
 from typing import NamedTuple, Protocol
 
 from bei.errors import BeiError, DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
+from bei.metrics.request_timing import Timing
 from bei.port import LANES, Lane, PortStats
-from bei.timing import Timing
 
 # English has about four characters a token; special tokens come on top. Scripts with fewer characters a token are
 # underestimated until their texts are tokenized.
@@ -49,7 +49,7 @@ _UNTOLD = 0.001
 
 
 class Costs(Protocol):
-    """What admission asks a cost model (``bei.costs``)."""
+    """What admission asks a cost model (``bei.scheduler.cost_model``)."""
 
     def sequence_seconds(self, length: int) -> float:
         """The engine time of one sequence among alike ones."""

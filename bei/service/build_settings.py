@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from bei.config import ENV_PREFIX, ServeConfig, build_variables, converted
+from bei.config.settings import ENV_PREFIX, ServeConfig, build_variables, converted
 from bei.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bei.artifact import Manifest
+    from bei.artifact.manifest import Manifest
 
 # Who signs what is built here, of several models too. Whose signature an artifact must have says require_signature.
 _OF_SIGNING = frozenset(("sign", "sign_passphrase", "sign_passphrase_file"))

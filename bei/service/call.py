@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bei.admission import Ticket
 from bei.core import Encoding, Row
 from bei.errors import BeiError, EngineDeadError, EngineError, InvalidRequestError
-from bei.timing import CallTimes
+from bei.metrics.request_timing import CallTimes
+from bei.service.admission import Ticket
 
 # What is kept of a row.
 Reduce: TypeAlias = Callable[[Row], Mapping[str, Any]]

@@ -8,25 +8,26 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bei import artifact as artifacts
-from bei.artifact import Artifact, Manifest
-from bei.batching import BatchManager, SchedulingRules
-from bei.batching.gate import DeviceGate
-from bei.built_before import build_settings, check_built
-from bei.config import ServeConfig
+from bei.artifact import manifest as artifacts
+from bei.artifact.compatibility import check_in_place, check_room, check_swap
+from bei.artifact.manifest import Artifact, Manifest
+from bei.artifact.token_weights import read_token_weights
+from bei.config.settings import ServeConfig
 from bei.core import Engine, Float32Array
-from bei.costs import CostModel
-from bei.engine import given_options, load_engine
+from bei.engine.load import given_options, load_engine
 from bei.errors import ConfigError
-from bei.metrics import Metrics, ModelMetrics
-from bei.opening import opened
+from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import EnginePort, OnAnswers
-from bei.service import InferenceService, OpenPort
-from bei.swap_checks import check_in_place, check_room, check_swap
-from bei.token_weights import read_token_weights
-from bei.tokenization import TextEncoder
-from bei.tuning import costs_for, costs_while_serving, engine_for
-from bei.verifying import verified
+from bei.scheduler.batch_manager import BatchManager
+from bei.scheduler.cost_measurement import costs_for, costs_while_serving, engine_for
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
+from bei.scheduler.scheduler import SchedulingRules
+from bei.service.build_settings import build_settings, check_built
+from bei.service.service import InferenceService, OpenPort
+from bei.service.trusted_artifact import opened
+from bei.tokenizer.encoder import TextEncoder
+from bei.verification.verify import verified
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def verified_at(source: Path | Artifact, config: ServeConfig) -> Artifact:
-    """The artifact at ``source``, verified as at start. Raises what ``bei.opening.opened`` does."""
+    """The artifact at ``source``, verified as at start. Raises what ``bei.service.trusted_artifact.opened`` does."""
     # A link may lead elsewhere while it is read.
     return opened(source.resolve() if isinstance(source, Path) else source, config)
 

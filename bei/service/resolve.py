@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bei import libraries
 from bei.errors import ArtifactUntrustedError, CheckpointNotFoundError, ConfigError
-from bei.files import home_expanded
+from bei.utils import libraries
+from bei.utils.untrusted_files import home_expanded
 
 if TYPE_CHECKING:
-    from bei.artifact import Artifact
-    from bei.config import ServeConfig
-    from bei.model_cache import ModelCache
+    from bei.artifact.cache import ModelCache
+    from bei.artifact.manifest import Artifact
+    from bei.config.settings import ServeConfig
 
 # The embedded default: what is served when no model is named. The package carries the weights; the hub has them too.
 DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"
@@ -33,15 +33,15 @@ _OF_THE_BUILDER = ("ml_dtypes", "onnx")
 
 def cache_of(config: ServeConfig) -> ModelCache:
     """Where what is built is kept."""
-    from bei.model_cache import ModelCache
+    from bei.artifact.cache import ModelCache
 
     return ModelCache(home_expanded(config.cache_dir))
 
 
 def check_if_built(model: str, config: ServeConfig) -> None:
     """Raise ConfigError where ``model`` is an artifact, and was built otherwise than the settings of builds say."""
-    from bei.artifact import is_artifact, load_manifest
-    from bei.built_before import build_settings, check_built
+    from bei.artifact.manifest import is_artifact, load_manifest
+    from bei.service.build_settings import build_settings, check_built
 
     path = home_expanded(model)
     if is_artifact(path) and (given := build_settings(config)):
@@ -55,7 +55,7 @@ def artifact_for(model: str, config: ServeConfig, held: ExitStack) -> Path | Art
     Raises what building raises; MissingDependencyError where the builder is not installed; ArtifactUntrustedError
     for a checkpoint where only signed artifacts are taken; ConfigError as ``check_if_built``.
     """
-    from bei.artifact import ENGINE_DIR, is_artifact
+    from bei.artifact.manifest import ENGINE_DIR, is_artifact
 
     path = home_expanded(model)
     check_if_built(model, config)
@@ -81,9 +81,9 @@ def default_artifact(config: ServeConfig, held: ExitStack) -> Artifact:
 
 def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -> Artifact:
     config_class = build_config_class()
-    from bei.build_flags import saying_variables, with_variables
-    from bei.config import ENV_PREFIX, build_variables, load
-    from bei.engine import load_engine
+    from bei.config.build_flags import saying_variables, with_variables
+    from bei.config.settings import ENV_PREFIX, build_variables, load
+    from bei.engine.load import load_engine
     from bei_build.cache import build_cached
     from bei_build.progress import Progress
 

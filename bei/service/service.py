@@ -1,5 +1,5 @@
-"""One served model: admission, calls and their answers, readiness, draining. ``bei.feeding`` brings inputs to the
-tokenizers and the engine port, ``bei.tasks`` turns the rows into results. No HTTP here.
+"""One served model: admission, calls and their answers, readiness, draining. ``bei.service.submission`` brings inputs to the
+tokenizers and the engine port, ``bei.tasks.embed`` turns the rows into results. No HTTP here.
 
 ``infer`` runs on the event loop; tokenizers and the engine port have threads of their own, and wake the loop once for
 all requests that a step completes.
@@ -20,29 +20,29 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from bei import artifact as artifacts
-from bei.admission import Admission, AdmissionLimits, Demand, Elsewhere, Ticket
-from bei.calls import Call, Reduce
-from bei.canary import canary_row, deviation
-from bei.config import ServeConfig
+from bei.artifact import manifest as artifacts
+from bei.artifact.certificate.canary import canary_row, deviation
+from bei.config.settings import ServeConfig
 from bei.core import Encoding, Row
-from bei.costs import CostModel
 from bei.errors import (
     BeiError,
     DeadlineExceededError,
     EngineError,
     ShuttingDownError,
 )
-from bei.feeding import Feeder
-from bei.feeding import ModelInput as ModelInput
-from bei.metrics import Metrics, ModelMetrics
-from bei.offload import off_loop
+from bei.metrics.last_minute import RecentSteps
+from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats
-from bei.prompts import AskedPrompt, asked_prompt
-from bei.recent import RecentSteps
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
-from bei.tokenizer_pool import TokenizerPool
+from bei.scheduler.cost_model import CostModel
+from bei.service.admission import Admission, AdmissionLimits, Demand, Elsewhere, Ticket
+from bei.service.call import Call, Reduce
+from bei.service.submission import Feeder
+from bei.service.submission import ModelInput as ModelInput
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
+from bei.tokenizer.pool import TokenizerPool
+from bei.tokenizer.prompts import AskedPrompt, asked_prompt
+from bei.utils.threads import off_loop
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.

@@ -10,15 +10,15 @@ from typing import TypeAlias
 
 import numpy as np
 
-from bei.admission import Admission, Demand, Ticket, estimated_length
-from bei.artifact import Manifest
-from bei.calls import Call
+from bei.artifact.manifest import Manifest
 from bei.core import Encoding
 from bei.errors import BeiError, InputTooLongError, InvalidRequestError
-from bei.metrics import ModelMetrics
+from bei.metrics.registry import ModelMetrics
 from bei.port import EnginePort, Item, Submission
-from bei.tokenization import EncodingOptions, Input
-from bei.tokenizer_pool import TokenizerPool, takes_little, takes_long
+from bei.service.admission import Admission, Demand, Ticket, estimated_length
+from bei.service.call import Call
+from bei.tokenizer.encoder import EncodingOptions, Input
+from bei.tokenizer.pool import TokenizerPool, takes_little, takes_long
 
 # Of one submission: the port's lock is held meanwhile, and others ask for its state (25 ms for 2,560).
 _MOST_ITEMS = 256

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from bei import artifact as artifacts
-from bei.artifact import Artifact
-from bei.config import ServeConfig
-from bei.signatures import check_trusted
-from bei.signing_keys import trusted_keys
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import Artifact
+from bei.artifact.signature import check_trusted
+from bei.artifact.signing_keys import trusted_keys
+from bei.config.settings import ServeConfig
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
 from bei.errors import InvalidRequestError
 
 

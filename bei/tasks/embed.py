@@ -15,21 +15,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bei.admission import Ticket
-from bei.artifact import Classification, Manifest, Role
-from bei.byte_vectors import scaled
+from bei.artifact.int8 import scaled
+from bei.artifact.manifest import Classification, Manifest
+from bei.artifact.sides import Role
 from bei.core import Encoding, Float32Array, Row
-from bei.dimensions import check_dimensions
-from bei.entities import Aggregation, Entity, entities_of
+from bei.engine.postprocess import apply_function, cut, means_of_chunks, unit_length
+from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
 from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
-from bei.fates import Fates, tried
-from bei.offload import off_loop
 from bei.port import UNIT_EMBEDDING
-from bei.postprocess import apply_function, cut, means_of_chunks, unit_length
-from bei.prompts import in_role, keeping, led_by_default, prompted, prompted_inputs, sides_of
-from bei.service import Answer, InferenceService, ModelInput
-from bei.sparse import SparseVector, nonzero, sparse_vectors
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
+from bei.service.admission import Ticket
+from bei.service.service import Answer, InferenceService
+from bei.service.submission import ModelInput
+from bei.tasks.dimensions import check_dimensions
+from bei.tasks.entities import Aggregation, Entity, entities_of
+from bei.tasks.partial import Fates, tried
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
+from bei.tokenizer.prompts import in_role, keeping, led_by_default, prompted, prompted_inputs, sides_of
+from bei.utils.threads import off_loop
 
 # How zero-shot classification asks for a label (transformers' default).
 HYPOTHESIS = "This example is {}."

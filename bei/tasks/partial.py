@@ -8,11 +8,12 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from bei.admission import Ticket
-from bei.calls import Reduce
 from bei.errors import BeiError
-from bei.service import Answer, InferenceService, ModelInput
-from bei.tokenization import EncodingOptions
+from bei.service.admission import Ticket
+from bei.service.call import Reduce
+from bei.service.service import Answer, InferenceService
+from bei.service.submission import ModelInput
+from bei.tokenizer.encoder import EncodingOptions
 
 T = TypeVar("T")
 

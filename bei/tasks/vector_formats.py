@@ -2,7 +2,7 @@
 
 float     float32
 float16   the same rounded
-int8      of vectors of unit length, in steps that the build chose (``bei.byte_vectors``)
+int8      of vectors of unit length, in steps that the build chose (``bei.artifact.int8``)
 uint8     the same and 128
 ubinary   uint8: a bit a component, 1 where it is above 0, eight to a byte, the first of them the highest
 binary    int8: the same less 128 ("offset binary"; sentence-transformers, Cohere, Voyage, Jina)
@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import Manifest
-from bei.byte_vectors import int8_of
+from bei.artifact.int8 import int8_of
+from bei.artifact.manifest import Manifest
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 
@@ -52,7 +52,7 @@ def check_form(
 def numbers_of(dtype: DenseDType, vectors: Float32Array, int8_largest: float | None) -> npt.NDArray[Any]:
     """``vectors`` float32 [n, width] as ``dtype``: [n, width], or [n, width / 8] where a byte has eight components.
 
-    ``int8_largest``: the component that is 127 (``bei.tasks.Embeddings``).
+    ``int8_largest``: the component that is 127 (``bei.tasks.embed.Embeddings``).
     """
     if dtype == "float":
         return vectors

@@ -20,9 +20,8 @@ import tokenizers
 
 from bei.core import Encoding, Expansion, Float32Array, Int32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, InputTooLongError, InvalidRequestError
-from bei.files import UnfitError
-from bei.layout import TEXT, Layout, kept_lengths, layout_of, special_piece
-from bei.long_texts import (
+from bei.tokenizer.file import read_tokenizer
+from bei.tokenizer.long_text import (
     PIECE_CHARS,
     AddedTokens,
     Reading,
@@ -31,8 +30,9 @@ from bei.long_texts import (
     common_start,
     tokens_in_pieces,
 )
-from bei.tokenizer_file import read_tokenizer
-from bei.word_cache import WordCache, treats_words_alone
+from bei.tokenizer.special_tokens import TEXT, Layout, kept_lengths, layout_of, special_piece
+from bei.tokenizer.word_cache import WordCache, treats_words_alone
+from bei.utils.untrusted_files import UnfitError
 
 # Of a long text so many characters a token are read first, so that a book costs what its first page costs; if they turn
 # out not to fill the model, more is read. Tokens of prose have 2 to 5.

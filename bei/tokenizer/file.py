@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from bei.files import MOST_TOKENIZER_BYTES, UnfitError, read_bounded
+from bei.utils.untrusted_files import MOST_TOKENIZER_BYTES, UnfitError, read_bounded
 
 _PROBES = ("", "a", "The é世 1.\n")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeGuard
 
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError
-from bei.tokenization import AS_CONFIGURED, CommonText, EncodingOptions, Input, TextEncoder
+from bei.tokenizer.encoder import AS_CONFIGURED, CommonText, EncodingOptions, Input, TextEncoder
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import NamedTuple
 
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
+from bei.artifact.sides import SIDES, Role, names_of
 from bei.errors import InvalidRequestError
-from bei.sides import SIDES, Role, names_of
-from bei.tokenization import EncodingOptions, Input
+from bei.tokenizer.encoder import EncodingOptions, Input
 
 
 def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:

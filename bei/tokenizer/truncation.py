@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bei.errors import InvalidRequestError
-from bei.tokenization import AS_CONFIGURED, CutSide, EncodingOptions
+from bei.tokenizer.encoder import AS_CONFIGURED, CutSide, EncodingOptions
 
 _SIDES: dict[str, CutSide] = {"START": "left", "END": "right"}
 

@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import (
+from bei.artifact.certificate.canary import BY_COLUMN, canary_row
+from bei.artifact.certificate.labels import kl_divergence, label_agreement
+from bei.artifact.certificate.record import (
     Agreement,
     Certificate,
-    Classification,
     Histogram,
     QuantizationRecord,
     RetrievalAgreement,
     Thresholds,
     WorstText,
 )
-from bei.canary import BY_COLUMN, canary_row
-from bei.certification.answers import EngineAnswers, HeldOut, Rows
-from bei.certification.labels import kl_divergence, label_agreement
-from bei.certification.ranks import kendall_tau, spearman
+from bei.artifact.manifest import Classification
 from bei.core import Float32Array
 from bei.errors import VerificationError
+from bei.verification.answers import EngineAnswers, HeldOut, Rows
+from bei.verification.rank_correlation import kendall_tau, spearman
 
 # Distances from a cosine of 1 between which a histogram counts: half a decade each, so that what is above 0.99999 can
 # be told from what is above 0.9999, 0.999, 0.99 and 0.9. Cosines are rounded to six digits.

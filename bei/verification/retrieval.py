@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import RetrievalAgreement
-from bei.certification.answers import Rows, batches, joined, run
+from bei.artifact.certificate.record import RetrievalAgreement
 from bei.core import Encoding, Engine, Float32Array
+from bei.verification.answers import Rows, batches, joined, run
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 

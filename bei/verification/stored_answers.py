@@ -19,21 +19,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bei.artifact import (
-    REFERENCE_DIR,
-    Artifact,
-    Certificate,
-    Manifest,
-    QuantizationRecord,
-    RetrievalAgreement,
-    Thresholds,
-)
-from bei.certification.answers import HeldOut, ask_engine
-from bei.certification.comparison import Meaning, ReferenceAnswers, compare, kept_canary
-from bei.certification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval
+from bei.artifact.certificate.record import Certificate, QuantizationRecord, RetrievalAgreement, Thresholds
+from bei.artifact.manifest import REFERENCE_DIR, Artifact, Manifest
 from bei.core import Encoding, Engine, Float32Array
 from bei.errors import ArtifactManifestError, ConfigError, VerificationError
-from bei.files import check_unpacked, read_bounded
+from bei.utils.untrusted_files import check_unpacked, read_bounded
+from bei.verification.answers import HeldOut, ask_engine
+from bei.verification.comparison import Meaning, ReferenceAnswers, compare, kept_canary
+from bei.verification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval
 
 _RECORD = "reference.json"
 _ANSWERS = "answers.npz"

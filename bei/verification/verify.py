@@ -6,14 +6,15 @@ import logging
 from contextlib import closing
 from pathlib import Path
 
-from bei import artifact as artifacts
-from bei.artifact import Artifact, Certificate
-from bei.certification.stored import check_stored, complete, may_be_served
-from bei.certification.thresholds import remedies
+from bei.artifact import manifest as artifacts
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.certificate.thresholds import remedies
+from bei.artifact.manifest import Artifact
+from bei.artifact.signature import SIGNATURE
 from bei.core import Engine
-from bei.engine import load_engine
+from bei.engine.load import load_engine
 from bei.errors import ArtifactSignatureError, VerificationError
-from bei.signatures import SIGNATURE
+from bei.verification.stored_answers import check_stored, complete, may_be_served
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 def verify(path: Path) -> tuple[Artifact, bool]:
     """Compare the engine of the artifact at ``path`` with the reference's answers it keeps, and write the certificate.
 
-    Returns the artifact and whether it may be served, as ``bei.certification.stored.complete`` does, and raises what it
+    Returns the artifact and whether it may be served, as ``bei.verification.stored_answers.complete`` does, and raises what it
     raises; ArtifactError, DeviceNotFoundError, MissingDependencyError, OSError where the folder cannot be written;
     ArtifactSignatureError for a signed one, since a new certificate changes the manifest that was signed.
     """

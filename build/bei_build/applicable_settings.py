@@ -4,9 +4,9 @@ there."""
 from __future__ import annotations
 
 from bei.errors import ConfigError
-from bei_build.checkpoint import Checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.checkpoint.heads import tasks_of
 from bei_build.config import BuildConfig
-from bei_build.heads import tasks_of
 
 # What can be asked for with a prompt.
 _PROMPTED = frozenset(("embedding", "sparse", "token_weights", "token_embedding"))

@@ -1,4 +1,4 @@
-"""Artifacts that ``bei serve CHECKPOINT`` builds on the way, kept for the next start (``bei.model_cache``)."""
+"""Artifacts that ``bei serve CHECKPOINT`` builds on the way, kept for the next start (``bei.artifact.cache``)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from bei import __version__
-from bei.artifact import SCHEMA_VERSION, Artifact, load
+from bei.artifact.cache import ModelCache, Use
+from bei.artifact.manifest import SCHEMA_VERSION, Artifact, load
 from bei.errors import ArtifactError
-from bei.model_cache import ModelCache, Use
+from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
 from bei_build.job import OpenEngine
-from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.targets import compiler_for, with_target
+from bei_build.targets.compiler import compiler_for, with_target
 
 
 def build_cached(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from bei.errors import ConfigError
-from bei_build.heads import TASKS
-from bei_build.library_tokenizer import TOKENIZERS
-from bei_build.precision import PRECISIONS
-from bei_build.quantization.choice import Method
-from bei_build.remote_code import ATTENTIONS
-from bei_build.spec import POOLINGS
-from bei_build.targets import TARGETS
+from bei_build.checkpoint.heads import TASKS
+from bei_build.checkpoint.remote_code import ATTENTIONS
+from bei_build.quantization.scales import Method
+from bei_build.spec.model_spec import POOLINGS
+from bei_build.spec.precision import PRECISIONS
+from bei_build.targets.compiler import TARGETS
+from bei_build.tokenizer.library_tokenizer import TOKENIZERS
 
 _OF_VERIFYING = (
     "min_cosine",

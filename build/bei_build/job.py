@@ -10,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from bei.artifact import ENGINE_DIR, EngineRequirements, Manifest, OutputInfo
+from bei.artifact.manifest import ENGINE_DIR, EngineRequirements, Manifest, OutputInfo
 from bei.core import Engine, Limits
 from bei_build import memory
-from bei_build.checkpoint import Checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
-from bei_build.graph.writer import Observed
-from bei_build.model_weights import ModelWeights
-from bei_build.targets import Compiler, Numerics, Say, compiler_for
+from bei_build.onnx_graph.writer import Observed
+from bei_build.targets.compiler import Compiler, Numerics, Say, compiler_for
+from bei_build.weights.model_weights import ModelWeights
 
 # Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.
 OpenEngine = Callable[[Path, Manifest], Engine]

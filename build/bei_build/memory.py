@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bei.errors import VerificationError
-from bei.free_memory import available_bytes as available_bytes
+from bei.utils.free_memory import available_bytes as available_bytes
 
 
 def require(size: int, what: str) -> None:

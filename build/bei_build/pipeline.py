@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bei import __version__
-from bei.artifact import (
+from bei.artifact.manifest import (
     ENGINE_DIR,
     MANIFEST,
     SCHEMA_VERSION,
@@ -24,39 +24,38 @@ from bei.artifact import (
     Manifest,
     OutputInfo,
     RerankTemplate,
-    Routes,
     Source,
     SpecSummary,
     save,
     sign,
 )
+from bei.artifact.sides import SIDES, Routes, names_of
+from bei.artifact.signing_keys import exposure, private_key
+from bei.artifact.token_weights import write_token_weights
+from bei.artifact.validation import certificate_fault, limits_fault, manifest_fault, name_fault
 from bei.core import Limits
 from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
-from bei.files import home_expanded, read_bounded
-from bei.manifest_checks import certificate_fault, limits_fault, manifest_fault, name_fault
-from bei.quantities import shown_size
-from bei.sides import SIDES, names_of
-from bei.signing_keys import exposure, private_key
-from bei.token_weights import write_token_weights
-from bei_build.applicable import check_applicable
-from bei_build.certifying import Verification, certified
-from bei_build.chat_template import derive_template
-from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei.utils.units import shown_size
+from bei.utils.untrusted_files import home_expanded, read_bounded
+from bei_build.applicable_settings import check_applicable
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei_build.checkpoint.heads import HeadChoice, tasks_of
+from bei_build.checkpoint.locate import Location, locate
+from bei_build.checkpoint.remote_code import attention_of
+from bei_build.checkpoint.transformers_versions import version_notes
 from bei_build.config import BuildConfig
-from bei_build.emulating import fitted
 from bei_build.families.base import UNLIMITED
-from bei_build.heads import HeadChoice, tasks_of
 from bei_build.job import Job, OpenEngine
-from bei_build.location import Location, locate
-from bei_build.precision import PRECISIONS
 from bei_build.progress import Progress
-from bei_build.quantizing import Calibrated, calibrated
-from bei_build.questions import Questions, check_verifiable
-from bei_build.remote_code import attention_of
-from bei_build.targets import Compiler, Numerics, compiler_for, with_target
-from bei_build.token_table import check_table
-from bei_build.verification import held_out_texts
-from bei_build.versions import version_notes
+from bei_build.quantization.calibrate import Calibrated, calibrated
+from bei_build.reference.held_out import held_out_texts
+from bei_build.spec.precision import PRECISIONS
+from bei_build.targets.compiler import Compiler, Numerics, compiler_for, with_target
+from bei_build.tokenizer.chat_template import derive_template
+from bei_build.tokenizer.token_table import check_table
+from bei_build.verification.certify import Verification, certified
+from bei_build.verification.emulate import fitted
+from bei_build.verification.questions import Questions, check_verifiable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact import Artifact
-from tests.bei_build.builds import build_artifact
+from bei.artifact.manifest import Artifact
+from tests.support.builds import build_artifact
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,7 +27,7 @@ def _quiet_single_threaded_torch() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT checkpoint. Read-only: copy it to change it."""
-    from tests.checkpoints import save_checkpoint
+    from tests.support.checkpoints import save_checkpoint
 
     return save_checkpoint(tmp_path_factory.mktemp("bert"))
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from bei.errors import ConfigError
-from bei_build import location
-from bei_build.applicable import check_applicable
+from bei_build.applicable_settings import check_applicable
+from bei_build.checkpoint import locate as location
+from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
-from bei_build.location import locate
-from tests.bei_build.reading import read
-from tests.checkpoints import save_checkpoint
+from tests.support.checkpoints import save_checkpoint
+from tests.support.reading import read
 
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedder": ("Model", {}),

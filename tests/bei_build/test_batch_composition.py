@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Encoding, Engine
-from bei.tokenization import TextEncoder
-from tests.bei_build.builds import build_artifact, embed, running
-from tests.checkpoints import FAMILIES, MAX_TOKENS, POOLINGS, add_modules, save_checkpoint
+from bei.tokenizer.encoder import TextEncoder
+from tests.support.builds import build_artifact, embed, running
+from tests.support.checkpoints import FAMILIES, MAX_TOKENS, POOLINGS, add_modules, save_checkpoint
 
 TOLERANCE = 1e-5
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bei import artifact as artifacts
-from bei.artifact import Artifact, load
-from bei.cli import main
-from bei.config import ServeConfig
-from bei.model_cache import ModelCache
-from bei.opening import opened
+from bei.artifact import manifest as artifacts
+from bei.artifact.cache import ModelCache
+from bei.artifact.manifest import Artifact, load
+from bei.cli.main import main
+from bei.config.settings import ServeConfig
+from bei.service.trusted_artifact import opened
 from bei_build.cache import build_cached
 from bei_build.config import BuildConfig
 from bei_build.progress import Progress
-from tests.bei_build.builds import open_engine
-from tests.checkpoints import add_modules
+from tests.support.builds import open_engine
+from tests.support.checkpoints import add_modules
 
 Build = Callable[..., tuple[Path, str]]
 Serve = Callable[..., tuple[Artifact, list[Path]]]

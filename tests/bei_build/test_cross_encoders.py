@@ -14,14 +14,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bei.core import Encoding
 from bei.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
-from bei.model import Model
+from bei.offline.model import Model
 from bei_build.config import BuildConfig
-from bei_build.spec import HeadSpec
+from bei_build.spec.model_spec import HeadSpec
 from bei_build.targets.trtllm import class_of
 from bei_build.torch_graph.model import packed_model
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read, refused
-from tests.bei_build.test_sentence_transformers_outputs import (
+from tests.bei_build.checkpoint.test_sentence_transformers_outputs import (
     assert_rows,
     encodings,
     linear,
@@ -31,8 +29,18 @@ from tests.bei_build.test_sentence_transformers_outputs import (
     vocab_size,
 )
 from tests.bei_build.torch_graph.rig import of_the_module
-from tests.checkpoints import HIDDEN, MAX_TOKENS, WEIGHTS, change_config, read_tensors, save_checkpoint, write_json
-from tests.zoo import CASES, save_case
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import (
+    HIDDEN,
+    MAX_TOKENS,
+    WEIGHTS,
+    change_config,
+    read_tensors,
+    save_checkpoint,
+    write_json,
+)
+from tests.support.reading import read, refused
+from tests.support.zoo import CASES, save_case
 
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 TANH = "torch.nn.modules.activation.Tanh"

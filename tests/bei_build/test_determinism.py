@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact import Artifact, load
-from tests.bei_build.builds import CALIBRATION_SIZE, build_artifact
-from tests.checkpoints import Dense, Normalize, add_modules, save_checkpoint, write_json
+from bei.artifact.manifest import Artifact, load
+from tests.support.builds import CALIBRATION_SIZE, build_artifact
+from tests.support.checkpoints import Dense, Normalize, add_modules, save_checkpoint, write_json
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,15 @@ import pytest
 import torch
 import transformers
 
-from bei.batching.gate import DeviceGate
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
+from bei.engine.postprocess import unit_length
 from bei.errors import InvalidRequestError
-from bei.loading import load_service
-from bei.metrics import Metrics
-from bei.postprocess import unit_length
-from bei.tasks import Embeddings, embed_chunks
-from tests.bei_build.builds import build_artifact
-from tests.checkpoints import HIDDEN, Dense, Normalize, add_modules, save_checkpoint, wordpiece_tokenizer
+from bei.metrics.registry import Metrics
+from bei.scheduler.device_gate import DeviceGate
+from bei.service.loader import load_service
+from bei.tasks.embed import Embeddings, embed_chunks
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import HIDDEN, Dense, Normalize, add_modules, save_checkpoint, wordpiece_tokenizer
 
 CHUNKS = ["The cat sat on the mat.", "Hello, world!", "a mat"]
 

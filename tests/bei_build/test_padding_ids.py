@@ -1,7 +1,7 @@
 """Padding ids that somebody wrote into a text, or that end every text: read as transformers reads them.
 
 Texts go through transformers' own tokenizer there and through an artifact's here, so nothing is shared. The cases of
-``tests.zoo`` have padding among their ids too, which holds every family.
+``tests.support.zoo`` have padding among their ids too, which holds every family.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tokenizers import processors
 
 from bei import Model
 from bei.core import Encoding, Float32Array, PackedBatch
+from bei.engine.packing import graph_inputs, position_ids_but
 from bei.errors import CheckpointError
-from bei.packing import graph_inputs, position_ids_but
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import refused
 from tests.bei_build.test_parity_matrix import BY_NAME, TOLERANCE
-from tests.checkpoints import bpe_tokenizer, write_json
-from tests.zoo import CASES, FIRST_OF_FAMILY, Case, save_case, spec_of
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import bpe_tokenizer, write_json
+from tests.support.reading import refused
+from tests.support.zoo import CASES, FIRST_OF_FAMILY, Case, save_case, spec_of
 
 COUNTS = "create_position_ids_from_input_ids"
 TEXTS = [

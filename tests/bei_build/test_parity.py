@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Encoding
-from tests.bei_build.builds import build_artifact, embed, random_encodings, running
-from tests.bei_build.oracle import hf_embed
-from tests.checkpoints import FAMILIES, HIDDEN, MAX_TOKENS, POOLINGS, Dense, Normalize, add_modules, save_checkpoint
-from tests.cpus import needs_bf16
+from tests.support.builds import build_artifact, embed, random_encodings, running
+from tests.support.checkpoints import (
+    FAMILIES,
+    HIDDEN,
+    MAX_TOKENS,
+    POOLINGS,
+    Dense,
+    Normalize,
+    add_modules,
+    save_checkpoint,
+)
+from tests.support.cpus import needs_bf16
+from tests.support.oracle import hf_embed
 
 TOLERANCE = 1e-4
 LENGTHS = [1, MAX_TOKENS, 2, 17, 16, 5, 33]  # shortest, longest, and both sides of a bucket in one batch

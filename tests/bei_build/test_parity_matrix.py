@@ -1,4 +1,4 @@
-"""Every case of ``tests.zoo``, saved, built and run, against its Hugging Face class; and that each feature matters."""
+"""Every case of ``tests.support.zoo``, saved, built and run, against its Hugging Face class; and that each feature matters."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 import transformers
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Float32Array
-from bei_build.checkpoint import read_checkpoint
-from bei_build.families import FAMILIES
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
 from bei_build.families.base import Family
-from bei_build.location import locate
-from bei_build.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
-from bei_build.targets import Numerics
+from bei_build.families.table import FAMILIES
+from bei_build.spec.model_spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from bei_build.targets.compiler import Numerics
 from bei_build.targets.openvino import OpenVINOCompiler
-from tests.bei_build.builds import embed, open_engine
-from tests.bei_build.reading import read
-from tests.cpus import needs_bf16
 from tests.model_matrix import (
     DOCUMENT,
     LENGTHS,
@@ -35,7 +32,20 @@ from tests.model_matrix import (
     row_start,
     run,
 )
-from tests.zoo import CASES, FIRST_OF_FAMILY, MAX_TOKENS, SPECIAL, Case, by_tier, encodings_of, hf_outputs, save_case
+from tests.support.builds import embed, open_engine
+from tests.support.cpus import needs_bf16
+from tests.support.reading import read
+from tests.support.zoo import (
+    CASES,
+    FIRST_OF_FAMILY,
+    MAX_TOKENS,
+    SPECIAL,
+    Case,
+    by_tier,
+    encodings_of,
+    hf_outputs,
+    save_case,
+)
 
 TOLERANCE = 2e-4
 BY_NAME = {case.name: case for case in CASES}

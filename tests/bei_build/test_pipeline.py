@@ -14,17 +14,18 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact, Manifest, is_artifact, load
-from bei.certification.thresholds import thresholds_of
+from bei.artifact.certificate.thresholds import thresholds_of
+from bei.artifact.manifest import TOKENIZER, Artifact, Manifest, is_artifact, load
+from bei.artifact.signing_keys import fingerprint
 from bei.core import Engine, EngineInfo, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactSchemaNewerError, CheckpointError, ConfigError, VerificationError, WeightsError
-from bei.signing_keys import fingerprint
-from bei_build import memory, reference
+from bei_build import memory
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from tests.bei_build.builds import build_artifact, embed, open_engine, random_encodings, running, silent
-from tests.checkpoints import (
+from bei_build.reference import hf_model
+from tests.support.builds import build_artifact, embed, open_engine, random_encodings, running, silent
+from tests.support.checkpoints import (
     MAX_TOKENS,
     Normalize,
     add_modules,
@@ -34,7 +35,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
-from tests.keys import make_keys
+from tests.support.keys import make_keys
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_the_pytorch_module_can_be_the_reference(checkpoint: Path, out: Path, mo
     artifact = build_artifact(checkpoint, out, reference="module")
     assert artifact.certificate.reference == "bei's PyTorch module, FP32, one text at a time"
     assert (artifact.certificate.kind, artifact.certificate.passed) == ("self-consistency", True)
-    monkeypatch.setattr(reference, "is_available", lambda: False)
+    monkeypatch.setattr(hf_model, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"--reference module: torch is not installed\. Use --reference engine"):
         build_artifact(checkpoint, out, reference="module")
 
@@ -243,7 +244,7 @@ def test_the_engine_reference_catches_a_broken_engine_too(checkpoint: Path, out:
 def test_without_torch_the_engine_is_the_reference(
     checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "is_available", lambda: False)
+    monkeypatch.setattr(hf_model, "is_available", lambda: False)
     assert build_artifact(checkpoint, out).certificate.reference.startswith("openvino engine")
     with pytest.raises(ConfigError, match=r"--reference hf needs torch.*use --reference engine"):
         build_artifact(checkpoint, out, reference="hf")
@@ -304,13 +305,13 @@ def test_engine_and_reference_are_never_open_together(
         opened.append(RotatedRows(open_engine(folder, manifest)))
         return opened[-1]
 
-    load_model = reference._load_model
+    load_model = hf_model._load_model
 
     def load_alone(*arguments: Any) -> Any:
         assert [engine.is_closed for engine in opened] == [True]
         return load_model(*arguments)
 
-    monkeypatch.setattr(reference, "_load_model", load_alone)
+    monkeypatch.setattr(hf_model, "_load_model", load_alone)
     build_artifact(checkpoint, out, open_alone, min_cosine=-1.0)
     opened.clear()
     build_artifact(checkpoint, out, open_alone, min_cosine=-1.0, reference="engine")

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from tests.bei_build.builds import build_artifact, random_encodings, running
-from tests.bei_build.reading import read, refused, saved, without
-from tests.checkpoints import change_config, read_tensors, write_json
+from tests.support.builds import build_artifact, random_encodings, running
+from tests.support.checkpoints import change_config, read_tensors, write_json
+from tests.support.reading import read, refused, saved, without
 
 
 @pytest.mark.parametrize("tokens", [("t", "he"), ("he",)], ids=["two", "one"])

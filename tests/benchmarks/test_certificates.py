@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bei.artifact import LayerSensitivity, QuantizationRecord
+from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord
 from benchmarks.certificates import Clock, OutOfTimeError, Work, summary, tables
-from tests.bei.certification.certificates import agreement, certificate, retrieval
+from tests.support.quality_certificates import agreement, certificate, retrieval
 
 LAYERS = [LayerSensitivity(layer=f"layers.{i}.mlp.down", error=i / 100, is_high=i in (3, 9)) for i in range(10)]
 QUANTIZATION = QuantizationRecord(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bei.bench.result import Latency, PointResult
+from bei.cli.bench.result import Latency, PointResult
 from benchmarks.proxied import _compared
-from tests.bei.bench.results import LOADS, result_of, setup_of
+from tests.bei.cli.bench.results import LOADS, result_of, setup_of
 
 (POINT,) = result_of(setup_of(rates=None, loads=LOADS[1:])).points
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bei.cli.simulate.devices import CostTable, Fleet
+from bei.cli.simulate.result import Answered
 from bei.core import Limits
-from bei.costs import CostModel, Sample
-from bei.simulation.devices import CostTable, Fleet
-from bei.simulation.result import Answered
+from bei.scheduler.cost_model import CostModel, Sample
 from benchmarks.recorded import read_steps
 from benchmarks.simulated import _pooled, _slowdown, _trace
 

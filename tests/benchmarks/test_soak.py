@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.server.app import inference_routes
 from benchmarks import soak_models
 from benchmarks.soak_traffic import requests

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.bei_build.builds import build_artifact
 from tests.e2e.conftest import env, home
 from tests.e2e.kinds import MODELS, case, labels
 from tests.e2e.process import Server, serve
-from tests.zoo import Case, save_case
+from tests.support.builds import build_artifact
+from tests.support.zoo import Case, save_case
 
 __all__ = ["env", "home"]
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from bei.core import Float32Array
-from tests.artifacts import expected_vectors, token_ids
-from tests.bei_build.builds import build_artifact
 from tests.e2e.conftest import StartServer, env, gated, home
 from tests.e2e.kinds import LABELS, MODELS, QUERY, TEXTS, TOLERANCE
 from tests.e2e.process import DEADLINE_S, Server, serve, wait_until
 from tests.e2e.test_queue import Call
-from tests.zoo import save_case
+from tests.support.artifacts import expected_vectors, token_ids
+from tests.support.builds import build_artifact
+from tests.support.zoo import save_case
 
 __all__ = ["env", "gated", "home"]
 

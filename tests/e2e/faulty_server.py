@@ -16,8 +16,8 @@ from unittest import mock
 
 import numpy as np
 
-from bei import cli
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
+from bei.cli import main
 from bei.core import Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 
@@ -86,5 +86,8 @@ def _obey() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_obey, daemon=True).start()
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 5):
-        cli.main(["serve", *sys.argv[1:], "--port", "0"])
+    with (
+        mock.patch("bei.service.loader.load_engine", load_engine),
+        mock.patch("bei.server.lifecycle.drain.LINGER_S", 5),
+    ):
+        main.main(["serve", *sys.argv[1:], "--port", "0"])

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bei import cli
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
+from bei.cli import main
 from bei.core import Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 
@@ -61,10 +61,13 @@ def hold_lock(_: object) -> None:
 
 if __name__ == "__main__":
     if "HOLD_LOCK" in os.environ:
-        mock.patch("bei.server.models.Models.abandon", hold_lock).start()
+        mock.patch("bei.server.endpoint.models.Models.abandon", hold_lock).start()
     if "HANG_ON_DRAIN" in os.environ:
-        mock.patch("bei.server.models.Models.begin_drain", hang).start()
+        mock.patch("bei.server.endpoint.models.Models.begin_drain", hang).start()
     if "EXIT_S" in os.environ:
-        mock.patch("bei.server.stopping._EXIT_S", float(os.environ["EXIT_S"])).start()
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 5):
-        cli.main(["serve", *sys.argv[1:], "--port", "0"])
+        mock.patch("bei.server.lifecycle.signals._EXIT_S", float(os.environ["EXIT_S"])).start()
+    with (
+        mock.patch("bei.service.loader.load_engine", load_engine),
+        mock.patch("bei.server.lifecycle.drain.LINGER_S", 5),
+    ):
+        main.main(["serve", *sys.argv[1:], "--port", "0"])

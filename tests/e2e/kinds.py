@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.zoo import CASES, Case
+from tests.support.zoo import CASES, Case
 
 TEXTS = ["The cat sat on the mat.", "hello", "Grüße, 世界! \N{GRINNING FACE}", "a " * 40, "x" * 99]
 QUERY = "Where did the cat sit?"

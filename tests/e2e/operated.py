@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.artifacts import save_artifact
 from tests.e2e.process import DEADLINE_S, Server, wait_until
+from tests.support.artifacts import save_artifact
 
 SECRET = "s3cr3t-0123456789abcdef"
 OTHER = "other-0123456789abcdef"

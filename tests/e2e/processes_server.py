@@ -10,16 +10,16 @@ import os
 import sys
 from unittest import mock
 
-from bei import cli
+from bei.cli import main
 
 COMMAND = (sys.executable, "-m", "tests.e2e.standin_child")
 
 if __name__ == "__main__":
     if "EXIT_S" in os.environ:
-        for name in ("bei.processes.supervisor._ABANDON_S", "bei.server.stopping._EXIT_S"):
+        for name in ("bei.multiprocess.supervisor.supervisor._ABANDON_S", "bei.server.lifecycle.signals._EXIT_S"):
             mock.patch(name, float(os.environ["EXIT_S"])).start()
     with (
-        mock.patch("bei.processes.supervisor.COMMAND", COMMAND),
-        mock.patch("bei.processes.supervisor._DRAIN_S", 2.0),
+        mock.patch("bei.multiprocess.supervisor.supervisor.COMMAND", COMMAND),
+        mock.patch("bei.multiprocess.supervisor.supervisor._DRAIN_S", 2.0),
     ):
-        cli.main(["serve", *sys.argv[1:], "--port", "0"])
+        main.main(["serve", *sys.argv[1:], "--port", "0"])

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
 from bei.core import Outputs, PackedBatch
 from bei.errors import EngineError
-from bei.processes import child
+from bei.multiprocess import __main__
 from tests.e2e.swapping_server import NumberedEngine
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def load_engine(folder: Path, manifest: Manifest, *_: Any) -> FaultyEngine:
 
 def dies_of(name: str) -> None:
     """Let a tokenizer's thread die of the text ``die``, in the front end ``name``."""
-    from bei import tokenizer_pool
+    from bei.tokenizer import pool as tokenizer_pool
 
     encode = tokenizer_pool.TokenizerPool._run
 
@@ -100,6 +100,9 @@ if __name__ == "__main__":
     if sys.argv[1].startswith("front"):
         dies_of(sys.argv[1])
         if "LEAVE_S" in os.environ:
-            mock.patch("bei.server.descriptors._LEAVE_S", float(os.environ["LEAVE_S"])).start()
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 5):
-        child.main()
+            mock.patch("bei.server.http.file_limits._LEAVE_S", float(os.environ["LEAVE_S"])).start()
+    with (
+        mock.patch("bei.service.loader.load_engine", load_engine),
+        mock.patch("bei.server.lifecycle.drain.LINGER_S", 5),
+    ):
+        __main__.main()

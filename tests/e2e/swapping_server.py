@@ -17,12 +17,12 @@ from unittest import mock
 
 import numpy as np
 
-from bei import artifact as artifacts
-from bei import cli
-from bei.artifact import Artifact, Manifest
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import Artifact, Manifest
+from bei.cli import main
 from bei.core import Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
-from tests.artifacts import CANARY_TEXT, save_artifact, token_ids
+from tests.support.artifacts import CANARY_TEXT, save_artifact, token_ids
 
 log = logging.getLogger(__name__)
 
@@ -88,5 +88,8 @@ def _obey() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_obey, daemon=True).start()
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.server.draining.LINGER_S", 5):
-        cli.main(["serve", *sys.argv[1:], "--port", "0"])
+    with (
+        mock.patch("bei.service.loader.load_engine", load_engine),
+        mock.patch("bei.server.lifecycle.drain.LINGER_S", 5),
+    ):
+        main.main(["serve", *sys.argv[1:], "--port", "0"])

@@ -18,11 +18,11 @@ import openai
 import pytest
 import voyageai.client
 
-from bei.artifact import Artifact
-from tests.artifacts import save_artifact
+from bei.artifact.manifest import Artifact
 from tests.e2e.operated import BEARER, OTHER, SECRET, TEXT, Operate, Operated, curl
 from tests.e2e.process import DEADLINE_S, wait_until
 from tests.e2e.test_bad_start import fails
+from tests.support.artifacts import save_artifact
 
 
 def put(file: Path, content: object) -> Path:

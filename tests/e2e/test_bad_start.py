@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bei import artifact as artifacts
-from bei.artifact import Artifact
-from tests.artifacts import save_artifact, tiny_tokenizer
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import Artifact
 from tests.e2e import process
+from tests.support.artifacts import save_artifact, tiny_tokenizer
 
 Damage = Callable[[Path], object]
 

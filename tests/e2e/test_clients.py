@@ -12,11 +12,11 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Encoding
-from bei.postprocess import unit_length
-from tests.bei_build.builds import embed, running
+from bei.engine.postprocess import unit_length
 from tests.e2e.process import DEADLINE_S, Server
+from tests.support.builds import embed, running
 
 TEXTS = ["The cat sat on the mat.", "hello", "Grüße, 世界! \N{GRINNING FACE}", "a " * 200, "  \n\t ", "x" * 500]
 DIMENSION = 32

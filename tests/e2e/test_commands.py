@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from bei import __version__
-from bei.artifact import Artifact
-from tests.bei_build.builds import build_artifact
+from bei.artifact.manifest import Artifact
 from tests.e2e import process
 from tests.e2e.conftest import StartServer
 from tests.e2e.process import DEADLINE_S, Server, serve
+from tests.support.builds import build_artifact
 
 
 @pytest.mark.parametrize("command", [[sys.executable, "-m", "bei"], [str(Path(sys.executable).parent / "bei")]])

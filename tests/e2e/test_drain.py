@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from tests.e2e.conftest import StartServer
 from tests.e2e.process import DEADLINE_S, Server, serve, wait_until
 from tests.e2e.wire import wait_until_read

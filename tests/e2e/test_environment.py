@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact import Artifact
-from tests.artifacts import save_artifact
+from bei.artifact.manifest import Artifact
 from tests.e2e import measured
 from tests.e2e.process import ROOT, serve
+from tests.support.artifacts import save_artifact
 
 # A user of whom passwd knows nothing, to Python: what the C library would say of a uid without an entry.
 NOBODY = """

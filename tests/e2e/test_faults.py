@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.artifacts import expected_vectors, save_artifact
 from tests.e2e.faulty_server import DIES, HANGS, HOLDS, NAN, RAISES, STUCK
 from tests.e2e.process import DEADLINE_S, Server, wait_until
+from tests.support.artifacts import expected_vectors, save_artifact
 
 # Shorter than this nothing is taken to hang: healthy steps of these servers take microseconds.
 HANG_TIMEOUT = ("--hang-timeout", "1")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import hostile_artifacts, hostile_checkpoints
-from tests.artifacts import save_artifact
 from tests.e2e import measured
+from tests.support import hostile_artifacts, hostile_checkpoints
+from tests.support.artifacts import save_artifact
 
 MOST_S = 5.0  # of CPU
 MOST_BYTES = 1_000_000_000

@@ -15,10 +15,10 @@ import pytest
 from bei import Model
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.inference_free import encode_documents, encode_queries, save_inference_free
-from tests.checkpoints import MAX_TOKENS
 from tests.e2e.process import DEADLINE_S, Server, serve
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import MAX_TOKENS
+from tests.support.inference_free import encode_documents, encode_queries, save_inference_free
 
 QUERIES = ["the cat sat on the mat!", "Hello, the the THE world", "[MASK] a", "on " * 60]
 DOCUMENTS = ["The cat sat on the mat.", "hello, world! " * 20, "-"]

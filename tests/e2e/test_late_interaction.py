@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.bei_build.late_interaction import Settings, encode, save_colbert
 from tests.e2e.process import DEADLINE_S, Server, run, serve
+from tests.support.late_interaction import Settings, encode, save_colbert
 
 SETTINGS = Settings()
 QUERIES = ["the cat", "where is the mat? " * 9, "hello"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
-from tests.artifacts import save_artifact
 from tests.e2e import wire
 from tests.e2e.operated import BEARER, OTHER, SECRET, TEXT, Operate
 from tests.e2e.process import DEADLINE_S, Server
+from tests.support.artifacts import save_artifact
 
 
 def test_every_line_of_a_run_is_an_object_and_no_request_is_missing(operate: Operate, tmp_path: Path) -> None:

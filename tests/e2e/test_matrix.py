@@ -16,11 +16,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Float32Array
-from bei.postprocess import unit_length
-from tests.bei_build.builds import build_artifact
+from bei.engine.postprocess import unit_length
 from tests.e2e.process import DEADLINE_S, Server, serve
 from tests.model_matrix import pooled
-from tests.zoo import CASES, MAX_TOKENS, Case, hf_outputs, save_case
+from tests.support.builds import build_artifact
+from tests.support.zoo import CASES, MAX_TOKENS, Case, hf_outputs, save_case
 
 TOLERANCE = 2e-4
 MODELS_PER_SERVER = 16

@@ -10,7 +10,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact.manifest import TOKENIZER, Artifact
 from tests.e2e.process import DEADLINE_S, Server, serve
 
 TEXTS = ["A cat sits on the mat.", "A kitten rests on a rug.", "The central bank raised its interest rate."]

@@ -16,11 +16,11 @@ import httpx
 import openai
 import pytest
 
-from tests.artifacts import save_artifact
 from tests.e2e import wire
 from tests.e2e.operated import BEARER, SECRET, TEXT, Operate, Operated, curl
 from tests.e2e.process import DEADLINE_S, wait_until
 from tests.e2e.test_bad_start import fails
+from tests.support.artifacts import save_artifact
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from bei.artifact import Artifact
-from bei.devices import usable_cores
+from bei.artifact.manifest import Artifact
+from bei.config.devices import usable_cores
 from tests.e2e.load import READY_AGAIN_S, Load
 from tests.e2e.process import DEADLINE_S, Server, run, serve, wait_until
 from tests.e2e.standin_child import CRASHES_ONCE, HANGS_ONCE, HOLDS, KILLS

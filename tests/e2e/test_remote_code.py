@@ -11,10 +11,10 @@ import torch
 from tokenizers import Tokenizer
 
 from bei.core import Encoding
-from bei.postprocess import unit_length
+from bei.engine.postprocess import unit_length
 from tests.bei_build.families import jina, nomic
-from tests.checkpoints import read_tensors
 from tests.e2e.process import Server, run, serve
+from tests.support.checkpoints import read_tensors
 
 TEXTS = ["hello world", "a", "the cat sat on a mat", "hello the world " * 20]
 LONGEST = 32

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import httpx
 
-from bei.artifact import MANIFEST, Artifact
-from bei.signatures import SIGNATURE
-from bei.signing_keys import fingerprint, openssh_line
+from bei.artifact.manifest import MANIFEST, Artifact
+from bei.artifact.signature import SIGNATURE
+from bei.artifact.signing_keys import fingerprint, openssh_line
 from tests.e2e import process
 from tests.e2e.process import DEADLINE_S, serve
 from tests.e2e.test_bad_start import edit, fails
-from tests.hostile_artifacts import says_all
-from tests.keys import make_keys
+from tests.support.hostile_artifacts import says_all
+from tests.support.keys import make_keys
 
 
 def test_an_artifact_is_signed_and_then_served_where_a_signature_is_required(

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Float32Array
 from tests.e2e.process import Server, serve
 

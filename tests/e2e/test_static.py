@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from bei.core import Float32Array
-from bei.postprocess import unit_length
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.oracle import static_embed
-from tests.checkpoints import add_static_modules, save_static
+from bei.engine.postprocess import unit_length
 from tests.e2e.process import Server, serve
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import add_static_modules, save_static
+from tests.support.oracle import static_embed
 
 NAMES = ("model2vec", "sentence-transformers")
 UNKNOWN = "\u2603"

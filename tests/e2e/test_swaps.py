@@ -24,14 +24,14 @@ import numpy as np
 import psutil
 import pytest
 
-from bei import artifact as artifacts
+from bei.artifact import manifest as artifacts
 from bei.engine.openvino import cpu_capabilities
-from tests.artifacts import tiny_tokenizer
-from tests.bei_build.builds import build_artifact
 from tests.e2e.conftest import MINILM
 from tests.e2e.load import READY_AGAIN_S, Load
 from tests.e2e.process import DEADLINE_S, Server, serve, wait_until
 from tests.e2e.swapping_server import PLACE, put_in_place, save_build
+from tests.support.artifacts import tiny_tokenizer
+from tests.support.builds import build_artifact
 
 StartServer = Callable[..., Server]
 

@@ -17,13 +17,13 @@ import transformers
 import voyageai.client
 from tokenizers import Tokenizer
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Float32Array
-from bei.postprocess import apply_function, unit_length
-from tests.bei_build.builds import build_artifact
+from bei.engine.postprocess import apply_function, unit_length
 from tests.e2e.kinds import LABELS, MODELS, QUERY, TAGS, TEXTS, TOLERANCE, case, labels
 from tests.e2e.process import DEADLINE_S, Server, serve
-from tests.zoo import save_case
+from tests.support.builds import build_artifact
+from tests.support.zoo import save_case
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ import httpx
 import openai
 import pytest
 
-from bei.artifact import Artifact
-from tests.artifacts import save_artifact
-from tests.certificates import Pair, make_authority, make_certificate, openssl
+from bei.artifact.manifest import Artifact
 from tests.e2e.operated import TEXT, Operate, Operated, context, curl
 from tests.e2e.process import DEADLINE_S
 from tests.e2e.test_bad_start import fails
+from tests.support.artifacts import save_artifact
+from tests.support.tls_certificates import Pair, make_authority, make_certificate, openssl
 
 
 @pytest.fixture(scope="module")

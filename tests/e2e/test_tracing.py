@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from bei import __version__
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from tests.e2e import process
 from tests.e2e.collector import Collector, values
 from tests.e2e.process import DEADLINE_S, ROOT, Server, serve
@@ -92,7 +92,7 @@ def test_a_request_s_trace_has_every_stage_and_its_times_add_up(traced: Server, 
     assert {span.kind for span in stages} == {Span.SPAN_KIND_INTERNAL}
     said = values(root.attributes)
     assert said["http.response.status_code"] == 200
-    assert (said["bei.model"], said["bei.lane"], said["bei.inputs"]) == ("tiny", "interactive", 1)
+    assert (said["bei.offline"], said["bei.lane"], said["bei.inputs"]) == ("tiny", "interactive", 1)
     assert said["bei.tokens"] == response.json()["usage"]["prompt_tokens"]
 
 

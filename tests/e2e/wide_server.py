@@ -21,10 +21,10 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from bei import cli
-from bei.artifact import Classification, Manifest, OutputInfo
+from bei.artifact.manifest import Classification, Manifest, OutputInfo
+from bei.cli import main
 from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
-from tests.artifacts import save_artifact
+from tests.support.artifacts import save_artifact
 
 VOCAB_SIZE = 30_000
 LIMITS = Limits(max_num_tokens=4096, max_batch_size=256, max_seq_len=512)
@@ -75,8 +75,8 @@ def save_models(folder: Path) -> list[Path]:
         if task != "embed":
             fields["embedding"] = None
         with (
-            mock.patch("tests.artifacts.tiny_tokenizer", wide_tokenizer),
-            mock.patch("tests.artifacts.VOCAB_SIZE", VOCAB_SIZE),
+            mock.patch("tests.support.artifacts.tiny_tokenizer", wide_tokenizer),
+            mock.patch("tests.support.artifacts.VOCAB_SIZE", VOCAB_SIZE),
         ):
             save_artifact(folder / name, canary=[1.0] * width, output=output, **fields)
         paths.append(folder / name)
@@ -124,5 +124,8 @@ if __name__ == "__main__":
     sys.argv[1:1] = ["serve"]
     # Rows of the table are no canary's, and their costs not worth measuring.
     sys.argv.append("--tune=off")
-    with mock.patch("bei.loading.load_engine", load_engine), mock.patch("bei.service.deviation", return_value=None):
-        cli.main(sys.argv[1:])
+    with (
+        mock.patch("bei.service.loader.load_engine", load_engine),
+        mock.patch("bei.service.service.deviation", return_value=None),
+    ):
+        main.main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Build every structure of the list, compare it, and write docs/coverage.md: ``python -m tests.coverage``.
+"""Build every structure of the list, compare it, and write docs/coverage.md: ``python -m tests.hub_matrix``.
 
 ``--only TEXT`` (as often as needed) runs the entries whose repositories have TEXT in their names, prints their verdicts
 and writes nothing; with ``--write`` it writes the document, and all other rows keep the verdicts that they have there.
@@ -15,11 +15,11 @@ import traceback
 import torch
 from transformers.utils import logging
 
-from tests.coverage import published
-from tests.coverage.document import DOCUMENT, document, written_comparisons, written_verdicts
-from tests.coverage.entries import ENTRIES
-from tests.coverage.structures import Entry
-from tests.coverage.verdicts import Verdict, verdict_of
+from tests.hub_matrix import published
+from tests.hub_matrix.document import DOCUMENT, document, written_comparisons, written_verdicts
+from tests.hub_matrix.entries import ENTRIES
+from tests.hub_matrix.structures import Entry
+from tests.hub_matrix.verdicts import Verdict, verdict_of
 
 
 def main() -> int:

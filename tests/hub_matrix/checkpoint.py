@@ -13,7 +13,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from tests.checkpoints import (
+from tests.hub_matrix.stored import tokenizer_class, write_keys_of_transformers_4
+from tests.hub_matrix.structures import LayerNorm, Structure
+from tests.support.checkpoints import (
     Normalize,
     add_modules,
     change_config,
@@ -21,8 +23,6 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
-from tests.coverage.stored import tokenizer_class, write_keys_of_transformers_4
-from tests.coverage.structures import LayerNorm, Structure
 
 _NORM = re.compile(r"norm|(^|\.)ln_|\.ln\.", re.IGNORECASE)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from tests.checkpoints import bpe_tokenizer, unigram_tokenizer
-from tests.coverage import shapes, stored, tokenizers
-from tests.coverage.rankers import reranker
-from tests.coverage.structures import Entry, Structure
+from tests.hub_matrix import shapes, stored, tokenizers
+from tests.hub_matrix.rankers import reranker
+from tests.hub_matrix.structures import Entry, Structure
+from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer
 
 
 def classifier(hf_class: str, settings: dict[str, Any], labels: int, **more: Any) -> Structure:

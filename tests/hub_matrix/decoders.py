@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.bei_build.families import nv_embed
-from tests.checkpoints import MAX_TOKENS, Dense, Normalize, bpe_tokenizer, unigram_tokenizer, write_json
-from tests.coverage import shapes, stored, tokenizers
-from tests.coverage.embedders import UNIT, bare, embedder, without_prefix
-from tests.coverage.structures import Entry, Structure
+from tests.hub_matrix import shapes, stored, tokenizers
+from tests.hub_matrix.embedders import UNIT, bare, embedder, without_prefix
+from tests.hub_matrix.structures import Entry, Structure
+from tests.support.checkpoints import MAX_TOKENS, Dense, Normalize, bpe_tokenizer, unigram_tokenizer, write_json
 
 
 def last(hf_class: str, settings: dict[str, Any], **more: Any) -> Structure:

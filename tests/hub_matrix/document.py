@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.coverage import published
-from tests.coverage.entries import CHAPTERS, ENTRIES
-from tests.coverage.sources import COMMITS, OF_CLASSES, TRANSFORMERS
-from tests.coverage.structures import Entry
-from tests.coverage.verdicts import TOLERANCE, Kind, Verdict
+from tests.hub_matrix import published
+from tests.hub_matrix.entries import CHAPTERS, ENTRIES
+from tests.hub_matrix.sources import COMMITS, OF_CLASSES, TRANSFORMERS
+from tests.hub_matrix.structures import Entry
+from tests.hub_matrix.verdicts import TOLERANCE, Kind, Verdict
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "coverage.md"
 
@@ -40,7 +40,7 @@ Where a structure builds, the build has compared the token ids of its artifact w
 **{compared}** texts and pairs in all.
 
 Settings that the user must give are in the column "special". A "?" marks what is from memory or a guess; the notes
-below the table say what. Written by `python -m tests.coverage`, which fails where a row is wrong or crashes.
+below the table say what. Written by `python -m tests.hub_matrix`, which fails where a row is wrong or crashes.
 """
 _ORIGINS = {
     "read": "files, a card, code, tests or documents that name the repository, or another one of its structure",

@@ -12,7 +12,9 @@ from tokenizers import Tokenizer
 
 from bei.core import Encoding
 from tests.bei_build.families import jina, nomic
-from tests.checkpoints import (
+from tests.hub_matrix import shapes, stored, tokenizers
+from tests.hub_matrix.structures import Entry, Structure
+from tests.support.checkpoints import (
     Dense,
     Normalize,
     bpe_tokenizer,
@@ -21,9 +23,7 @@ from tests.checkpoints import (
     unigram_tokenizer,
     wordpiece_tokenizer,
 )
-from tests.coverage import shapes, stored, tokenizers
-from tests.coverage.structures import Entry, Structure
-from tests.recipes import remote_gte
+from tests.support.recipes import remote_gte
 
 UNIT = (Normalize(),)
 

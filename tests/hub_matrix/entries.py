@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.coverage.classifiers import ENTAILMENT, NAMED_ENTITIES, REWARDS, SAFETY, SENTIMENT_AND_TOPICS
-from tests.coverage.decoders import LANGUAGE_MODELS, QWEN_AND_LLAMA, REMOTE
-from tests.coverage.embedders import EMBEDDERS
-from tests.coverage.others import ENCODERS, FORMS
-from tests.coverage.rankers import RERANKERS, SPARSE_AND_LATE, STATIC
-from tests.coverage.structures import Entry
+from tests.hub_matrix.classifiers import ENTAILMENT, NAMED_ENTITIES, REWARDS, SAFETY, SENTIMENT_AND_TOPICS
+from tests.hub_matrix.decoders import LANGUAGE_MODELS, QWEN_AND_LLAMA, REMOTE
+from tests.hub_matrix.embedders import EMBEDDERS
+from tests.hub_matrix.others import ENCODERS, FORMS
+from tests.hub_matrix.rankers import RERANKERS, SPARSE_AND_LATE, STATIC
+from tests.hub_matrix.structures import Entry
 
 CHAPTERS: dict[str, tuple[Entry, ...]] = {
     "Encoders that embed": EMBEDDERS,

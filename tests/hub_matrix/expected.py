@@ -17,9 +17,9 @@ from tokenizers import Encoding as Tokens
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Float32Array
-from tests.bei_build.oracle import static_embed
-from tests.checkpoints import WEIGHTS, Dense, Normalize
-from tests.coverage.structures import LayerNorm, Structure
+from tests.hub_matrix.structures import LayerNorm, Structure
+from tests.support.checkpoints import WEIGHTS, Dense, Normalize
+from tests.support.oracle import static_embed
 
 TEXTS = (
     "hello world",

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from tests.checkpoints import bpe_tokenizer, unigram_tokenizer
-from tests.coverage import shapes, stored, tokenizers
-from tests.coverage.embedders import UNIT, bare, bert
-from tests.coverage.structures import Entry, Structure
+from tests.hub_matrix import shapes, stored, tokenizers
+from tests.hub_matrix.embedders import UNIT, bare, bert
+from tests.hub_matrix.structures import Entry, Structure
+from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer
 
 
 def encoder(hf_class: str, settings: dict[str, Any] | None = None, **more: Any) -> Structure:

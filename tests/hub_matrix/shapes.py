@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.checkpoints import MAX_TOKENS
+from tests.support.checkpoints import MAX_TOKENS
 
 Settings = dict[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints import change_config, read_tensors, write_json, write_tensors
+from tests.support.checkpoints import change_config, read_tensors, write_json, write_tensors
 
 
 def pickled(folder: Path) -> None:

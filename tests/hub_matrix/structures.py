@@ -12,9 +12,9 @@ import transformers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding
-from tests.checkpoints import MAX_TOKENS, Dense, Normalize, wordpiece_tokenizer
-from tests.coverage.sources import OF_CLASSES, SOURCES
-from tests.coverage.tokenizers import CLASSES
+from tests.hub_matrix.sources import OF_CLASSES, SOURCES
+from tests.hub_matrix.tokenizers import CLASSES
+from tests.support.checkpoints import MAX_TOKENS, Dense, Normalize, wordpiece_tokenizer
 
 Settings: TypeAlias = dict[str, Any]
 Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens"]

@@ -6,7 +6,7 @@ import json
 
 from tokenizers import AddedToken, Tokenizer, processors
 
-from tests.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
+from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
 # By the beginning of the model's class: the class that tokenizer_config.json names, where transformers puts
 # settings of the class over those of tokenizer.json. For Gemma, Llama and ALBERT the small files stay as they are.

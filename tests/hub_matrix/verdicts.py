@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from bei.errors import BuildError, ConfigError, MissingDependencyError, UnsupportedArchitectureError, VerificationError
-from bei_build import verification
-from tests.bei_build.builds import build_artifact
-from tests.coverage.checkpoint import save
-from tests.coverage.expected import Answers, expected_answers
-from tests.coverage.served import served_answers
-from tests.coverage.structures import Structure
+from bei_build.reference import held_out
+from tests.hub_matrix.checkpoint import save
+from tests.hub_matrix.expected import Answers, expected_answers
+from tests.hub_matrix.served import served_answers
+from tests.hub_matrix.structures import Structure
+from tests.support.builds import build_artifact
 
 TOLERANCE = 2e-4
 _NUM_TEXTS = 12  # of the held-out ones: the comparison here is the one that counts
@@ -44,13 +44,13 @@ class Verdict:
 
 def verdict_of(structure: Structure) -> Verdict:
     """Make the random checkpoint of ``structure``, build it, and compare what it answers."""
-    texts = verification.held_out_texts()[:_NUM_TEXTS]
-    whole, verification.held_out_texts = verification.held_out_texts, lambda: texts
+    texts = held_out.held_out_texts()[:_NUM_TEXTS]
+    whole, held_out.held_out_texts = held_out.held_out_texts, lambda: texts
     try:
         with tempfile.TemporaryDirectory() as scratch:
             return _verdict(structure, Path(scratch))
     finally:
-        verification.held_out_texts = whole
+        held_out.held_out_texts = whole
 
 
 def _verdict(structure: Structure, scratch: Path) -> Verdict:

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Encoding, Engine, Float32Array, PackedBatch, rows_of_sequences
 
 # A text, or a pair of them.

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Engine, Float32Array
 from bei_build.targets.openvino import cpu_capabilities
-from tests.bei_build.builds import build_artifact, open_engine
-from tests.bei_build.oracle import static_embed
 from tests.e2e.process import environment, serve
 from tests.real.clients import Client, EngineClient, HTTPClient, Input, unit
 from tests.real.fetch import is_fetched
@@ -26,6 +24,8 @@ from tests.real.models import cache_dir
 from tests.real.oracle import OnnxOracle, TransformersOracle
 from tests.real.served import SERVED, Served
 from tests.real.texts import GROUPS, TEXTS
+from tests.support.builds import build_artifact, open_engine
+from tests.support.oracle import static_embed
 
 pytestmark = [
     pytest.mark.slow,

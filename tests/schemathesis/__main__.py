@@ -24,11 +24,11 @@ from typing import Any
 
 import httpx
 
-from tests.bei_build.builds import build_artifact
 from tests.e2e.kinds import MODELS, case, labels
 from tests.e2e.process import DEADLINE_S, environment, serve
 from tests.schemathesis.models import MODELS_VARIABLE
-from tests.zoo import save_case
+from tests.support.builds import build_artifact
+from tests.support.zoo import save_case
 
 _CONFORMANCE = (
     "not_a_server_error",

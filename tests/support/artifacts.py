@@ -18,10 +18,10 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from bei import artifact as artifacts
+from bei.artifact import manifest as artifacts
 from bei.core import Float32Array, Limits
 from bei.engine.fake import DIMENSION, fake_row
-from bei.postprocess import unit_length
+from bei.engine.postprocess import unit_length
 
 CANARY_TEXT = "hello world"
 VOCAB_SIZE = 128

@@ -12,14 +12,14 @@ from unittest import mock
 import numpy as np
 from rich.console import Console
 
-from bei.artifact import Artifact, Manifest, load
+from bei.artifact.manifest import Artifact, Manifest, load
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
-from bei.engine import load_engine
-from bei_build import verification
+from bei.engine.load import load_engine
 from bei_build.config import BuildConfig
 from bei_build.job import OpenEngine
 from bei_build.pipeline import build
 from bei_build.progress import Progress
+from bei_build.reference import held_out
 
 CALIBRATION_SIZE = 16  # texts, of int8
 
@@ -48,8 +48,8 @@ def build_artifact(
         settings = {"calibration_size": CALIBRATION_SIZE, **settings}
     if settings.get("verify", True):
         settings.setdefault("verify_retrieval", False)
-    texts = verification.held_out_texts()[:: 1 if all_texts else 6]
-    with mock.patch.object(verification, "held_out_texts", return_value=texts):
+    texts = held_out.held_out_texts()[:: 1 if all_texts else 6]
+    with mock.patch.object(held_out, "held_out_texts", return_value=texts):
         build(BuildConfig(model=str(checkpoint), out=str(out), **settings), open_engine, silent())
     return load(out)
 

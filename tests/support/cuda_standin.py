@@ -20,7 +20,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from tests.standin.calls import brief
+from tests.support.standin.calls import brief
 
 _INTEGER = re.compile(r"^(?:unsigned |signed )?(?:size_t|int|long long|long|short|char)$")
 

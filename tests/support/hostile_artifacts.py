@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from bei import artifact as artifacts
-from bei.artifact import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKEN_WEIGHTS, TOKENIZER, Manifest
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKEN_WEIGHTS, TOKENIZER, Manifest
 from bei.errors import (
     ArtifactError,
     ArtifactFileMissingError,

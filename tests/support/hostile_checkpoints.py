@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from bei.errors import BuildError, CheckpointError, CheckpointNotFoundError, TokenizerError, WeightsError
-from tests.checkpoints import HIDDEN, WEIGHTS, Dense, add_modules, change_json, read_tensors, save_dense, write_json
+from tests.support.checkpoints import (
+    HIDDEN,
+    WEIGHTS,
+    Dense,
+    add_modules,
+    change_json,
+    read_tensors,
+    save_dense,
+    write_json,
+)
 
 Spoil = Callable[[Path], object]
 

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bei.core import Float32Array
-from tests.checkpoints import MAX_TOKENS, read_tensors, save_checkpoint, wordpiece_tokenizer, write_tensors
+from tests.support.checkpoints import MAX_TOKENS, read_tensors, save_checkpoint, wordpiece_tokenizer, write_tensors
 
 TABLE = "query_0_SparseStaticEmbedding"
 POOLING = "document_1_SpladePooling"

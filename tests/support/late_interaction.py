@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from bei.core import Float32Array
-from tests.checkpoints import HIDDEN, read_tensors, save_checkpoint, write_json, write_tensors
-from tests.zoo import Case, save_case
+from tests.support.checkpoints import HIDDEN, read_tensors, save_checkpoint, write_json, write_tensors
+from tests.support.zoo import Case, save_case
 
 WIDTH = 12
 QUERY, DOCUMENT = "[unused0]", "[unused1]"

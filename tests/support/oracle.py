@@ -1,7 +1,7 @@
 """The Hugging Face model as sentence-transformers runs it: padded, batched, masked; and static embeddings, in numpy.
 Shares nothing with the builder.
 
-``bei_build.reference`` runs one text at a time without padding, so the two agree only if both are right.
+``bei_build.reference.hf_model`` runs one text at a time without padding, so the two agree only if both are right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from bei.core import Encoding, Float32Array
-from tests.checkpoints import WEIGHTS, Dense, Normalize
+from tests.support.checkpoints import WEIGHTS, Dense, Normalize
 
 _ACTIVATIONS = {
     "Identity": lambda x: x,

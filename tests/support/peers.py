@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from bei.metric_sums import ended
-from bei.peers import ENDED, Replies
+from bei.metrics.aggregate import ended
+from bei.server.status.peers import ENDED, Replies
 
 
 class Bus:
@@ -52,7 +52,7 @@ class Bus:
 
 
 class BusPeers:
-    """``bei.peers.Peers``."""
+    """``bei.server.status.peers.Peers``."""
 
     def __init__(self, bus: Bus, name: str) -> None:
         self.name = name

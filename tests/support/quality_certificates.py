@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from bei.artifact import Agreement, Certificate, Histogram, RetrievalAgreement, Thresholds, WorstText
-from bei.certification.comparison import HISTOGRAM_EDGES
+from bei.artifact.certificate.record import Agreement, Certificate, Histogram, RetrievalAgreement, Thresholds, WorstText
 from bei.engine.fake import DIMENSION
+from bei.verification.comparison import HISTOGRAM_EDGES
 
 WORST = [
     WorstText(text="<script>alert('worst')</script> & \"quoted\"", cosine=0.981234),

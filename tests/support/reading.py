@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bei.errors import BeiError
-from bei_build.checkpoint import Checkpoint, read_checkpoint
-from bei_build.heads import HeadChoice
-from bei_build.location import locate
-from tests.checkpoints import read_tensors, write_tensors
-from tests.zoo import CASES, save_case
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.heads import HeadChoice
+from bei_build.checkpoint.locate import locate
+from tests.support.checkpoints import read_tensors, write_tensors
+from tests.support.zoo import CASES, save_case
 
 
 def saved(folder: Path, name: str) -> Path:

@@ -18,7 +18,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, processors
 
 from tests.bei_build.families import jina, nomic
-from tests.checkpoints import (
+from tests.support.checkpoints import (
     MAX_TOKENS,
     Dense,
     Normalize,
@@ -33,7 +33,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
-from tests.zoo import Case, save_case
+from tests.support.zoo import Case, save_case
 
 # The families of the table, by the repositories it names.
 FAMILY_TABLE = {

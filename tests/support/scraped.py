@@ -7,10 +7,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from tests.artifacts import LIMITS
 from tests.bei.server.app import App
 from tests.bei.server.kinds import save_kind
-from tests.engines import PickyEngine
+from tests.support.artifacts import LIMITS
+from tests.support.engines import PickyEngine
 
 KEY = "0123456789abcdef"
 POISON = 7

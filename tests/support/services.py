@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from typing import Any
 
-from bei.artifact import Artifact
-from bei.config import ServeConfig
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Encoding, Engine
-from bei.costs import CostModel
-from bei.loading import encoder_of, local_port
-from bei.metrics import Metrics
-from bei.service import Answer, InferenceService, ModelInput
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input
-from tests.engines import DEADLINE_S, GatedEngine
+from bei.metrics.registry import Metrics
+from bei.scheduler.cost_model import CostModel
+from bei.service.loader import encoder_of, local_port
+from bei.service.service import Answer, InferenceService
+from bei.service.submission import ModelInput
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
+from tests.support.engines import DEADLINE_S, GatedEngine
 
 
 def make_service(

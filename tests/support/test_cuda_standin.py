@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda_standin import _facts, cuda_stand_in
+from tests.support.cuda_standin import _facts, cuda_stand_in
 
 runtime = pytest.importorskip("cuda.bindings.runtime")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.standin import Behaviour, behaviour_of, call, stand_in, unknown_annotations
+from tests.support.standin import Behaviour, behaviour_of, call, stand_in, unknown_annotations
 
 STUB = '''
 from __future__ import annotations

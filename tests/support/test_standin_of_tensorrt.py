@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.standin import stand_in, unknown_annotations
-from tests.standin.declarations import ClassDeclaration, read_stub
+from tests.support.standin import stand_in, unknown_annotations
+from tests.support.standin.declarations import ClassDeclaration, read_stub
 from tests.tensorrt_stubs import StubError, stub_of
 
 

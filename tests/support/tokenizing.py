@@ -7,18 +7,19 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact import TokenAgreement, sha256_of_file
-from bei_build.library_tokenizer import (
+from bei.artifact.certificate.record import TokenAgreement
+from bei.artifact.manifest import sha256_of_file
+from bei_build.reference.held_out import held_out_texts
+from bei_build.reference.retrieval_set import bundled
+from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
+from bei_build.tokenizer.library_tokenizer import (
     TokenizerReading,
     check_model,
     open_tokenizer,
     stored_tokenizer,
     tokenization_of,
 )
-from bei_build.retrieval import bundled
-from bei_build.token_comparison import TokenSources, compared, other_reading, probes_of
-from bei_build.tokenizer import artifact_tokenizer
-from bei_build.verification import held_out_texts
+from bei_build.tokenizer.token_comparison import TokenSources, compared, other_reading, probes_of
 
 LONGEST = 512
 

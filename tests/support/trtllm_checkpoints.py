@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
-from tests.zoo import CASES, Case, qwen_tokenizer, save_case
+from tests.support.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
+from tests.support.zoo import CASES, Case, qwen_tokenizer, save_case
 
 
 def qwen3_embedder(folder: Path, *, causal_lm: bool = False) -> Path:

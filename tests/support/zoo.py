@@ -17,10 +17,16 @@ import transformers
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Float32Array
-from bei_build.families import family_of
-from bei_build.spec import ModelSpec
-from tests.bei_build.builds import random_encodings
-from tests.checkpoints import bpe_tokenizer, change_config, save_tokenizer, unigram_tokenizer, wordpiece_tokenizer
+from bei_build.families.table import family_of
+from bei_build.spec.model_spec import ModelSpec
+from tests.support.builds import random_encodings
+from tests.support.checkpoints import (
+    bpe_tokenizer,
+    change_config,
+    save_tokenizer,
+    unigram_tokenizer,
+    wordpiece_tokenizer,
+)
 
 MAX_TOKENS = 48
 WINDOW = 8

@@ -5,7 +5,7 @@ pybind11-stubgen reads the signatures out of the docstrings; what it leaves is m
 * C++ names (``nvinfer1::v_1_0::ILoop``, of classes that were registered after the function) become the classes' own.
 * A parameter called ``in`` gets an underscore; a parameter without a default after one with a default gets one.
 * Values of enum members and constants, which a stub has no place for, are kept: ``TF32: ClassVar[Annotated[BuilderFlag,
-  5]]``. So a stand-in can be made of the stub alone (``tests.standin``).
+  5]]``. So a stand-in can be made of the stub alone (``tests.support.standin``).
 * ``trt.bool`` is a constant of the module, so the type is written ``builtins.bool``.
 * What returns null where it fails, by its documentation or by ``NULLABLE``, is Optional; so is what defaults to None.
 * A parameter that is a ``Dims`` takes sequences of integers too: pybind11 converts them.

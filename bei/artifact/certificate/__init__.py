@@ -1,1 +1,1 @@
-"""How far an engine is from a reference: asking it, comparing its answers, and keeping a reference's for later."""
+"""How close an engine is to its reference, as a record, a page and thresholds."""

@@ -6,9 +6,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from bei.certificate import Agreement, Histogram, QuantizationRecord, Thresholds
-from bei.pages.html import safe
-from bei.pages.svg import chart
+from bei.artifact.certificate.record import Agreement, Histogram, QuantizationRecord, Thresholds
+from bei.utils.html.bar_chart import chart
+from bei.utils.html.document import safe
 
 # Of many layers those with the largest errors are drawn.
 MOST_LAYERS = 60

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bei.certificate import Agreement, Certificate, QuantizationRecord, RetrievalAgreement
-from bei.certification.charts import MOST_LAYERS, histogram_chart, layers_chart
-from bei.pages.html import Cell, document, facts_table, safe, scrolling, table
+from bei.artifact.certificate.charts import MOST_LAYERS, histogram_chart, layers_chart
+from bei.artifact.certificate.record import Agreement, Certificate, QuantizationRecord, RetrievalAgreement
+from bei.utils.html.document import Cell, document, facts_table, safe, scrolling, table
 
 _TEXT_CHARS = 400  # of a worst text; certificate.json has all of it
 

@@ -1,4 +1,4 @@
-"""What a certificate says: how far a compiled engine is from its reference. ``bei.certification`` makes the figures."""
+"""What a certificate says: how far a compiled engine is from its reference. ``bei.artifact.certificate`` makes the figures."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bei.artifact import Certificate, Thresholds
+from bei.artifact.certificate.record import Certificate, Thresholds
 
 # Mean cosine (of logits: correlation) that every output must reach.
 MIN_COSINES = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999}

@@ -1,4 +1,1 @@
-"""``bei bench``: load for any server of embeddings, reranking or classification, and what became of it.
-
-Knows no part of the server: it asks over HTTP as everybody does.
-"""
+"""``bei bench``: a load generator for any embedding, reranking or classification server. Knows nothing of bei's own."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from bei.bench.texts import NUM_SERIAL_WORDS, Lengths, lengths_of
+from bei.cli.bench.texts import NUM_SERIAL_WORDS, Lengths, lengths_of
 from bei.errors import ConfigError
 
 Arrivals = Literal["poisson", "constant"]
@@ -19,7 +19,7 @@ Arrivals = Literal["poisson", "constant"]
 
 class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One load. ``concurrency``: a closed loop; ``rate`` (requests a second): an open one; neither: at the rates of a
-    sweep. ``inputs`` of a request and ``words`` of a text are distributions (``bei.bench.texts.Lengths``)."""
+    sweep. ``inputs`` of a request and ``words`` of a text are distributions (``bei.cli.bench.texts.Lengths``)."""
 
     name: str
     rate: float | None = None

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from bei.bench.recording import curve
-from bei.bench.result import LoadResult, PointResult, Result, read_result
-from bei.bench.terminal import ms, rendered
+from bei.cli.bench.recording import curve
+from bei.cli.bench.result import LoadResult, PointResult, Result, read_result
+from bei.cli.bench.terminal import ms, rendered
 from bei.errors import ComparisonError
-from bei.pages import lines
-from bei.pages.html import Cell, document, facts_table, safe, table
-from bei.pages.lines import NUM_COLORS, Line, line_chart, log_axis, percentile_axis, tail
+from bei.utils.html import line_chart as lines
+from bei.utils.html.document import Cell, document, facts_table, safe, table
+from bei.utils.html.line_chart import NUM_COLORS, Line, line_chart, log_axis, percentile_axis, tail
 
 # Both results must agree on these; the rest of the setup and the servers may be what is compared.
 _SAME = ("dialect", "loads", "texts", "rates", "timeout_s", "obeys_retry_after")

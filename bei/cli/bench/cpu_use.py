@@ -6,8 +6,8 @@ import importlib.metadata
 import platform
 from pathlib import Path
 
-from bei.bench.result import Machine
-from bei.cores import usable_cores
+from bei.cli.bench.result import Machine
+from bei.utils.cpu_count import usable_cores
 
 _PACKAGES = ("bei", "hdrhistogram", "httptools", "msgspec")
 

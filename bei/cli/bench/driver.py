@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from bei.bench.http1 import Answer, NotHttpError
-from bei.bench.wire import Channel, Wire
+from bei.cli.bench.http1 import Answer, NotHttpError
+from bei.cli.bench.sockets import Channel, Wire
 
 # What became of a request that has no HTTP status.
 BROKEN, UNANSWERED, TIMED_OUT, UNREACHABLE, NOT_HTTP = 0, -1, -2, -3, -4

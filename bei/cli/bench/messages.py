@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from bei.bench.loads import LoadPlan
-from bei.bench.recording import Interval
-from bei.bench.target import Target, TlsPlan
-from bei.bench.texts import TextsPlan
+from bei.cli.bench.arrivals import LoadPlan
+from bei.cli.bench.recording import Interval
+from bei.cli.bench.target import Target, TlsPlan
+from bei.cli.bench.texts import TextsPlan
 
 
 class Task(msgspec.Struct, frozen=True):

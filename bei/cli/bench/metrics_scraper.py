@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
 
-from bei.bench.result import ServerSample
-from bei.bench.target import Target
+from bei.cli.bench.result import ServerSample
+from bei.cli.bench.target import Target
 
 _TIMEOUT_S = 5.0
 _LANES = ("interactive", "bulk")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bei.bench.dialects import DIALECTS
-from bei.bench.loads import LoadPlan, check_words, load_of
-from bei.bench.result import Setup
-from bei.bench.target import Target, TlsPlan, headers_of, key_of, target_of
-from bei.bench.texts import TextsPlan, plan_of
+from bei.cli.bench.arrivals import LoadPlan, check_words, load_of
+from bei.cli.bench.dialects import DIALECTS
+from bei.cli.bench.result import Setup
+from bei.cli.bench.target import Target, TlsPlan, headers_of, key_of, target_of
+from bei.cli.bench.texts import TextsPlan, plan_of
 from bei.errors import ConfigError
 
 COMPARE = "compare"

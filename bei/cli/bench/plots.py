@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bei.bench.caveats import plan_of_load
-from bei.bench.recording import curve
-from bei.bench.result import LoadResult, PointResult, Result, ServerFacts, ServerSample
-from bei.pages.lines import NUM_COLORS, Axis, Line, line_chart, linear_axis, log_axis, percentile_axis, tail
+from bei.cli.bench.recording import curve
+from bei.cli.bench.result import LoadResult, PointResult, Result, ServerFacts, ServerSample
+from bei.cli.bench.warnings import plan_of_load
+from bei.utils.html.line_chart import NUM_COLORS, Axis, Line, line_chart, linear_axis, log_axis, percentile_axis, tail
 
 
 def sweep_charts(result: Result) -> Iterator[str]:

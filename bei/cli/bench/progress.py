@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bei.bench.fleet import PointRecord
-from bei.bench.recording import Merged
-from bei.bench.result import PointResult, Setup
+from bei.cli.bench.recording import Merged
+from bei.cli.bench.result import PointResult, Setup
+from bei.cli.bench.workers import PointRecord
 
 
 class Live:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from hdrh.histogram import HdrHistogram
 
-from bei.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Request
-from bei.bench.http1 import Answer
+from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Request
+from bei.cli.bench.http1 import Answer
 
 # 2 ** 32 microseconds are over an hour; what is longer counts as so long.
 _MOST_US = (1 << 32) - 1
@@ -162,7 +162,7 @@ class LoadRecorder:
         self.errors: list[str] = []
 
     def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
-        """A try has ended (``bei.bench.driver.Sink``)."""
+        """A try has ended (``bei.cli.bench.driver.Sink``)."""
         since_s = done_s - self._begin_s
         is_recorded = self._begin_s <= request.due_s < self._end_s
         if since_s < 0:

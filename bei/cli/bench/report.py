@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from bei.bench import plots
-from bei.bench.caveats import MOST_CPU_SHARE, named
-from bei.bench.result import IntervalResult, Result, ServerFacts, ServerSample
-from bei.bench.terminal import ms, row_of
-from bei.pages import lines
-from bei.pages.html import Cell, document, facts_table, safe, table
+from bei.cli.bench import plots
+from bei.cli.bench.result import IntervalResult, Result, ServerFacts, ServerSample
+from bei.cli.bench.terminal import ms, row_of
+from bei.cli.bench.warnings import MOST_CPU_SHARE, named
+from bei.utils.html import line_chart
+from bei.utils.html.document import Cell, document, facts_table, safe, table
 
-_STYLE = f"""{lines.STYLE}
+_STYLE = f"""{line_chart.STYLE}
 details {{ margin: .75rem 0; }} summary {{ cursor: pointer; color: var(--quiet); }}
 .verdict ul {{ margin: .25rem 0 0; padding-left: 1.2rem; font-size: 1rem; }}
 """

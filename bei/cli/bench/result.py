@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from bei.bench.loads import LoadPlan
-from bei.bench.recording import PackedHistogram
-from bei.bench.texts import TextsPlan
+from bei.cli.bench.arrivals import LoadPlan
+from bei.cli.bench.recording import PackedHistogram
+from bei.cli.bench.texts import TextsPlan
 from bei.errors import BenchError
-from bei.files import UnfitError, read_bounded
+from bei.utils.untrusted_files import UnfitError, read_bounded
 
 SCHEMA = 1
 PERCENTILES = {"p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}

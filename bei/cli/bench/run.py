@@ -12,16 +12,14 @@ from typing import Any
 import msgspec
 
 from bei import __version__
-from bei.bench.caveats import warnings_of
-from bei.bench.fleet import Fleet, LoadRecord, PointRecord
-from bei.bench.live import Live
-from bei.bench.machine import machine_facts
-from bei.bench.messages import Task
-from bei.bench.options import Plan, plan_from
-from bei.bench.probing import Probe
-from bei.bench.recording import Histogram, Merged
-from bei.bench.report import report_page
-from bei.bench.result import (
+from bei.cli.bench.cpu_use import machine_facts
+from bei.cli.bench.messages import Task
+from bei.cli.bench.metrics_scraper import Scraper
+from bei.cli.bench.options import Plan, plan_from
+from bei.cli.bench.progress import Live
+from bei.cli.bench.recording import Histogram, Merged
+from bei.cli.bench.report import report_page
+from bei.cli.bench.result import (
     PERCENTILES,
     SCHEMA,
     IntervalResult,
@@ -32,9 +30,11 @@ from bei.bench.result import (
     ServerFacts,
     write_result,
 )
-from bei.bench.scraping import Scraper
-from bei.bench.target import shown_command
-from bei.bench.terminal import summary
+from bei.cli.bench.server_probe import Probe
+from bei.cli.bench.target import shown_command
+from bei.cli.bench.terminal import summary
+from bei.cli.bench.warnings import warnings_of
+from bei.cli.bench.workers import Fleet, LoadRecord, PointRecord
 
 
 def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:

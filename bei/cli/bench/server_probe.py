@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from bei.bench.dialects import DIALECTS, Dialect
-from bei.bench.loads import LoadPlan
-from bei.bench.options import Plan
-from bei.bench.result import ServerFacts
-from bei.bench.scraping import get
-from bei.bench.target import Target, merged_headers
-from bei.bench.texts import GeneratedTexts
+from bei.cli.bench.arrivals import LoadPlan
+from bei.cli.bench.dialects import DIALECTS, Dialect
+from bei.cli.bench.metrics_scraper import get
+from bei.cli.bench.options import Plan
+from bei.cli.bench.result import ServerFacts
+from bei.cli.bench.target import Target, merged_headers
+from bei.cli.bench.texts import GeneratedTexts
 from bei.errors import BenchError
 
 _SHOWN = 300  # characters of an answer

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bei.errors import ConfigError
-from bei.files import UnfitError, read_bounded
+from bei.utils.untrusted_files import UnfitError, read_bounded
 
 _KEY_HEADERS = frozenset(("authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"))
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "transfer-encoding", "connection", "expect"))

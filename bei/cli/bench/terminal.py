@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bei.bench.caveats import plan_of_load
-from bei.bench.result import LoadResult, PointResult, Result
-from bei.files import printable
+from bei.cli.bench.result import LoadResult, PointResult, Result
+from bei.cli.bench.warnings import plan_of_load
+from bei.utils.untrusted_files import printable
 
 _WIDTH = 120
 _HEADER = ("server", "load", "asked/s", "answers/s", "inputs/s", "P50", "P90", "P99", "P99.9", "max", "failed", "CPU")

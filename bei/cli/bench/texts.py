@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from bei.errors import ConfigError
-from bei.files import UnfitError, read_bounded
+from bei.utils.untrusted_files import UnfitError, read_bounded
 
 # Words in front of a generated text, which number it.
 NUM_SERIAL_WORDS = 3
@@ -200,6 +200,6 @@ class RepeatedTexts:
 
 
 def _frequencies() -> list[tuple[str, int]]:
-    lines = files("bei.bench").joinpath("words.txt").read_text("utf-8").splitlines()
+    lines = files("bei.cli.bench").joinpath("words.txt").read_text("utf-8").splitlines()
     pairs = [line.split(" ") for line in lines if not line.startswith("#")]
     return [(word, int(count)) for word, count in pairs]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bei.bench.loads import LoadPlan
-from bei.bench.result import LoadResult, PointResult, Result
+from bei.cli.bench.arrivals import LoadPlan
+from bei.cli.bench.result import LoadResult, PointResult, Result
 
 # Of a core: a worker that is busier sends late, whatever the server does.
 MOST_CPU_SHARE = 0.8

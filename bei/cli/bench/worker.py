@@ -1,4 +1,4 @@
-"""A process that makes load: ``python -m bei.bench.worker``, started by ``bei.bench.fleet``.
+"""A process that makes load: ``python -m bei.cli.bench.worker``, started by ``bei.cli.bench.workers``.
 
 Reads tasks from stdin and reports on stdout, until stdin ends. Whatever comes on stdin during a point ends it early.
 """
@@ -17,15 +17,15 @@ from functools import partial
 
 import msgspec
 
-from bei.bench.dialects import DIALECTS
-from bei.bench.driver import Driver, Stream
-from bei.bench.http1 import head_of, request_of
-from bei.bench.loads import LoadPlan, Share
-from bei.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
-from bei.bench.recording import LoadRecorder
-from bei.bench.target import merged_headers
-from bei.bench.texts import Texts, texts_of
-from bei.bench.wire import Address, SocketWire, allow_files
+from bei.cli.bench.arrivals import LoadPlan, Share
+from bei.cli.bench.dialects import DIALECTS
+from bei.cli.bench.driver import Driver, Stream
+from bei.cli.bench.http1 import head_of, request_of
+from bei.cli.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
+from bei.cli.bench.recording import LoadRecorder
+from bei.cli.bench.sockets import Address, SocketWire, allow_files
+from bei.cli.bench.target import merged_headers
+from bei.cli.bench.texts import Texts, texts_of
 from bei.errors import BeiError
 
 STOP = b"stop"

@@ -15,9 +15,9 @@ from types import TracebackType
 
 import msgspec
 
-from bei.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
-from bei.bench.recording import Merged
-from bei.bench.worker import STOP
+from bei.cli.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
+from bei.cli.bench.recording import Merged
+from bei.cli.bench.worker import STOP
 from bei.errors import BenchError
 
 _LEAD_S = 0.2  # from the word to the start: time for the word to reach all workers
@@ -159,5 +159,5 @@ _ENDED = "A process that makes load has ended by itself; what it wrote is above.
 
 
 def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "bei.bench.worker"]
+    command = [sys.executable, "-m", "bei.cli.bench.worker"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from bei.doctor.report import Cpu, Nvidia, Package, System, Target
-from bei.doctor.targets import gpu_remedy
+from bei.cli.doctor.report import Cpu, Nvidia, Package, System, Target
+from bei.cli.doctor.targets import gpu_remedy
 
 _FEWEST_FILES = 4096
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bei.doctor.report import AttentionLayer, LibraryFacts, Nvidia
-from bei.doctor.targets import ELSEWHERE, Builder
+from bei.cli.doctor.report import AttentionLayer, LibraryFacts, Nvidia
+from bei.cli.doctor.targets import ELSEWHERE, Builder
 from bei.errors import BeiError
 
 HEAD_SIZES = (32, 64, 80, 96, 128, 256)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bei.doctor import advice
-from bei.doctor.asking import Unknowns
-from bei.doctor.attention import HEAD_SIZES, attention_facts
-from bei.doctor.cpu import cpu_facts
-from bei.doctor.gpus import nvidia_facts
-from bei.doctor.report import AttentionLayer, Report
-from bei.doctor.system import libraries, packages, system_facts
-from bei.doctor.targets import TARGETS, Builder, target_facts
+from bei.cli.doctor import advice
+from bei.cli.doctor.attention import HEAD_SIZES, attention_facts
+from bei.cli.doctor.cpu import cpu_facts
+from bei.cli.doctor.gpus import nvidia_facts
+from bei.cli.doctor.guarded import Unknowns
+from bei.cli.doctor.report import AttentionLayer, Report
+from bei.cli.doctor.system import libraries, packages, system_facts
+from bei.cli.doctor.targets import TARGETS, Builder, target_facts
 from bei.errors import BeiError
 
 

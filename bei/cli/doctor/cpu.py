@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from bei.cores import usable_cores
-from bei.doctor.asking import Unknowns
-from bei.doctor.report import Cpu
+from bei.cli.doctor.guarded import Unknowns
+from bei.cli.doctor.report import Cpu
 from bei.engine.openvino import cpu_capabilities
+from bei.utils.cpu_count import usable_cores
 
 # The kernel's word for each instruction set that engines use, the best last.
 X86 = {

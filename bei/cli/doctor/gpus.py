@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bei.doctor.asking import Unknowns, reason_of
-from bei.doctor.report import GpuFacts, GpuState, Nvidia
+from bei.cli.doctor.guarded import Unknowns, reason_of
+from bei.cli.doctor.report import GpuFacts, GpuState, Nvidia
+from bei.engine.nvidia import current_gpu, load_cuda
 from bei.errors import BeiError
-from bei.nvidia import current_gpu, load_cuda
 
 _VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"
 _DRIVER_VERSION = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")

@@ -11,11 +11,11 @@ import shutil
 from pathlib import Path
 
 from bei import __version__
-from bei.config import ServeConfig, load
-from bei.doctor.asking import Unknowns, reason_of
-from bei.doctor.report import LibraryFacts, Package, System
+from bei.cli.doctor.guarded import Unknowns, reason_of
+from bei.cli.doctor.report import LibraryFacts, Package, System
+from bei.config.settings import ServeConfig, load
+from bei.engine.nvidia import LIBRARIES, load_library
 from bei.errors import MissingDependencyError
-from bei.nvidia import LIBRARIES, load_library
 
 _PURPOSES = {
     "tokenizers": "serving",

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bei.doctor.asking import Unknowns, reason_of
-from bei.doctor.report import Answer, Nvidia, Target
-from bei.doctor.system import lacking_for_builds
+from bei.cli.doctor.guarded import Unknowns, reason_of
+from bei.cli.doctor.report import Answer, Nvidia, Target
+from bei.cli.doctor.system import lacking_for_builds
+from bei.engine.nvidia import LIBRARIES, RTX_CAPABILITIES, current_gpu, load_cuda, load_library
 from bei.engine.openvino import cpu_capabilities
+from bei.engine.pytorch import LEAST, found_gpu, load_torch
 from bei.errors import (
     ArtifactWrongDeviceError,
     BeiError,
@@ -19,8 +21,6 @@ from bei.errors import (
     LibraryVersionError,
     MissingDependencyError,
 )
-from bei.nvidia import LIBRARIES, RTX_CAPABILITIES, current_gpu, load_cuda, load_library
-from bei.pytorch import LEAST, found_gpu, load_torch
 
 TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "cuda", "trtllm")
 ENGINES = {
@@ -39,7 +39,7 @@ _TORCH_REMEDY = f"install a build of PyTorch with CUDA, {'.'.join(map(str, LEAST
 
 
 class Compiler(Protocol):
-    """What is asked of a compiler of the builder, ``bei_build.targets.Compiler``."""
+    """What is asked of a compiler of the builder, ``bei_build.targets.compiler.Compiler``."""
 
     precisions: tuple[str, ...]
 

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from bei.doctor.report import AttentionLayer, Cpu, LibraryFacts, Nvidia, Report, System, Target
+from bei.cli.doctor.report import AttentionLayer, Cpu, LibraryFacts, Nvidia, Report, System, Target
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from bei.batching.scheduler import SchedulingRules
+from bei.cli.simulate.devices import TABLES, Fleet, read_table
+from bei.cli.simulate.http_time import Front
+from bei.cli.simulate.policies import POLICIES
+from bei.cli.simulate.report import Comparison, table
+from bei.cli.simulate.simulator import simulate
+from bei.cli.simulate.trace import Trace, read_trace, write_trace
+from bei.cli.simulate.workloads import WORKLOADS, Mix
 from bei.errors import ConfigError
-from bei.simulation.devices import TABLES, Fleet, read_table
-from bei.simulation.front import Front
-from bei.simulation.policies import POLICIES
-from bei.simulation.report import Comparison, table
-from bei.simulation.simulator import simulate
-from bei.simulation.trace import Trace, read_trace, write_trace
-from bei.simulation.workloads import WORKLOADS, Mix
+from bei.scheduler.scheduler import SchedulingRules
 
 _DEFAULT_COSTS = "l4-bge-large"
 _REQUESTS_A_STREAM = 4  # of a backfill, on their way at a time

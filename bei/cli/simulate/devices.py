@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bei.core import Limits
-from bei.costs import CostModel
 from bei.errors import ConfigError
-from bei.files import UnfitError, read_bounded
+from bei.scheduler.cost_model import CostModel
+from bei.utils.untrusted_files import UnfitError, read_bounded
 
 _FOLDER = Path(__file__).parent / "tables"
 TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))

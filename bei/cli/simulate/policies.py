@@ -12,11 +12,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from bei.batching.gate import InteractiveExpectation
-from bei.batching.queue import Entry
-from bei.batching.scheduler import Scheduler, SchedulingRules
 from bei.core import Limits
-from bei.costs import CostModel
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import InteractiveExpectation
+from bei.scheduler.queue import Entry
+from bei.scheduler.scheduler import Scheduler, SchedulingRules
 
 # TEI's --max-batch-tokens, and Infinity's --batch-size and how many batches it sorts together; their defaults.
 TEI_MAX_BATCH_TOKENS = 16_384
@@ -38,7 +38,7 @@ class Policy(Protocol):
 
 
 class BeiPolicy:
-    """``bei.batching``: lanes, lengths alike, steps by predicted cost. ``costs`` is corrected by the steps that run."""
+    """``bei.scheduler``: lanes, lengths alike, steps by predicted cost. ``costs`` is corrected by the steps that run."""
 
     def __init__(self, costs: CostModel, rules: SchedulingRules) -> None:
         self._costs = costs

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bei.simulation.result import Result
+from bei.cli.simulate.result import Result
 
 
 @dataclass(frozen=True)

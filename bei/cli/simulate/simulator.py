@@ -11,15 +11,15 @@ from math import inf
 
 import numpy as np
 
-from bei.batching.queue import Entry, Waiter
+from bei.cli.simulate.clock import Clock
+from bei.cli.simulate.devices import Fleet
+from bei.cli.simulate.http_time import Front
+from bei.cli.simulate.policies import Policy
+from bei.cli.simulate.result import Answered, Result, Step, figures
+from bei.cli.simulate.trace import Request, Trace
 from bei.core import Encoding
 from bei.port import LANES, Lane
-from bei.simulation.clock import Clock
-from bei.simulation.devices import Fleet
-from bei.simulation.front import Front
-from bei.simulation.policies import Policy
-from bei.simulation.result import Answered, Result, Step, figures
-from bei.simulation.trace import Request, Trace
+from bei.scheduler.queue import Entry, Waiter
 
 _NO_FRONT = Front()
 

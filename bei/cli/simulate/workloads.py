@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from bei.cli.simulate.devices import Fleet
+from bei.cli.simulate.trace import Request, Trace
 from bei.port import Lane
-from bei.simulation.devices import Fleet
-from bei.simulation.trace import Request, Trace
 
 _Array = npt.NDArray[np.float64]
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.engine.cuda.budget import PROCESS
-from bei.free_memory import available_bytes
-from bei.pytorch import cpu_name, found_gpu
+from bei.engine.pytorch import cpu_name, found_gpu
+from bei.utils.free_memory import available_bytes
 
 # A torch.Tensor on the device; a stream, or what stands for one.
 Tensor: TypeAlias = Any

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import OutputInfo
+from bei.artifact.manifest import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
 from bei.engine.cuda.device import Block, Device, Graph, LoadedPackage, Place, Results, Tensor
 from bei.engine.cuda.sizes import eager_sizes, fitting
+from bei.engine.packing import Sizes, graph_inputs
 from bei.errors import EngineDeadError, EngineError
-from bei.packing import Sizes, graph_inputs
 
 _ALIGNMENT = 256  # of tensors in a block, as of CUDA's own allocations
 _FLOAT_BYTES = np.dtype(np.float32).itemsize

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from bei.artifact import CUDA_PACKAGE, Manifest, OutputInfo
+from bei.artifact.manifest import CUDA_PACKAGE, Manifest, OutputInfo
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.cuda.device import Device, LoadedPackage, TorchDevice, TwinDevice
 from bei.engine.cuda.device_stream import DeviceStream, NoMemoryError, first_line
 from bei.engine.cuda.requirements import check
 from bei.engine.cuda.sizes import recorded_sizes
 from bei.engine.cuda.splitting import halves
+from bei.engine.packing import graph_inputs
+from bei.engine.pytorch import load_torch
 from bei.engine.tensorrt.stream_pool import StreamPool
 from bei.errors import ConfigError, EngineDeadError, EngineError
-from bei.packing import graph_inputs
-from bei.pytorch import load_torch
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class CudaEngine:
 
 
 def _check_inputs(names: Sequence[str]) -> None:
-    """Every input is one that ``bei.packing`` fills. Raises EngineError."""
+    """Every input is one that ``bei.engine.packing`` fills. Raises EngineError."""
     try:
         graph_inputs(_equal(1, 1), names)
     except KeyError as error:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bei.artifact import Manifest, Package
+from bei.artifact.manifest import Manifest, Package
+from bei.engine.pytorch import TorchGpu, cpu_name, found_gpu
 from bei.errors import ArtifactManifestError, ArtifactWrongDeviceError, ArtifactWrongVersionError
-from bei.pytorch import TorchGpu, cpu_name, found_gpu
 
 
 def check(manifest: Manifest, torch: Any, purpose: str) -> Package:

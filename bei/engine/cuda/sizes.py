@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from bei.core import Limits, PackedBatch
-from bei.packing import Sizes, bucket
+from bei.engine.packing import Sizes, bucket
 
 # torch.export takes sizes of 0 and 1 for constants, so that packages are for two sequences and more.
 LEAST_SEQUENCES = 2
@@ -30,7 +30,7 @@ def pads(inputs: Sequence[str]) -> bool:
 
 
 def eager_sizes(batch: PackedBatch) -> Sizes:
-    """As ``bei.packing.graph_inputs`` would choose them, for two sequences or more; filler ones own a token each."""
+    """As ``bei.engine.packing.graph_inputs`` would choose them, for two sequences or more; filler ones own a token each."""
     sequences = max(LEAST_SEQUENCES, bucket(batch.batch_size, min_step=1))
     tokens = bucket(batch.num_tokens + sequences - batch.batch_size)
     return Sizes(tokens, sequences, bucket(int(np.diff(batch.cu_seqlens).max())))

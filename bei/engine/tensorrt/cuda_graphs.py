@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bei.artifact import PlanProfile
+from bei.artifact.manifest import PlanProfile
 from bei.core import PackedBatch
-from bei.packing import Sizes
+from bei.engine.packing import Sizes
 
 _LEAST_TOKENS = 16
 # Of all sizes together, on each stream: an execution context each, and its kernels' parameters.

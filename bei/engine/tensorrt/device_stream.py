@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import OutputInfo
+from bei.artifact.manifest import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
+from bei.engine.packing import Sizes, graph_inputs
 from bei.engine.tensorrt.cuda import Cuda, aligned
 from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, cheapest_sizes
 from bei.engine.tensorrt.plan import LoadedPlan, Profile, Shape, raised_by_bindings
 from bei.errors import EngineDeadError, EngineError
-from bei.packing import Sizes, graph_inputs
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule

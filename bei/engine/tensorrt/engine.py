@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
+from bei.engine.nvidia import load_cuda, load_library
 from bei.engine.tensorrt.cuda import Cuda
 from bei.engine.tensorrt.cuda_graphs import planned_sizes
 from bei.engine.tensorrt.device_stream import DeviceStream
@@ -24,7 +25,6 @@ from bei.engine.tensorrt.plan import LoadedPlan
 from bei.engine.tensorrt.requirements import check_version, found_gpu
 from bei.engine.tensorrt.stream_pool import StreamPool
 from bei.errors import ConfigError, EngineDeadError, EngineError
-from bei.nvidia import load_cuda, load_library
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import TENSORRT_GRAPH, TENSORRT_PLAN, OutputInfo, Plan, PlanProfile
+from bei.artifact.manifest import TENSORRT_GRAPH, TENSORRT_PLAN, OutputInfo, Plan, PlanProfile
 from bei.core import PackedBatch
+from bei.engine.packing import graph_inputs
 from bei.engine.tensorrt.cuda import Cuda, Stream
+from bei.engine.tensorrt_logger import process_logger
 from bei.errors import EngineError
-from bei.packing import graph_inputs
-from bei.tensorrt_log import process_logger
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule, TensorRTRTXModule
@@ -116,7 +116,7 @@ class LoadedPlan:
         return int(self.engine.get_engine_stat(self.trt.EngineStat.TOTAL_WEIGHTS_SIZE))
 
     def _check_inputs(self) -> None:
-        """Every input is one that ``bei.packing`` fills, of the type it fills it with."""
+        """Every input is one that ``bei.engine.packing`` fills, of the type it fills it with."""
         types = {np.dtype(np.int32): self.trt.DataType.INT32, np.dtype(np.float32): self.trt.DataType.FLOAT}
         try:
             arrays = graph_inputs(PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32)), self.input_names)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
+from bei.engine.nvidia import LIBRARIES, RTX_CAPABILITIES, Gpu, current_gpu
 from bei.errors import ArtifactWrongDeviceError, ArtifactWrongVersionError, DeviceNotFoundError
-from bei.nvidia import LIBRARIES, RTX_CAPABILITIES, Gpu, current_gpu
 
 log = logging.getLogger(__name__)
 

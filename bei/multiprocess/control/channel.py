@@ -15,8 +15,7 @@ from concurrent.futures import TimeoutError as LoopTimeoutError  # TimeoutError 
 from typing import TypeAlias
 
 from bei.errors import BeiError
-from bei.peers import PATIENCE_S, Replies
-from bei.processes.messages import (
+from bei.multiprocess.control.messages import (
     HEADER,
     MOST_DESCRIPTORS,
     Ailing,
@@ -35,6 +34,7 @@ from bei.processes.messages import (
     frame,
     from_supervisor,
 )
+from bei.server.status.peers import PATIENCE_S, Replies
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import queue
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bei.logs import configure
-from bei.processes.control import Channel
-from bei.processes.messages import Configure, Served, Step, Stop
+from bei.multiprocess.control.channel import Channel
+from bei.multiprocess.control.messages import Configure, Served, Step, Stop
+from bei.utils.log_format import configure
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,19 @@ from pathlib import Path
 
 import msgspec
 
-from bei.artifact import ENGINE_DIR, MANIFEST, TOKEN_WEIGHTS, TOKENIZER, Artifact, FileInfo, Manifest, load_manifest
+from bei.artifact.manifest import (
+    ENGINE_DIR,
+    MANIFEST,
+    TOKEN_WEIGHTS,
+    TOKENIZER,
+    Artifact,
+    FileInfo,
+    Manifest,
+    load_manifest,
+)
 from bei.errors import ArtifactError
-from bei.loading import SHOWN_DIGITS
-from bei.processes.messages import MOST_DESCRIPTORS
+from bei.multiprocess.control.messages import MOST_DESCRIPTORS
+from bei.service.loader import SHOWN_DIGITS
 
 log = logging.getLogger(__name__)
 

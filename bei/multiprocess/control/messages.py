@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from bei.artifact import Artifact
-from bei.config import ServeConfig
-from bei.metrics import SwapResult
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
+from bei.metrics.registry import SwapResult
 
 HEADER = struct.Struct(">IB")
 MOST_DESCRIPTORS = 250  # Linux lets 253 travel at once

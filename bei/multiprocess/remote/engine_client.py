@@ -13,13 +13,13 @@ import msgspec
 
 from bei.core import Outputs, PackedBatch
 from bei.errors import BeiError, EngineDiedError
-from bei.processes.carried_errors import arrived
-from bei.processes.channel import Channel, ChannelClosedError
-from bei.processes.connecting import Connector, started
-from bei.processes.hello import Hello
-from bei.processes.lending import Borrower
-from bei.processes.sequences import run_of
-from bei.processes.wire import Failed, Ran, ToRemoteEngine, Welcome
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError
+from bei.multiprocess.transport.connect import Connector, started
+from bei.multiprocess.transport.errors import arrived
+from bei.multiprocess.transport.lease import Borrower
+from bei.multiprocess.transport.messages import Failed, Ran, ToRemoteEngine, Welcome
+from bei.multiprocess.transport.model_info import Hello
+from bei.multiprocess.transport.sequences import run_of
 
 log = logging.getLogger(__name__)
 

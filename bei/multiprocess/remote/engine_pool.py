@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from bei.core import EngineInfo, Outputs, PackedBatch
-from bei.costs import CostModel
 from bei.errors import EngineDeadError, EngineDiedError, ModelNotFoundError
-from bei.processes.channel import ChannelClosedError
-from bei.processes.engine_link import EngineLink
-from bei.processes.hello import Hello
+from bei.multiprocess.remote.engine_client import EngineLink
+from bei.multiprocess.transport.channel import ChannelClosedError
+from bei.multiprocess.transport.model_info import Hello
+from bei.scheduler.cost_model import CostModel
 
 log = logging.getLogger(__name__)
 

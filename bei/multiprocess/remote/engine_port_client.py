@@ -19,20 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.core import Row
-from bei.costs import CostModel
 from bei.errors import BeiError, EngineDeadError, EngineError, ShuttingDownError
-from bei.metrics import ModelMetrics
+from bei.metrics.registry import ModelMetrics
+from bei.multiprocess.remote.in_flight import Given, Unanswered
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError, Frame
+from bei.multiprocess.transport.connect import Connector, started
+from bei.multiprocess.transport.errors import arrived
+from bei.multiprocess.transport.lease import Borrower
+from bei.multiprocess.transport.loop_reader import LoopReader
+from bei.multiprocess.transport.messages import Answers, Bye, Cancel, ErrorAt, RowAt, Stats, ToRemotePort, Welcome
+from bei.multiprocess.transport.model_info import Hello
+from bei.multiprocess.transport.sequences import submitted
 from bei.port import LANES, Answer, EnginePort, LaneStats, OnAnswers, PortStats, Submission
-from bei.processes.carried_errors import arrived
-from bei.processes.channel import Channel, ChannelClosedError, Frame
-from bei.processes.connecting import Connector, started
-from bei.processes.hello import Hello
-from bei.processes.lending import Borrower
-from bei.processes.loop_reader import LoopReader
-from bei.processes.sequences import submitted
-from bei.processes.unanswered import Given, Unanswered
-from bei.processes.wire import Answers, Bye, Cancel, ErrorAt, RowAt, Stats, ToRemotePort, Welcome
-from bei.service import OpenPort
+from bei.scheduler.cost_model import CostModel
+from bei.service.service import OpenPort
 
 log = logging.getLogger(__name__)
 

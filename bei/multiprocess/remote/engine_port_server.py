@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from bei.errors import ModelNotFoundError
-from bei.processes.accepting import Acceptor
-from bei.processes.carried_errors import carried
-from bei.processes.channel import Channel, ChannelClosedError, Frame
-from bei.processes.connecting import started
-from bei.processes.served_port import Client, ServedModel, ServedPort
-from bei.processes.wire import Bye, Cancel, Open, Refused, Release, Submit, ToPortServer, Welcome
+from bei.multiprocess.remote.engine_port_service import Client, ServedModel, ServedPort
+from bei.multiprocess.transport.accept import Acceptor
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError, Frame
+from bei.multiprocess.transport.connect import started
+from bei.multiprocess.transport.errors import carried
+from bei.multiprocess.transport.messages import Bye, Cancel, Open, Refused, Release, Submit, ToPortServer, Welcome
 
 __all__ = ["PortServer", "ServedModel"]
 

@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.core import Row
-from bei.costs import CostModel
 from bei.errors import BeiError, EngineError
-from bei.metrics import ModelMetrics
+from bei.metrics.registry import ModelMetrics
+from bei.multiprocess.shared_memory.arena import Arena, bound_of
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError
+from bei.multiprocess.transport.errors import carried
+from bei.multiprocess.transport.lease import Lender
+from bei.multiprocess.transport.messages import Answers, ErrorAt, ItemHead, RowAt, Stats, Submit
+from bei.multiprocess.transport.model_info import Hello
+from bei.multiprocess.transport.sequences import submission_of
 from bei.port import Answer, PortStats, StepTimes
-from bei.processes.arena import Arena, bound_of
-from bei.processes.carried_errors import carried
-from bei.processes.channel import Channel, ChannelClosedError
-from bei.processes.hello import Hello
-from bei.processes.lending import Lender
-from bei.processes.sequences import submission_of
-from bei.processes.wire import Answers, ErrorAt, ItemHead, RowAt, Stats, Submit
-from bei.service import OpenPort
+from bei.scheduler.cost_model import CostModel
+from bei.service.service import OpenPort
 
 log = logging.getLogger(__name__)
 

@@ -16,16 +16,16 @@ import msgspec
 
 from bei.core import Engine, PackedBatch
 from bei.errors import BeiError, EngineDeadError, EngineError, ModelNotFoundError
-from bei.processes.accepting import Acceptor
-from bei.processes.arena import Arena, bound_of
-from bei.processes.carried_errors import carried
-from bei.processes.channel import Channel, ChannelClosedError
-from bei.processes.connecting import started
-from bei.processes.hello import Hello
-from bei.processes.lending import Lender
-from bei.processes.noted_engine import end_process
-from bei.processes.sequences import batch_of
-from bei.processes.wire import Failed, Open, Ran, Refused, Release, Run, ToEngineServer, Welcome
+from bei.multiprocess.remote.recorded_engine import end_process
+from bei.multiprocess.shared_memory.arena import Arena, bound_of
+from bei.multiprocess.transport.accept import Acceptor
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError
+from bei.multiprocess.transport.connect import started
+from bei.multiprocess.transport.errors import carried
+from bei.multiprocess.transport.lease import Lender
+from bei.multiprocess.transport.messages import Failed, Open, Ran, Refused, Release, Run, ToEngineServer, Welcome
+from bei.multiprocess.transport.model_info import Hello
+from bei.multiprocess.transport.sequences import batch_of
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 
 from bei.core import Engine, EngineInfo, Outputs, PackedBatch
 from bei.errors import EngineDeadError, EngineDiedError
-from bei.processes.ledger import GUILTY, Ledger
+from bei.multiprocess.shared_memory.crash_ledger import GUILTY, Ledger
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ import dataclasses
 import socket
 from pathlib import Path
 
-from bei.config import ServeConfig
-from bei.costs import CostModel
-from bei.processes.control import Channel
-from bei.processes.messages import Close, Configure, Looked, Open, Served, Step, Stop
-from bei.processes.queues import Queues
-from bei.processes.remote_engine import Devices, RemoteEngines
-from bei.processes.sockets import path_of
-from bei.processes.steps import obey
-from bei.server.interpreter import switch_quickly
+from bei.config.settings import ServeConfig
+from bei.multiprocess.control.channel import Channel
+from bei.multiprocess.control.command_loop import obey
+from bei.multiprocess.control.messages import Close, Configure, Looked, Open, Served, Step, Stop
+from bei.multiprocess.remote.engine_pool import Devices, RemoteEngines
+from bei.multiprocess.roles.queues import Queues
+from bei.multiprocess.transport.unix_sockets import path_of
+from bei.scheduler.cost_model import CostModel
+from bei.server.lifecycle.interpreter import switch_quickly
 
 
 def run(channel: Channel) -> None:

@@ -13,21 +13,21 @@ from typing import NoReturn, Protocol
 
 import msgspec
 
-from bei.config import ServeConfig
-from bei.costs import CostModel
-from bei.loading import Standing, WarmEngine, warm_again, warm_first, warm_next
-from bei.metrics import Metrics
-from bei.processes.control import Channel
-from bei.processes.engine_server import EngineServer, ServedEngine
-from bei.processes.held_files import readable
-from bei.processes.hello import Hello
-from bei.processes.ledger import Ledger
-from bei.processes.messages import Close, Configure, Looked, Open, Served, Step, Stop
-from bei.processes.noted_engine import NotedEngine
-from bei.processes.pulse import PULSE
-from bei.processes.queues import Queues
-from bei.processes.steps import obey
-from bei.server.interpreter import switch_quickly
+from bei.config.settings import ServeConfig
+from bei.metrics.registry import Metrics
+from bei.multiprocess.control.channel import Channel
+from bei.multiprocess.control.command_loop import obey
+from bei.multiprocess.control.held_files import readable
+from bei.multiprocess.control.messages import Close, Configure, Looked, Open, Served, Step, Stop
+from bei.multiprocess.remote.engine_server import EngineServer, ServedEngine
+from bei.multiprocess.remote.recorded_engine import NotedEngine
+from bei.multiprocess.roles.queues import Queues
+from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from bei.multiprocess.supervisor.heartbeat import PULSE
+from bei.multiprocess.transport.model_info import Hello
+from bei.scheduler.cost_model import CostModel
+from bei.server.lifecycle.interpreter import switch_quickly
+from bei.service.loader import Standing, WarmEngine, warm_again, warm_first, warm_next
 
 
 def run(channel: Channel) -> None:

@@ -8,14 +8,11 @@ import logging
 import socket
 from typing import NamedTuple
 
-from bei.config import ServeConfig
-from bei.costs import CostModel
-from bei.loading import encoder_of, next_encoder
-from bei.logs import configure
-from bei.metrics import Metrics
-from bei.processes.control import Channel
-from bei.processes.held_files import readable
-from bei.processes.messages import (
+from bei.config.settings import ServeConfig
+from bei.metrics.registry import Metrics
+from bei.multiprocess.control.channel import Channel
+from bei.multiprocess.control.held_files import readable
+from bei.multiprocess.control.messages import (
     Abandon,
     Close,
     Configure,
@@ -27,26 +24,29 @@ from bei.processes.messages import (
     Stop,
     Switch,
 )
-from bei.processes.pulse import PULSE
-from bei.processes.remote_port import ask_hello, remote_port
-from bei.processes.shared_limits import SharedLimits
-from bei.processes.shared_page import SharedPage
-from bei.processes.sockets import path_of
+from bei.multiprocess.remote.engine_port_client import ask_hello, remote_port
+from bei.multiprocess.shared_memory.limits import SharedLimits
+from bei.multiprocess.shared_memory.limits_page import SharedPage
+from bei.multiprocess.supervisor.heartbeat import PULSE
+from bei.multiprocess.transport.unix_sockets import path_of
+from bei.scheduler.cost_model import CostModel
 from bei.server.app import create_app
-from bei.server.connections import Connections
-from bei.server.descriptors import MOST_HANDSHAKES, fitting_connections
-from bei.server.draining import DrainingServer, uvicorn_config
-from bei.server.event_loop import run_on_loop
-from bei.server.interpreter import collect_rarely
-from bei.server.keys import keyring_of
-from bei.server.models import Models
-from bei.server.request_log import request_log_of
-from bei.server.swap_loop import in_thread
-from bei.server.swapping import check_new, close_replaced, closed, replace
-from bei.server.tls import tls_of
-from bei.server.tracing import tracing_of
-from bei.server.whole import on_loop
-from bei.service import InferenceService
+from bei.server.auth.keys import keyring_of
+from bei.server.endpoint.models import Models
+from bei.server.http.connections import Connections
+from bei.server.http.file_limits import MOST_HANDSHAKES, fitting_connections
+from bei.server.http.tls import tls_of
+from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
+from bei.server.lifecycle.event_loop import run_on_loop
+from bei.server.lifecycle.interpreter import collect_rarely
+from bei.server.lifecycle.swap import check_new, close_replaced, closed, replace
+from bei.server.lifecycle.swap_loop import in_thread
+from bei.server.status.whole_server import on_loop
+from bei.server.telemetry.access_log import request_log_of
+from bei.server.telemetry.otel_settings import tracing_of
+from bei.service.loader import encoder_of, next_encoder
+from bei.service.service import InferenceService
+from bei.utils.log_format import configure
 
 log = logging.getLogger(__name__)
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from bei.batching.gate import DeviceGate
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.core import Engine
-from bei.costs import CostModel
-from bei.loading import local_port
-from bei.metrics import Metrics, ModelMetrics
-from bei.processes.control import Channel
-from bei.processes.hello import Hello
-from bei.processes.messages import Looked, Served
-from bei.processes.observed_costs import COSTS, encoded
-from bei.processes.port_server import PortServer, ServedModel
-from bei.processes.pulse import PULSE
-from bei.server.whole import offer_steps
+from bei.metrics.registry import Metrics, ModelMetrics
+from bei.multiprocess.control.channel import Channel
+from bei.multiprocess.control.messages import Looked, Served
+from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
+from bei.multiprocess.supervisor.heartbeat import PULSE
+from bei.multiprocess.supervisor.observed_costs import COSTS, encoded
+from bei.multiprocess.transport.model_info import Hello
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
+from bei.server.status.whole_server import offer_steps
+from bei.service.loader import local_port
 
 
 class Queues:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.core import EngineInfo, Held
-from bei.processes.memory import Segment, in_pages
+from bei.multiprocess.shared_memory.segment import Segment, in_pages
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.core import Limits, PackedBatch
-from bei.processes.memory import in_pages
+from bei.multiprocess.shared_memory.segment import in_pages
 
 _MAGIC: Final = b"bei steps 1"
 _MOST_SUSPECTS: Final = 4096

@@ -1,7 +1,7 @@
 """Limits that several front ends hold together, by the memory that they share (``shared_page``).
 
-Each class is what one part of the server asks where it is alone: ``bei.elsewhere``, ``bei.admission.Elsewhere``,
-``bei.server.connections.FrontEnds``, ``bei.server.rates.Bucket``.
+Each class is what one part of the server asks where it is alone: ``bei.server.http.shared_limits``, ``bei.service.admission.Elsewhere``,
+``bei.server.http.connections.FrontEnds``, ``bei.server.auth.rate_limit.Bucket``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from bei.admission import Accepted
-from bei.processes import shared_page
-from bei.processes.shared_page import SharedPage
-from bei.server.connections import FrontEnd
-from bei.server.rates import Bucket
+from bei.multiprocess.shared_memory import limits_page
+from bei.multiprocess.shared_memory.limits_page import SharedPage
+from bei.server.auth.rate_limit import Bucket
+from bei.server.http.connections import FrontEnd
+from bei.service.admission import Accepted
 
 _NS = 1_000_000_000
 
@@ -32,7 +32,7 @@ class SharedLimits:
     def __init__(self, page: SharedPage) -> None:
         self._page = page
         self._models: dict[str, ModelCell] = {}
-        self.answer_bytes = SharedTally(page, shared_page.ANSWER_BYTES)
+        self.answer_bytes = SharedTally(page, limits_page.ANSWER_BYTES)
         self.uploads = SharedUploads(page)
         self.front_ends = SharedFrontEnds(page)
 
@@ -49,7 +49,7 @@ class SharedLimits:
 
 
 class SharedTally:
-    """A word of the cell. ``bei.elsewhere.Tally``."""
+    """A word of the cell. ``bei.server.http.shared_limits.Tally``."""
 
     def __init__(self, page: SharedPage, word: int) -> None:
         self._page = page
@@ -62,15 +62,15 @@ class SharedTally:
 
 
 class SharedUploads(SharedTally):
-    """The bytes of unfinished bodies. ``bei.elsewhere.Uploads``."""
+    """The bytes of unfinished bodies. ``bei.server.http.shared_limits.Uploads``."""
 
     def __init__(self, page: SharedPage) -> None:
-        super().__init__(page, shared_page.BODY_BYTES)
+        super().__init__(page, limits_page.BODY_BYTES)
         self._seen = self._refused_before()
 
     def refuse(self) -> None:
         """A new upload was refused because of what others hold."""
-        self._page.write(shared_page.NUM_REFUSED, self._page.read(shared_page.NUM_REFUSED) + 1)
+        self._page.write(limits_page.NUM_REFUSED, self._page.read(limits_page.NUM_REFUSED) + 1)
 
     def refused(self) -> int:
         """How many the others have refused since this was asked last."""
@@ -78,34 +78,34 @@ class SharedUploads(SharedTally):
         return max(0, self._seen - seen)  # less where one of them has died
 
     def _refused_before(self) -> int:
-        return sum(self._page.of_others(shared_page.NUM_REFUSED))
+        return sum(self._page.of_others(limits_page.NUM_REFUSED))
 
 
 class SharedFrontEnds:
-    """The connections of all front ends. ``bei.server.connections.FrontEnds``."""
+    """The connections of all front ends. ``bei.server.http.connections.FrontEnds``."""
 
     def __init__(self, page: SharedPage) -> None:
         self._page = page
 
     def tell(self, own: FrontEnd) -> None:
         """This front end's connections have changed."""
-        self._page.write(shared_page.NUM_OPEN, own.num_open)
-        self._page.write(shared_page.NUM_COMING, own.num_coming)
-        self._page.write(shared_page.NUM_IDLE, own.num_idle)
+        self._page.write(limits_page.NUM_OPEN, own.num_open)
+        self._page.write(limits_page.NUM_COMING, own.num_coming)
+        self._page.write(limits_page.NUM_IDLE, own.num_idle)
 
     def come_by(self, *, accepts: bool) -> None:
         """Now and then: this front end lives, and accepts connections or not."""
-        self._page.write(shared_page.ALIVE_NS, time.monotonic_ns() if accepts else 0)
+        self._page.write(limits_page.ALIVE_NS, time.monotonic_ns() if accepts else 0)
 
     def num_open_elsewhere(self) -> int:
         """Connections of all others."""
-        return sum(self._page.of_others(shared_page.NUM_OPEN))
+        return sum(self._page.of_others(limits_page.NUM_OPEN))
 
     def accepting(self) -> Seq[FrontEnd]:
         """The others that accept connections now."""
         since_ns = max(0, time.monotonic_ns() - _ALIVE_NS)  # a machine may have started just now
-        words = (shared_page.NUM_OPEN, shared_page.NUM_COMING, shared_page.NUM_IDLE)
-        rows = zip(*(self._page.of_others(word) for word in (shared_page.ALIVE_NS, *words)), strict=True)
+        words = (limits_page.NUM_OPEN, limits_page.NUM_COMING, limits_page.NUM_IDLE)
+        rows = zip(*(self._page.of_others(word) for word in (limits_page.ALIVE_NS, *words)), strict=True)
         return [FrontEnd(*found) for alive_ns, *found in rows if alive_ns > since_ns]
 
 
@@ -138,11 +138,11 @@ class ModelCell:
 
 
 def _sums(held: Iterable[Seq[int]]) -> Seq[int]:
-    return [sum(words) for words in zip([0] * shared_page.OF_MODEL, *held, strict=True)]
+    return [sum(words) for words in zip([0] * limits_page.OF_MODEL, *held, strict=True)]
 
 
 class AcceptedElsewhere:
-    """What all but one service of this process have accepted of a model. ``bei.admission.Elsewhere``."""
+    """What all but one service of this process have accepted of a model. ``bei.service.admission.Elsewhere``."""
 
     def __init__(self, cell: ModelCell) -> None:
         self._cell = cell

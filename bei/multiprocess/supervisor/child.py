@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bei.errors import BeiError, ProcessDiedError
-from bei.processes.control import error_of
-from bei.processes.messages import (
+from bei.multiprocess.control.channel import error_of
+from bei.multiprocess.control.messages import (
     HEADER,
     Call,
     Done,

@@ -13,18 +13,13 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from bei.config import ServeConfig
-from bei.devices import Device
+from bei.config.devices import Device
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ProcessDiedError
-from bei.metrics import Metrics
-from bei.peers import PATIENCE_S
-from bei.processes.backoff import Backoff
-from bei.processes.children import Child, Place, Role, how_ended
-from bei.processes.control import error_of
-from bei.processes.held_files import HeldFiles
-from bei.processes.kept import KEPT, METRICS, Kept
-from bei.processes.ledger import Ledger
-from bei.processes.messages import (
+from bei.metrics.registry import Metrics
+from bei.multiprocess.control.channel import error_of
+from bei.multiprocess.control.held_files import HeldFiles
+from bei.multiprocess.control.messages import (
     Ailing,
     Ask,
     Close,
@@ -41,12 +36,17 @@ from bei.processes.messages import (
     Step,
     Stop,
 )
-from bei.processes.observed_costs import COSTS, ObservedCosts
-from bei.processes.pulse import EVERY_S, LEAST_S, PULSE, Silence
-from bei.processes.shared_page import SharedPage
-from bei.processes.sockets import Endpoint
-from bei.processes.tasks import Tasks
-from bei.server.swap_loop import in_thread
+from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from bei.multiprocess.shared_memory.limits_page import SharedPage
+from bei.multiprocess.supervisor.background_tasks import Tasks
+from bei.multiprocess.supervisor.backoff import Backoff
+from bei.multiprocess.supervisor.child import Child, Place, Role, how_ended
+from bei.multiprocess.supervisor.heartbeat import EVERY_S, LEAST_S, PULSE, Silence
+from bei.multiprocess.supervisor.metric_totals import KEPT, METRICS, Kept
+from bei.multiprocess.supervisor.observed_costs import COSTS, ObservedCosts
+from bei.multiprocess.transport.unix_sockets import Endpoint
+from bei.server.lifecycle.swap_loop import in_thread
+from bei.server.status.peers import PATIENCE_S
 
 log = logging.getLogger(__name__)
 

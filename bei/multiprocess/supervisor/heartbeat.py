@@ -6,7 +6,7 @@ process from a thread beside its engine (steps that do not end are watched by ``
 
 from __future__ import annotations
 
-from bei.peers import PATIENCE_S
+from bei.server.status.peers import PATIENCE_S
 
 # The question.
 PULSE = "pulse"

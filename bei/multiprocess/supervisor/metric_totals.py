@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
-from bei.metric_sums import ended
-from bei.peers import ENDED
+from bei.metrics.aggregate import ended
+from bei.server.status.peers import ENDED
 
 # Makes one answer of several, of which some may be its own.
 Merge = Callable[[Seq[bytes]], bytes]

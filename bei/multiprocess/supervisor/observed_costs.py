@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from bei.costs import CostModel
-from bei.processes.messages import Served
+from bei.multiprocess.control.messages import Served
+from bei.scheduler.cost_model import CostModel
 
 # The question that the batch manager answers with ``encoded``.
 COSTS = "costs"

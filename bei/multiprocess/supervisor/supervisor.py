@@ -15,22 +15,22 @@ import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from bei.artifact import Artifact
-from bei.config import ServeConfig
-from bei.devices import devices_of, usable_cores
-from bei.loading import check_names, manifest_of, verified_at
-from bei.processes.fleet import Fleet
-from bei.processes.messages import Abandon, Drain, Reload, Served
-from bei.processes.swaps import Swaps
-from bei.processes.tasks import Tasks
-from bei.server.sockets import Sockets, log_served
-from bei.server.stopping import LogTerminal, exit_soon
-from bei.server.swap_loop import in_thread
+from bei.artifact.manifest import Artifact
+from bei.config.devices import devices_of, usable_cores
+from bei.config.settings import ServeConfig
+from bei.multiprocess.control.messages import Abandon, Drain, Reload, Served
+from bei.multiprocess.supervisor.background_tasks import Tasks
+from bei.multiprocess.supervisor.fleet import Fleet
+from bei.multiprocess.supervisor.swap import Swaps
+from bei.server.http.listen import Sockets, log_served
+from bei.server.lifecycle.signals import LogTerminal, exit_soon
+from bei.server.lifecycle.swap_loop import in_thread
+from bei.service.loader import check_names, manifest_of, verified_at
 
 log = logging.getLogger(__name__)
 
 # A child's command, to which its name is added.
-COMMAND: Seq[str] = (sys.executable, "-m", "bei.processes.child")
+COMMAND: Seq[str] = (sys.executable, "-m", "bei.multiprocess.__main__")
 
 # From the second signal on; a second later bei.server.stopping would end this process.
 _ABANDON_S = 3.0

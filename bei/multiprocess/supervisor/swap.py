@@ -1,4 +1,4 @@
-"""SIGHUP, where a server has several processes: the steps of ``bei.server.swapping``, each by those who can do it.
+"""SIGHUP, where a server has several processes: the steps of ``bei.server.lifecycle.swap``, each by those who can do it.
 
 1. The supervisor verifies the artifact, as at start, and compares it with the one that is served.
 2. Every engine process loads it beside the other, the first one alone, since it finds out what the others go by.
@@ -16,15 +16,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bei.artifact import Manifest
-from bei.config import ServeConfig
-from bei.loading import next_artifact
-from bei.metrics import SwapResult
-from bei.processes.children import Child
-from bei.processes.fleet import Fleet
-from bei.processes.messages import Close, Looked, Open, Served, Switch
-from bei.processes.tasks import Tasks
-from bei.server.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
+from bei.artifact.manifest import Manifest
+from bei.config.settings import ServeConfig
+from bei.metrics.registry import SwapResult
+from bei.multiprocess.control.messages import Close, Looked, Open, Served, Switch
+from bei.multiprocess.supervisor.background_tasks import Tasks
+from bei.multiprocess.supervisor.child import Child
+from bei.multiprocess.supervisor.fleet import Fleet
+from bei.server.lifecycle.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
+from bei.service.loader import next_artifact
 
 # Processes that have ended are there again within seconds, if they can be started at all.
 _READY_WITHIN_S = 60.0
@@ -66,7 +66,7 @@ class Swaps(SwapLoop[Following]):
     async def find(self, name: str) -> Following | None:
         """A model that may take the place of the served one; None: there is no other artifact.
 
-        Raises what ``bei.loading.next_artifact`` and the processes raise, ProcessDiedError, ShuttingDownError.
+        Raises what ``bei.service.loader.next_artifact`` and the processes raise, ProcessDiedError, ShuttingDownError.
         """
         fleet = self._fleet
         num_engines = len(fleet.of("engine"))

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bei.processes.memory import Segment
-from bei.processes.wire import Message
+from bei.multiprocess.shared_memory.segment import Segment
+from bei.multiprocess.transport.messages import Message
 
 # Bytes of the message, whether a descriptor comes along, bytes behind the message.
 _PREFIX = struct.Struct("<I?xxxQ")

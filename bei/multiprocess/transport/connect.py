@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from bei.errors import EngineDiedError
-from bei.processes.carried_errors import arrived
-from bei.processes.channel import Channel, ChannelClosedError
-from bei.processes.wire import Open, Refused, Welcome
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError
+from bei.multiprocess.transport.errors import arrived
+from bei.multiprocess.transport.messages import Open, Refused, Welcome
 
 # Between attempts, where nobody listens or the connection ends again.
 _PAUSE_S = 0.05

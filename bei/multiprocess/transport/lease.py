@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.core import Held, Row
-from bei.processes.arena import Arena
-from bei.processes.channel import Channel, ChannelClosedError, Frame
-from bei.processes.memory import Segment, place_of
-from bei.processes.wire import INLINE, Announce, ArrayAt, Forget, Lent, Release
+from bei.multiprocess.shared_memory.arena import Arena
+from bei.multiprocess.shared_memory.segment import Segment, place_of
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError, Frame
+from bei.multiprocess.transport.messages import INLINE, Announce, ArrayAt, Forget, Lent, Release
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bei.processes.channel import Channel, Frame
+from bei.multiprocess.transport.channel import Channel, Frame
 
 # The loop has requests to serve. A message with more bytes is left to the thread (answers to some sixty inputs), and so
 # is what still waits after so long.

@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from bei.multiprocess.transport.errors import CarriedError
+from bei.multiprocess.transport.model_info import Hello
 from bei.port import Lane, PortStats, StepTimes
-from bei.processes.carried_errors import CarriedError
-from bei.processes.hello import Hello
 
 # Not in a segment, but among the bytes that follow the message.
 INLINE = 0

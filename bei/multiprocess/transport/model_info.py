@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from bei.core import EngineInfo
-from bei.costs import CostModel
+from bei.scheduler.cost_model import CostModel
 
 
 class Hello(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.core import Encoding, Int32Array, PackedBatch
+from bei.multiprocess.transport.messages import ItemHead, Run, Submit
 from bei.port import Item, Submission
-from bei.processes.wire import ItemHead, Run, Submit
 
 _Bytes = npt.NDArray[np.uint8]
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.types import Scope
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import ConfigError, ForbiddenError, RateLimitedError, UnauthorizedError
-from bei.metrics import Metrics
-from bei.offload import off_loop
-from bei.server.rates import Bucket
-from bei.server.urgency import Urgency
+from bei.metrics.registry import Metrics
+from bei.server.auth.priority import Urgency
+from bei.server.auth.rate_limit import Bucket
+from bei.utils.threads import off_loop
 
 if TYPE_CHECKING:
-    from bei.server.key_file import KeySpec
+    from bei.server.auth.key_file import KeySpec
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def keyring_of(config: ServeConfig, metrics: Metrics, new_bucket: NewBucket = _o
     """The keys that ``config`` names; None: it names none. Raises ConfigError."""
     if not config.asks_for_keys:
         return None
-    from bei.server.key_file import key_specs  # most servers have no use for YAML
+    from bei.server.auth.key_file import key_specs  # most servers have no use for YAML
 
     file, entries = config.api_keys_file, config.api_keys or ()
     return Keyring(lambda: key_specs(file, entries), metrics, new_bucket)

@@ -17,14 +17,14 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from bei.errors import InvalidRequestError
-from bei.metrics import CONTENT_TYPE
-from bei.server.call import Call
-from bei.server.endpoint import Route
-from bei.server.errors import ErrorForm
-from bei.server.header_names import names_of
-from bei.server.reads import answers
-from bei.server.reply import Reply
-from bei.server.whole import WholeServer
+from bei.metrics.registry import CONTENT_TYPE
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.get_responses import answers
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.http.errors import ErrorForm
+from bei.server.http.header_names import names_of
+from bei.server.status.whole_server import WholeServer
 
 HEADER = b"x-bei-dialect"
 

@@ -13,22 +13,22 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError, InvalidRequestError
-from bei.server import rerank, tokenize
-from bei.server.call import Call
-from bei.server.controls import Dimensions, Model
-from bei.server.dialect import Dialect, adjusted
-from bei.server.endpoint import Route
-from bei.server.fields import Texts, exactly_one, limits, limits_of_inputs, without
-from bei.server.inference import embedded
-from bei.server.parsing import TokenId, parser
-from bei.server.rendering import Items, items_of
-from bei.server.reply import Reply
-from bei.server.unsupported import OF_COHERE_V2, check_rules
-from bei.server.vectors import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
-from bei.tokenization import EncodingOptions
-from bei.truncation import encoding_options
+from bei.server.dialects.base import Dialect, adjusted
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs, without
+from bei.server.endpoint.inference import embedded
+from bei.server.endpoint.parse import TokenId, parser
+from bei.server.endpoint.render import Items, items_of
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.unsupported_fields import OF_COHERE_V2, check_rules
+from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
+from bei.server.routes import rerank, tokenize
+from bei.tokenizer.encoder import EncodingOptions
+from bei.tokenizer.truncation import encoding_options
 
 _AROUND_BYTES = 3
 _ID_BYTES = 6

@@ -15,22 +15,23 @@ from fastapi import APIRouter
 from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
-from bei.server import classify
-from bei.server.call import Call
-from bei.server.controls import Dimensions, Model
-from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
-from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
-from bei.server.endpoint import Route
-from bei.server.fields import Text, Texts
-from bei.server.inference import embedded, ranked
-from bei.server.models import Models
-from bei.server.parsing import parser
-from bei.server.reads import answers
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.vectors import OCTET_HEADERS, VectorForm
-from bei.server.whole import WholeServer
-from bei.service import InferenceService, ModelInput
+from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Text, Texts
+from bei.server.endpoint.get_responses import answers
+from bei.server.endpoint.inference import embedded, ranked
+from bei.server.endpoint.models import Models
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm
+from bei.server.routes import classify
+from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
+from bei.server.status.whole_server import WholeServer
+from bei.service.service import InferenceService
+from bei.service.submission import ModelInput
 
 _RESULT_BYTES = 45
 

@@ -13,18 +13,18 @@ import msgspec
 from msgspec import Meta
 
 from bei import errors
-from bei.server import embeddings, rerank, zero_shot
-from bei.server.call import Call
-from bei.server.controls import Dimensions, Model
-from bei.server.dialect import Dialect
-from bei.server.endpoint import Route
-from bei.server.fields import Text, limits, limits_of_inputs
-from bei.server.inference import order_of
-from bei.server.parsing import parser
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.vectors import OCTET_HEADERS
-from bei.server.zero_shot import LabelsRequest, LabelsResponse, TextInput, TokensUsage
+from bei.server.dialects.base import Dialect
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
+from bei.server.endpoint.inference import order_of
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.vector_encoding import OCTET_HEADERS
+from bei.server.routes import openai_embeddings, rerank, zero_shot
+from bei.server.routes.zero_shot import LabelsRequest, LabelsResponse, TextInput, TokensUsage
 
 _RESULT_BYTES = 50
 
@@ -113,7 +113,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     _refuse(body, "return_multivector", "ask /embed_all")
     _refuse(body, "return_tokenized_input", "ask /tokenize")
     form = body.embedding_type
-    asked = embeddings.EmbeddingRequest(
+    asked = openai_embeddings.EmbeddingRequest(
         input=msgspec.Raw(b"null"),
         model=body.model,
         task=body.task,
@@ -127,7 +127,7 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     )
     try:
         texts = zero_shot.texts_of(body.input, call, "input")
-        return await embeddings.create_embeddings(embeddings.ParsedRequest(asked, texts), call)
+        return await openai_embeddings.create_embeddings(openai_embeddings.ParsedRequest(asked, texts), call)
     except errors.InvalidRequestError as error:
         if error.param == "input_type" and body.input_type is None:
             error.param = "task"
@@ -202,7 +202,7 @@ DIALECT = Dialect(
             "/v1/embeddings",
             "Embed (Jina)",
             EmbeddingsRequest,
-            embeddings.EmbeddingResponse,
+            openai_embeddings.EmbeddingResponse,
             parser(EmbeddingsRequest),
             create_embeddings,
             has_report=True,

@@ -15,23 +15,23 @@ from msgspec import Meta
 
 from bei import __version__
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
-from bei.server.call import Call
-from bei.server.controls import Dimensions, Model
-from bei.server.dialect import Dialect, add_metrics
-from bei.server.embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
-from bei.server.endpoint import Route
-from bei.server.fields import Text as NonEmptyText
-from bei.server.fields import Texts, limits, limits_of_inputs
-from bei.server.inference import embedded, ranked
-from bei.server.models import Models, models_router
-from bei.server.parsing import parser
-from bei.server.reads import answers
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.vectors import OCTET_HEADERS, VectorForm, dtype_of
-from bei.server.whole import WholeServer
-from bei.service import ModelInput
-from bei.truncation import encoding_options
+from bei.server.dialects.base import Dialect, add_metrics
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Text as NonEmptyText
+from bei.server.endpoint.field_schema import Texts, limits, limits_of_inputs
+from bei.server.endpoint.get_responses import answers
+from bei.server.endpoint.inference import embedded, ranked
+from bei.server.endpoint.models import Models, models_router
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
+from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
+from bei.server.status.whole_server import WholeServer
+from bei.service.submission import ModelInput
+from bei.tokenizer.truncation import encoding_options
 
 # A model's name may end in the kind of the text.
 _SUFFIXES = ("query", "passage")

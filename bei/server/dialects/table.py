@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from bei.config import ServeConfig
-from bei.server.dialect import Dialect
+from bei.config.settings import ServeConfig
 from bei.server.dialects import cohere, infinity, jina, nim, tei, vllm, voyage
-from bei.server.models import Models
-from bei.server.whole import WholeServer
+from bei.server.dialects.base import Dialect
+from bei.server.endpoint.models import Models
+from bei.server.status.whole_server import WholeServer
 
 
 def all_dialects(models: Models, config: ServeConfig, server: WholeServer) -> tuple[Dialect, ...]:
-    """In the order in which messages name them; ``bei.config.DIALECTS`` has the same names."""
+    """In the order in which messages name them; ``bei.config.settings.DIALECTS`` has the same names."""
     return (
         tei.dialect(models, config, server),
         cohere.dialect(config),

@@ -19,17 +19,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from bei import errors
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import InvalidRequestError
-from bei.server import classify, embed, embeddings, rerank, tokenize
-from bei.server.call import Call
-from bei.server.controls import Model
-from bei.server.dialect import Dialect, add_metrics, adjusted
-from bei.server.endpoint import Route
-from bei.server.fields import MAX_INPUTS, limits, limits_of_inputs
-from bei.server.info import info_router
-from bei.server.models import Models
-from bei.server.parsing import (
+from bei.metrics.request_timing import Timing
+from bei.server.dialects.base import Dialect, add_metrics, adjusted
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import MAX_INPUTS, limits, limits_of_inputs
+from bei.server.endpoint.get_responses import answers
+from bei.server.endpoint.models import Models
+from bei.server.endpoint.parse import (
     PLACEHOLDER_TEXT,
     TokenId,
     check_inputs,
@@ -38,15 +36,18 @@ from bei.server.parsing import (
     parser,
     too_many_inputs,
 )
-from bei.server.pipelines import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
-from bei.server.reads import answers
-from bei.server.rendering import FLOAT_BYTES, Items, num_bytes_of
-from bei.server.reply import Reply
-from bei.server.tokenize import MOST_IDS, decoded
-from bei.server.vectors import OCTET_HEADERS
-from bei.server.whole import WholeServer
-from bei.service import InferenceService, ModelInput
-from bei.timing import Timing
+from bei.server.endpoint.render import FLOAT_BYTES, Items, num_bytes_of
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Model
+from bei.server.endpoint.vector_encoding import OCTET_HEADERS
+from bei.server.routes import classify, embed, openai_embeddings, rerank, tokenize
+from bei.server.routes.info import info_router
+from bei.server.routes.root import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
+from bei.server.routes.tokenize import MOST_IDS, decoded
+from bei.server.status.whole_server import WholeServer
+from bei.service.service import InferenceService
+from bei.service.submission import ModelInput
 
 # So many are read, or begun, before the event loop serves others: a few milliseconds.
 _INSTANCES_AT_ONCE = 32
@@ -258,7 +259,7 @@ def decode_route(max_inputs: int) -> Route[Any]:
     return Route("/decode", "Decode token ids (TEI)", DecodeRequest, list[str], read, decode, runs_engine=False)
 
 
-def _unit_length(body: embeddings.EmbeddingRequest) -> None:
+def _unit_length(body: openai_embeddings.EmbeddingRequest) -> None:
     """Vectors have unit length on OpenAI's route, whatever the checkpoint says."""
     body.normalize = True if body.normalize is None else body.normalize
 
@@ -302,7 +303,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
     """Bound to the served models."""
     max_inputs = config.max_client_batch_size
     accepts_ids = config.openai_token_ids == "accept"
-    openai = adjusted(embeddings.route(max_inputs, accepts_ids=accepts_ids), _unit_length)
+    openai = adjusted(openai_embeddings.route(max_inputs, accepts_ids=accepts_ids), _unit_length)
     openai = replace(openai, timing_headers=timing_headers)
     shared = (*embed.routes(max_inputs), *classify.ROUTES, *rerank.routes(max_inputs))
     routes = (

@@ -17,26 +17,26 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from bei import __version__
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.core import Float32Array
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
-from bei.server import classify, embeddings, rerank, tokenize
-from bei.server.call import Call
-from bei.server.controls import Controls, Model
-from bei.server.dialect import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
 from bei.server.dialects import vllm_pooling
+from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
 from bei.server.dialects.vllm_pooling import Texts, answer_of, listed
-from bei.server.embeddings import Usage
-from bei.server.endpoint import Route
-from bei.server.fields import Limits, exactly_one, limits
-from bei.server.models import Models
-from bei.server.parsing import TokenId, parser
-from bei.server.reads import answers
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.whole import WholeServer
-from bei.service import InferenceService
-from bei.tasks import embed_inputs, rerank_pairs
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Limits, exactly_one, limits
+from bei.server.endpoint.get_responses import answers
+from bei.server.endpoint.models import Models
+from bei.server.endpoint.parse import TokenId, parser
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Controls, Model
+from bei.server.routes import classify, openai_embeddings, rerank, tokenize
+from bei.server.routes.openai_embeddings import Usage
+from bei.server.status.whole_server import WholeServer
+from bei.service.service import InferenceService
+from bei.tasks.embed import embed_inputs, rerank_pairs
 
 _SCORE_BYTES = 50
 
@@ -265,7 +265,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
     accepts_ids = config.openai_token_ids == "accept"
     classifying = next(route for route in classify.ROUTES if route.path == "/classify")
     routes: tuple[Route[Any], ...] = (
-        embeddings.route(config.max_client_batch_size, accepts_ids=accepts_ids),
+        openai_embeddings.route(config.max_client_batch_size, accepts_ids=accepts_ids),
         SCORE,
         replace(SCORE, path="/v1/score"),
         vllm_pooling.ROUTE,

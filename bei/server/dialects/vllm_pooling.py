@@ -19,20 +19,20 @@ from msgspec import Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.server import classify
-from bei.server.call import Call
-from bei.server.controls import Controls
-from bei.server.embeddings import Usage, usage
-from bei.server.endpoint import Route
-from bei.server.fields import Limits, Text, not_both
-from bei.server.fields import Texts as ListOfTexts
-from bei.server.inference import embedded
-from bei.server.parsing import parser
-from bei.server.rendering import FLOAT_BYTES, Items, Octets, rows_of
-from bei.server.reply import Reply
-from bei.service import InferenceService
-from bei.tasks import Embeddings, Scores, TokenEmbeddings, TokenScores, classify_tokens, embed_tokens
-from bei.tasks import classify as classify_inputs
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Limits, Text, not_both
+from bei.server.endpoint.field_schema import Texts as ListOfTexts
+from bei.server.endpoint.inference import embedded
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, rows_of
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Controls
+from bei.server.routes import classify
+from bei.server.routes.openai_embeddings import Usage, usage
+from bei.service.service import InferenceService
+from bei.tasks.embed import Embeddings, Scores, TokenEmbeddings, TokenScores, classify_tokens, embed_tokens
+from bei.tasks.embed import classify as classify_inputs
 
 _NUMBER_BYTES = 4
 _BASE64_BYTES = _NUMBER_BYTES * 4 / 3

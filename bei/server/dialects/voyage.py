@@ -12,19 +12,19 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
-from bei.server.call import Call
-from bei.server.controls import Dimensions, Model
-from bei.server.dialect import Dialect
-from bei.server.embeddings import AROUND_BYTES, render
-from bei.server.endpoint import Route
-from bei.server.fields import Text, Texts
-from bei.server.inference import embedded, ranked
-from bei.server.parsing import parser
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.vectors import OCTET_HEADERS, VectorForm, dtype_of
-from bei.service import ModelInput
-from bei.tokenization import EncodingOptions
+from bei.server.dialects.base import Dialect
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Text, Texts
+from bei.server.endpoint.inference import embedded, ranked
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
+from bei.server.routes.openai_embeddings import AROUND_BYTES, render
+from bei.service.submission import ModelInput
+from bei.tokenizer.encoder import EncodingOptions
 
 _RESULT_BYTES = 45
 

@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from bei.admission import Ticket
 from bei.errors import AnswerTooLargeError, BeiError, EmptyInputError, OverloadedError, RateLimitedError
-from bei.server.answers import AnswerMemory
-from bei.server.bodies import Body
-from bei.server.keys import Key
-from bei.server.memory import MemoryRelease
-from bei.server.models import UNNAMED, Models
-from bei.server.parsing import too_many_inputs
-from bei.server.rendering import INLINE_BYTES
-from bei.server.urgency import Urgency
-from bei.server.work import Work
-from bei.service import InferenceService, ModelInput
+from bei.server.auth.keys import Key
+from bei.server.auth.priority import Urgency
+from bei.server.endpoint.malloc_trim import MemoryRelease
+from bei.server.endpoint.models import UNNAMED, Models
+from bei.server.endpoint.parse import too_many_inputs
+from bei.server.endpoint.render import INLINE_BYTES
+from bei.server.endpoint.response_memory import AnswerMemory
+from bei.server.http.body_memory import Body
+from bei.server.telemetry.request_record import Work
+from bei.service.admission import Ticket
+from bei.service.service import InferenceService
+from bei.service.submission import ModelInput
 
 _SHOWN_CHARS = 100  # of what a client sent
 

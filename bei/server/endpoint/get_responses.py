@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from bei.errors import BeiError
-from bei.server.errors import JSON
+from bei.server.http.errors import JSON
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 

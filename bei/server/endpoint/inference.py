@@ -6,19 +6,18 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import NamedTuple
 
-from bei import prompts
-from bei.admission import Ticket
-from bei.dimensions import check_dimensions
+from bei.engine.postprocess import descending
 from bei.errors import BeiError, InvalidRequestError
-from bei.fates import Fates
-from bei.postprocess import descending
-from bei.server.call import Call, empty_text
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.reports import report_of
-from bei.server.vectors import FLOATS, VectorForm
-from bei.service import InferenceService, ModelInput
-from bei.tasks import (
+from bei.server.endpoint.context import Call, empty_text
+from bei.server.endpoint.input_report import report_of
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.vector_encoding import FLOATS, VectorForm
+from bei.service.admission import Ticket
+from bei.service.service import InferenceService
+from bei.service.submission import ModelInput
+from bei.tasks.dimensions import check_dimensions
+from bei.tasks.embed import (
     Embeddings,
     Scores,
     SparseEmbeddings,
@@ -27,7 +26,9 @@ from bei.tasks import (
     embed_sparse,
     rerank,
 )
-from bei.tokenization import AS_CONFIGURED, EncodingOptions
+from bei.tasks.partial import Fates
+from bei.tokenizer import prompts
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 
 
 class Embedded(NamedTuple):
@@ -109,7 +110,7 @@ async def embedded(
 
 
 def check_cut(call: Call, service: InferenceService, dimensions: int | None, param: str = "dimensions") -> None:
-    """Warn the client, or raise InvalidRequestError, as ``bei.dimensions`` says of vectors of ``dimensions``."""
+    """Warn the client, or raise InvalidRequestError, as ``bei.tasks.dimensions`` says of vectors of ``dimensions``."""
     warning = check_dimensions(service.manifest, dimensions, param, untrained=service.untrained_dimensions)
     if warning is not None:
         call.warn(warning)
@@ -151,7 +152,7 @@ def asked_prompt(
     *,
     has_texts: bool = True,
 ) -> str:
-    """The prompt that is asked for (``bei.prompts``). Texts that get none because nobody said what they are, of a model
+    """The prompt that is asked for (``bei.tokenizer.prompts``). Texts that get none because nobody said what they are, of a model
     that was trained with prompts, are answered with a warning. Raises InvalidRequestError."""
     if prompt_name is None and input_type is None and prompt is None:
         asked = service.unsaid_prompt

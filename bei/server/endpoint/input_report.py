@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypedDict
 
-from bei.fates import Fates
-from bei.server.errors import ErrorDetail, detail_of
-from bei.server.rendering import Items
+from bei.server.endpoint.render import Items
+from bei.server.http.errors import ErrorDetail, detail_of
+from bei.tasks.partial import Fates
 
 _ENTRY_BYTES = 90
 _ERROR_BYTES = 200

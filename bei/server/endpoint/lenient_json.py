@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from bei.errors import BeiError, InvalidTextError, MalformedRequestError
-from bei.offload import off_loop
-from bei.surrogates import not_all_characters
+from bei.utils.surrogates import not_all_characters
+from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
 

@@ -10,7 +10,7 @@ import asyncio
 import ctypes
 from collections.abc import Callable
 
-from bei.offload import off_loop
+from bei.utils.threads import off_loop
 
 # From a large request's end; others that end meanwhile are served by the same call, so that a stream of them does not
 # fault its pages in anew each time.

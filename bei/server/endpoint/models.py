@@ -16,10 +16,10 @@ from bei.errors import (
     OverloadedError,
     TaskNotSupportedError,
 )
-from bei.loading import check_names
-from bei.server.reads import answers
-from bei.service import InferenceService
-from bei.tasks import PHRASES, require
+from bei.server.endpoint.get_responses import answers
+from bei.service.loader import check_names
+from bei.service.service import InferenceService
+from bei.tasks.embed import PHRASES, require
 
 # No model is named: by nobody, or by Infinity's client, which sends this where its user names none.
 UNNAMED = frozenset((None, "default/not-specified"))

@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 import msgspec
 
 from bei.errors import NotAcceptableError
-from bei.server.errors import JSON
-from bei.server.negotiation import MSGPACK, OCTETS
-from bei.server.rendering import IN_JSON, IN_MSGPACK, Items, Notation, Octets
+from bei.server.endpoint.render import IN_JSON, IN_MSGPACK, Items, Notation, Octets
+from bei.server.http.accept import MSGPACK, OCTETS
+from bei.server.http.errors import JSON
 
 
 class Reply(msgspec.Struct, frozen=True):

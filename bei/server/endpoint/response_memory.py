@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from bei.elsewhere import ALONE, Tally
 from bei.errors import OverloadedError
-from bei.server.retries import retry_s
+from bei.server.http.retry_after import retry_s
+from bei.server.http.shared_limits import ALONE, Tally
 
 
 class AnswerMemory:

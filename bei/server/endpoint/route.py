@@ -18,12 +18,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bei.errors import BeiError, InvalidRequestError
-from bei.offload import off_loop
-from bei.server.bodies import SCOPE_KEY as BODY
-from bei.server.bodies import Body
-from bei.server.call import Call, Context
-from bei.server.coding import coded
-from bei.server.http import (
+from bei.metrics.request_timing import Timing
+from bei.server.auth.keys import SCOPE_KEY as KEY
+from bei.server.auth.keys import Key
+from bei.server.auth.priority import urgency_of
+from bei.server.endpoint.context import Call, Context
+from bei.server.endpoint.lenient_json import Read, read
+from bei.server.endpoint.render import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
+from bei.server.endpoint.reply import Reply
+from bei.server.http.accept import AnswerForm, answer_form
+from bei.server.http.body_memory import SCOPE_KEY as BODY
+from bei.server.http.body_memory import Body
+from bei.server.http.compression import coded
+from bei.server.http.responses import (
     TRUNCATED_HEADER,
     StreamedResponse,
     WholeResponse,
@@ -32,16 +39,9 @@ from bei.server.http import (
     unless_disconnected,
     whole_body,
 )
-from bei.server.keys import SCOPE_KEY as KEY
-from bei.server.keys import Key
-from bei.server.negotiation import AnswerForm, answer_form
-from bei.server.rendering import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
-from bei.server.reply import Reply
-from bei.server.second_look import Read, read
-from bei.server.urgency import urgency_of
-from bei.server.work import SCOPE_KEY as WORK
-from bei.server.work import Work
-from bei.timing import Timing
+from bei.server.telemetry.request_record import SCOPE_KEY as WORK
+from bei.server.telemetry.request_record import Work
+from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
 
@@ -97,7 +97,7 @@ class Endpoint:
         self._memory = context.memory
 
     def add_to(self, app: FastAPI) -> None:
-        """Register the route; ``bei.server.openapi`` describes its bodies."""
+        """Register the route; ``bei.server.openapi.document`` describes its bodies."""
         app.add_api_route(
             self.path,
             self.answer,

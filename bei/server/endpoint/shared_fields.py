@@ -7,13 +7,14 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from bei.artifact import Manifest, Role
+from bei.artifact.manifest import Manifest
+from bei.artifact.sides import Role
 from bei.errors import InvalidRequestError
-from bei.prompts import role_of
-from bei.server.fields import Limits, not_both
-from bei.server.truncation import CONTRADICTIONS, Direction, TokenLimit, Truncate
-from bei.tokenization import EncodingOptions
-from bei.truncation import encoding_options
+from bei.server.endpoint.field_schema import Limits, not_both
+from bei.server.endpoint.truncation_fields import CONTRADICTIONS, Direction, TokenLimit, Truncate
+from bei.tokenizer.encoder import EncodingOptions
+from bei.tokenizer.prompts import role_of
+from bei.tokenizer.truncation import encoding_options
 
 Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]
 Dimensions: TypeAlias = Annotated[int, Meta(ge=1, description="Vectors are cut to their first components.")]

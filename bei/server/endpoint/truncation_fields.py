@@ -1,6 +1,6 @@
 """The types of the fields that say what to do with inputs that are too long: TEI's, Cohere's, NIM's and vLLM's words.
 
-``bei.truncation`` makes one form of them.
+``bei.tokenizer.truncation`` makes one form of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from bei.server.fields import not_both
+from bei.server.endpoint.field_schema import not_both
 
 # TEI and BEI: a boolean. Cohere and NIM: which end is cut.
 Truncate: TypeAlias = bool | Literal["NONE", "START", "END"]

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.controls import Dimensions, PromptControls, ScoreControls, agreed
-from bei.server.fields import limits, one_of
-from bei.server.vectors import DType
+from bei.server.endpoint.field_schema import limits, one_of
+from bei.server.endpoint.shared_fields import Dimensions, PromptControls, ScoreControls, agreed
+from bei.server.endpoint.vector_encoding import DType
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11

@@ -1,6 +1,6 @@
 """The forms in which vectors are answered: lists of numbers, base64, or bytes by themselves.
 
-Their numbers are those of ``bei.vector_forms``; in base64 and bytes float16 takes two bytes a component. Of models that
+Their numbers are those of ``bei.tasks.vector_formats``; in base64 and bytes float16 takes two bytes a component. Of models that
 weigh the vocabulary they are sparse: the places and values of weights above zero (Qdrant's and Pinecone's form),
 never bytes. Bytes are little-endian, in base64 too.
 """
@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import Manifest
+from bei.artifact.manifest import Manifest
 from bei.errors import InvalidRequestError
-from bei.server.rendering import FLOAT_BYTES, Items, Octets
-from bei.tasks import Embeddings, SparseEmbeddings
-from bei.vector_forms import DenseDType, check_form, numbers_of
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets
+from bei.tasks.embed import Embeddings, SparseEmbeddings
+from bei.tasks.vector_formats import DenseDType, check_form, numbers_of
 
 DType: TypeAlias = Literal[DenseDType, "sparse"]
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bei.errors import InvalidRequestError
-from bei.server.coding import CODINGS
-from bei.server.errors import JSON
+from bei.server.http.compression import CODINGS
+from bei.server.http.errors import JSON
 
 MSGPACK = "application/msgpack"
 OCTETS = "application/octet-stream"

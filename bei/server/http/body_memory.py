@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from bei.elsewhere import ALONE, Uploads
 from bei.errors import BeiError, OverloadedError
-from bei.server.retries import retry_s
+from bei.server.http.retry_after import retry_s
+from bei.server.http.shared_limits import ALONE, Uploads
 
 # Whoever sends for less time than this is not measured: a first packet has no rate.
 _GRACE_S = 1.0

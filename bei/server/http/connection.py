@@ -31,12 +31,12 @@ from bei.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
 )
-from bei.server.bodies import SCOPE_KEY, Body
-from bei.server.connections import Connections
-from bei.server.errors import error_response
-from bei.server.exchange import AnswerTransport, Exchange, head
-from bei.server.request_ids import HEADER as REQUEST_ID
-from bei.server.request_ids import request_id_of
+from bei.server.http.body_memory import SCOPE_KEY, Body
+from bei.server.http.connections import Connections
+from bei.server.http.errors import error_response
+from bei.server.http.fast_response import AnswerTransport, Exchange, head
+from bei.server.http.request_id import HEADER as REQUEST_ID
+from bei.server.http.request_id import request_id_of
 
 # An upload that is faster than this is never cut off, however large.
 _MIN_BYTES_PER_S = 10_000

@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from bei.config import ServeConfig
-from bei.elsewhere import ALONE, Uploads
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError, TooManyConnectionsError
-from bei.metrics import Metrics
-from bei.server.bodies import BodyMemory
-from bei.server.request_log import RequestLog
+from bei.metrics.registry import Metrics
+from bei.server.http.body_memory import BodyMemory
+from bei.server.http.shared_limits import ALONE, Uploads
+from bei.server.telemetry.access_log import RequestLog
 
 # How often deadlines are looked at: one pass over all connections costs less than a timer for each request.
 _TICK_S = 0.5

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from bei import errors
-from bei.server.coding import CODINGS
+from bei.server.http.compression import CODINGS
 
 log = logging.getLogger(__name__)
 

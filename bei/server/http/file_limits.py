@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bei.errors import ConfigError
-from bei.server.connections import MOST_LINGERING
-from bei.server.tls import SHUTDOWN_S, TLS
+from bei.server.http.connections import MOST_LINGERING
+from bei.server.http.tls import SHUTDOWN_S, TLS
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def fitting_connections(max_connections: int, num_reserved: int = 0) -> int:
 
 
 class Gate(Protocol):
-    """Who is told of connections that are accepted (``bei.server.connections.Connections``)."""
+    """Who is told of connections that are accepted (``bei.server.http.connections.Connections``)."""
 
     def is_left_to_others(self) -> bool:
         """Whether another process that listens on the same socket is to accept the next connection."""

@@ -8,8 +8,9 @@ import socket
 import stat
 from pathlib import Path
 
-from bei.artifact import Certificate, Manifest
-from bei.config import ServeConfig
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.manifest import Manifest
+from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Sequence as Seq
 
-from bei.server.header_names import names_of
+from bei.server.http.header_names import names_of
 
 HEADER = b"x-request-id"
 

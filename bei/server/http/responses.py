@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bei.errors import PayloadTooLargeError
-from bei.offload import off_loop
-from bei.server.bodies import SCOPE_KEY, Body
-from bei.server.coding import content_coding, decoded
-from bei.server.exchange import exchange_of
-from bei.server.header_names import names_of
+from bei.server.http.body_memory import SCOPE_KEY, Body
+from bei.server.http.compression import content_coding, decoded
+from bei.server.http.fast_response import exchange_of
+from bei.server.http.header_names import names_of
+from bei.utils.threads import off_loop
 
 T = TypeVar("T")
 

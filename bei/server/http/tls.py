@@ -12,10 +12,10 @@ import ssl
 from datetime import datetime, timezone
 from pathlib import Path
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
-from bei.offload import off_loop
-from bei.server.certificate_dates import validity
+from bei.server.http.x509_dates import validity
+from bei.utils.threads import off_loop
 
 log = logging.getLogger(__name__)
 

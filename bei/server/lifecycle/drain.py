@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from bei.server.connections import Connections
-from bei.server.descriptors import Listener
-from bei.server.models import Models
-from bei.server.protocol import Connection
-from bei.server.tls import TLS
+from bei.server.endpoint.models import Models
+from bei.server.http.connection import Connection
+from bei.server.http.connections import Connections
+from bei.server.http.file_limits import Listener
+from bei.server.http.tls import TLS
 
 # When everything accepted is answered, clients have this long to take the answers; one that never ends its own
 # request does not keep the process.

@@ -7,8 +7,8 @@ from typing import Any
 
 import uvloop
 
-from bei.server.descriptors import raise_limit
-from bei.server.interpreter import switch_quickly
+from bei.server.http.file_limits import raise_limit
+from bei.server.lifecycle.interpreter import switch_quickly
 
 
 def run_on_loop(main: Coroutine[Any, Any, None]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
-from bei.server.stopping import LogTerminal
+from bei.server.lifecycle.signals import LogTerminal
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bei.artifact import Manifest
-from bei.loading import Loaded, Standing
-from bei.metrics import Metrics, SwapResult
-from bei.server.memory import give_back
-from bei.server.models import Models
-from bei.server.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
-from bei.service import InferenceService
+from bei.artifact.manifest import Manifest
+from bei.metrics.registry import Metrics, SwapResult
+from bei.server.endpoint.malloc_trim import give_back
+from bei.server.endpoint.models import Models
+from bei.server.lifecycle.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
+from bei.service.loader import Loaded, Standing
+from bei.service.service import InferenceService
 
 # What lies where a model's artifact lay; None: the same. Blocks.
 LoadNext = Callable[[Standing, InferenceService], "Loaded | None"]

@@ -1,7 +1,7 @@
 """Looking at the artifacts of a server anew, one model after the other, and saying what became of them.
 
-Where the engines are is the business of who swaps: in this process (``bei.server.swapping``), or in others
-(``bei.processes.swaps``).
+Where the engines are is the business of who swaps: in this process (``bei.server.lifecycle.swap``), or in others
+(``bei.multiprocess.supervisor.swap``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from bei.artifact import Certificate, Manifest
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.manifest import Manifest
 from bei.errors import BeiError, ShuttingDownError
-from bei.loading import SHOWN_DIGITS
-from bei.metrics import SwapResult
+from bei.metrics.registry import SwapResult
+from bei.service.loader import SHOWN_DIGITS
 
 log = logging.getLogger(__name__)
 

@@ -20,22 +20,22 @@ from fastapi.routing import APIRoute
 from fastapi.utils import generate_unique_id
 
 from bei import errors
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError
+from bei.metrics.request_timing import Timing
 from bei.port import LANES
-from bei.server.coding import CODINGS
-from bei.server.dialect import HEADER, OWN, Dialect
-from bei.server.endpoint import WARNING_HEADER, Route
-from bei.server.errors import JSON, UNEXPECTED, ErrorBody, ErrorForm, headers_of, own_form, status_of
+from bei.server.auth.priority import DEADLINES
+from bei.server.dialects.base import HEADER, OWN, Dialect
+from bei.server.endpoint.get_responses import Answers, answers_of
+from bei.server.endpoint.input_report import InputReport
+from bei.server.endpoint.route import WARNING_HEADER, Route
 from bei.server.guard import open_paths
-from bei.server.http import TRUNCATED_HEADER
-from bei.server.negotiation import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
-from bei.server.reads import Answers, answers_of
-from bei.server.reports import InputReport
-from bei.server.schemas import Schemas
-from bei.server.server_timing import HEADER as SERVER_TIMING
-from bei.server.urgency import DEADLINES
-from bei.timing import Timing
+from bei.server.http.accept import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
+from bei.server.http.compression import CODINGS
+from bei.server.http.errors import JSON, UNEXPECTED, ErrorBody, ErrorForm, headers_of, own_form, status_of
+from bei.server.http.responses import TRUNCATED_HEADER
+from bei.server.openapi.schemas import Schemas
+from bei.server.telemetry.server_timing import HEADER as SERVER_TIMING
 
 _RANGES = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*(,\.\.\.)?$"}
 _WHOLE = {"type": "integer", "minimum": 0}

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bei.server.fields import MAX_INPUTS, limits_of, structs_in
+from bei.server.endpoint.field_schema import MAX_INPUTS, limits_of, structs_in
 
 _REF = "#/components/schemas/"
 

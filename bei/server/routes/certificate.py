@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from bei.artifact import certificate_html
+from bei.artifact.manifest import certificate_html
 from bei.errors import InvalidRequestError, ModelNotFoundError
-from bei.server.models import Models
-from bei.server.reads import answers
+from bei.server.endpoint.get_responses import answers
+from bei.server.endpoint.models import Models
 
 _MEDIA_TYPE = "text/html; charset=utf-8"
 # The page says as much of itself; here it also keeps others from framing it.

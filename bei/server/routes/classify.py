@@ -11,17 +11,17 @@ import numpy as np
 
 from bei.core import Float32Array
 from bei.errors import EmptyInputError, InvalidRequestError
-from bei.server.call import Call
-from bei.server.controls import ScoreControls
-from bei.server.embeddings import Usage, usage
-from bei.server.endpoint import Route
-from bei.server.fields import MAX_INPUTS, Text, Texts, limits
-from bei.server.parsing import parser
-from bei.server.rendering import FLOAT_BYTES, Items, items_of
-from bei.server.reply import Reply
-from bei.service import InferenceService
-from bei.tasks import Scores, classify
-from bei.tokenization import Input
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import MAX_INPUTS, Text, Texts, limits
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.render import FLOAT_BYTES, Items, items_of
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import ScoreControls
+from bei.server.routes.openai_embeddings import Usage, usage
+from bei.service.service import InferenceService
+from bei.tasks.embed import Scores, classify
+from bei.tokenizer.encoder import Input
 
 # What JSON takes, about: of a score beside its label, of what stands around the scores of an input.
 _SCORE_BYTES = 33

@@ -9,14 +9,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from bei.engine.sparse import SparseVector as Weights
 from bei.errors import InvalidRequestError
-from bei.prompts import in_role
-from bei.server.call import Call
-from bei.server.controls import Dimensions, PromptControls
-from bei.server.endpoint import Route
-from bei.server.fields import MAX_INPUTS, Limits, Text, Texts, limits
-from bei.server.inference import asked_prompt, embedded, reported, wrong_of
-from bei.server.parsing import (
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Text, Texts, limits
+from bei.server.endpoint.inference import asked_prompt, embedded, reported, wrong_of
+from bei.server.endpoint.parse import (
     PLACEHOLDER_TEXT,
     TokenId,
     check_inputs,
@@ -25,13 +23,15 @@ from bei.server.parsing import (
     parser,
     too_many_inputs,
 )
-from bei.server.rendering import FLOAT_BYTES, Items, rows_of
-from bei.server.reply import Reply
-from bei.server.unsupported import OF_WIDE_VECTORS, FormName, check_rules
-from bei.server.vectors import OCTET_HEADERS, SPARSE, SparseVector, vector_form
-from bei.service import ModelInput
-from bei.sparse import SparseVector as Weights
-from bei.tasks import SparseEmbeddings, embed_inputs, embed_tokens
+from bei.server.endpoint.render import FLOAT_BYTES, Items, rows_of
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Dimensions, PromptControls
+from bei.server.endpoint.unsupported_fields import OF_WIDE_VECTORS, FormName, check_rules
+from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SPARSE, SparseVector, vector_form
+from bei.service.submission import ModelInput
+from bei.tasks.embed import SparseEmbeddings, embed_inputs, embed_tokens
+from bei.tokenizer.prompts import in_role
 
 Vector: TypeAlias = list[float]
 Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1)]

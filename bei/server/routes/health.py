@@ -8,11 +8,11 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from bei.metrics import CONTENT_TYPE
-from bei.server import stats as minute
-from bei.server.errors import JSON
-from bei.server.reads import answers
-from bei.server.whole import WholeServer
+from bei.metrics.registry import CONTENT_TYPE
+from bei.server.endpoint.get_responses import answers
+from bei.server.http.errors import JSON
+from bei.server.status import stats as minute
+from bei.server.status.whole_server import WholeServer
 
 
 class Alive(TypedDict):

@@ -9,15 +9,16 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from bei import __version__
-from bei.artifact import Certificate, Manifest, QuantizationRecord, Role
-from bei.certificate import Calibration, Comparison, OutputAgreement
-from bei.config import ServeConfig
+from bei.artifact.certificate.record import Calibration, Certificate, Comparison, OutputAgreement, QuantizationRecord
+from bei.artifact.manifest import Manifest
+from bei.artifact.sides import Role
+from bei.artifact.signature import Signed
+from bei.config.settings import ServeConfig
 from bei.errors import InvalidRequestError, ModelNotFoundError
-from bei.server.errors import JSON
-from bei.server.models import Models
-from bei.server.reads import answers
-from bei.service import InferenceService
-from bei.signatures import Signed
+from bei.server.endpoint.get_responses import answers
+from bei.server.endpoint.models import Models
+from bei.server.http.errors import JSON
+from bei.service.service import InferenceService
 
 
 class Labels(TypedDict):

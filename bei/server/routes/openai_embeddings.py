@@ -10,17 +10,18 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
-from bei.server.call import Call
-from bei.server.endpoint import Route
-from bei.server.fields import MAX_INPUTS, limits
-from bei.server.inference import Embedded, asked_prompt, check_cut, embedded
-from bei.server.parsing import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.unsupported import EmbeddingControls
-from bei.server.vectors import OCTET_HEADERS, SparseVector, VectorForm, vector_form
-from bei.service import InferenceService, ModelInput
-from bei.tasks import Embeddings, SparseEmbeddings, embed_chunks
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import MAX_INPUTS, limits
+from bei.server.endpoint.inference import Embedded, asked_prompt, check_cut, embedded
+from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.unsupported_fields import EmbeddingControls
+from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SparseVector, VectorForm, vector_form
+from bei.service.service import InferenceService
+from bei.service.submission import ModelInput
+from bei.tasks.embed import Embeddings, SparseEmbeddings, embed_chunks
 
 AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
-from bei.config import ServeConfig
-from bei.pages.html import CONTENT_STYLE
+from bei.config.settings import ServeConfig
+from bei.utils.html.document import CONTENT_STYLE
 
-_FOLDER: Final = Path(__file__).parent / "ui"
+_FOLDER: Final = Path(__file__).parents[1] / "ui"
 _PAGE: Final = "index.html"
 _DOCS, _DOCS_MISSING, _DOCS_SCRIPT = "docs.html", "docs-missing.html", "docs.js"
 _MEDIA_TYPES: Final = {

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, TypedDict
 
-from bei.entities import Aggregation, Entity
 from bei.errors import InvalidRequestError
-from bei.server.call import Call
-from bei.server.controls import ScoreControls
-from bei.server.endpoint import Route
-from bei.server.fields import Text, limits, limits_of_inputs
-from bei.server.parsing import parser
-from bei.server.rendering import Items, items_of
-from bei.server.reply import Reply
-from bei.tasks import classify_tokens
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.render import Items, items_of
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import ScoreControls
+from bei.tasks.embed import classify_tokens
+from bei.tasks.entities import Aggregation, Entity
 
 # What JSON takes, about: of a token without its scores, of a score beside its label, of the best label with its score.
 _TOKEN_BYTES = 80

@@ -19,22 +19,22 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, Typ
 import msgspec
 from msgspec import Meta
 
-from bei.admission import Ticket
 from bei.errors import InvalidRequestError
-from bei.server.call import Call
-from bei.server.controls import agreed
-from bei.server.embeddings import Usage, usage
-from bei.server.endpoint import Route
-from bei.server.fields import Limits, Texts, limits_of_inputs, without
-from bei.server.fields import Text as NonEmptyText
-from bei.server.inference import order_of
-from bei.server.parsing import parser_by_field, too_many_inputs
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.unsupported import OF_DOCUMENTS, OF_TEXTS, PairControls
-from bei.service import InferenceService
-from bei.tasks import Scores, rerank
-from bei.tokenization import EncodingOptions
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Limits, Texts, limits_of_inputs, without
+from bei.server.endpoint.field_schema import Text as NonEmptyText
+from bei.server.endpoint.inference import order_of
+from bei.server.endpoint.parse import parser_by_field, too_many_inputs
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import agreed
+from bei.server.endpoint.unsupported_fields import OF_DOCUMENTS, OF_TEXTS, PairControls
+from bei.server.routes.openai_embeddings import Usage, usage
+from bei.service.admission import Ticket
+from bei.service.service import InferenceService
+from bei.tasks.embed import Scores, rerank
+from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
 

@@ -17,20 +17,20 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from bei.entities import Aggregation, Entity
 from bei.errors import InvalidRequestError
-from bei.server import classify, embed, rerank, tokens
-from bei.server.call import Call
-from bei.server.controls import Model
-from bei.server.fields import Text, Texts, limits
-from bei.server.parsing import parser
-from bei.server.rendering import Items, items_of
-from bei.server.reply import Reply
-from bei.server.second_look import read
-from bei.server.vectors import SparseVector
-from bei.service import InferenceService
-from bei.tasks import HYPOTHESIS, classify_tokens, nli_labels, zero_shot
-from bei.tasks import classify as classify_inputs
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Text, Texts, limits
+from bei.server.endpoint.lenient_json import read
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.render import Items, items_of
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.shared_fields import Model
+from bei.server.endpoint.vector_encoding import SparseVector
+from bei.server.routes import classify, embed, predict_tokens, rerank
+from bei.service.service import InferenceService
+from bei.tasks.embed import HYPOTHESIS, classify_tokens, nli_labels, zero_shot
+from bei.tasks.embed import classify as classify_inputs
+from bei.tasks.entities import Aggregation, Entity
 
 _ENTITY_BYTES = 90
 
@@ -104,7 +104,7 @@ REQUESTS = (
     embed.SimilarityRequest,
     rerank.TextsRequest,
     classify.PredictRequest,
-    tokens.PredictTokensRequest,
+    predict_tokens.PredictTokensRequest,
     ClassificationRequest,
     TokenRequest,
     ZeroShotRequest,
@@ -119,7 +119,7 @@ RESPONSES = (
     list[rerank.Rank],
     list[classify.LabelScore],
     list[list[classify.LabelScore]],
-    list[list[tokens.LabelledToken]],
+    list[list[predict_tokens.LabelledToken]],
     list[PipelineEntity],
     list[list[PipelineEntity]],
 )
@@ -267,5 +267,5 @@ _KINDS = {
     "embed_sparse": _Kind(parser(embed.SparseRequest), embed.embed_vocabulary),
     "rerank": _Kind(parser(rerank.TextsRequest), rerank.rank_texts),
     "classify": _Kind(parser(classify.PredictRequest), classify.predict),
-    "classify_tokens": _Kind(parser(tokens.PredictTokensRequest), tokens.predict_tokens),
+    "classify_tokens": _Kind(parser(predict_tokens.PredictTokensRequest), predict_tokens.predict_tokens),
 }

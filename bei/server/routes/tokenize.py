@@ -12,17 +12,17 @@ from msgspec import Meta
 
 from bei.core import Encoding
 from bei.errors import EmptyInputError, InvalidRequestError
-from bei.offload import off_loop
-from bei.prompts import in_role, prompt_of, prompted, role_of
-from bei.server.call import Call
-from bei.server.controls import Model
-from bei.server.endpoint import Route
-from bei.server.fields import Text, Texts, without
-from bei.server.parsing import parser_by_field
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.service import InferenceService
-from bei.tokenization import EncodingOptions, TextEncoder
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Text, Texts, without
+from bei.server.endpoint.parse import parser_by_field
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Model
+from bei.service.service import InferenceService
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
+from bei.tokenizer.prompts import in_role, prompt_of, prompted, role_of
+from bei.utils.threads import off_loop
 
 # What JSON takes, about: of one of TEI's tokens, of an id, of a token's name.
 _TOKEN_BYTES = 70

@@ -12,17 +12,17 @@ import msgspec
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.server.call import Call
-from bei.server.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
-from bei.server.controls import Controls
-from bei.server.endpoint import Route
-from bei.server.fields import Limits, Texts, exactly_one, limits, limits_of_inputs, without
-from bei.server.fields import Text as NonEmptyText
-from bei.server.parsing import parser, too_many_inputs
-from bei.server.rendering import Items
-from bei.server.reply import Reply
-from bei.server.unsupported import OF_SCORES, check_rules
-from bei.tasks import HYPOTHESIS, nli_labels, zero_shot
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.field_schema import Limits, Texts, exactly_one, limits, limits_of_inputs, without
+from bei.server.endpoint.field_schema import Text as NonEmptyText
+from bei.server.endpoint.parse import parser, too_many_inputs
+from bei.server.endpoint.render import Items
+from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import Controls
+from bei.server.endpoint.unsupported_fields import OF_SCORES, check_rules
+from bei.server.routes.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
+from bei.tasks.embed import HYPOTHESIS, nli_labels, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 

@@ -1,5 +1,5 @@
 """What the processes of one server may ask each other. The supervisor carries questions and answers
-(``bei.processes.control``); where there is one process only, there are no peers.
+(``bei.multiprocess.control.channel``); where there is one process only, there are no peers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a server says of itself to those who watch it. Where it is several processes, whichever is asked speaks for all.
 
-Processes tell each other what they know over ``bei.peers``. Nothing here waits for a process that does not answer for
+Processes tell each other what they know over ``bei.server.status.peers``. Nothing here waits for a process that does not answer for
 longer than that does; what is missing then is said.
 """
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bei.errors import NotReadyError
-from bei.metrics import Metrics
-from bei.offload import off_loop
-from bei.peers import ENDED, PATIENCE_S, Peers
-from bei.server import stats as minute
+from bei.metrics.registry import Metrics
+from bei.server.status import stats as minute
+from bei.server.status.peers import ENDED, PATIENCE_S, Peers
+from bei.utils.threads import off_loop
 
 if TYPE_CHECKING:
-    from bei.server.models import Models
+    from bei.server.endpoint.models import Models
 
 # Kinds of questions: counters and gauges, which the supervisor keeps (bei.metric_sums.ended); the last minute; models
 # of which a thread has died.

@@ -11,11 +11,11 @@ import logging
 
 from starlette.types import Message, Receive, Scope, Send
 
-from bei.config import ServeConfig
-from bei.logs import FIELDS
-from bei.server.keys import SCOPE_KEY as KEY
-from bei.server.request_ids import SCOPE_KEY as REQUEST_ID
-from bei.server.work import Inputs, Work
+from bei.config.settings import ServeConfig
+from bei.server.auth.keys import SCOPE_KEY as KEY
+from bei.server.http.request_id import SCOPE_KEY as REQUEST_ID
+from bei.server.telemetry.request_record import Inputs, Work
+from bei.utils.log_format import FIELDS
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bei import libraries
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
+from bei.utils import libraries
 
 if TYPE_CHECKING:
-    from bei.server.spans import Tracing
+    from bei.server.telemetry.spans import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def tracing_of(config: ServeConfig, env: Mapping[str, str] | None = None) -> Tra
             )
     for module, package in _LIBRARIES.items():
         libraries.load(module, package, "otel", f"Tracing ({source} is set)")
-    from bei.server.spans import tracing_to
+    from bei.server.telemetry.spans import tracing_to
 
     try:
         tracing = tracing_to(url, config.trace_sample_ratio)

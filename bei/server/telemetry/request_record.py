@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
+from bei.metrics.request_timing import Timing
 from bei.port import Lane
-from bei.timing import Timing
 
 # Where an ASGI scope has its request's Work.
 SCOPE_KEY = "bei.work"

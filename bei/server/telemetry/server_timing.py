@@ -5,8 +5,8 @@ The same as in its trace. Answers begin before they are sent, so the sending is 
 
 from __future__ import annotations
 
-from bei.stages import microseconds, totals_us
-from bei.timing import Timing
+from bei.metrics.request_stages import microseconds, totals_us
+from bei.metrics.request_timing import Timing
 
 HEADER = b"server-timing"
 

@@ -1,6 +1,6 @@
 """Traces of requests, by OpenTelemetry: a span for each request, and one below it for each of its stages.
 
-Spans are made when a request is answered, of the times that were taken on its way (``bei.stages``): none is open while
+Spans are made when a request is answered, of the times that were taken on its way (``bei.metrics.request_stages``): none is open while
 it runs, and a server that sends no traces does nothing for them. They hold no text, no key, no path and no address of a
 client's. Of bei this module alone imports the library, and it is imported only where traces are asked for.
 
@@ -27,9 +27,9 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from starlette.types import Scope
 
 from bei import __version__
-from bei.server.request_ids import SCOPE_KEY as REQUEST_ID
-from bei.server.work import Work
-from bei.stages import Stage, microseconds
+from bei.metrics.request_stages import Stage, microseconds
+from bei.server.http.request_id import SCOPE_KEY as REQUEST_ID
+from bei.server.telemetry.request_record import Work
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Tracing:
         if status >= 500:
             attributes["error.type"] = str(status)
         if work.model is not None:
-            attributes |= {"bei.model": work.model, "bei.inputs": work.num_inputs}
+            attributes |= {"bei.offline": work.model, "bei.inputs": work.num_inputs}
         if work.lane is not None and timing.accepted_s is not None:
             attributes |= {"bei.lane": work.lane, "bei.tokens": timing.num_tokens}
         # As the two clocks stand now: the system's may have been set meanwhile.

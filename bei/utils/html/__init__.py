@@ -1,1 +1,1 @@
-"""Pages that need nothing but themselves: HTML and charts as inline SVG, for certificates and benchmarks. No script."""
+"""Pages and charts as HTML and inline SVG, without scripts."""

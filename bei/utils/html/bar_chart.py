@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bei.pages.html import safe
+from bei.utils.html.document import safe
 
 WIDTH = 720
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bei.pages.html import safe, scrolling
-from bei.pages.svg import WIDTH, chart
+from bei.utils.html.bar_chart import WIDTH, chart
+from bei.utils.html.document import safe, scrolling
 
 # To be added to the page's style: six colours that differ in light, in the dark, in print and to the colour-blind.
 STYLE = """

@@ -12,41 +12,32 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact import Role, Source, Tokenization, sha256_of_file
+from bei.artifact.manifest import Source, Tokenization, sha256_of_file
+from bei.artifact.sides import Role
 from bei.core import Float32Array
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
-from bei.libraries import importing
-from bei_build.adapters import Adapter, choose_adapter, with_adapters_prompt
-from bei_build.families import family_of
-from bei_build.families.base import UNLIMITED, Family
-from bei_build.foreign import foreign_kind
-from bei_build.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
-from bei_build.late_interaction import Side, Sides, roles_of
-from bei_build.layer_pooling import with_layer_shares
-from bei_build.library_tokenizer import (
-    TokenizerChoice,
-    TokenizerReading,
-    check_model,
-    open_tokenizer,
-    stored_tokenizer,
-    tokenization_of,
-)
-from bei_build.location import Location, check_entries
-from bei_build.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
-from bei_build.quantization.stored_format import StoredFP8, is_modelopts, stored_fp8
-from bei_build.remote_code import (
+from bei.utils.libraries import importing
+from bei_build.checkpoint.colbert import Side, Sides, roles_of
+from bei_build.checkpoint.heads import HeadChoice, Labels, choose_heads, labels_of, side_modules
+from bei_build.checkpoint.layer_pooling import with_layer_shares
+from bei_build.checkpoint.locate import Location, check_entries
+from bei_build.checkpoint.lora import Adapter, choose_adapter, with_adapters_prompt
+from bei_build.checkpoint.remote_code import (
     Attention,
     check_attention,
     check_remote_code,
     check_unread_attention,
     with_attention,
 )
-from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
-from bei_build.settings import read_object
-from bei_build.sizes import check_sizes
-from bei_build.spec import ModelSpec
-from bei_build.token_table import read_table, table_roles
-from bei_build.tokenizer import (
+from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
+from bei_build.checkpoint.transformers_versions import check_versions
+from bei_build.families.base import UNLIMITED, Family
+from bei_build.families.table import family_of
+from bei_build.files.foreign_formats import foreign_kind
+from bei_build.files.json_settings import read_object
+from bei_build.files.size_limits import check_sizes
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.tokenizer.artifact_tokenizer import (
     artifact_tokenizer,
     drop_token_types,
     fitted_to_table,
@@ -54,8 +45,18 @@ from bei_build.tokenizer import (
     stored_truncation,
     unknown_id,
 )
-from bei_build.versions import check_versions
-from bei_build.weights import check_weights, weight_files
+from bei_build.tokenizer.library_tokenizer import (
+    TokenizerChoice,
+    TokenizerReading,
+    check_model,
+    open_tokenizer,
+    stored_tokenizer,
+    tokenization_of,
+)
+from bei_build.tokenizer.token_table import read_table, table_roles
+from bei_build.weights.model_weights import ModelWeights, SideModule, stored_shape, with_stored_widths
+from bei_build.weights.quantized_format import StoredFP8, is_modelopts, stored_fp8
+from bei_build.weights.tensor_store import check_weights, weight_files
 
 # Configs, tokenizers and chat templates; weights are found by weight_files.
 _READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from bei.artifact import SIDES, Role
+from bei.artifact.sides import SIDES, Role
 from bei.core import Expansion
 from bei.errors import CheckpointError
-from bei_build.settings import read_object, setting, texts
-from bei_build.tokenizer import expansion_id, padding_id
+from bei_build.files.json_settings import read_object, setting, texts
+from bei_build.tokenizer.artifact_tokenizer import expansion_id, padding_id
 
 Side = Literal["query", "document"]
 

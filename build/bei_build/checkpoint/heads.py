@@ -11,10 +11,9 @@ from tokenizers import Tokenizer
 
 from bei.core import ScoreFunction
 from bei.errors import CheckpointError, ConfigError
+from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, SparsePooling, torch_class
 from bei_build.families.base import Family
-from bei_build.model_weights import SideModule, stored_width
-from bei_build.sentence_transformers import SentenceTransformersFiles, SparsePooling, torch_class
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     ActivationSpec,
     DenseSpec,
     HeadSpec,
@@ -23,6 +22,7 @@ from bei_build.spec import (
     Output,
     Pooling,
 )
+from bei_build.weights.model_weights import SideModule, stored_width
 
 TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens")
 

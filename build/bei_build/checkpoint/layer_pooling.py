@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from bei.errors import CheckpointError
-from bei_build.settings import read_object, setting
-from bei_build.spec import ModelSpec
-from bei_build.weights import open_weights
+from bei_build.files.json_settings import read_object, setting
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.weights.tensor_store import open_weights
 
 # What the library takes where the module's config.json does not say it.
 _FIRST = 4

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
-from bei.files import UnfitError, check_regular, home_expanded
-from bei.libraries import importing
+from bei.utils.libraries import importing
+from bei.utils.untrusted_files import UnfitError, check_regular, home_expanded
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
 _HUB_PATTERNS += ["artifact.metadata", "*.jinja"]

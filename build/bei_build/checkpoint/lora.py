@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build.sentence_transformers import SentenceTransformersFiles
-from bei_build.weights import TensorStore
+from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles
+from bei_build.weights.tensor_store import TensorStore
 
 # Asked for in place of an adapter's name: the weights as they are without any.
 NONE = "none"

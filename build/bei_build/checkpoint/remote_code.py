@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from bei.errors import CheckpointError, ConfigError
 from bei_build.families.base import Family
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 Attention = Literal["causal", "bidirectional"]
 ATTENTIONS: tuple[Attention, ...] = ("causal", "bidirectional")

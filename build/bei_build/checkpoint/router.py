@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
-from bei.artifact import Side
+from bei.artifact.sides import Side
 from bei.errors import CheckpointError, ConfigError
-from bei.files import UnfitError, within
-from bei_build.settings import read_object, setting
+from bei.utils.untrusted_files import UnfitError, within
+from bei_build.files.json_settings import read_object, setting
 
 # A module's class, as the files name it, and its folder.
 Module: TypeAlias = tuple[str, Path]

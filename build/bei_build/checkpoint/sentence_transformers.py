@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bei.errors import CheckpointError, ConfigError
-from bei.files import UnfitError, within
-from bei_build.chat_template import ChatSettings, chat_settings
-from bei_build.late_interaction import Sides, check_token_pooling, module_sides, original_sides, pylate_sides
-from bei_build.remote_code import check_module_types
-from bei_build.router import Routing, class_of, routed
-from bei_build.settings import read_json, read_object, setting
-from bei_build.spec import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
+from bei.utils.untrusted_files import UnfitError, within
+from bei_build.checkpoint.colbert import Sides, check_token_pooling, module_sides, original_sides, pylate_sides
+from bei_build.checkpoint.remote_code import check_module_types
+from bei_build.checkpoint.router import Routing, class_of, routed
+from bei_build.files.json_settings import read_json, read_object, setting
+from bei_build.spec.model_spec import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
+from bei_build.tokenizer.chat_template import ChatSettings, chat_settings
 
 _POOLING_NAMES: dict[str, Pooling] = {
     "cls": "cls",

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bei.errors import CheckpointError
-from bei_build.remote_code import Attention, has_own_code
-from bei_build.settings import read_object
-from bei_build.spec import DenseSpec
+from bei_build.checkpoint.remote_code import Attention, has_own_code
+from bei_build.files.json_settings import read_object
+from bei_build.spec.model_spec import DenseSpec
 
 if TYPE_CHECKING:
-    from bei_build.checkpoint import Checkpoint
+    from bei_build.checkpoint.checkpoint import Checkpoint
 
 _Raw: TypeAlias = Mapping[str, Any]
 

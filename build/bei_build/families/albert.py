@@ -8,7 +8,7 @@ from typing import Any
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, classifier, embedder, masked_lm, require, token_classifier
 from bei_build.families.bert import bert_like_spec
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 _LAYER = "encoder.albert_layer_groups.{i}.albert_layers.0"
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, HeadsOf, activation_named, embedder, require
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     AttentionSpec,
     DecoderSpec,
     DenseSpec,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import CheckpointError
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     Activation,
     ActivationSpec,
     DenseSpec,

@@ -15,7 +15,7 @@ from bei_build.families.base import (
     require,
     token_classifier,
 )
-from bei_build.spec import Activation, AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import Activation, AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 
 WEIGHTS = {
     "embeddings.word": "embeddings.word_embeddings",

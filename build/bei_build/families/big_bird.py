@@ -12,7 +12,7 @@ from typing import Any
 from bei_build.families import bert
 from bei_build.families.base import HeadsOf, activation_named, classifier, require
 from bei_build.families.bert import bert_like_spec
-from bei_build.spec import HeadSpec, ModelSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

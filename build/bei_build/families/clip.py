@@ -10,7 +10,7 @@ from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, require
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     EmbeddingsSpec,

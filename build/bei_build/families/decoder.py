@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, HeadsOf, activation_named, require, token_classifier
 from bei_build.families.rope import rope_from_config
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     EmbeddingsSpec,

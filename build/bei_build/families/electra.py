@@ -7,7 +7,7 @@ from typing import Any
 
 from bei_build.families.base import Family, classifier, embedder, masked_lm, token_classifier
 from bei_build.families.bert import WEIGHTS, bert_like_spec
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bei_build.families.decoder import decoder_family, decoder_spec, output_norms, rms, with_layers, without_rope
 from bei_build.families.olmo2 import OUTPUT_NORM_WEIGHTS
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bei_build.families.decoder import decoder_family, decoder_spec, rope_of_all, with_layers
 from bei_build.families.phi3 import JOINED_MLP_WEIGHTS
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 _GLM4_WEIGHTS = {
     **JOINED_MLP_WEIGHTS,

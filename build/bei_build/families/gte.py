@@ -11,7 +11,7 @@ from typing import Any
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, classifier, embedder, masked_lm, require, token_classifier
 from bei_build.families.nomic import HEADS, encoder_spec
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 
 def _from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bei_build.families.decoder import decoder_family, decoder_spec, rope_of_all
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

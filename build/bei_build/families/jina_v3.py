@@ -25,7 +25,7 @@ from bei_build.families.base import (
 )
 from bei_build.families.bert import bert_like_spec
 from bei_build.families.rope import rope_from_config
-from bei_build.spec import HeadSpec, ModelSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
 
 # The class of the original code's config: by it the code is known, wherever a copy of it lies.
 _CONFIG_CLASS = "XLMRobertaFlashConfig"

@@ -7,7 +7,7 @@ from typing import Any
 
 from bei_build.families import bert
 from bei_build.families.bert import bert_like_spec, pre_norm
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -11,7 +11,7 @@ from typing import Any
 from bei_build.families.base import Family, activation_named, embedder, masked_lm
 from bei_build.families.decoder import is_causal, last_token_embedder, window
 from bei_build.families.rope import rope_from_config
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     EmbeddingsSpec,

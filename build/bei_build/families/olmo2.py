@@ -18,7 +18,7 @@ from bei_build.families.decoder import (
     rms,
 )
 from bei_build.families.rope import rope_from_config
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 # Also EXAONE 4's.
 OUTPUT_NORM_WEIGHTS: dict[str, str | tuple[str, ...]] = {

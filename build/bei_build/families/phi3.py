@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, rope_of_all
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 # Gate and up lie in one tensor.
 JOINED_MLP_WEIGHTS: dict[str, str | tuple[str, ...]] = {

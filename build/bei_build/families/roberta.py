@@ -12,7 +12,7 @@ from typing import Any
 
 from bei_build.families import bert, jina_v3
 from bei_build.families.base import Family, HeadsOf, classifier, embedder, masked_lm, padding_id, token_classifier
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -12,7 +12,7 @@ from bei_build.families import bert
 from bei_build.families.base import Family, activation_named, classifier, embedder, masked_lm, require, token_classifier
 from bei_build.families.bert import bert_like_spec
 from bei_build.families.rope import plain_rope
-from bei_build.spec import HeadSpec, ModelSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
 
 _THETA = 10000.0  # transformers fixes it
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.decoder import decoder_family, decoder_spec, with_layers, without_rope
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from bei_build.families.base import Family, activation_named, embedder, require
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     AttentionSpec,
     EmbeddingsSpec,
     LayerSpec,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bei.errors import CheckpointError
-from bei.files import read_bounded, unique_keys
+from bei.utils.untrusted_files import read_bounded, unique_keys
 
 _T = TypeVar("_T")
 

@@ -1,1 +1,1 @@
-"""ModelSpec and weights in, packed ONNX graph out."""
+"""ModelSpec and weights to a packed ONNX graph."""

@@ -16,10 +16,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.graph.attention_bodies import DOMAIN, OP, Form, body_of
-from bei_build.graph.positions import ScoreBiases
-from bei_build.graph.writer import DType, GraphWriter
-from bei_build.spec import AttentionSpec, ModelSpec
+from bei_build.onnx_graph.attention_functions import DOMAIN, OP, Form, body_of
+from bei_build.onnx_graph.positions import ScoreBiases
+from bei_build.onnx_graph.writer import DType, GraphWriter
+from bei_build.spec.model_spec import AttentionSpec, ModelSpec
 
 Lowering: TypeAlias = Literal["packed", "padded", "masked", "primitive"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
-from bei_build.graph.writer import OPSET
+from bei_build.onnx_graph.writer import OPSET
 
 DOMAIN = "trt"
 OP = "TRT_Attention"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bei_build.graph.activation import emit_activation
-from bei_build.graph.writer import DType, FloatArray, GraphWriter
-from bei_build.spec import Activation, ExpertsSpec, MLPSpec
+from bei_build.onnx_graph.activation import emit_activation
+from bei_build.onnx_graph.writer import DType, FloatArray, GraphWriter
+from bei_build.spec.model_spec import Activation, ExpertsSpec, MLPSpec
 
 
 class ExpertsEmitter:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bei_build.graph.activation import emit_activation
-from bei_build.graph.latents import emit_latent_attention
-from bei_build.graph.writer import DType, FloatArray, GraphWriter
-from bei_build.spec import (
+from bei_build.onnx_graph.activation import emit_activation
+from bei_build.onnx_graph.latent_attention import emit_latent_attention
+from bei_build.onnx_graph.writer import DType, FloatArray, GraphWriter
+from bei_build.spec.model_spec import (
     ActivationSpec,
     DenseSpec,
     HeadLayer,
@@ -172,7 +172,7 @@ class _PoolingEmitter:
         return self._graph.cast(rows, DType.FP32, name)
 
     def _max(self, name: str) -> str:
-        """Slots behind a sequence's end repeat its last token (``bei.packing``), so the largest needs no mask."""
+        """Slots behind a sequence's end repeat its last token (``bei.engine.packing``), so the largest needs no mask."""
         largest = self._graph.op("ReduceMax", [self._rows(), self._graph.constant([1])], f"{name}.largest", keepdims=0)
         return self._graph.cast(largest, DType.FP32, name)
 

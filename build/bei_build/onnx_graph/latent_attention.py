@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bei_build.graph.activation import emit_activation
-from bei_build.graph.writer import FloatArray, GraphWriter
-from bei_build.spec import LatentAttentionSpec
+from bei_build.onnx_graph.activation import emit_activation
+from bei_build.onnx_graph.writer import FloatArray, GraphWriter
+from bei_build.spec.model_spec import LatentAttentionSpec
 
 
 def emit_latent_attention(

@@ -1,6 +1,6 @@
 """ModelSpec to packed ONNX graph: embeddings, layers, heads. ``[total_tokens, hidden]`` throughout.
 
-Graph inputs are those of ``bei.packing.graph_inputs``; only the ones this model reads are declared.
+Graph inputs are those of ``bei.engine.packing.graph_inputs``; only the ones this model reads are declared.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bei.packing import position_ids_but
-from bei_build.graph.activation import emit_activation
-from bei_build.graph.attention import AttentionCore, AttentionEmitter, PositionTables
-from bei_build.graph.experts import ExpertsEmitter
-from bei_build.graph.heads import HeadEmitter
-from bei_build.graph.positions import Rotations, halved
-from bei_build.graph.writer import DType, FloatArray, GraphTypes, GraphWriter, Observed
-from bei_build.position_tables import position_rows, relative_bias_table
-from bei_build.spec import (
+from bei.engine.packing import position_ids_but
+from bei_build.onnx_graph.activation import emit_activation
+from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, PositionTables
+from bei_build.onnx_graph.experts import ExpertsEmitter
+from bei_build.onnx_graph.heads import HeadEmitter
+from bei_build.onnx_graph.positions import Rotations, halved
+from bei_build.onnx_graph.writer import DType, FloatArray, GraphTypes, GraphWriter, Observed
+from bei_build.spec.model_spec import (
     AttentionSpec,
     ConvolutionSpec,
     DecoderSpec,
@@ -31,6 +30,7 @@ from bei_build.spec import (
     ModelSpec,
     NormSpec,
 )
+from bei_build.spec.position_tables import position_rows, relative_bias_table
 
 Read = Callable[[str], FloatArray]
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization, scales_of_rows
+from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Quantization, scales_of_rows
 
 OPSET = 23  # the newest that TensorRT 11.1 and OpenVINO 2026 both read
 _IR_VERSION = 11

@@ -1,1 +1,1 @@
-"""Post-training quantization: what is quantized and by which scales, and how that is found."""
+"""Post-training quantization: calibration, scales, sensitivity of layers."""

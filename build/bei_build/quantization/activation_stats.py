@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.core import Encoding, Engine, PackedBatch
-from bei_build.quantization.layers import LinearLayer
-from bei_build.quantization.scheme import rounded
+from bei_build.spec.linear_layers import LinearLayer
+from bei_build.spec.quantization import rounded
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-from bei.artifact import LayerSensitivity, QuantizationRecord
+from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord
 from bei.core import Encoding
 from bei.errors import ConfigError
-from bei_build.graph.writer import Observed
-from bei_build.heads import tasks_of
+from bei_build.checkpoint.heads import tasks_of
 from bei_build.job import Job, opened_fp32
+from bei_build.onnx_graph.writer import Observed
 from bei_build.progress import Progress
-from bei_build.quantization.choice import Chosen, Given, Method, choose, worst
-from bei_build.quantization.effects import effects
-from bei_build.quantization.layers import LinearLayer, is_projection, linear_layers
-from bei_build.quantization.observation import OUTPUT, PRODUCT, largest_products, observe, observed_layers
-from bei_build.quantization.scheme import FloatArray, Format, LayerQuantization, Quantization
-from bei_build.quantization.stored import stored_ranges, stored_row_scales
-from bei_build.quantization.texts import CalibrationTexts, calibration_texts
-from bei_build.verification import encode
+from bei_build.quantization.activation_stats import OUTPUT, PRODUCT, largest_products, observe, observed_layers
+from bei_build.quantization.calibration_texts import CalibrationTexts, calibration_texts
+from bei_build.quantization.checkpoint_scales import stored_ranges, stored_row_scales
+from bei_build.quantization.layer_sensitivity import effects
+from bei_build.quantization.scales import Chosen, Given, Method, choose, worst
+from bei_build.reference.held_out import encode
+from bei_build.spec.linear_layers import LinearLayer, is_projection, linear_layers
+from bei_build.spec.quantization import FloatArray, Format, LayerQuantization, Quantization
 
 QUANTIZATION = "quantization.json"  # in the artifact
 

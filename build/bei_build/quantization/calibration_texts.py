@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from bei.errors import ConfigError
-from bei.files import home_expanded
-from bei_build.verification import held_out_texts
+from bei.utils.untrusted_files import home_expanded
+from bei_build.reference.held_out import held_out_texts
 
 _COLUMN = "text"
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}

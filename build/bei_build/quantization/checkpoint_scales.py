@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bei_build.model_weights import ModelWeights
-from bei_build.quantization.layers import LinearLayer, linear_layers
-from bei_build.quantization.scheme import LARGEST, FloatArray
 from bei_build.quantization.shared import shared_by_gate_and_up
-from bei_build.spec import ModelSpec
+from bei_build.spec.linear_layers import LinearLayer, linear_layers
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import LARGEST, FloatArray
+from bei_build.weights.model_weights import ModelWeights
 
 
 def stored_ranges(weights: ModelWeights, spec: ModelSpec) -> dict[str, float] | None:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from bei.core import EngineInfo, Limits, Outputs, PackedBatch
+from bei.engine.packing import graph_inputs
 from bei.errors import EngineError
-from bei.libraries import importing
-from bei.packing import graph_inputs
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, FloatArray, GraphTypes
-from bei_build.quantization.scheme import Quantization
-from bei_build.spec import ModelSpec
+from bei.utils.libraries import importing
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, FloatArray, GraphTypes
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import Quantization
 
 # They leave out a ReLU or a Clip in front of a QuantizeLinear unless its zero point forbids it, and know none of FP8's.
 _WRONG_FOR_FP8 = ["ReluQuantRewrite", "ClipQuantRewrite"]

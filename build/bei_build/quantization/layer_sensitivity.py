@@ -19,16 +19,16 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from bei.core import Encoding, PackedBatch
+from bei.engine.packing import graph_inputs
 from bei.errors import EngineError
-from bei.packing import graph_inputs
 from bei_build import memory
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, FloatArray, GraphTypes
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, FloatArray, GraphTypes
 from bei_build.quantization.emulation import session_of
 from bei_build.quantization.rounding import rounded_product
-from bei_build.quantization.scheme import Quantization, rounded
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import Quantization, rounded
 
 # Values by name.
 Values: TypeAlias = "dict[str, FloatArray]"

@@ -15,16 +15,16 @@ from typing import Any, Literal, TypeAlias
 
 from bei.core import Encoding
 from bei.errors import ConfigError
-from bei.libraries import importing
-from bei_build.checkpoint import Checkpoint
+from bei.utils.libraries import importing
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.families.base import Family
-from bei_build.model_weights import ModelWeights
-from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.scheme import rounded
 from bei_build.quantization.shared import shared_by_gate_and_up
-from bei_build.reference import HFReference
-from bei_build.spec import ModelSpec
-from bei_build.stored_names import StoredNames
+from bei_build.reference.hf_model import HFReference
+from bei_build.spec.linear_layers import linear_layers
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import rounded
+from bei_build.weights.model_weights import ModelWeights
+from bei_build.weights.stored_names import StoredNames
 
 Method: TypeAlias = Literal["max", "percentile"]
 

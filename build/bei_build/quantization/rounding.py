@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, scales_of_rows
+from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, scales_of_rows
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -16,10 +16,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.quantization.layers import LinearLayer
-from bei_build.quantization.observation import Observation
+from bei_build.quantization.activation_stats import Observation
 from bei_build.quantization.rounding import LEAST_SIZE, rounded_product
-from bei_build.quantization.scheme import Format, LayerQuantization, Quantization, rounded
+from bei_build.spec.linear_layers import LinearLayer
+from bei_build.spec.quantization import Format, LayerQuantization, Quantization, rounded
 
 FloatArray = npt.NDArray[np.float32]
 Method: TypeAlias = Literal["max", "percentile", "mse"]

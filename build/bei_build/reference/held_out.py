@@ -11,15 +11,15 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
-from bei.artifact import Certificate
-from bei.certification.answers import MIN_TEXTS, EngineAnswers, HeldOut, Rows, joined, run
-from bei.certification.comparison import ReferenceAnswers, kept_canary
-from bei.certification.retrieval import RetrievalQuestions, ndcgs
+from bei.artifact.certificate.record import Certificate
 from bei.core import Encoding, Engine, Expansion, expanded
 from bei.errors import VerificationError
-from bei_build.heads import tasks_of
-from bei_build.library_tokenizer import Texts
-from bei_build.spec import ModelSpec
+from bei.verification.answers import MIN_TEXTS, EngineAnswers, HeldOut, Rows, joined, run
+from bei.verification.comparison import ReferenceAnswers, kept_canary
+from bei.verification.retrieval import RetrievalQuestions, ndcgs
+from bei_build.checkpoint.heads import tasks_of
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.tokenizer.library_tokenizer import Texts
 
 CANARY_TEXT = "The quick brown fox jumps over the lazy dog."
 _UNPOOLED = 5  # tokens of a prompt, where the model leaves it out

@@ -17,12 +17,11 @@ import numpy as np
 
 from bei.core import Encoding, Float32Array
 from bei.errors import VerificationError
-from bei.libraries import importing
+from bei.utils.libraries import importing
 from bei_build import memory
-from bei_build.checkpoint import Checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.families.base import Family
-from bei_build.model_weights import ModelWeights
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     Activation,
     ActivationSpec,
     DenseSpec,
@@ -33,7 +32,8 @@ from bei_build.spec import (
     NormSpec,
     Pooling,
 )
-from bei_build.stored_names import StoredNames
+from bei_build.weights.model_weights import ModelWeights
+from bei_build.weights.stored_names import StoredNames
 
 # Models of this many bytes of FP32 weights are widened module by module, if they are stored in one 16-bit type. The
 # numbers are the same, and no more of the weights lies in memory as FP32 than one module's; a text takes longer by

@@ -12,14 +12,15 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from bei.artifact import Manifest, RerankTemplate, Role
-from bei.certification.retrieval import Ranking, RetrievalQuestions, Similarity
+from bei.artifact.manifest import Manifest, RerankTemplate
+from bei.artifact.sides import Role
 from bei.core import Encoding, expanded
 from bei.errors import ConfigError
-from bei_build.heads import tasks_of
-from bei_build.late_interaction import Side, prompt_of
-from bei_build.spec import ModelSpec
-from bei_build.verification import encode, encode_pairs
+from bei.verification.retrieval import Ranking, RetrievalQuestions, Similarity
+from bei_build.checkpoint.colbert import Side, prompt_of
+from bei_build.checkpoint.heads import tasks_of
+from bei_build.reference.held_out import encode, encode_pairs
+from bei_build.spec.model_spec import ModelSpec
 
 # A reranker scores so many documents a query: those that answer it, the others of its subject, and the next subject's.
 NUM_CANDIDATES = 10
@@ -180,7 +181,7 @@ def _framed(
 
 
 def _filled(template: RerankTemplate, query: str, document: str) -> str:
-    """As ``bei.tokenization`` fills it: what looks like a slot in a part stays as it is."""
+    """As ``bei.tokenizer.encoder`` fills it: what looks like a slot in a part stays as it is."""
     parts = {"query": query, "document": document, "instruction": template.instruction}
     return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], template.body)
 

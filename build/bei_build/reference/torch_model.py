@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from bei.certification.answers import Rows, joined
 from bei.core import Encoding, PackedBatch, rows_of_sequences
+from bei.engine.pytorch import load_torch
 from bei.errors import BeiError, CompileError
-from bei.pytorch import load_torch
+from bei.verification.answers import Rows, joined
 from bei_build import memory
-from bei_build import reference as hf
-from bei_build.checkpoint import Checkpoint
-from bei_build.model_weights import ModelWeights
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.reference import hf_model as hf
+from bei_build.weights.model_weights import ModelWeights
 
 _PURPOSE = "Verifying with PyTorch"
 
@@ -28,7 +28,7 @@ def why_not(checkpoint: Checkpoint) -> str | None:
     try:
         torch = load_torch(_PURPOSE)
         from bei_build.torch_graph.model import PackedModel
-        from bei_build.torch_graph.storage import Storage
+        from bei_build.torch_graph.parameters import Storage
 
         PackedModel(checkpoint.spec, checkpoint.max_seq_len, Storage(torch.device("meta"), torch.float32))
     except CompileError as error:

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bei_build.spec import AttentionSpec, DenseSpec, HeadSpec, LatentAttentionSpec, LayerSpec, MLPSpec, ModelSpec
+from bei_build.spec.model_spec import (
+    AttentionSpec,
+    DenseSpec,
+    HeadSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+)
 
 
 def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:

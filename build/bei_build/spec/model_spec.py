@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from bei_build.weight_shapes import (
+from bei_build.spec.weight_shapes import (
     Shape,
     convolution_weights,
     decoder_weights,

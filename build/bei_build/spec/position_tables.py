@@ -7,12 +7,12 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from bei.packing import position_ids_but
-from bei_build.spec import DisentangledSpec, EmbeddingsSpec, RelativeBiasSpec, RopeSpec
+from bei.engine.packing import position_ids_but
+from bei_build.spec.model_spec import DisentangledSpec, EmbeddingsSpec, RelativeBiasSpec, RopeSpec
 
 
 def position_rows(spec: EmbeddingsSpec) -> str:
-    """The tensor of ``bei.packing.graph_inputs`` that says of each token its row of the table of positions."""
+    """The tensor of ``bei.engine.packing.graph_inputs`` that says of each token its row of the table of positions."""
     return "position_ids" if spec.uncounted_id is None else position_ids_but(spec.uncounted_id)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bei.errors import ConfigError
-from bei_build.graph.writer import DType
-from bei_build.quantization.scheme import Format
+from bei_build.onnx_graph.writer import DType
+from bei_build.spec.quantization import Format
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from bei_build.spec import (
+    from bei_build.spec.model_spec import (
         AttentionSpec,
         ConvolutionSpec,
         DecoderSpec,

@@ -27,10 +27,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from bei.engine.nvidia import load_library
+from bei.engine.tensorrt_logger import ERRORS, process_logger
 from bei.errors import BeiError
-from bei.nvidia import load_library
-from bei.tensorrt_log import ERRORS, process_logger
-from bei_build.graph.attention import HEAD_DIM_STEP
+from bei_build.onnx_graph.attention import HEAD_DIM_STEP
 
 FORMS = ("padded", "causal", "masked", "packed")
 PRECISIONS = ("bf16", "fp16", "fp8")

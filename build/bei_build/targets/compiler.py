@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from bei.artifact import EngineRequirements
+from bei.artifact.manifest import EngineRequirements
 from bei.core import Limits
 from bei.errors import BeiError, BrokenDependencyError, ConfigError
-from bei_build.graph.writer import Observed
-from bei_build.model_weights import ModelWeights
-from bei_build.quantization.scheme import Quantization
-from bei_build.spec import ModelSpec
+from bei_build.onnx_graph.writer import Observed
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import Quantization
+from bei_build.weights.model_weights import ModelWeights
 
 if TYPE_CHECKING:
     from bei_build.config import BuildConfig
@@ -83,7 +83,7 @@ def compiler_for(config: BuildConfig) -> Compiler:
 
         return OpenVINOCompiler()
     if config.target in ("tensorrt", "tensorrt-rtx"):
-        from bei_build.targets.tensorrt import TensorRTCompiler
+        from bei_build.targets.tensorrt.compiler import TensorRTCompiler
 
         return TensorRTCompiler(config)
     if config.target in ("cuda", "cuda-twin"):

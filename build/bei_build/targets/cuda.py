@@ -14,16 +14,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bei import libraries
-from bei.artifact import CUDA_PACKAGE, EngineRequirements, Package
+from bei.artifact.manifest import CUDA_PACKAGE, EngineRequirements, Package
 from bei.core import Limits
+from bei.engine.pytorch import EXTRA, TorchGpu, cpu_name, found_gpu, load_torch
 from bei.errors import CompileError, DeviceNotFoundError
-from bei.pytorch import EXTRA, TorchGpu, cpu_name, found_gpu, load_torch
-from bei_build.graph.writer import DType
-from bei_build.model_weights import ModelWeights
-from bei_build.precision import PRECISIONS, check_precision
-from bei_build.spec import ModelSpec
-from bei_build.targets import Numerics, Say
+from bei.utils import libraries
+from bei_build.onnx_graph.writer import DType
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.precision import PRECISIONS, check_precision
+from bei_build.targets.compiler import Numerics, Say
+from bei_build.weights.model_weights import ModelWeights
 
 _LEAST_CAPABILITY = 80  # 8.0, Ampere: of FlashAttention, and of BF16
 _FP8_FROM = 89  # 8.9, Ada
@@ -95,7 +95,7 @@ class CudaCompiler:
             raise CompileError(f"Target {self._target} shows no inputs of linear layers. This is a bug.")
         torch = self._torch
         from bei_build.torch_graph.model import packed_model
-        from bei_build.torch_graph.storage import join_linear_layers
+        from bei_build.torch_graph.parameters import join_linear_layers
 
         dtype = getattr(torch, _TYPES[PRECISIONS[numerics.precision].storage])
         say("reading weights")

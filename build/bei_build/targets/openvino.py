@@ -13,19 +13,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bei.artifact import OPENVINO_MODEL, EngineRequirements
+from bei.artifact.manifest import OPENVINO_MODEL, EngineRequirements
 from bei.core import Limits
+from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
 from bei.errors import CompileError, ConfigError
-from bei.instruction_sets import EXACT_INT8, sums_int8_exactly
-from bei.libraries import importing
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, GraphTypes
-from bei_build.model_weights import ModelWeights
-from bei_build.precision import PRECISIONS, check_precision
-from bei_build.quantization.scheme import Quantization
-from bei_build.spec import ModelSpec
-from bei_build.targets import Numerics, Say
+from bei.utils.libraries import importing
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.precision import PRECISIONS, check_precision
+from bei_build.spec.quantization import Quantization
+from bei_build.targets.compiler import Numerics, Say
+from bei_build.weights.model_weights import ModelWeights
 
 
 class OpenVINOCompiler:

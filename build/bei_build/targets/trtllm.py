@@ -21,16 +21,14 @@ from typing import Any
 import numpy as np
 
 from bei import __version__
-from bei.artifact import EngineRequirements
+from bei.artifact.manifest import EngineRequirements
 from bei.core import Limits
+from bei.engine.nvidia import current_gpu, load_cuda
 from bei.errors import BeiError, CompileError, UnsupportedArchitectureError
-from bei.nvidia import current_gpu, load_cuda
 from bei_build.families import bert, qwen
 from bei_build.families.base import Family
 from bei_build.families.rope import plain_rope
-from bei_build.model_weights import ModelWeights
-from bei_build.precision import check_precision
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     AttentionSpec,
     DenseSpec,
     EmbeddingsSpec,
@@ -41,8 +39,10 @@ from bei_build.spec import (
     NormSpec,
     RopeSpec,
 )
-from bei_build.targets import Numerics, Say
+from bei_build.spec.precision import check_precision
+from bei_build.targets.compiler import Numerics, Say
 from bei_build.targets.trtllm_checkpoint import Tensor, write_checkpoint
+from bei_build.weights.model_weights import ModelWeights
 
 # The oldest version whose documents have everything that is used of it: LLM.encode, encoder CUDA graphs, embeddings.
 VERSIONS = ">=1.3.0rc27"

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.weight_shapes import Shape
+from bei_build.spec.weight_shapes import Shape
 
 CONFIG = "config.json"
 _QUANTIZATION = "hf_quant_config.json"

@@ -19,9 +19,9 @@ from tokenizers.processors import PostProcessor, TemplateProcessing
 from tokenizers.processors import Sequence as ProcessorSequence
 
 from bei.errors import TokenizerError
-from bei.files import MOST_TOKENIZER_BYTES, read_bounded
-from bei_build.library_tokenizer import LibraryTokenizer, TokenizerReading, stored_tokenizer, token_of
-from bei_build.settings import read_object
+from bei.utils.untrusted_files import MOST_TOKENIZER_BYTES, read_bounded
+from bei_build.files.json_settings import read_object
+from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerReading, stored_tokenizer, token_of
 
 # transformers writes int(1e30) for "no limit".
 _NO_LIMIT = 1 << 24

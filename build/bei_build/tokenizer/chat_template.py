@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from bei.artifact import RerankTemplate
+from bei.artifact.manifest import RerankTemplate
 from bei.errors import CheckpointError
-from bei.libraries import importing
-from bei_build.bounds import OutOfBoundsError, within_bounds
-from bei_build.library_tokenizer import read_template
-from bei_build.settings import read_object, setting
-from bei_build.tokenizer import special_tokens
+from bei.utils.libraries import importing
+from bei_build.files.json_settings import read_object, setting
+from bei_build.files.sandbox import OutOfBoundsError, within_bounds
+from bei_build.tokenizer.artifact_tokenizer import special_tokens
+from bei_build.tokenizer.library_tokenizer import read_template
 
 _PURPOSE = "Reading a chat template"
 _REMEDY = "Say what a pair is to be with --rerank-prefix, --rerank-body and --rerank-suffix."

@@ -18,12 +18,12 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 import tokenizers
 from tokenizers import Tokenizer
 
-from bei.artifact import Tokenization
+from bei.artifact.manifest import Tokenization
 from bei.errors import CheckpointError, TokenizerError
-from bei.files import MOST_TOKENIZER_BYTES, UnfitError, check_regular, read_bounded
-from bei.libraries import load
-from bei.tokenizer_file import read_tokenizer
-from bei_build.settings import read_object
+from bei.tokenizer.file import read_tokenizer
+from bei.utils.libraries import load
+from bei.utils.untrusted_files import MOST_TOKENIZER_BYTES, UnfitError, check_regular, read_bounded
+from bei_build.files.json_settings import read_object
 
 TokenizerChoice = Literal["auto", "transformers", "file"]
 TOKENIZERS: tuple[TokenizerChoice, ...] = get_args(TokenizerChoice)

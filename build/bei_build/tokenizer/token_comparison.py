@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bei.artifact import TokenAgreement, Tokenization
+from bei.artifact.certificate.record import TokenAgreement
+from bei.artifact.manifest import Tokenization
 from bei.core import Encoding
 from bei.errors import InvalidRequestError, TokenizerError
-from bei.tokenization import EncodingOptions, TextEncoder
-from bei_build.library_tokenizer import (
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
+from bei_build.tokenizer.artifact_tokenizer import adapt
+from bei_build.tokenizer.library_tokenizer import (
     STORED,
     LibraryTokenizer,
     Texts,
@@ -27,7 +29,6 @@ from bei_build.library_tokenizer import (
     open_tokenizer,
     token_of,
 )
-from bei_build.tokenizer import adapt
 
 # What a tokenizer may treat in its own way. Combining marks and joiners are written as escapes: editors change them.
 PROBES = (

@@ -13,16 +13,17 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKEN_WEIGHTS, TOKENIZER, Role, Side
+from bei.artifact.manifest import TOKEN_WEIGHTS, TOKENIZER
+from bei.artifact.sides import Role, Side
+from bei.artifact.token_weights import read_token_weights
 from bei.core import Float32Array
+from bei.engine.sparse import looked_up
 from bei.errors import CheckpointError, TokenizerError, VerificationError
-from bei.sparse import looked_up
-from bei.token_weights import read_token_weights
-from bei.tokenizer_file import read_tokenizer
-from bei_build.library_tokenizer import TokenizerReading, open_tokenizer
-from bei_build.settings import read_object
-from bei_build.tokenizer import model_max_length
-from bei_build.weights import open_weights
+from bei.tokenizer.file import read_tokenizer
+from bei_build.files.json_settings import read_object
+from bei_build.tokenizer.artifact_tokenizer import model_max_length
+from bei_build.tokenizer.library_tokenizer import TokenizerReading, open_tokenizer
+from bei_build.weights.tensor_store import open_weights
 
 _TENSOR = "weight"
 # What the held-out texts have none of.

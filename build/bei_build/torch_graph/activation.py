@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bei_build.spec import Activation
+from bei_build.spec.model_spec import Activation
 from bei_build.torch_graph.fp8 import Rounding
-from bei_build.torch_graph.fusions import Fusions
+from bei_build.torch_graph.fusion_choice import Fusions
 
 _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,

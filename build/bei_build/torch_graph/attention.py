@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bei_build.position_tables import alibi_slopes
-from bei_build.spec import AttentionSpec
-from bei_build.torch_graph import kernels
+from bei_build.spec.model_spec import AttentionSpec
+from bei_build.spec.position_tables import alibi_slopes
+from bei_build.torch_graph import attention_kernels
+from bei_build.torch_graph.attention_kernels import Kernel
 from bei_build.torch_graph.fp8 import FP8Linear, Reading, Rounding, read_by, rounded_once, rounding_of
-from bei_build.torch_graph.kernels import Kernel
 from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Linear, Storage, project
 from bei_build.torch_graph.positions import RelativeBias, RelativePositions, Rotation, ScoreTerms
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Linear, Storage, project
 
 
 class PositionModules:
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         self._kernel: Kernel = kernel
         self._partial_keys = partial_keys
         self._shared = positions
-        self.reads = kernels.reads(kernel, partial_keys=partial_keys)
+        self.reads = attention_kernels.reads(kernel, partial_keys=partial_keys)
         self.query = Linear(hidden_size, spec.width, spec.bias, storage)
         self.key = Linear(hidden_size, spec.kv_width, spec.bias and spec.key_bias, storage)
         self.value = Linear(hidden_size, spec.kv_width, spec.bias, storage)
@@ -124,11 +124,11 @@ class Attention(nn.Module):
     def _context(self, query: Tensor, key: Tensor, value: Tensor, step: Step) -> Tensor:
         spec, partial_keys = self._spec, self._partial_keys
         if self._kernel == "flash":
-            return kernels.flash(query, key, value, spec, step, partial_keys=partial_keys)
+            return attention_kernels.flash(query, key, value, spec, step, partial_keys=partial_keys)
         terms = self._terms(query, key, step)
         if self._kernel == "plain":
-            return kernels.plain(query, key, value, spec, terms, step, partial_keys=partial_keys)
-        from bei_build.torch_graph.ragged import ragged  # Triton is not everywhere
+            return attention_kernels.plain(query, key, value, spec, terms, step, partial_keys=partial_keys)
+        from bei_build.torch_graph.ragged_attention import ragged  # Triton is not everywhere
 
         return ragged(query, key, value, spec, terms, step, partial_keys=partial_keys)
 

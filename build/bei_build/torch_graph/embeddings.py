@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei.packing import position_ids_but
-from bei_build.position_tables import position_rows
-from bei_build.spec import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec
+from bei.engine.packing import position_ids_but
+from bei_build.spec.model_spec import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec
+from bei_build.spec.position_tables import position_rows
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Linear, Storage, Table
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Linear, Storage, Table
 
 
 class Embeddings(nn.Module):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bei_build.spec import ExpertsSpec, MLPSpec
+from bei_build.spec.model_spec import ExpertsSpec, MLPSpec
 from bei_build.torch_graph.activation import activated, gated
 from bei_build.torch_graph.fp8 import ProductChoice, rounded_once, with_ones
 from bei_build.torch_graph.fp8_experts import FP8Experts
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import ExpertMatrices, Linear, Storage
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import ExpertMatrices, Linear, Storage
 
 
 class _Stored(nn.Module):

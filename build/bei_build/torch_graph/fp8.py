@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bei_build.quantization.scheme import LARGEST, LEAST_OF_A_ROW, FloatArray, LayerQuantization
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Linear, Storage
+from bei_build.spec.quantization import LARGEST, LEAST_OF_A_ROW, FloatArray, LayerQuantization
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Linear, Storage
 
 FP8 = torch.float8_e4m3fn
 Product: TypeAlias = Literal["tensorwise", "rowwise", "grouped", "plain"]

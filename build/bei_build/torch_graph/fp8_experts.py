@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bei_build.quantization.scheme import LayerQuantization
+from bei_build.spec.quantization import LayerQuantization
 from bei_build.torch_graph.fp8 import (
     FP8,
     Reading,
@@ -24,7 +24,7 @@ from bei_build.torch_graph.fp8 import (
     times,
     with_ones,
 )
-from bei_build.torch_graph.storage import ExpertMatrices
+from bei_build.torch_graph.parameters import ExpertMatrices
 
 _GROUPED_ON = (9, 0)  # the compute capability that torch._scaled_grouped_mm has FP8 kernels for, with scales of rows
 

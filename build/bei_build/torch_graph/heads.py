@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei.errors import CompileError
-from bei_build.spec import (
+from bei_build.spec.model_spec import (
     ActivationSpec,
     DenseSpec,
     HeadLayer,
@@ -26,10 +26,10 @@ from bei_build.spec import (
     needs_fp32,
 )
 from bei_build.torch_graph.activation import activated
-from bei_build.torch_graph.latents import LatentAttention
+from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Linear, Storage
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Linear, Storage
 
 _READS: dict[Pooling, tuple[str, ...]] = {
     "cls": ("first_index",),

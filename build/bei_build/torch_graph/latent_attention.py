@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei_build.spec import LatentAttentionSpec
+from bei_build.spec.model_spec import LatentAttentionSpec
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.storage import Linear, Storage, Table
+from bei_build.torch_graph.parameters import Linear, Storage, Table
 
 
 class LatentAttention(nn.Module):

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from bei.errors import CompileError
-from bei_build.spec import AttentionSpec, LayerSpec, ModelSpec
+from bei_build.spec.model_spec import AttentionSpec, LayerSpec, ModelSpec
 from bei_build.torch_graph.attention import Attention, PositionModules
+from bei_build.torch_graph.attention_kernels import Choice
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import Reading, Rounding
-from bei_build.torch_graph.kernels import Choice
 from bei_build.torch_graph.mlp import MLP
 from bei_build.torch_graph.norms import Norm, States
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Storage
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Storage
 
 
 class Layer(nn.Module):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from bei_build.spec import MLPSpec
+from bei_build.spec.model_spec import MLPSpec
 from bei_build.torch_graph.activation import gated
 from bei_build.torch_graph.fp8 import Reading, Rounding, read_by, rounded_once, rounding_of, with_ones
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Linear, Storage, project
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Linear, Storage, project
 
 
 class MLP(nn.Module):

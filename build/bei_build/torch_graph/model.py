@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from bei.core import Float32Array, PackedBatch
+from bei.engine.packing import Sizes, graph_inputs
 from bei.errors import CompileError, WeightsError
-from bei.packing import Sizes, graph_inputs
-from bei_build.quantization.scheme import Quantization
-from bei_build.spec import AttentionSpec, DecoderSpec, LayerSpec, ModelSpec
+from bei_build.spec.model_spec import AttentionSpec, DecoderSpec, LayerSpec, ModelSpec
+from bei_build.spec.quantization import Quantization
 from bei_build.torch_graph.attention import PositionModules
+from bei_build.torch_graph.attention_kernels import Choice, Kernel, choose
 from bei_build.torch_graph.embeddings import Convolution, Embeddings, MovedIds
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import FP8Linear, ProductChoice, Rounding
 from bei_build.torch_graph.fp8_experts import FP8Experts
-from bei_build.torch_graph.fusions import Fusions, choose_fusions
+from bei_build.torch_graph.fusion_choice import Fusions, choose_fusions
 from bei_build.torch_graph.heads import Head
-from bei_build.torch_graph.kernels import Choice, Kernel, choose
 from bei_build.torch_graph.layer import Layer
 from bei_build.torch_graph.norms import Norm, States
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Storage, Table
 from bei_build.torch_graph.positions import RelativeBias, RelativePositions
 from bei_build.torch_graph.quantize import check, quantize
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Storage, Table
 
 
 class PackedModel(nn.Module):
@@ -84,7 +84,7 @@ class PackedModel(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Every head's output, float32 [B', width] or, without pooling, [T', width], from the tensors ``input_names``
-        of ``bei.packing.graph_inputs``. An embedding is not normalized at the end."""
+        of ``bei.engine.packing.graph_inputs``. An embedding is not normalized at the end."""
         step = Step(inputs)
         ids = step["input_ids"]
         embedded = self.embeddings(ids, self.embeddings.word, step)
@@ -224,7 +224,7 @@ def packed_model(
 
 
 def tensors_of(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Tensor]:
-    """What ``model`` reads of ``batch``, on its device, filled up as ``bei.packing.graph_inputs`` says."""
+    """What ``model`` reads of ``batch``, on its device, filled up as ``bei.engine.packing.graph_inputs`` says."""
     arrays = graph_inputs(batch, model.input_names, sizes)
     device = model.embeddings.word.weight.device
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei_build.spec import NormSpec
+from bei_build.spec.model_spec import NormSpec
 from bei_build.torch_graph.fp8 import Reading, Rounded, Rounding, with_ones
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Storage
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Storage
 
 _WIDEST = 16_384  # columns: the Triton kernel has a row in registers
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Step:
-    """The tensors of ``bei.packing.graph_inputs`` by name."""
+    """The tensors of ``bei.engine.packing.graph_inputs`` by name."""
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
         self._inputs = inputs

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bei_build.torch_graph.fusions import NONE, Fusions
+from bei_build.torch_graph.fusion_choice import NONE, Fusions
 
 
 @dataclass(frozen=True)

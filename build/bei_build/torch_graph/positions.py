@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bei_build.position_tables import disentangled_rows, relative_buckets, rotation_angles, turns_long_texts
-from bei_build.spec import DisentangledSpec, RelativeBiasSpec, RopeSpec
+from bei_build.spec.model_spec import DisentangledSpec, RelativeBiasSpec, RopeSpec
+from bei_build.spec.position_tables import disentangled_rows, relative_buckets, rotation_angles, turns_long_texts
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Storage, Table
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Storage, Table
 
 
 class Rotation(nn.Module):

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from bei.errors import CompileError
-from bei_build.quantization.layers import LinearLayer, linear_layers
-from bei_build.quantization.scheme import LayerQuantization, Quantization
-from bei_build.spec import ModelSpec
+from bei_build.spec.linear_layers import LinearLayer, linear_layers
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.torch_graph.fp8 import FP8Linear, Rounding
 from bei_build.torch_graph.fp8_experts import FP8Experts
-from bei_build.torch_graph.storage import Storage
+from bei_build.torch_graph.parameters import Storage
 
 _LEAST_CAPABILITY = (8, 9)
 

@@ -12,22 +12,23 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from bei.artifact import ENGINE_DIR, Certificate, Manifest
-from bei.byte_vectors import largest_of
-from bei.certification.answers import Rows, ask_canary, ask_engine
-from bei.certification.comparison import compare, normalized
-from bei.certification.retrieval import agreement, ask_retrieval
-from bei.certification.stored import RetrievalReference, keep, meaning_of
-from bei.certification.thresholds import remedies
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.certificate.thresholds import remedies
+from bei.artifact.int8 import largest_of
+from bei.artifact.manifest import ENGINE_DIR, Manifest
 from bei.core import Engine
 from bei.errors import VerificationError
+from bei.verification.answers import Rows, ask_canary, ask_engine
+from bei.verification.comparison import compare, normalized
+from bei.verification.retrieval import agreement, ask_retrieval
+from bei.verification.stored_answers import RetrievalReference, keep, meaning_of
 from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.progress import Progress
-from bei_build.quantizing import Calibrated, with_more_high
-from bei_build.questions import Expected, Questions
-from bei_build.targets import Numerics
-from bei_build.verification import ENGINE_SHARE, uncertified
+from bei_build.quantization.calibrate import Calibrated, with_more_high
+from bei_build.reference.held_out import ENGINE_SHARE, uncertified
+from bei_build.targets.compiler import Numerics
+from bei_build.verification.questions import Expected, Questions
 
 # The manifest and the certificate of an artifact.
 Certified: TypeAlias = tuple[Manifest, Certificate]

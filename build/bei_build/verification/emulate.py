@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from bei.certification.answers import EngineAnswers, ask_engine
-from bei.certification.comparison import compare
-from bei.certification.stored import meaning_of
+from bei.verification.answers import EngineAnswers, ask_engine
+from bei.verification.comparison import compare
+from bei.verification.stored_answers import meaning_of
 from bei_build import memory
-from bei_build.certifying import allowed_share, check_certificate, figures
 from bei_build.job import Job
 from bei_build.progress import Progress
+from bei_build.quantization.calibrate import Calibrated, with_more_high
 from bei_build.quantization.emulation import emulated
-from bei_build.quantizing import Calibrated, with_more_high
-from bei_build.questions import NOT_COMPILED, Questions
+from bei_build.verification.certify import allowed_share, check_certificate, figures
+from bei_build.verification.questions import NOT_COMPILED, Questions
 
 
 def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Progress) -> Calibrated:

@@ -8,25 +8,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from bei.artifact import TOKENIZER, EngineRequirements, Thresholds, TokenAgreement, sha256_of_file
-from bei.certification.answers import HeldOut
-from bei.certification.comparison import ReferenceAnswers
-from bei.certification.retrieval import RetrievalQuestions
-from bei.certification.thresholds import min_cosine_of, thresholds_of
+from bei.artifact.certificate.record import Thresholds, TokenAgreement
+from bei.artifact.certificate.thresholds import min_cosine_of, thresholds_of
+from bei.artifact.manifest import TOKENIZER, EngineRequirements, sha256_of_file
 from bei.core import Encoding, Float32Array
 from bei.errors import ConfigError
-from bei_build import module_reference as module
-from bei_build import reference as hf
-from bei_build.checkpoint import Checkpoint
+from bei.verification.answers import HeldOut
+from bei.verification.comparison import ReferenceAnswers
+from bei.verification.retrieval import RetrievalQuestions
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.job import Job, fp32_compiler, opened_fp32
-from bei_build.library_tokenizer import Texts, own_code
-from bei_build.precision import PRECISIONS
 from bei_build.progress import Progress
-from bei_build.retrieval import bundled, check_ranks, questions_of
-from bei_build.targets import Compiler
-from bei_build.token_comparison import TokenSources, compared, other_reading, probes_of
-from bei_build.verification import (
+from bei_build.reference import hf_model as hf
+from bei_build.reference import torch_model as module
+from bei_build.reference.held_out import (
     Budget,
     EngineReference,
     Reference,
@@ -35,6 +31,11 @@ from bei_build.verification import (
     held_out_texts,
     rank_by_reference,
 )
+from bei_build.reference.retrieval_set import bundled, check_ranks, questions_of
+from bei_build.spec.precision import PRECISIONS
+from bei_build.targets.compiler import Compiler
+from bei_build.tokenizer.library_tokenizer import Texts, own_code
+from bei_build.tokenizer.token_comparison import TokenSources, compared, other_reading, probes_of
 
 # What is asked does not depend on the engine, and is asked before there is one.
 NOT_COMPILED = EngineRequirements(compiler="", compiler_version="", device="", capabilities=[])

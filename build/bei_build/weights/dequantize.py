@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import WeightsError
-from bei_build.quantization.stored_format import StoredFP8
-from bei_build.weights import SafetensorsStore, TensorStore, open_weights
+from bei_build.weights.quantized_format import StoredFP8
+from bei_build.weights.tensor_store import SafetensorsStore, TensorStore, open_weights
 
 _FP8 = "F8_E4M3"
 # Of a cache of keys and values, which there is none of here.

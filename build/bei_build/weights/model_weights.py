@@ -11,16 +11,16 @@ from typing import TypeAlias
 import numpy as np
 
 from bei.errors import WeightsError
-from bei_build.adapters import AdaptedStore, Adapter
+from bei_build.checkpoint.lora import AdaptedStore, Adapter
 from bei_build.families.base import AS_STORED, Family
-from bei_build.graph.writer import FloatArray
-from bei_build.quantization.dequantized import open_dequantized
-from bei_build.quantization.stored_format import StoredFP8
-from bei_build.shared_rows import SharedRowsStore
-from bei_build.spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec
-from bei_build.stored_names import StoredNames, layer_of
-from bei_build.weight_shapes import Shape
-from bei_build.weights import RenamedStore, TensorStore, open_file, open_weights
+from bei_build.onnx_graph.writer import FloatArray
+from bei_build.spec.model_spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec
+from bei_build.spec.weight_shapes import Shape
+from bei_build.weights.dequantize import open_dequantized
+from bei_build.weights.quantized_format import StoredFP8
+from bei_build.weights.shared_rows import SharedRowsStore
+from bei_build.weights.stored_names import StoredNames, layer_of
+from bei_build.weights.tensor_store import RenamedStore, TensorStore, open_file, open_weights
 
 # What a quantized checkpoint stores in place of a matrix, or beside it.
 _QUANTIZED = (

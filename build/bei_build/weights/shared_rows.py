@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import WeightsError
-from bei_build.weights import TensorStore
+from bei_build.weights.tensor_store import TensorStore
 
 _MAPPING, _WEIGHTS = "mapping", "weights"
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from bei.errors import WeightsError
 from bei_build.families.base import Computed, Family
-from bei_build.weight_shapes import Shape
+from bei_build.spec.weight_shapes import Shape
 
 # Buffers that transformers' classes make anew and do not load; older versions stored them.
 _BUFFERS = (

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import CheckpointError, WeightsError
-from bei.files import UnfitError, check_regular, within
-from bei.libraries import importing
-from bei_build.foreign import foreign_kind
-from bei_build.settings import read_object
+from bei.utils.libraries import importing
+from bei.utils.untrusted_files import UnfitError, check_regular, within
+from bei_build.files.foreign_formats import foreign_kind
+from bei_build.files.json_settings import read_object
 
 _SAFETENSORS = "model.safetensors"
 _PYTORCH = "pytorch_model.bin"

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.cost_cache import CostCache
+from bei.artifact.cache import Entry, ModelCache, _chosen
+from bei.artifact.cost_cache import CostCache
 from bei.errors import ConfigError
-from bei.file_locks import acquire
-from bei.model_cache import Entry, ModelCache, _chosen
-from tests.engines import DEADLINE_S
+from bei.utils.file_lock import acquire
+from tests.support.engines import DEADLINE_S
 
 HOUR = 3600.0
 
@@ -196,7 +196,7 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next_one_and_by_prune(
     code = f"""
 import sys, tempfile, time
 from pathlib import Path
-from bei.model_cache import ModelCache
+from bei.artifact.cache import ModelCache
 cache = ModelCache(Path({str(cache.folder)!r}))
 with cache.use({named("a")!r}), cache.building({named("a")!r}):
     scratch = Path(tempfile.mkdtemp(prefix={"." + named("a") + "."!r}, dir=cache.folder))
@@ -329,7 +329,7 @@ def test_a_bound_that_cannot_be_kept_stops_no_start(
     def refused(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("bei.model_cache.shutil.rmtree", refused)
+    monkeypatch.setattr("bei.artifact.cache.shutil.rmtree", refused)
     cache.keep_bound(1)
     assert "cannot be kept below cache_max_size" in caplog.text
 
@@ -340,7 +340,7 @@ def test_a_listing_needs_no_write_permission(cache: ModelCache, monkeypatch: pyt
     def refused(path: Path, **_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("bei.model_cache.acquire", refused)
+    monkeypatch.setattr("bei.artifact.cache.acquire", refused)
     assert names(cache.entries()) == ["a"]
     with pytest.raises(PermissionError):
         cache.prune()

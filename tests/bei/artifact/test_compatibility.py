@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from bei import swap_checks
-from bei.artifact import Artifact, Manifest, OutputInfo, Routes, save
+from bei.artifact import compatibility
+from bei.artifact.compatibility import check_in_place, check_room, check_swap
+from bei.artifact.manifest import Artifact, Manifest, OutputInfo, save
+from bei.artifact.sides import Routes
 from bei.errors import ArtifactError, SwapRefusedError
-from bei.swap_checks import check_in_place, check_room, check_swap
-from tests.artifacts import save_artifact, tiny_tokenizer
+from tests.support.artifacts import save_artifact, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +119,9 @@ def test_an_engine_that_does_not_fit_beside_the_other_one_is_refused_before_it_i
 ) -> None:
     size = (embedder.engine_dir / "fake.bin").stat().st_size
     for available in (None, size):
-        monkeypatch.setattr(swap_checks, "available_bytes", lambda available=available: available)
+        monkeypatch.setattr(compatibility, "available_bytes", lambda available=available: available)
         check_room(embedder)
-    monkeypatch.setattr(swap_checks, "available_bytes", lambda: size - 1)
+    monkeypatch.setattr(compatibility, "available_bytes", lambda: size - 1)
     with pytest.raises(SwapRefusedError, match="Two engines are in memory during a swap"):
         check_room(embedder)
 

@@ -1,5 +1,5 @@
 """Artifacts made to do harm are refused by name before anything of them is used; the tables are in
-tests/hostile_artifacts.py, and tests/e2e/test_hostile.py starts processes on them."""
+tests/support/hostile_artifacts.py, and tests/e2e/test_hostile.py starts processes on them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei import artifact as artifacts
-from bei.artifact import MANIFEST, TOKENIZER, load
-from bei.certification.stored import complete
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import MANIFEST, TOKENIZER, load
+from bei.artifact.signature import SIGNATURE
 from bei.engine.fake import FakeEngine
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
-from bei.files import UnfitError, check_regular, printable, read_bounded, unlisted, within
-from bei.signatures import SIGNATURE
-from bei.tokenization import TextEncoder
-from tests.artifacts import save_artifact
-from tests.hostile_artifacts import ENGINE_FILE, HOSTILE, extra, manifest_of, nested, says_all, seal
+from bei.tokenizer.encoder import TextEncoder
+from bei.utils.untrusted_files import UnfitError, check_regular, printable, read_bounded, unlisted, within
+from bei.verification.stored_answers import complete
+from tests.support.artifacts import save_artifact
+from tests.support.hostile_artifacts import ENGINE_FILE, HOSTILE, extra, manifest_of, nested, says_all, seal
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.byte_vectors import int8_of, largest_of, scaled
+from bei.artifact.int8 import int8_of, largest_of, scaled
 from bei.core import Float32Array
-from bei.postprocess import unit_length
+from bei.engine.postprocess import unit_length
 
 
 def vectors_of(seed: int, count: int = 50, width: int = 96, outlier: float = 1.0) -> Float32Array:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bei import artifact as artifacts
-from bei.artifact import (
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import (
     CERTIFICATE,
     CERTIFICATE_PAGE,
     MANIFEST,
@@ -33,7 +33,7 @@ from bei.errors import (
     ArtifactManifestError,
     ArtifactSchemaNewerError,
 )
-from tests.artifacts import save_artifact
+from tests.support.artifacts import save_artifact
 
 FILES = [CERTIFICATE_PAGE, CERTIFICATE, "engine/fake.bin", MANIFEST, TOKENIZER]
 
@@ -301,7 +301,7 @@ def test_saving_is_finished_by_the_manifest(saved: artifacts.Artifact, monkeypat
     def killed(*paths: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bei.artifact.os.replace", killed)
+    monkeypatch.setattr("bei.artifact.manifest.os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
         artifacts.save(saved.path, saved.manifest, saved.certificate)
     assert not is_artifact(saved.path)

@@ -16,9 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bei import artifact as artifacts
-from bei.artifact import MANIFEST, TOKENIZER, Artifact, load
-from bei.config import ServeConfig
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import MANIFEST, TOKENIZER, Artifact, load
+from bei.artifact.signature import SIGNATURE, check_trusted
+from bei.artifact.signing_keys import fingerprint, openssh_line
+from bei.config.settings import ServeConfig
 from bei.errors import (
     ArtifactError,
     ArtifactHashMismatchError,
@@ -27,13 +29,11 @@ from bei.errors import (
     ArtifactUntrustedError,
     MissingDependencyError,
 )
-from bei.opening import opened
-from bei.signatures import SIGNATURE, check_trusted
-from bei.signing_keys import fingerprint, openssh_line
-from tests.artifacts import save_artifact
-from tests.certificates import openssl
-from tests.hostile_artifacts import ENGINE_FILE, lists, put, says_all
-from tests.keys import KeyPair, make_keys
+from bei.service.trusted_artifact import opened
+from tests.support.artifacts import save_artifact
+from tests.support.hostile_artifacts import ENGINE_FILE, lists, put, says_all
+from tests.support.keys import KeyPair, make_keys
+from tests.support.tls_certificates import openssl
 
 Spoil = Callable[[Path], object]
 

@@ -11,10 +11,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa, x25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from bei.artifact.signing_keys import exposure, fingerprint, from_openssh_line, openssh_line, private_key, trusted_keys
 from bei.errors import ConfigError, MissingDependencyError
-from bei.files import UnfitError
-from bei.signing_keys import exposure, fingerprint, from_openssh_line, openssh_line, private_key, trusted_keys
-from tests.keys import KeyPair, make_keys
+from bei.utils.untrusted_files import UnfitError
+from tests.support.keys import KeyPair, make_keys
 
 PKCS8 = PrivateFormat.PKCS8
 SPKI = PublicFormat.SubjectPublicKeyInfo

@@ -12,18 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.artifact import TOKEN_WEIGHTS, Artifact, OutputInfo, Role, Routes, Side, load, save
+from bei.artifact.manifest import TOKEN_WEIGHTS, Artifact, OutputInfo, load, save
+from bei.artifact.sides import Role, Routes, Side
+from bei.artifact.token_weights import read_token_weights, write_token_weights
 from bei.core import Float32Array
 from bei.engine.fake import FakeEngine
+from bei.engine.sparse import looked_up
 from bei.errors import ArtifactManifestError, BeiError, InputTooLongError, InvalidRequestError
-from bei.prompts import asked_prompt, in_role, role_of
-from bei.sparse import looked_up
-from bei.tasks import SparseEmbeddings, embed_sparse
-from bei.token_weights import read_token_weights, write_token_weights
-from bei.tokenization import AS_CONFIGURED, EncodingOptions
-from tests.artifacts import VOCAB_SIZE, save_artifact, tiny_tokenizer
+from bei.tasks.embed import SparseEmbeddings, embed_sparse
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
+from bei.tokenizer.prompts import asked_prompt, in_role, role_of
 from tests.bei.server.kinds import KindEngine
-from tests.bei.services import make_service, run_async
+from tests.support.artifacts import VOCAB_SIZE, save_artifact, tiny_tokenizer
+from tests.support.services import make_service, run_async
 
 WEIGHTS = np.arange(VOCAB_SIZE, dtype=np.float32) % 5 - 1
 MAX_TOKENS = 6

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bei import cli
-from bei.cost_cache import CostCache
-from bei.model_cache import ModelCache
-from tests.bei.test_cli import fails_with
+from bei.artifact.cache import ModelCache
+from bei.artifact.cost_cache import CostCache
+from bei.cli import main
+from tests.bei.cli.test_main import fails_with
 
 DAY = 86400.0
 OLD, NEW = "old-cpu-bf16-0123456789ab", "new-cpu-bf16-ba9876543210"
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelCache:
 
 
 def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    cli.main(["cache", *arguments])
+    main.main(["cache", *arguments])
     return capsys.readouterr().out.splitlines()
 
 
@@ -109,6 +109,6 @@ def test_what_cannot_be_meant_is_refused(
 
 def test_without_a_command_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["cache"])
+        main.main(["cache"])
     assert caught.value.code == 2
     assert "list | prune" in capsys.readouterr().err

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bei import artifact as artifacts
-from bei.artifact import LayerSensitivity, QuantizationRecord, Thresholds
-from bei.certification.terminal import as_json, as_tables
-from bei.cli import main
+from bei.artifact import manifest as artifacts
+from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord, Thresholds
+from bei.cli.certificate import as_json, as_tables
+from bei.cli.main import main
 from bei.engine.fake import DIMENSION
-from tests.artifacts import save_artifact
-from tests.bei.certification.certificates import agreement, certificate, retrieval
+from tests.support.artifacts import save_artifact
+from tests.support.quality_certificates import agreement, certificate, retrieval
 
 QUANTIZATION = QuantizationRecord(
     format="fp8",

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bei import artifact as artifacts
+from bei.artifact import manifest as artifacts
+from bei.cli.inspect_artifact import as_json, as_table
 from bei.core import Expansion
-from bei.inspection import as_json, as_table
-from tests.artifacts import save_artifact
-from tests.bei.test_token_weights import save_table
-from tests.keys import make_keys
+from tests.bei.artifact.test_token_weights import save_table
+from tests.support.artifacts import save_artifact
+from tests.support.keys import make_keys
 
 
 @pytest.fixture

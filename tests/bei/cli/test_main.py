@@ -13,19 +13,21 @@ from typing import Any
 
 import pytest
 
-from bei import __version__, artifact_lookup, cli
-from bei.artifact import Artifact, Manifest
-from bei.artifact import load as load_artifact
-from bei.config import ServeConfig, load
+from bei import __version__
+from bei.artifact.cache import ModelCache, Use
+from bei.artifact.manifest import Artifact, Manifest
+from bei.artifact.manifest import load as load_artifact
+from bei.artifact.signature import SIGNATURE
+from bei.artifact.signing_keys import fingerprint
+from bei.cli import main
+from bei.config.settings import ServeConfig, load
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, CheckpointNotFoundError, VerificationError
-from bei.model_cache import ModelCache, Use
-from bei.signatures import SIGNATURE
-from bei.signing_keys import fingerprint
-from bei.tuning import StreamChoice
+from bei.scheduler.cost_measurement import StreamChoice
+from bei.service import resolve
 from bei_build.config import BuildConfig
-from tests.artifacts import save_artifact
-from tests.keys import make_keys
+from tests.support.artifacts import save_artifact
+from tests.support.keys import make_keys
 
 Served = list[tuple[list[Path | Artifact], ServeConfig]]
 
@@ -52,7 +54,7 @@ def artifact(tmp_path: Path) -> Path:
 def fails_with(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line on stderr of a command that ends with exit code 2."""
     with pytest.raises(SystemExit) as caught:
-        cli.main(list(arguments))
+        main.main(list(arguments))
     assert caught.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines
@@ -62,7 +64,7 @@ def fails_with(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["--version"])
+        main.main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"bei {__version__}\n"
 
@@ -70,20 +72,20 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("arguments", [[], ["srve"], ["serve", "--prot", "1"], ["serve", "--port", "x"], ["inspect"]])
 def test_wrong_usage_is_exit_code_2_with_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        main.main(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: bei")
 
 
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["--help"])
+        main.main(["--help"])
     shown = capsys.readouterr().out
     assert all(f"    {command} " in shown for command in ("build", "serve", "tune", "inspect"))
 
 
 def _actions(command: str) -> dict[str, argparse.Action]:
-    parsers = next(action for action in cli._parser(command)._actions if action.choices)
+    parsers = next(action for action in main._parser(command)._actions if action.choices)
     assert isinstance(parsers.choices, dict)
     return {action.dest: action for action in parsers.choices[command]._actions}
 
@@ -101,7 +103,7 @@ def test_every_field_of_the_configuration_has_a_flag_and_a_help_text(command: st
 
 
 def test_a_list_on_the_command_line_is_separated_by_commas() -> None:
-    options = vars(cli._parser("build").parse_args(["build", "model", "--score-tokens", "no, yes"]))
+    options = vars(main._parser("build").parse_args(["build", "model", "--score-tokens", "no, yes"]))
     del options["run"], options["config"]
     assert load(BuildConfig, options, env={}).score_tokens == ("no", "yes")
 
@@ -109,7 +111,7 @@ def test_a_list_on_the_command_line_is_separated_by_commas() -> None:
 @pytest.mark.parametrize("command", ["serve", "build", "tune"])
 def test_the_help_of_a_command_can_be_printed(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main([command, "--help"])
+        main.main([command, "--help"])
     assert caught.value.code == 0
     assert "--precision" in capsys.readouterr().out
 
@@ -123,7 +125,7 @@ def test_a_message_of_several_lines_becomes_one(
     def broken(options: object) -> None:
         raise BeiError("first\n  second\tline")
 
-    monkeypatch.setattr(cli, "_inspect", broken)
+    monkeypatch.setattr(main, "_inspect", broken)
     assert fails_with(capsys, "inspect", "x") == "error: first second line"
 
 
@@ -133,7 +135,7 @@ def test_what_the_machine_refuses_is_one_line_too(
     def broken(options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/cache/model.bin")
 
-    monkeypatch.setattr(cli, "_inspect", broken)
+    monkeypatch.setattr(main, "_inspect", broken)
     assert "No space left on device: '/cache/model.bin'" in fails_with(capsys, "inspect", "x")
 
 
@@ -141,9 +143,9 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_inspect", interrupted)
+    monkeypatch.setattr(main, "_inspect", interrupted)
     with pytest.raises(SystemExit) as caught:
-        cli.main(["inspect", "x"])
+        main.main(["inspect", "x"])
     assert caught.value.code == 130
 
 
@@ -164,7 +166,7 @@ def test_without_the_builder_a_build_names_the_extra_to_install(
 
 def test_artifacts_are_served_in_the_order_given(served: Served, artifact: Path, tmp_path: Path) -> None:
     other = save_artifact(tmp_path / "other").path
-    cli.main(["serve", str(other), str(artifact), "--port", "0"])
+    main.main(["serve", str(other), str(artifact), "--port", "0"])
     paths, config = served[0]
     assert paths == [other, artifact]
     assert config.models == (str(other), str(artifact))
@@ -187,7 +189,7 @@ def test_artifacts_are_served_in_the_order_given(served: Served, artifact: Path,
     ],
 )
 def test_a_flag_sets_its_field(served: Served, artifact: Path, arguments: list[str], name: str, value: object) -> None:
-    cli.main(["serve", str(artifact), *arguments])
+    main.main(["serve", str(artifact), *arguments])
     assert getattr(served[0][1], name) == value
 
 
@@ -198,7 +200,7 @@ def test_what_no_flag_says_is_taken_from_environment_file_and_defaults(
     file.write_text(f"models: [{artifact}]\nhost: filed\nport: 1\npayload_limit: 1000\n")
     monkeypatch.setenv("BEI_PORT", "2")
     monkeypatch.setenv("BEI_PAYLOAD_LIMIT", "2000")
-    cli.main(["serve", "--config", str(file), "--payload-limit", "3000"])
+    main.main(["serve", "--config", str(file), "--payload-limit", "3000"])
     paths, config = served[0]
     assert paths == [artifact]
     assert (config.host, config.port, config.payload_limit) == ("filed", 2, 3000)
@@ -210,7 +212,7 @@ def test_models_of_the_environment_are_separated_by_commas(
 ) -> None:
     other = save_artifact(tmp_path / "other").path
     monkeypatch.setenv("BEI_MODELS", f"{artifact},{other}")
-    cli.main(["serve"])
+    main.main(["serve"])
     assert served[0][0] == [artifact, other]
 
 
@@ -249,7 +251,7 @@ def test_a_checkpoint_is_built_into_the_cache_with_the_precision_asked_for(
     served: Served, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = _pretend_to_build(monkeypatch, {"org/model"})
-    cli.main(["serve", "org/model", str(artifact), "--precision", "fp32", "--cache-dir", str(tmp_path)])
+    main.main(["serve", "org/model", str(artifact), "--precision", "fp32", "--cache-dir", str(tmp_path)])
     made, given = served[0][0]
     assert isinstance(made, Artifact), "it is not verified again"
     assert (made.path, given) == (tmp_path / "built/org/model", artifact)
@@ -258,28 +260,28 @@ def test_a_checkpoint_is_built_into_the_cache_with_the_precision_asked_for(
 
 @pytest.mark.parametrize(
     ("package", "source"),
-    [("pytest", "pytest"), ("not-installed-anywhere", artifact_lookup.DEFAULT_MODEL_REPOSITORY)],
+    [("pytest", "pytest"), ("not-installed-anywhere", resolve.DEFAULT_MODEL_REPOSITORY)],
     ids=["the package is installed", "it is not"],
 )
 def test_without_a_model_the_default_is_served_from_the_package_or_the_hub(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
 ) -> None:
-    monkeypatch.setattr(artifact_lookup, "DEFAULT_MODEL_PACKAGE", package)
+    monkeypatch.setattr(resolve, "DEFAULT_MODEL_PACKAGE", package)
     built = _pretend_to_build(monkeypatch, {source})
-    cli.main(["serve", "--cache-dir", str(tmp_path)])
+    main.main(["serve", "--cache-dir", str(tmp_path)])
     (made,) = served[0][0]
     assert isinstance(made, Artifact)
     assert made.path == tmp_path / "built" / source
-    assert (built[-1].model, built[-1].name) == (source, artifact_lookup.DEFAULT_MODEL_NAME)
+    assert (built[-1].model, built[-1].name) == (source, resolve.DEFAULT_MODEL_NAME)
 
 
 def test_the_default_is_called_as_the_environment_says(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifact_lookup, "DEFAULT_MODEL_PACKAGE", "pytest")
+    monkeypatch.setattr(resolve, "DEFAULT_MODEL_PACKAGE", "pytest")
     monkeypatch.setenv("BEI_NAME", "mine")
     built = _pretend_to_build(monkeypatch, {"pytest"})
-    cli.main(["serve", "--cache-dir", str(tmp_path)])
+    main.main(["serve", "--cache-dir", str(tmp_path)])
     assert built[-1].name == "mine"
 
 
@@ -322,12 +324,12 @@ def test_the_default_has_a_name_unless_there_is_a_folder_called_so(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(artifact_lookup, "DEFAULT_MODEL_PACKAGE", "pytest")
-    name = artifact_lookup.DEFAULT_MODEL_NAME
+    monkeypatch.setattr(resolve, "DEFAULT_MODEL_PACKAGE", "pytest")
+    name = resolve.DEFAULT_MODEL_NAME
     built = _pretend_to_build(monkeypatch, {"pytest", name})
-    cli.main(["serve", name, "--cache-dir", str(tmp_path)])
+    main.main(["serve", name, "--cache-dir", str(tmp_path)])
     (tmp_path / name).mkdir()
-    cli.main(["serve", name, "--cache-dir", str(tmp_path)])
+    main.main(["serve", name, "--cache-dir", str(tmp_path)])
     assert [(config.model, config.name) for config in built] == [("pytest", name), (name, None)]
 
 
@@ -357,8 +359,8 @@ def test_tune_measures_with_the_settings_given_and_prints_a_table(
         loaded.append((options["num_threads"], options["num_streams"]))
         return FakeEngine(manifest.limits, options["num_streams"])
 
-    monkeypatch.setattr("bei.engine.load_engine", load_engine)
-    cli.main(["tune", str(artifact), "--engine-threads", "2", "--engine-streams", "2", "--cache-dir", str(tmp_path)])
+    monkeypatch.setattr("bei.engine.load.load_engine", load_engine)
+    main.main(["tune", str(artifact), "--engine-threads", "2", "--engine-streams", "2", "--cache-dir", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "tiny, fp32" in shown
     assert "streams: 2" in shown
@@ -379,13 +381,15 @@ def test_tune_measures_the_engine_that_serve_loads_and_says_what_would_be_faster
         engine.info = dataclasses.replace(engine.info, target="cpu")
         return engine
 
-    monkeypatch.setattr("bei.engine.load_engine", load_engine)
-    monkeypatch.setattr("bei.tuning.choose_streams", lambda *_, **__: StreamChoice(2, {1: 100.0, 2: 150.0}))
+    monkeypatch.setattr("bei.engine.load.load_engine", load_engine)
+    monkeypatch.setattr(
+        "bei.scheduler.cost_measurement.choose_streams", lambda *_, **__: StreamChoice(2, {1: 100.0, 2: 150.0})
+    )
     given = ["tune", str(artifact), "--engine-threads", "2", "--cache-dir", str(tmp_path)]
-    cli.main(given)
+    main.main(given)
     assert "streams: 1 (1: 100 tokens/s, 2: 150 tokens/s); --engine-streams 0 or 2" in capsys.readouterr().out
     assert loaded[-1] is None
-    cli.main([*given, "--engine-streams", "0"])
+    main.main([*given, "--engine-streams", "0"])
     assert "streams: 2 (1: 100 tokens/s, 2: 150 tokens/s)\n" in capsys.readouterr().out
     assert loaded[-1] == 2
 
@@ -393,15 +397,15 @@ def test_tune_measures_the_engine_that_serve_loads_and_says_what_would_be_faster
 def test_tune_says_where_its_result_could_not_be_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, artifact: Path
 ) -> None:
-    monkeypatch.setattr("bei.engine.load_engine", lambda folder, manifest, _: FakeEngine(manifest.limits))
-    cli.main(["tune", str(artifact), "--cache-dir", str(artifact / "manifest.json")])
+    monkeypatch.setattr("bei.engine.load.load_engine", lambda folder, manifest, _: FakeEngine(manifest.limits))
+    main.main(["tune", str(artifact), "--cache-dir", str(artifact / "manifest.json")])
     assert "not kept" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--port", "1"], ["--tune", "off"]])
 def test_tune_has_no_settings_of_the_server_that_do_not_matter_to_it(arguments: list[str], artifact: Path) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["tune", str(artifact), *arguments])
+        main.main(["tune", str(artifact), *arguments])
     assert caught.value.code == 2
 
 
@@ -413,7 +417,7 @@ def test_build_hands_its_settings_to_the_pipeline(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("bei_build.pipeline.build", lambda config, *_: built.append(config))
     file = tmp_path / "build.yaml"
     file.write_text("model: filed\nprecision: fp32\nmax_seq_len: 64\n")
-    cli.main(["build", "given", "--config", str(file), "--max-seq-len", "32", "--no-normalize", "--min-cosine", "0.5"])
+    main.main(["build", "given", "--config", str(file), "--max-seq-len", "32", "--no-normalize", "--min-cosine", "0.5"])
     config = built[0]
     assert (config.model, config.precision, config.max_seq_len) == ("given", "fp32", 32)
     assert (config.normalize, config.min_cosine, config.max_batch_size) == (False, 0.5, None)
@@ -429,17 +433,17 @@ def test_a_build_is_asked_to_sign_with_a_key_and_its_passphrase(
     built: list[BuildConfig] = []
     monkeypatch.setattr("bei_build.pipeline.build", lambda config, *_: built.append(config))
     monkeypatch.setenv("BEI_SIGN_PASSPHRASE", "s3cr3t")
-    cli.main(["build", "given", "--sign", "key.pem"])
+    main.main(["build", "given", "--sign", "key.pem"])
     assert (built[0].sign, built[0].sign_passphrase) == ("key.pem", "s3cr3t")
     assert "s3cr3t" not in repr(built[0])
-    cli.main(["build", "given"])  # the variable may be there for bei sign
+    main.main(["build", "given"])  # the variable may be there for bei sign
     assert "set sign too" in fails_with(capsys, "build", "given", "--sign-passphrase-file", "x")
 
 
 def test_inspect_prints_a_table_or_json(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
-    cli.main(["inspect", str(artifact)])
+    main.main(["inspect", str(artifact)])
     assert "certificate" in capsys.readouterr().out
-    cli.main(["inspect", "--json", str(artifact)])
+    main.main(["inspect", "--json", str(artifact)])
     assert capsys.readouterr().out.startswith("{")
 
 
@@ -460,11 +464,11 @@ def test_sign_says_whose_signature_an_artifact_has_now(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, artifact: Path, tmp_path: Path
 ) -> None:
     first, second = make_keys(tmp_path, "first"), make_keys(tmp_path, "second", passphrase="open")
-    cli.main(["sign", str(artifact), "--key", str(first.private)])
+    main.main(["sign", str(artifact), "--key", str(first.private)])
     assert capsys.readouterr().out == f"{artifact} is signed by {fingerprint(first.raw)}\n"
     monkeypatch.setenv("BEI_SIGN_PASSPHRASE", "open")
     second.private.chmod(0o644)
-    cli.main(["sign", str(artifact), "--key", str(second.private)])
+    main.main(["sign", str(artifact), "--key", str(second.private)])
     said = capsys.readouterr()
     instead = f", and no longer by {fingerprint(first.raw)}"
     assert said.out == f"{artifact} is signed by {fingerprint(second.raw)}{instead}\n"
@@ -491,6 +495,6 @@ def test_only_signed_artifacts_are_served_where_that_is_asked_for(
     assert "signed by nobody" in fails_with(capsys, "serve", "org/model", *required)
     assert built == []
     monkeypatch.setenv("BEI_SIGN", str(keys.private))
-    cli.main(["serve", "org/model", *required])
+    main.main(["serve", "org/model", *required])
     assert (built[0].sign, served[0][1].require_signature) == (str(keys.private), (str(keys.public),))
     assert "is not signed" in fails_with(capsys, "tune", str(artifact), *required)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bei import cli
-from bei.build_flags import saying_variables, with_variables
-from bei.config import ServeConfig
+from bei.cli import main
+from bei.config.build_flags import saying_variables, with_variables
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError, MissingDependencyError, VerificationError
 from bei_build.config import BuildConfig
 
@@ -23,7 +23,12 @@ COMMANDS = ("build", "sign", "serve", "tune", "verify", "inspect", "cache", "doc
 # Of pip, and of docker.
 OF_OTHERS = {"--no-deps", "--index-url", "--upgrade", "--gpus"}
 # Their two hyphens are no flag's: custom properties of style sheets, names of modules of repositories.
-NO_FLAGS = ("bei/pages/", "bei/bench/report.py", "bei/files.py", "build/bei_build/remote_code.py")
+NO_FLAGS = (
+    "bei/pages/",
+    "bei/cli/bench/report.py",
+    "bei/utils/untrusted_files.py",
+    "build/bei_build/checkpoint/remote_code.py",
+)
 
 
 def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -36,7 +41,7 @@ def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 def all_flags() -> set[str]:
     given = [(command, [command]) for command in COMMANDS] + [("bench", ["bench", "compare"])]
-    return {flag for command, words in given for flag in flags_of(cli._parser(command, words))}
+    return {flag for command, words in given for flag in flags_of(main._parser(command, words))}
 
 
 def messages() -> Iterator[tuple[str, str]]:
@@ -69,7 +74,7 @@ def messages() -> Iterator[tuple[str, str]]:
 
 MESSAGES = list(messages())
 # Those of thresholds.py the runtime says too, behind "Build it again:".
-OF_BUILDS = [one for one in MESSAGES if one[0].startswith(("build/", "bei/certification/thresholds.py"))]
+OF_BUILDS = [one for one in MESSAGES if one[0].startswith(("build/", "bei/artifact/certificate/thresholds.py"))]
 
 
 def test_every_flag_that_is_named_is_a_flag_of_some_command() -> None:
@@ -86,7 +91,7 @@ def test_a_server_s_messages_name_flags_of_builds_only_where_they_speak_of_a_bui
         for name in {field.name for field in fields(BuildConfig)} - {field.name for field in fields(ServeConfig)}
         for no in ("", "no-")
     }
-    of_other_commands = ("bei/bench/", "bei/doctor/", "bei/simulation/", "bei/cli.py", "bei/cache_commands.py")
+    of_other_commands = ("bei/bench/", "bei/doctor/", "bei/simulation/", "bei/cli/main.py", "bei/cli/cache.py")
     mute = [
         f"{place}: {text}"
         for place, text in MESSAGES

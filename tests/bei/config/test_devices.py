@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.config import ServeConfig
-from bei.devices import check_devices, cores_of, devices_of
+from bei.config.devices import check_devices, cores_of, devices_of
+from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
 
 CPU = {"one": "cpu", "other": "cpu"}

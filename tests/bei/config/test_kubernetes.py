@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bei import cli
-from bei.config import ServeConfig, load
+from bei.cli import main
+from bei.config.kubernetes import injected
+from bei.config.settings import ServeConfig, load
 from bei.errors import ConfigError
-from bei.service_links import injected
 from bei_build.config import BuildConfig
-from tests.artifacts import save_artifact
+from tests.support.artifacts import save_artifact
 
 
 def service(name: str, address: str = "10.0.0.1", port: int = 80, named: str = "HTTP") -> dict[str, str]:
@@ -131,7 +131,7 @@ def test_serve_says_what_it_has_passed_over(
     for name, value in {**service("BEI"), **service("BEI_EMBED")}.items():
         monkeypatch.setenv(name, value)
     with caplog.at_level(logging.INFO):
-        cli.main(["serve", str(save_artifact(tmp_path / "artifact").path)])
+        main.main(["serve", str(save_artifact(tmp_path / "artifact").path)])
     assert served[0].port == ServeConfig().port
     lines = [message for message in caplog.messages if "Kubernetes injected them" in message]
     assert len(lines) == 2

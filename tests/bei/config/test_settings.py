@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bei.config import BUILD_SETTINGS, ServeConfig, load
-from bei.cores import usable_cores
+from bei.config.settings import BUILD_SETTINGS, ServeConfig, load
 from bei.errors import ConfigError
+from bei.utils.cpu_count import usable_cores
 from bei_build.config import BuildConfig
 
 

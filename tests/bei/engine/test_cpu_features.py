@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bei.instruction_sets import sums_int8_exactly
+from bei.engine.cpu_features import sums_int8_exactly
 
 ZEN_3 = "fpu sse4_1 ssse3 avx avx2 fma vaes"
 SKYLAKE = "fpu avx2 avx512f avx512bw avx512vl"

@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bei.engine import load_engine, openvino
+from bei.engine import openvino
+from bei.engine.cpu_features import EXACT_INT8
+from bei.engine.load import load_engine
 from bei.errors import (
     ArtifactWrongDeviceError,
     ArtifactWrongTargetError,
@@ -16,8 +18,7 @@ from bei.errors import (
     EngineError,
     MissingDependencyError,
 )
-from bei.instruction_sets import EXACT_INT8
-from tests.artifacts import save_artifact
+from tests.support.artifacts import save_artifact
 
 
 @pytest.mark.parametrize("target", ["fake", ""])

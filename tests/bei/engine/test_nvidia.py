@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from bei.engine.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei.errors import BrokenDependencyError, DeviceNotFoundError, LibraryVersionError, MissingDependencyError
-from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 
 
 class Status(IntEnum):

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
-from bei.engine import load_engine
-from tests.bei_build.builds import build_artifact, random_encodings
-from tests.checkpoints import save_checkpoint
-from tests.cpus import BF16
+from bei.engine.load import load_engine
+from tests.support.builds import build_artifact, random_encodings
+from tests.support.checkpoints import save_checkpoint
+from tests.support.cpus import BF16
 
 NUM_STREAMS = 2
 
@@ -90,8 +90,8 @@ def test_a_closed_engine_can_be_loaded_again(artifact: Artifact, tmp_path: Path)
 LOAD_AND_MEASURE = """
 import sys
 from pathlib import Path
-from bei.artifact import load
-from bei.engine import load_engine
+from bei.artifact.manifest import load
+from bei.engine.load import load_engine
 
 def held():
     rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

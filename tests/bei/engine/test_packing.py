@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bei.core import Encoding, Int32Array, PackedBatch
-from bei.packing import Sizes, bucket, graph_inputs, position_ids_but
+from bei.engine.packing import Sizes, bucket, graph_inputs, position_ids_but
 
 NAMES = (
     "input_ids",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bei.core import ScoreFunction
-from bei.postprocess import apply_function, unit_length
+from bei.engine.postprocess import apply_function, unit_length
 
 Rows = npt.NDArray[np.float32]
 _values = st.floats(-(2.0**60), 2.0**60, width=32).map(lambda value: 0.0 if abs(value) < 2**-30 else value)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bei.tensorrt_log import process_logger
+from bei.engine.tensorrt_logger import process_logger
 
 
 class ILogger:

@@ -22,9 +22,9 @@ import pytest
 import torch
 import transformers
 
-from bei.artifact import Artifact, load
+from bei.artifact.manifest import Artifact, load
 from bei.core import Encoding, Engine, Float32Array, PackedBatch, finite_sequences
-from bei.engine import load_engine
+from bei.engine.load import load_engine
 from bei.engine.trtllm import TRTLLMEngine
 from bei.errors import (
     ArtifactManifestError,
@@ -38,11 +38,11 @@ from bei.errors import (
     LibraryVersionError,
     MissingDependencyError,
 )
-from bei.verifying import verify
-from tests import trtllm
-from tests.bei_build.builds import build_artifact, random_encodings
-from tests.checkpoints import read_tensors, write_tensors
-from tests.trtllm_checkpoints import bert_classifier, qwen3_embedder, reward_model
+from bei.verification.verify import verify
+from tests.support import trtllm
+from tests.support.builds import build_artifact, random_encodings
+from tests.support.checkpoints import read_tensors, write_tensors
+from tests.support.trtllm_checkpoints import bert_classifier, qwen3_embedder, reward_model
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 LENGTHS = (3, 17, 1, 29, 8)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from bei.metric_sums import GAUGES, Snapshot, ended, together
-from bei.metrics import Metrics, ModelMetrics
+from bei.metrics.aggregate import GAUGES, Snapshot, ended, together
+from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import LANES
-from tests.bei.test_metrics import LIMITS, STATS
-from tests.scraped import scraped
+from tests.bei.metrics.test_registry import LIMITS, STATS
+from tests.support.scraped import scraped
 
 ROUTES = ("/embed", "/health")
 # Of the process that is asked, or of the moment.

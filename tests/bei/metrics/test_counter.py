@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from bei.counters import Counter
+from bei.metrics.counter import Counter
 
 
 def lines(registry: CollectorRegistry) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from bei.histograms import Histogram
+from bei.metrics.histogram import Histogram
 
 BOUNDS = (0.5, 1.0, 2.5, 16)
 

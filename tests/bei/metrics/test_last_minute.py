@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.recent import (
+from bei.metrics.last_minute import (
     GROUPS,
     WINDOW_S,
     Percentiles,

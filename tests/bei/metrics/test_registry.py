@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei.core import Limits
-from bei.metrics import Metrics, ModelMetrics
+from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Lane, LaneStats, PortStats
 
 LIMITS = Limits(max_num_tokens=64, max_batch_size=8, max_seq_len=16)

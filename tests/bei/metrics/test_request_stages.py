@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.stages import MOST_STAGES, InputStep, Stage, ends_of_steps, stages_of, totals_us
+from bei.metrics.request_stages import MOST_STAGES, InputStep, Stage, ends_of_steps, stages_of, totals_us
 
 Times = st.floats(0, 100, allow_nan=False)
 

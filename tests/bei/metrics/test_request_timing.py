@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Encoding
 from bei.engine.fake import FakeEngine
+from bei.metrics.request_timing import CallTimes, Timing
 from bei.port import Item, StepTimes
-from bei.service import InferenceService, ModelInput
-from bei.timing import CallTimes, Timing
-from tests.artifacts import LIMITS, save_artifact, token_ids
-from tests.bei.services import entered, run_async, running_service
-from tests.engines import GatedEngine
+from bei.service.service import InferenceService
+from bei.service.submission import ModelInput
+from tests.support.artifacts import LIMITS, save_artifact, token_ids
+from tests.support.engines import GatedEngine
+from tests.support.services import entered, run_async, running_service
 
 # How long a gate is held: what is measured has to be longer, whatever else the machine does.
 HELD_S = 0.02

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei.core import Limits
-from bei.metrics import Metrics, ModelMetrics
+from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Lane
-from tests.bei.test_metrics import STATS
+from tests.bei.metrics.test_registry import STATS
 
 STAGES = ("duration", "tokenization_duration", "queue_duration", "inference_duration")
 # What TEI 1.9 exposes (router/src/prometheus.rs, router/src/http/server.rs, core/src), with types and labels.

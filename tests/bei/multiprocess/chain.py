@@ -16,22 +16,23 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 import uvloop
 
-from bei.batching import BatchManager, SchedulingRules
-from bei.batching.gate import DeviceGate
 from bei.core import Encoding, Engine, Row
-from bei.costs import CostModel
 from bei.errors import BeiError
-from bei.metrics import Metrics, ModelMetrics
+from bei.metrics.registry import Metrics, ModelMetrics
+from bei.multiprocess.remote.engine_pool import RemoteEngines
+from bei.multiprocess.remote.engine_port_client import RemotePort
+from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
+from bei.multiprocess.remote.engine_server import EngineServer, ServedEngine
+from bei.multiprocess.shared_memory.segment import place_of
+from bei.multiprocess.transport.channel import Channel
+from bei.multiprocess.transport.model_info import Hello
 from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, Submission
-from bei.processes.channel import Channel
-from bei.processes.engine_server import EngineServer, ServedEngine
-from bei.processes.hello import Hello
-from bei.processes.memory import place_of
-from bei.processes.port_server import PortServer, ServedModel
-from bei.processes.remote_engine import RemoteEngines
-from bei.processes.remote_port import RemotePort
-from tests.bei.batching.front import wait_until
-from tests.engines import DEADLINE_S, ids
+from bei.scheduler.batch_manager import BatchManager
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
+from bei.scheduler.scheduler import SchedulingRules
+from tests.bei.scheduler.front import wait_until
+from tests.support.engines import DEADLINE_S, ids
 
 MODEL = "tiny@0"
 

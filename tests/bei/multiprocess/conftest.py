@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import uvloop
 
-from bei.processes import lending
-from tests.bei.processes.chain import LoopThread, Place, places
+from bei.multiprocess.transport import lease
+from tests.bei.multiprocess.chain import LoopThread, Place, places
 
 
 @pytest.fixture
@@ -31,4 +31,4 @@ def loop_thread(request: pytest.FixtureRequest) -> Iterator[LoopThread]:
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors of any size lie in shared memory."""
-    monkeypatch.setattr(lending, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(lease, "_SMALL_BYTES", 0)

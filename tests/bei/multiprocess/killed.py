@@ -1,4 +1,4 @@
-"""A process of a server, to be killed: ``python -m tests.bei.processes.killed ROLE FD [ENGINE_ADDRESS | LEDGER_FD]``.
+"""A process of a server, to be killed: ``python -m tests.bei.multiprocess.killed ROLE FD [ENGINE_ADDRESS | LEDGER_FD]``.
 
 Its engine says on standard output, a line a step, which sequences it has begun to run. Of the token ids, 50 waits for
 ever, where the process was started as ``waiting``, and 66 ends the process by SIGSEGV.
@@ -15,11 +15,11 @@ from collections.abc import Set
 from pathlib import Path
 
 from bei.core import Outputs, PackedBatch
-from bei.processes.ledger import Ledger
-from bei.processes.noted_engine import NotedEngine
-from bei.processes.remote_engine import RemoteEngines
-from tests.bei.batching.front import LIMITS
-from tests.engines import TokenEngine, sequences_of
+from bei.multiprocess.remote.engine_pool import RemoteEngines
+from bei.multiprocess.remote.recorded_engine import NotedEngine
+from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from tests.bei.scheduler.front import LIMITS
+from tests.support.engines import TokenEngine, sequences_of
 
 WAITS, CRASHES = 50, 66
 
@@ -48,7 +48,7 @@ class TalkingEngine(TokenEngine):
 
 def main(role: str, fd: int, address: str = "") -> None:
     """Serve until killed; a front end asks, and then keeps what it was answered."""
-    from tests.bei.processes import chain
+    from tests.bei.multiprocess import chain
 
     place = chain.Place.__new__(chain.Place)
     if role != "front":

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bei.processes.shared_page import SharedPage
-from tests.engines import DEADLINE_S
+from bei.multiprocess.shared_memory.limits_page import SharedPage
+from tests.support.engines import DEADLINE_S
 
 
 @contextmanager
@@ -70,7 +70,7 @@ class Other:
 
 _PRELUDE = """
 import sys
-from bei.processes.shared_page import SharedPage
+from bei.multiprocess.shared_memory.limits_page import SharedPage
 
 page = SharedPage.attach({descriptor}, {cell})
 

@@ -1,4 +1,4 @@
-"""A process that does what the names of models tell it: ``python -m tests.bei.processes.scripted NAME``."""
+"""A process that does what the names of models tell it: ``python -m tests.bei.multiprocess.scripted NAME``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 import threading
 
 from bei.errors import ConfigError
-from bei.processes.control import Channel
-from bei.processes.messages import Close, Reload, Step, Stop
+from bei.multiprocess.control.channel import Channel
+from bei.multiprocess.control.messages import Close, Reload, Step, Stop
 
 
 def main() -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from bei.engine.fake import fake_row
 from bei.errors import EngineDiedError
-from bei.processes.ledger import Ledger
-from bei.processes.remote_engine import RemoteEngines
-from tests.bei.batching.front import wait_until
-from tests.bei.processes.chain import MODEL, Asker, Place, embeddings, nothing_left, places, serve_port, served_model
-from tests.bei.processes.killed import CRASHES, WAITS
-from tests.engines import DEADLINE_S, ids
+from bei.multiprocess.remote.engine_pool import RemoteEngines
+from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from tests.bei.multiprocess.chain import MODEL, Asker, Place, embeddings, nothing_left, places, serve_port, served_model
+from tests.bei.multiprocess.killed import CRASHES, WAITS
+from tests.bei.scheduler.front import wait_until
+from tests.support.engines import DEADLINE_S, ids
 
 
 class Child:
@@ -28,7 +28,7 @@ class Child:
 
     def __init__(self, role: str, place: Place, other: Place | Ledger | None = None) -> None:
         fds = [place.listener.fileno()]
-        command = [sys.executable, "-m", "tests.bei.processes.killed", role, str(fds[0])]
+        command = [sys.executable, "-m", "tests.bei.multiprocess.killed", role, str(fds[0])]
         if isinstance(other, Place):
             command += [str(other.address)]
         elif other is not None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bei import Model
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS, save_artifact
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS, save_artifact
+from tests.support.engines import GatedEngine
 
 OpenModel = Callable[..., Model]
 
@@ -30,7 +30,7 @@ def open_model(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     with ExitStack() as stack:
 
         def opened(engine: FakeEngine, path: Path | None = None, **settings: Any) -> Model:
-            monkeypatch.setattr("bei.loading.load_engine", lambda *_: engine)
+            monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: engine)
             if isinstance(engine, GatedEngine):
                 engine.let_one_through()
             settings = {"tune": "off", "tokenizer_threads": 1, **settings}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from bei.core import Float32Array
-from tests.artifacts import expected_vectors, token_ids
+from tests.support.artifacts import expected_vectors, token_ids
 
 _WORDS = [f"{first}{second} cat" for first in "abcdefghij" for second in "klmnopqrst"]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from bei import Model
-from bei.artifact import Classification, OutputInfo
+from bei.artifact.manifest import Classification, OutputInfo
 from bei.core import Float32Array, Int32Array
 from bei.engine.fake import FakeEngine
-from tests.artifacts import CANARY_TEXT, LIMITS, save_artifact, token_ids
-from tests.bei.model.conftest import OpenModel
-from tests.bei.test_tasks import HeadEngine
+from tests.bei.offline.conftest import OpenModel
+from tests.bei.tasks.test_embed import HeadEngine
+from tests.support.artifacts import CANARY_TEXT, LIMITS, save_artifact, token_ids
 
 WIDTH = 2
 

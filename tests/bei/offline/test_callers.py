@@ -13,13 +13,13 @@ import pytest
 
 from bei import Model
 from bei.errors import EmptyInputError, InvalidRequestError, ShuttingDownError
-from bei.model import Report
-from tests.artifacts import LIMITS
-from tests.bei.model.conftest import OpenModel
-from tests.bei.model.given import expected, own_threads, texts
-from tests.bei.services import entered, run_async
+from bei.offline.results import Report
+from tests.bei.offline.conftest import OpenModel
+from tests.bei.offline.given import expected, own_threads, texts
 from tests.e2e.process import wait_until
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS
+from tests.support.engines import GatedEngine
+from tests.support.services import entered, run_async
 
 
 def nothing_is_left(model: Model) -> bool:

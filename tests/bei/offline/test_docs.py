@@ -10,9 +10,9 @@ from typing import get_type_hints
 import pytest
 
 from bei import Model
-from bei.config import ServeConfig
-from bei.model import options
-from bei.model.settings import ModelSettings
+from bei.config.settings import ServeConfig
+from bei.offline import options
+from bei.offline.settings import ModelSettings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "python.md").read_text("utf-8")
 

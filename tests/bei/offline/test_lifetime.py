@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from bei import Model
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
 from bei.errors import DeadlineExceededError, EngineError, ShuttingDownError
-from bei.model import host
+from bei.offline import service_thread
 from bei.port import Lane
-from tests.artifacts import LIMITS
-from tests.bei.model.conftest import OpenModel
-from tests.bei.model.given import own_threads, texts
+from tests.bei.offline.conftest import OpenModel
+from tests.bei.offline.given import own_threads, texts
 from tests.e2e.process import wait_until
-from tests.engines import DEADLINE_S, GatedEngine
+from tests.support.artifacts import LIMITS
+from tests.support.engines import DEADLINE_S, GatedEngine
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_a_model_that_nobody_holds_ends_its_threads(open_model: OpenModel, artif
 def test_models_of_a_process_share_the_device_and_leave_it(open_model: OpenModel) -> None:
     gc.collect()
     wait_until(lambda: not own_threads(), "models of other tests have left")
-    before = len(host._device._users)
+    before = len(service_thread._device._users)
     models = [open_model(FakeEngine(LIMITS, num_streams)) for num_streams in (1, 2)]
-    assert len(host._device._users) == before + 2
+    assert len(service_thread._device._users) == before + 2
     assert {len(model.embed(texts(50))) for model in models} == {50}
     for model in models:
         model.close()
-    assert len(host._device._users) == before
+    assert len(service_thread._device._users) == before
 
 
 def test_a_load_that_fails_leaves_nothing(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> FakeEngine:
         raise EngineError("no such device")
 
-    monkeypatch.setattr("bei.loading.load_engine", fail)
+    monkeypatch.setattr("bei.service.loader.load_engine", fail)
     with pytest.raises(EngineError, match="no such device"):
         Model(artifact.path)
     wait_until(lambda: not own_threads(), "its thread ends")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from bei import Model
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Float32Array
 from bei.engine.fake import FakeEngine
 from bei.errors import (
@@ -25,12 +25,13 @@ from bei.errors import (
     InvalidRequestError,
     MalformedRequestError,
 )
-from bei.model import Chunk, Predictions, Rank, SparseVector, flow
-from tests.artifacts import LIMITS, expected_vectors, save_artifact, token_ids
-from tests.bei.model.conftest import OpenModel
-from tests.bei.model.given import expected, own_threads, texts
+from bei.offline import windows as flow
+from bei.offline.results import Chunk, Predictions, Rank, SparseVector
+from tests.bei.offline.conftest import OpenModel
+from tests.bei.offline.given import expected, own_threads, texts
 from tests.e2e.process import wait_until
-from tests.engines import DEADLINE_S, GatedEngine
+from tests.support.artifacts import LIMITS, expected_vectors, save_artifact, token_ids
+from tests.support.engines import DEADLINE_S, GatedEngine
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from bei import Model
-from bei.artifact import Classification, OutputInfo
-from bei.canary import canary_row
+from bei.artifact.certificate.canary import canary_row
+from bei.artifact.manifest import Classification, OutputInfo
 from bei.core import Float32Array
-from bei.entities import Entity
 from bei.errors import BeiError, TaskNotSupportedError
-from bei.model import Predictions
-from tests.artifacts import CANARY_TEXT, save_artifact, token_ids
+from bei.offline.results import Predictions
+from bei.tasks.entities import Entity
 from tests.bei.server.app import App
 from tests.bei.server.kinds import KINDS, KindEngine, answer, fake_output, post, save_kind
+from tests.support.artifacts import CANARY_TEXT, save_artifact, token_ids
 
 NLI = ["contradiction", "neutral", "entailment"]
 LONG = "a " * 20 + "b " * 20
@@ -57,7 +57,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         stack.callback(app.close)
         models = {}
         for kind, (artifact, engine) in served.items():
-            patch.setattr("bei.loading.load_engine", lambda *_, engine=engine: engine)
+            patch.setattr("bei.service.loader.load_engine", lambda *_, engine=engine: engine)
             models[kind] = stack.enter_context(Model(artifact.path, tune="off", tokenizer_threads=1))
         yield Both(app, models)
 

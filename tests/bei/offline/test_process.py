@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from tests.e2e.process import DEADLINE_S, ROOT, environment
 
 _OPEN = """
@@ -21,7 +21,7 @@ from unittest import mock
 from bei import Model
 from bei.engine.fake import FakeEngine
 from bei.errors import ForkedProcessError, ShuttingDownError
-from tests.artifacts import LIMITS
+from tests.support.artifacts import LIMITS
 
 class Slow(FakeEngine):
     seconds = 0.02
@@ -30,7 +30,7 @@ class Slow(FakeEngine):
         time.sleep(self.seconds)
         return super().run(batch)
 
-mock.patch("bei.loading.load_engine", lambda *_: Slow(LIMITS)).start()
+mock.patch("bei.service.loader.load_engine", lambda *_: Slow(LIMITS)).start()
 opened = lambda: Model(sys.argv[1], tune="off", tokenizer_threads=1)
 """
 
@@ -108,7 +108,7 @@ def test_a_fork_may_make_the_first_model(run: Run) -> None:
 def test_a_process_that_does_not_close_its_model_ends_without_waiting_for_it(run: Run, at_the_end: str) -> None:
     done = run(
         f"""
-        mock.patch("bei.model.host._EXIT_S", 600).start()
+        mock.patch("bei.offline.service_thread._EXIT_S", 600).start()
         model = opened()
         model.embed(["cat"])
         Slow.seconds = 0.5  # the call would take minutes
@@ -129,7 +129,7 @@ def test_threads_that_outlive_the_main_one_get_their_answers(run: Run) -> None:
     """Python waits for them, but its pools take nothing any more: large windows are computed without."""
     done = run(
         """
-        from bei import tasks
+        from bei.tasks import embed as tasks
         tasks._MANY_NUMBERS = 0
         model = opened()
         def work():

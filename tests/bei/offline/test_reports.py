@@ -17,13 +17,13 @@ from bei.errors import (
     MalformedRequestError,
     NonFiniteOutputError,
 )
-from bei.model import Report
-from bei.model.inputs import text_or_pair
-from tests.artifacts import LIMITS, token_ids
-from tests.bei.model.conftest import OpenModel
-from tests.bei.model.given import expected, texts
+from bei.offline.input_checks import text_or_pair
+from bei.offline.results import Report
+from tests.bei.offline.conftest import OpenModel
+from tests.bei.offline.given import expected, texts
 from tests.e2e.process import wait_until
-from tests.engines import NaNEngine, PickyEngine
+from tests.support.artifacts import LIMITS, token_ids
+from tests.support.engines import NaNEngine, PickyEngine
 
 
 @pytest.mark.parametrize(

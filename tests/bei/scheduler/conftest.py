@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bei.core import Engine
-from tests.bei.batching.front import LIMITS, Front
-from tests.bei.batching.hanging import LateEngine
-from tests.engines import GatedEngine
+from tests.bei.scheduler.front import LIMITS, Front
+from tests.bei.scheduler.hanging import LateEngine
+from tests.support.engines import GatedEngine
 
 MakeFront = Callable[..., Front]
 

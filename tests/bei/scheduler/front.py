@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from bei.batching import BatchManager, SchedulingRules
-from bei.batching.gate import DeviceGate
 from bei.core import Encoding, Engine, Limits, Row
-from bei.costs import CostModel
 from bei.engine.fake import fake_row
 from bei.errors import BeiError
-from bei.metrics import Metrics, ModelMetrics
+from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer, Item, Lane, Submission
-from tests.engines import DEADLINE_S, ids
+from bei.scheduler.batch_manager import BatchManager
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
+from bei.scheduler.scheduler import SchedulingRules
+from tests.support.engines import DEADLINE_S, ids
 
 LIMITS = Limits(max_num_tokens=64, max_batch_size=4, max_seq_len=16)
 

@@ -7,10 +7,10 @@ from collections.abc import Set
 
 import numpy as np
 
-from bei.batching.steps import Step
 from bei.core import Engine, Outputs, PackedBatch
-from tests.bei.batching.front import Front, wait_until
-from tests.engines import GatedEngine
+from bei.scheduler.step import Step
+from tests.bei.scheduler.front import Front, wait_until
+from tests.support.engines import GatedEngine
 
 
 class LateEngine(GatedEngine):

@@ -15,20 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.batching.queue import Entry, Waiter
-from bei.batching.rows import rows_of_batch
 from bei.core import Encoding, Outputs, PackedBatch, Row
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDiedError, EngineError, NonFiniteOutputError, ShuttingDownError
 from bei.port import Answer
-from tests.bei.batching.conftest import MakeFront
-from tests.bei.batching.front import LIMITS, Front, Request, fake_rows, metric, rows_of, wait_until
-from tests.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
+from bei.scheduler.queue import Entry, Waiter
+from bei.scheduler.rows import rows_of_batch
+from tests.bei.scheduler.conftest import MakeFront
+from tests.bei.scheduler.front import LIMITS, Front, Request, fake_rows, metric, rows_of, wait_until
+from tests.support.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 POISON = 99
 
 
-@pytest.mark.parametrize("failing", ["bei.batching.cache.RowCache.put", "bei.costs.CostModel.observe"])
+@pytest.mark.parametrize(
+    "failing", ["bei.scheduler.row_cache.RowCache.put", "bei.scheduler.cost_model.CostModel.observe"]
+)
 def test_what_follows_a_step_may_fail_and_answers_still_come(failing: str, caplog: pytest.LogCaptureFixture) -> None:
     """Without the thread that delivers them nobody would get an answer any more."""
     front = Front(FakeEngine(LIMITS), cache_bytes=100_000)
@@ -43,7 +45,7 @@ def test_what_follows_a_step_may_fail_and_answers_still_come(failing: str, caplo
 
 def test_outputs_that_no_rows_can_be_made_of_cost_their_step_alone(caplog: pytest.LogCaptureFixture) -> None:
     front = Front(FakeEngine(LIMITS))
-    with mock.patch("bei.batching.execution.rows_of_batch", side_effect=KeyError("a bug")):
+    with mock.patch("bei.scheduler.execution.rows_of_batch", side_effect=KeyError("a bug")):
         failed = front.submit([1], [2])
         front.wait(failed)
     assert type(failed.error) is EngineError
@@ -65,7 +67,7 @@ def test_rows_are_made_in_the_delivery_thread_while_the_engine_runs_the_next_ste
         names.append(threading.current_thread().name)
         return made(*outputs)
 
-    with mock.patch("bei.batching.execution.rows_of_batch", noting):
+    with mock.patch("bei.scheduler.execution.rows_of_batch", noting):
         first = front.submit([1], [2], [3], [4], [5])  # a full step, and one that waits behind it
         engine.wait_entered()
         engine.open()
@@ -85,7 +87,7 @@ def test_a_step_that_was_run_several_times_says_nothing_of_what_steps_cost(error
             return answers
 
     front = Front(FailsOnce(LIMITS))
-    with mock.patch("bei.costs.CostModel.observe") as observe:
+    with mock.patch("bei.scheduler.cost_model.CostModel.observe") as observe:
         request = front.submit([1], [2])
         front.wait(request)
         assert rows_of(request) == fake_rows([[1], [2]])

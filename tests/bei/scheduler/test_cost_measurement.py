@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.artifact import Artifact
-from bei.config import ServeConfig
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Limits, Outputs, PackedBatch
-from bei.costs import CostModel
 from bei.engine.fake import FakeEngine
 from bei.errors import ConfigError, EngineError
-from bei.tuning import (
+from bei.scheduler.cost_measurement import (
     cache_path,
     choose_streams,
     costs_for,
@@ -31,8 +30,9 @@ from bei.tuning import (
     steps_to_measure,
     stream_candidates,
 )
-from tests.artifacts import LIMITS, VOCAB_SIZE, save_artifact
-from tests.engines import DEADLINE_S
+from bei.scheduler.cost_model import CostModel
+from tests.support.artifacts import LIMITS, VOCAB_SIZE, save_artifact
+from tests.support.engines import DEADLINE_S
 
 WIDE = Limits(max_num_tokens=2048, max_batch_size=64, max_seq_len=512)
 
@@ -212,14 +212,14 @@ def test_another_engine_or_machine_is_measured_anew(
     elif what == "options":
         config = replace(config, graph_megabytes=0)
     elif what == "cores":
-        monkeypatch.setattr("bei.tuning.usable_cores", lambda: 77)
+        monkeypatch.setattr("bei.scheduler.cost_measurement.usable_cores", lambda: 77)
     elif what == "device":
         engine.info = type(engine.info)(**{**vars(engine.info), "device": "another CPU"})
     elif what == "library":
         engine.info = type(engine.info)(**{**vars(engine.info), "target": "cpu"})
         costs_for(artifact, engine, config)
         engine.batches.clear()
-        monkeypatch.setattr("bei.tuning.version", lambda _: "9999.0")
+        monkeypatch.setattr("bei.scheduler.cost_measurement.version", lambda _: "9999.0")
     assert costs_for(artifact, engine, config).is_measured
     assert engine.batches
 
@@ -289,7 +289,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
     def full(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("bei.cost_cache.os.replace", full)
+    monkeypatch.setattr("bei.artifact.cost_cache.os.replace", full)
     assert costs_for(artifact, FakeEngine(LIMITS), config).is_measured
     assert not list((Path(config.cache_dir) / "costs").iterdir())
 
@@ -371,7 +371,7 @@ def test_streams_are_chosen_once_and_read_later(
     assert chosen in (1, 2)
     assert CPUEngine.num_open == 1
     CPUEngine.made.clear()
-    monkeypatch.setattr("bei.tuning.choose_streams", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr("bei.scheduler.cost_measurement.choose_streams", lambda *_, **__: pytest.fail("measured again"))
     assert engine_for(artifact, config, CPUEngine).info.num_streams == chosen
     assert set(CPUEngine.made) == {1, chosen}
 

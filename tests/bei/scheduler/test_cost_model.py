@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.core import Limits
-from bei.costs import Coefficients, CostModel, Curve, Sample, fit, nonnegative_least_squares
-from bei.packing import bucket
-from bei.tuning import steps_to_measure
+from bei.engine.packing import bucket
+from bei.scheduler.cost_measurement import steps_to_measure
+from bei.scheduler.cost_model import Coefficients, CostModel, Curve, Sample, fit, nonnegative_least_squares
 
 LIMITS = Limits(max_num_tokens=4096, max_batch_size=128, max_seq_len=512)
 

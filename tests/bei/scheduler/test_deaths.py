@@ -7,17 +7,17 @@ from collections.abc import Sequence, Set
 
 import pytest
 
-from bei.batching import manager as managers
-from bei.batching.gate import DeviceGate
-from bei.batching.steps import Done
 from bei.core import Engine, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import EngineDeadError, EngineError
 from bei.port import LANES, Answer, LaneStats
-from tests.bei.batching.conftest import MakeFront
-from tests.bei.batching.front import LIMITS, Front, fake_rows, rows_of, wait_until
-from tests.bei.batching.hanging import LateEngine, Reload, Watch
-from tests.engines import DEADLINE_S, GatedEngine
+from bei.scheduler import batch_manager as managers
+from bei.scheduler.device_gate import DeviceGate
+from bei.scheduler.step import Done
+from tests.bei.scheduler.conftest import MakeFront
+from tests.bei.scheduler.front import LIMITS, Front, fake_rows, rows_of, wait_until
+from tests.bei.scheduler.hanging import LateEngine, Reload, Watch
+from tests.support.engines import DEADLINE_S, GatedEngine
 
 
 class _Panic(BaseException):

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.batching import gate as gates
-from bei.batching.gate import DeviceGate, GateUser, Turn
-from tests.engines import DEADLINE_S
+from bei.scheduler import device_gate as gates
+from bei.scheduler.device_gate import DeviceGate, GateUser, Turn
+from tests.support.engines import DEADLINE_S
 
 
 class Line:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.batching.execution import run_isolating
-from bei.batching.queue import Entry, Waiter
 from bei.core import Encoding, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, NonFiniteOutputError
-from tests.engines import NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
+from bei.scheduler.execution import run_isolating
+from bei.scheduler.queue import Entry, Waiter
+from tests.support.engines import NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 LIMITS = Limits(max_num_tokens=1024, max_batch_size=64, max_seq_len=16)
 POISON = 99

@@ -11,18 +11,18 @@ from collections.abc import Callable, Set
 
 import pytest
 
-from bei.batching import manager as managers
-from bei.batching.gate import DeviceGate, Turn
-from bei.batching.queue import Entry
-from bei.batching.steps import Step
 from bei.core import Engine, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import DeadlineExceededError, EngineDeadError, EngineError
 from bei.port import LANES, LaneStats
-from tests.bei.batching.conftest import MakeFront
-from tests.bei.batching.front import LIMITS, Front, fake_rows, metric, rows_of, wait_until
-from tests.bei.batching.hanging import LateEngine, Reload, Watch
-from tests.engines import GatedEngine, TokenEngine, sequences_of
+from bei.scheduler import batch_manager as managers
+from bei.scheduler.device_gate import DeviceGate, Turn
+from bei.scheduler.queue import Entry
+from bei.scheduler.step import Step
+from tests.bei.scheduler.conftest import MakeFront
+from tests.bei.scheduler.front import LIMITS, Front, fake_rows, metric, rows_of, wait_until
+from tests.bei.scheduler.hanging import LateEngine, Reload, Watch
+from tests.support.engines import GatedEngine, TokenEngine, sequences_of
 
 
 @pytest.fixture(autouse=True)

@@ -10,18 +10,18 @@ from math import inf
 import numpy as np
 import pytest
 
-from bei.batching import gate as gates
-from bei.batching import queue
-from bei.batching.gate import DeviceGate
-from bei.batching.queue import Entry, Waiter
-from bei.batching.shares import ServedShares
 from bei.core import Encoding, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import DeadlineExceededError, ShuttingDownError
 from bei.port import LANES, UNIT_EMBEDDING, Lane, LaneStats
-from tests.bei.batching.conftest import MakeFront
-from tests.bei.batching.front import LIMITS, Front, fake_rows, metric, rows_of, wait_until
-from tests.engines import GatedEngine, TokenEngine, ids, sequences_of
+from bei.scheduler import device_gate as gates
+from bei.scheduler import queue
+from bei.scheduler.device_gate import DeviceGate
+from bei.scheduler.lane_shares import ServedShares
+from bei.scheduler.queue import Entry, Waiter
+from tests.bei.scheduler.conftest import MakeFront
+from tests.bei.scheduler.front import LIMITS, Front, fake_rows, metric, rows_of, wait_until
+from tests.support.engines import GatedEngine, TokenEngine, ids, sequences_of
 
 NOTHING = dict.fromkeys(LANES, LaneStats(0, 0, 0.0))
 

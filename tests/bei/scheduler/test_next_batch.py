@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bei.batching.policy import LaneView, QueueKey, StepBounds, leading_lane, next_batch, step_bounds
-from bei.batching.queue import Entry, LaneQueues, Waiter
-from bei.batching.shares import ServedShares, capped_step_s, overtaking
 from bei.core import Encoding, Limits
-from bei.costs import CostModel
 from bei.port import LANES, Lane
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.lane_shares import ServedShares, capped_step_s, overtaking
+from bei.scheduler.next_batch import LaneView, QueueKey, StepBounds, leading_lane, next_batch, step_bounds
+from bei.scheduler.queue import Entry, LaneQueues, Waiter
 
 NOTHING = LaneView([], 0)
 ONE = LaneView([QueueKey(1, 0)], 0)

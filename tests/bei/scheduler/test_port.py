@@ -1,6 +1,6 @@
 """Whatever happens to an engine port, each item is answered once or was cancelled. A stateful test.
 
-``tests.bei.processes.test_port_laws`` holds ports in other processes to it, too.
+``tests.bei.multiprocess.remote.test_port_laws`` holds ports in other processes to it, too.
 
 The engine stands still between the steps of the machine: each run waits until it is let through, and each step of the
 machine waits until the port has nothing more to do by itself.
@@ -19,17 +19,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bei.batching import BatchManager, SchedulingRules
-from bei.batching import manager as managers
-from bei.batching.queue import Entry, Waiter
-from bei.batching.steps import Step
 from bei.core import Encoding, Engine, Limits, Outputs, PackedBatch
-from bei.costs import CostModel
 from bei.errors import BeiError, DeadlineExceededError, EngineError, NonFiniteOutputError
-from bei.metrics import Metrics, ModelMetrics
+from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import LANES, Answer, EnginePort, Item, Lane, LaneStats, OnAnswers, Submission
-from tests.bei.batching.front import wait_until
-from tests.engines import DEADLINE_S, TokenEngine, ids, sequences_of, token_rows
+from bei.scheduler import batch_manager as managers
+from bei.scheduler.batch_manager import BatchManager
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.queue import Entry, Waiter
+from bei.scheduler.scheduler import SchedulingRules
+from bei.scheduler.step import Step
+from tests.bei.scheduler.front import wait_until
+from tests.support.engines import DEADLINE_S, TokenEngine, ids, sequences_of, token_rows
 
 LIMITS = Limits(max_num_tokens=24, max_batch_size=3, max_seq_len=8)
 RAISES, NAN = 8, 9  # token ids; others are below

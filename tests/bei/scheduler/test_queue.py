@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bei.batching.policy import QueueKey
-from bei.batching.queue import _FEW, PATIENCE_S, Entry, LaneQueues, Waiter
 from bei.core import Encoding
 from bei.port import LANES, Lane, LaneStats
-from tests.engines import ids
+from bei.scheduler.next_batch import QueueKey
+from bei.scheduler.queue import _FEW, PATIENCE_S, Entry, LaneQueues, Waiter
+from tests.support.engines import ids
 
 DENSE: frozenset[str] = frozenset({"embedding"})
 

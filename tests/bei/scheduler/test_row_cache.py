@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.batching.cache import _OVERHEAD_BYTES, RowCache
-from bei.batching.queue import Identity
 from bei.core import Row
+from bei.scheduler.queue import Identity
+from bei.scheduler.row_cache import _OVERHEAD_BYTES, RowCache
 
 WIDTH = 100
 SIZE = _OVERHEAD_BYTES + 4 + 4 * WIDTH  # of a row of 100 floats under a key of 4 bytes

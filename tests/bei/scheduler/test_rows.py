@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bei.batching.rows import engine_outputs, rows_of_batch
 from bei.core import Encoding, Held, Outputs, PackedBatch
 from bei.port import UNIT_EMBEDDING
-from tests.engines import ids
+from bei.scheduler.rows import engine_outputs, rows_of_batch
+from tests.support.engines import ids
 
 BATCH = PackedBatch.from_encodings([Encoding(ids(1, 2)), Encoding(ids(3)), Encoding(ids(4, 5, 6))])
 OUTPUTS: Outputs = {

@@ -9,12 +9,12 @@ from math import inf
 
 import pytest
 
-from bei.batching.queue import Entry, Waiter
-from bei.batching.scheduler import Scheduler, SchedulingRules
-from bei.batching.shares import ServedShares
 from bei.core import Encoding, Limits
 from bei.port import Lane
-from tests.engines import ids
+from bei.scheduler.lane_shares import ServedShares
+from bei.scheduler.queue import Entry, Waiter
+from bei.scheduler.scheduler import Scheduler, SchedulingRules
+from tests.support.engines import ids
 
 LIMITS = Limits(max_num_tokens=8192, max_batch_size=128, max_seq_len=512)
 CAP_S = 0.065

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from bei.artifact import Artifact
-from bei.config import ServeConfig
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Engine
-from bei.metrics import Metrics
+from bei.metrics.registry import Metrics
 from bei.server.app import create_app
-from bei.server.dialects import all_dialects
-from bei.server.keys import keyring_of
-from bei.server.models import Models
-from bei.server.request_log import request_log_of
-from bei.server.whole import WholeServer
-from tests.bei.services import make_service
-from tests.engines import DEADLINE_S
+from bei.server.auth.keys import keyring_of
+from bei.server.dialects.table import all_dialects
+from bei.server.endpoint.models import Models
+from bei.server.status.whole_server import WholeServer
+from bei.server.telemetry.access_log import request_log_of
+from tests.support.engines import DEADLINE_S
+from tests.support.services import make_service
 
 if TYPE_CHECKING:
-    from bei.server.spans import Tracing
+    from bei.server.telemetry.spans import Tracing
 
 ROUTE = "/v1/embeddings"
 

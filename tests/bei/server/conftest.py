@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS, save_artifact
 from tests.bei.server.app import App
 from tests.bei.server.kinds import KINDS, save_kind
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS, save_artifact
+from tests.support.engines import GatedEngine
 
 MakeApp = Callable[..., App]
 

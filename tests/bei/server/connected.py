@@ -9,10 +9,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from bei.config import ServeConfig
-from bei.metrics import Metrics
-from bei.server.connections import Connections
-from bei.server.protocol import Connection
+from bei.config.settings import ServeConfig
+from bei.metrics.registry import Metrics
+from bei.server.http.connection import Connection
+from bei.server.http.connections import Connections
 
 GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 
-from bei.artifact import Artifact, Classification, OutputInfo, Role
+from bei.artifact.manifest import Artifact, Classification, OutputInfo
+from bei.artifact.sides import Role
 from bei.core import EngineInfo, Expansion, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS, VOCAB_SIZE, save_artifact, tiny_tokenizer
 from tests.bei.server.app import App
+from tests.support.artifacts import LIMITS, VOCAB_SIZE, save_artifact, tiny_tokenizer
 
 LABELS = ["sad", "calm", "glad"]
 TAGS = ["O", "B-PER", "I-PER"]

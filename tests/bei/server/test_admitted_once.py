@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.server.app import inference_routes
 from tests.bei.server.app import App, check_error
+from tests.bei.server.endpoint.test_route import GOOD
 from tests.bei.server.kinds import KINDS, save_kind
-from tests.bei.server.test_endpoint import GOOD
 
 # Requests that need more than one call of the service, and whatever else routes take.
 BODIES: list[tuple[str, dict[str, Any], str]] = [

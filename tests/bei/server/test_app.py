@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from bei import __version__
-from bei.config import DIALECTS, ServeConfig
+from bei.config.settings import DIALECTS, ServeConfig
 from bei.engine.fake import FakeEngine
 from bei.server.app import inference_routes
-from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.support.artifacts import LIMITS
 
 ROUTES = {
     *(("post", route.path) for route in inference_routes(ServeConfig())),

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS, VOCAB_SIZE
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.support.artifacts import LIMITS, VOCAB_SIZE
 
 FORMS = "input must be a text, a list of token ids, or a list in which each is a text or a list of token ids"
 NOT_JSON = "The body is not valid JSON"

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from bei.artifact import OutputInfo
+from bei.artifact.manifest import OutputInfo
 from bei.errors import InvalidRequestError
-from bei.prompts import prompt_of
-from tests.artifacts import save_artifact
+from bei.tokenizer.prompts import prompt_of
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import ROLES, TOKEN_DIMENSION, KindEngine
+from tests.support.artifacts import save_artifact
 
 TEXTS = {"query": "a", "texts": ["b"], "model": "reranker"}
 DOCUMENTS = {"query": "a", "documents": ["b"], "model": "reranker"}

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from bei.engine.fake import DIMENSION, FakeEngine
-from tests.artifacts import LIMITS, save_artifact
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.support.artifacts import LIMITS, save_artifact
 
 WARNING = "tiny does not say that its vectors may be cut (Matryoshka): those of 3 components may rank much worse"
 

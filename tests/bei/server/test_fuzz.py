@@ -20,22 +20,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.config import DIALECTS, ServeConfig
+from bei.config.settings import DIALECTS, ServeConfig
 from bei.errors import BeiError
-from bei.metrics import Metrics
-from bei.server import second_look
+from bei.metrics.registry import Metrics
 from bei.server.app import inference_routes
-from bei.server.call import Call
-from bei.server.dialect import mounted
-from bei.server.dialects import all_dialects
-from bei.server.endpoint import Route
-from bei.server.errors import ErrorForm, own_form, status_of
-from bei.server.models import Models
-from bei.server.pipelines import REQUESTS, by_kind
-from bei.server.whole import WholeServer
-from bei.tasks import PHRASES
+from bei.server.dialects.base import mounted
+from bei.server.dialects.table import all_dialects
+from bei.server.endpoint import lenient_json
+from bei.server.endpoint.context import Call
+from bei.server.endpoint.models import Models
+from bei.server.endpoint.route import Route
+from bei.server.http.errors import ErrorForm, own_form, status_of
+from bei.server.routes.root import REQUESTS, by_kind
+from bei.server.status.whole_server import WholeServer
+from bei.tasks.embed import PHRASES
 from tests.bei.server.dialects.wire import exchanges
-from tests.bei.server.test_endpoint import GOOD
+from tests.bei.server.endpoint.test_route import GOOD
 
 Parse = Callable[[bytes], Any]
 
@@ -110,7 +110,7 @@ def check(name: str, body: bytes, *, in_part: bool = False) -> BeiError | None:
     """Parse ``body``, as routes do; the error, if it is refused as it may be."""
     started_s = time.process_time()
     try:
-        second_look._read(PARSERS[name], body, in_part)
+        lenient_json._read(PARSERS[name], body, in_part)
         error = None
     except BeiError as refused:
         error = refused

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei.artifact import OutputInfo
+from bei.artifact.manifest import OutputInfo
 from bei.core import EngineInfo, Outputs, PackedBatch
-from tests.artifacts import LIMITS, save_artifact, token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.bei.server.endpoint.test_input_report import LONG, ask
 from tests.bei.server.kinds import KindEngine, answer, fake_output, post
-from tests.bei.server.test_reports import LONG, ask
+from tests.support.artifacts import LIMITS, save_artifact, token_ids
 
 TEXTS = ["cat", "the cats", "hello world"]
 # Path -> the field of its inputs.

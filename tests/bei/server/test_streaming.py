@@ -13,17 +13,18 @@ from unittest import mock
 import httpx
 import pytest
 
-from bei.elsewhere import Tally
 from bei.engine.fake import FakeEngine
-from bei.server import call, endpoint, http, rendering
-from bei.server.answers import AnswerMemory
-from bei.server.rendering import Notation
-from tests.artifacts import LIMITS
+from bei.server.endpoint import context, render, route
+from bei.server.endpoint.render import Notation
+from bei.server.endpoint.response_memory import AnswerMemory
+from bei.server.http import responses
+from bei.server.http.shared_limits import Tally
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.bei.server.endpoint.test_route import GOOD, filled
 from tests.bei.server.kinds import KINDS, post, save_kind
-from tests.bei.server.test_endpoint import GOOD, filled
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS
+from tests.support.engines import GatedEngine
 
 Message = dict[str, Any]
 BODY = json.dumps({"input": [[token] for token in range(1, 31)]}).encode()
@@ -31,9 +32,9 @@ BODY = json.dumps({"input": [[token] for token in range(1, 31)]}).encode()
 
 @pytest.fixture(autouse=True)
 def _in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "INLINE_BYTES", 0)
-    monkeypatch.setattr(call, "INLINE_BYTES", 0)
-    monkeypatch.setattr(rendering, "PIECE_BYTES", 100)
+    monkeypatch.setattr(route, "INLINE_BYTES", 0)
+    monkeypatch.setattr(context, "INLINE_BYTES", 0)
+    monkeypatch.setattr(render, "PIECE_BYTES", 100)
 
 
 class Client:
@@ -96,11 +97,11 @@ def test_pieces_are_rendered_when_those_before_are_taken(make_app: MakeApp, monk
     rendered: list[bytes] = []
 
     def noting(content: object, _: Notation) -> Iterator[bytes]:
-        for piece in rendering.pieces_of(content):
+        for piece in render.pieces_of(content):
             rendered.append(piece)
             yield piece
 
-    monkeypatch.setattr(endpoint, "pieces_of", noting)
+    monkeypatch.setattr(route, "pieces_of", noting)
     ahead: list[int] = []
     client = Client(app, lambda num_sent: ahead.append(len(rendered) - (num_sent - 1)))
     app.run(client.request())
@@ -144,8 +145,8 @@ def test_a_client_that_leaves_as_its_socket_empties_is_left(make_app: MakeApp, t
 
 
 def test_a_client_that_takes_nothing_any_more_is_left(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_TAKE_S", 0.05)
-    monkeypatch.setattr(http, "_BYTES_PER_S", 10**9)
+    monkeypatch.setattr(responses, "_TAKE_S", 0.05)
+    monkeypatch.setattr(responses, "_BYTES_PER_S", 10**9)
     app = make_app(FakeEngine(LIMITS))
 
     async def stalls(num_sent: int) -> None:
@@ -161,7 +162,7 @@ def test_a_client_that_takes_nothing_any_more_is_left(make_app: MakeApp, monkeyp
 
 def failing_after(num_pieces: int) -> Callable[[object, Notation], Iterator[bytes]]:
     def pieces(content: object, _: Notation) -> Iterator[bytes]:
-        for index, piece in enumerate(rendering.pieces_of(content)):
+        for index, piece in enumerate(render.pieces_of(content)):
             if index == num_pieces:
                 raise ValueError("a bug")
             yield piece
@@ -170,7 +171,7 @@ def failing_after(num_pieces: int) -> Callable[[object, Notation], Iterator[byte
 
 
 def test_a_failure_in_the_middle_is_no_whole_answer(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "pieces_of", failing_after(3))
+    monkeypatch.setattr(route, "pieces_of", failing_after(3))
     app = make_app(FakeEngine(LIMITS))
     client = Client(app)
     with pytest.raises(ValueError, match="a bug"):
@@ -183,7 +184,7 @@ def test_a_failure_in_the_middle_is_no_whole_answer(make_app: MakeApp, monkeypat
 def test_a_failure_in_the_first_piece_is_an_error_as_any_other(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "pieces_of", failing_after(0))
+    monkeypatch.setattr(route, "pieces_of", failing_after(0))
     app = make_app(FakeEngine(LIMITS))
     check_error(app.post(BODY), 500, code="bei_error")
     assert num_open(app) == 0
@@ -216,8 +217,8 @@ def test_an_answer_to_http_1_0_is_sent_in_pieces_and_held_until_the_last_one(
 def test_an_http_1_0_client_that_takes_nothing_any_more_is_left(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_TAKE_S", 0.05)
-    monkeypatch.setattr(http, "_BYTES_PER_S", 10**9)
+    monkeypatch.setattr(responses, "_TAKE_S", 0.05)
+    monkeypatch.setattr(responses, "_BYTES_PER_S", 10**9)
     app = make_app(FakeEngine(LIMITS))
 
     async def stalls(num_sent: int) -> None:

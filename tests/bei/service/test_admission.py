@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bei.admission import Admission, AdmissionLimits, Demand, Ticket, estimated_length
 from bei.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.port import LANES, Lane, LaneStats, PortStats
+from bei.service.admission import Admission, AdmissionLimits, Demand, Ticket, estimated_length
 
 PER_TOKEN_S = 0.01
 NOW_S = 1000.0
@@ -21,12 +21,12 @@ NOW_S = 1000.0
 
 @pytest.fixture(autouse=True)
 def _every_request_asks_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bei.admission._QUIET", 0.0)  # these tests say what waits without accepting it
+    monkeypatch.setattr("bei.service.admission._QUIET", 0.0)  # these tests say what waits without accepting it
 
 
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bei.admission.time", SimpleNamespace(monotonic=lambda: NOW_S))
+    monkeypatch.setattr("bei.service.admission.time", SimpleNamespace(monotonic=lambda: NOW_S))
 
 
 class LinearCosts:
@@ -473,7 +473,7 @@ TestTickets.settings = settings(max_examples=80, stateful_step_count=30, deadlin
 
 
 def test_while_little_is_accepted_nobody_asks_the_engine_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bei.admission._QUIET", 0.1)
+    monkeypatch.setattr("bei.service.admission._QUIET", 0.1)
     asked = []
 
     def stats() -> PortStats:

@@ -10,18 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from bei.artifact import Manifest, Routes, Source
-from bei.artifact_lookup import artifact_for
-from bei.built_before import _RECORDED, build_settings, check_built
-from bei.certification.thresholds import PRECISIONS
-from bei.config import BUILD_SETTINGS, ServeConfig
-from bei.config import load as load_config
+from bei.artifact.certificate.thresholds import PRECISIONS
+from bei.artifact.manifest import Manifest, Source
+from bei.artifact.sides import Routes
+from bei.config.settings import BUILD_SETTINGS, ServeConfig
+from bei.config.settings import load as load_config
 from bei.errors import ConfigError
-from bei.loading import next_artifact
-from bei.model import Model
-from bei_build import precision
+from bei.offline.model import Model
+from bei.service.build_settings import _RECORDED, build_settings, check_built
+from bei.service.loader import next_artifact
+from bei.service.resolve import artifact_for
 from bei_build.config import BuildConfig
-from tests.artifacts import save_artifact
+from bei_build.spec import precision
+from tests.support.artifacts import save_artifact
 
 
 @pytest.fixture(autouse=True)

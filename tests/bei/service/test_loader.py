@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from bei import artifact as artifacts
-from bei import loading
-from bei.artifact import Artifact
-from bei.config import ServeConfig
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
 from bei.errors import (
     ArtifactError,
@@ -20,9 +19,10 @@ from bei.errors import (
     SwapRefusedError,
     VerificationError,
 )
-from bei.loading import Standing, load_model, load_next
-from tests.artifacts import LIMITS, save_artifact
-from tests.keys import make_keys
+from bei.service import loader
+from bei.service.loader import Standing, load_model, load_next
+from tests.support.artifacts import LIMITS, save_artifact
+from tests.support.keys import make_keys
 
 CONFIG = ServeConfig(tokenizer_threads=1, tune="off")
 
@@ -30,7 +30,7 @@ CONFIG = ServeConfig(tokenizer_threads=1, tune="off")
 class Served:
     """What ``load_next`` asks a service."""
 
-    def __init__(self, loaded: loading.Loaded) -> None:
+    def __init__(self, loaded: loader.Loaded) -> None:
         self.name = loaded.artifact.manifest.name
         self.manifest = loaded.artifact.manifest
         self.encoder = loaded.encoder
@@ -49,7 +49,7 @@ class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engines: list[CountedEngine] = []
         self.options: dict[str, int] = {}  # of the last one
-        monkeypatch.setattr(loading, "load_engine", self._load)
+        monkeypatch.setattr(loader, "load_engine", self._load)
 
     def _load(self, folder: Path, manifest: artifacts.Manifest, options: dict[str, int]) -> CountedEngine:
         self.options = options
@@ -144,7 +144,7 @@ def test_an_engine_that_fails_its_verification_is_closed(
     def fail(*_: object) -> None:
         raise VerificationError("too far from its reference")
 
-    monkeypatch.setattr(loading, "verified", fail)
+    monkeypatch.setattr(loader, "verified", fail)
     with pytest.raises(VerificationError):
         load()
     assert [engine.is_open for engine in rig.engines] == [True, False]

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei import artifact as artifacts
-from bei import loading
-from bei.artifact import Artifact
-from bei.batching.gate import DeviceGate
-from bei.config import ServeConfig
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Float32Array
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import (
@@ -27,15 +25,17 @@ from bei.errors import (
     OverloadedError,
     ShuttingDownError,
 )
-from bei.loading import load_service
-from bei.metrics import Metrics
+from bei.metrics.registry import Metrics
 from bei.port import UNIT_EMBEDDING
-from bei.service import Answer, InferenceService
-from bei.tokenization import EncodingOptions
-from bei.tokenizer_pool import CHUNK
-from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, tiny_tokenizer, token_ids
-from tests.bei.services import encode, entered, infer, run_async, running_service
-from tests.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, sequences_of, token_rows
+from bei.scheduler.device_gate import DeviceGate
+from bei.service import loader
+from bei.service.loader import load_service
+from bei.service.service import Answer, InferenceService
+from bei.tokenizer.encoder import EncodingOptions
+from bei.tokenizer.pool import CHUNK
+from tests.support.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, tiny_tokenizer, token_ids
+from tests.support.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, sequences_of, token_rows
+from tests.support.services import encode, entered, infer, run_async, running_service
 
 
 @pytest.fixture
@@ -426,13 +426,13 @@ def test_an_engine_that_can_be_is_replaced_where_it_hangs(
     made[0].info = replace(made[0].info, is_replaceable=is_replaced)
     asked: list[int | None] = []
     given: list[Any] = []
-    monkeypatch.setattr(loading, "engine_for", lambda artifact, config, loaded: made[0])
-    monkeypatch.setattr(loading, "load_engine", lambda folder, manifest, options: made[-1])
-    monkeypatch.setattr(loading, "given_options", lambda threads, streams: asked.append(streams))
-    monkeypatch.setattr(loading, "verified", lambda artifact, engine: artifact)
-    monkeypatch.setattr(loading, "local_port", lambda *arguments: given.append(arguments[-1]))
-    monkeypatch.setattr(loading, "InferenceService", lambda *arguments: None)
-    monkeypatch.setattr(loading, "costs_for", lambda artifact, engine, config: None)
+    monkeypatch.setattr(loader, "engine_for", lambda artifact, config, loaded: made[0])
+    monkeypatch.setattr(loader, "load_engine", lambda folder, manifest, options: made[-1])
+    monkeypatch.setattr(loader, "given_options", lambda threads, streams: asked.append(streams))
+    monkeypatch.setattr(loader, "verified", lambda artifact, engine: artifact)
+    monkeypatch.setattr(loader, "local_port", lambda *arguments: given.append(arguments[-1]))
+    monkeypatch.setattr(loader, "InferenceService", lambda *arguments: None)
+    monkeypatch.setattr(loader, "costs_for", lambda artifact, engine, config: None)
     artifact = save_artifact(tmp_path / "artifact")
     monkeypatch.setattr(artifacts, "load", lambda path: artifact)
     load_service(artifact.path, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())

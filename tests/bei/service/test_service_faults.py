@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Engine, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, OverloadedError, ShuttingDownError
-from bei.service import InferenceService
-from bei.tokenization import EncodingOptions, Input
-from bei.tokenizer_pool import CHUNK
-from tests.artifacts import LIMITS, save_artifact, token_ids
-from tests.bei.batching.front import wait_until
-from tests.bei.services import entered, infer, run_async, running_service
-from tests.engines import DEADLINE_S, GatedEngine, sequences_of
+from bei.service.service import InferenceService
+from bei.tokenizer.encoder import EncodingOptions, Input
+from bei.tokenizer.pool import CHUNK
+from tests.bei.scheduler.front import wait_until
+from tests.support.artifacts import LIMITS, save_artifact, token_ids
+from tests.support.engines import DEADLINE_S, GatedEngine, sequences_of
+from tests.support.services import entered, infer, run_async, running_service
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_dead_engine_is_an_error_for_everybody_and_nobody_waits(artifact: Arti
 def test_an_engine_that_is_being_replaced_is_not_ready_and_answers_afterwards(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bei.batching.manager._WATCH_EVERY_S", 0.002)
+    monkeypatch.setattr("bei.scheduler.batch_manager._WATCH_EVERY_S", 0.002)
     may_load = threading.Event()
 
     def reload() -> Engine:

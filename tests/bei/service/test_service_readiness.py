@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei.artifact import Artifact, OutputInfo
+from bei.artifact.manifest import Artifact, OutputInfo
 from bei.engine.fake import FakeEngine
+from bei.engine.postprocess import unit_length
 from bei.errors import EngineError, ShuttingDownError
-from bei.postprocess import unit_length
-from tests.artifacts import CANARY_TEXT, LIMITS, save_artifact, token_ids
-from tests.bei.services import infer, run_async, running_service
-from tests.engines import GatedEngine, PickyEngine, TokenEngine, sequences_of, token_rows
+from tests.support.artifacts import CANARY_TEXT, LIMITS, save_artifact, token_ids
+from tests.support.engines import GatedEngine, PickyEngine, TokenEngine, sequences_of, token_rows
+from tests.support.services import infer, run_async, running_service
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_ready_computes_the_canary_without_the_prompt(tmp_path: Path) -> None:
 def test_after_the_first_canary_a_fresh_answer_is_proof_enough(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bei.service._FRESH_S", 3600.0)
+    monkeypatch.setattr("bei.service.service._FRESH_S", 3600.0)
 
     async def test() -> None:
         engine = FakeEngine(LIMITS)
@@ -93,7 +93,7 @@ def test_a_failing_engine_is_not_ready(artifact: Artifact) -> None:
 def test_an_engine_that_does_not_answer_in_time_is_not_ready(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bei.service._CANARY_TIMEOUT_S", 0.001)
+    monkeypatch.setattr("bei.service.service._CANARY_TIMEOUT_S", 0.001)
 
     async def test() -> None:
         engine = GatedEngine(LIMITS)

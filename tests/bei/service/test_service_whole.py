@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from bei.artifact import Artifact
-from bei.calls import Call
+from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError
-from bei.feeding import Feeder
-from bei.service import InferenceService
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, Input
-from tests.artifacts import LIMITS, save_artifact
-from tests.bei.services import run_async, running_service
+from bei.service.call import Call
+from bei.service.service import InferenceService
+from bei.service.submission import Feeder
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
+from tests.support.artifacts import LIMITS, save_artifact
+from tests.support.services import run_async, running_service
 
 WHOLE = EncodingOptions(whole=True)
 LONG = "cat " * 5000

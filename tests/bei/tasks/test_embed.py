@@ -12,18 +12,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei import tasks
-from bei.artifact import Artifact, Classification, OutputInfo, RerankTemplate
+from bei.artifact.manifest import Artifact, Classification, OutputInfo, RerankTemplate
 from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch, ScoreFunction
 from bei.engine.fake import FakeEngine
+from bei.engine.postprocess import apply_function, unit_length
 from bei.errors import AnswerTooLargeError, InvalidRequestError, TaskNotSupportedError
-from bei.postprocess import apply_function, unit_length
-from bei.prompts import led_by_default
-from bei.service import InferenceService
-from bei.tokenization import EncodingOptions, Input
-from tests.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
-from tests.bei.services import make_service, run_async
-from tests.engines import sequences_of
+from bei.service.service import InferenceService
+from bei.tasks import embed as tasks
+from bei.tokenizer.encoder import EncodingOptions, Input
+from bei.tokenizer.prompts import led_by_default
+from tests.support.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
+from tests.support.engines import sequences_of
+from tests.support.services import make_service, run_async
 
 CLS, SEP = 2, 3
 HELLO, WORLD, CAT, S = (tiny_tokenizer().token_to_id(token) for token in ("hello", "world", "cat", "##s"))

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bei.core import Float32Array
-from bei.entities import AGGREGATIONS, Aggregation, Entity, entities_of
-from bei.postprocess import apply_function
-from bei.tokenization import EncodingOptions, TextEncoder
-from tests.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
+from bei.engine.postprocess import apply_function
+from bei.tasks.entities import AGGREGATIONS, Aggregation, Entity, entities_of
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
+from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
 MAX_TOKENS = 64
 WITH_SPANS = EncodingOptions(with_spans=True)

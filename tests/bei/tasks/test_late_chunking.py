@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei import tasks
-from bei.artifact import MANIFEST, Artifact, OutputInfo, load_manifest
+from bei.artifact.manifest import MANIFEST, Artifact, OutputInfo, load_manifest
 from bei.core import Float32Array, Int32Array
+from bei.engine.postprocess import means_of_chunks
 from bei.errors import InvalidRequestError
-from bei.postprocess import means_of_chunks
-from tests.artifacts import save_artifact, token_ids
-from tests.bei.test_tasks import HeadEngine, admitted, answer_of
+from bei.tasks import embed
+from tests.bei.tasks.test_embed import HeadEngine, admitted, answer_of
+from tests.support.artifacts import save_artifact, token_ids
 
 WIDTH = 2
-embed_chunks = admitted(tasks.embed_chunks)
+embed_chunks = admitted(embed.embed_chunks)
 
 
 def id_and_place(ids: Int32Array) -> Float32Array:
@@ -48,8 +48,8 @@ def test_a_chunk_is_the_mean_of_its_tokens_and_many_are_made_off_the_event_loop(
         threads.append(threading.current_thread())
         return means(*args)
 
-    monkeypatch.setattr(tasks, "means_of_chunks", noted)
-    monkeypatch.setattr(tasks, "_MANY_NUMBERS", 0 if is_large else 1000)
+    monkeypatch.setattr(embed, "means_of_chunks", noted)
+    monkeypatch.setattr(embed, "_MANY_NUMBERS", 0 if is_large else 1000)
     answer = chunked(save_chunker(tmp_path / "tiny", layers_follow_pooling=False), ["the cats", "hello"])
     states = id_and_place(np.array(token_ids("the cats hello"), np.int32))
     np.testing.assert_allclose(answer.vectors, [states[1:4].mean(axis=0), states[4]])

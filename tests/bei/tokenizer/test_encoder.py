@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
 from bei.errors import ArtifactManifestError, InvalidRequestError
-from bei.tokenization import AS_CONFIGURED, EncodingOptions, TextEncoder
-from tests.artifacts import LIMITS, tiny_tokenizer
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, TextEncoder
+from tests.support.artifacts import LIMITS, tiny_tokenizer
 
 CLS, SEP = 2, 3
 

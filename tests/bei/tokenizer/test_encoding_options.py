@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from bei.core import Encoding, Expansion
 from bei.errors import InvalidRequestError
-from bei.layout import kept_lengths
-from bei.tokenization import EncodingOptions, Input, TextEncoder
-from tests.artifacts import tiny_tokenizer
-from tests.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
+from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
+from bei.tokenizer.special_tokens import kept_lengths
+from tests.support.artifacts import tiny_tokenizer
+from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
 
 def typed_tokenizer() -> Tokenizer:

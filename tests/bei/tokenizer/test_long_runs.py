@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from bei import long_texts, tokenization
 from bei.core import Encoding
 from bei.errors import InvalidRequestError
-from bei.layout import kept_lengths, layout_of
-from bei.tokenization import EncodingOptions, Input, TextEncoder
-from tests.artifacts import tiny_tokenizer
-from tests.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
+from bei.tokenizer import encoder as tokenization
+from bei.tokenizer import long_text
+from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
+from bei.tokenizer.special_tokens import kept_lengths, layout_of
+from tests.support.artifacts import tiny_tokenizer
+from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
 _SPECIAL = ["<s>", "</s>", "<unk>"]
 _TEMPLATE = {"single": "<s> $A </s>", "pair": "<s> $A </s> $B </s>", "special_tokens": [("<s>", 0), ("</s>", 1)]}
@@ -102,8 +103,8 @@ def encoder(kind: str, max_seq_len: int = 32) -> TextEncoder:
 def small_pieces(most_chars: int = 4_000) -> Iterator[None]:
     """All bounds a tenth of what they are, so that short texts are long ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_texts, "PIECE_CHARS", 1_000)
-        patch.setattr(long_texts, "_WINDOW_CHARS", 60)
+        patch.setattr(long_text, "PIECE_CHARS", 1_000)
+        patch.setattr(long_text, "_WINDOW_CHARS", 60)
         patch.setattr(tokenization, "PIECE_CHARS", 1_000)
         patch.setattr(tokenization, "_MOST_CHARS_AT_ONCE", most_chars)
         yield

@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from bei import long_texts, tokenization
 from bei.errors import InvalidRequestError
-from bei.long_texts import UncuttableTextError, tokens_in_pieces
-from bei.tokenization import EncodingOptions, Input, TextEncoder
-from bei.tokenizer_pool import TokenizerPool
-from tests.artifacts import tiny_tokenizer
-from tests.bei.test_encoding_options import TOKENIZERS, library
+from bei.tokenizer import encoder as tokenization
+from bei.tokenizer import long_text
+from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
+from bei.tokenizer.long_text import UncuttableTextError, tokens_in_pieces
+from bei.tokenizer.pool import TokenizerPool
+from tests.bei.tokenizer.test_encoding_options import TOKENIZERS, library
+from tests.support.artifacts import tiny_tokenizer
 
 PROSE = "The cats sat on the mat. It was hello, world: 3.14 cats' mats!\nIsn't it? Größe (naïve) 日本語のテキスト😀 "
 WHOLE = EncodingOptions(whole=True, with_spans=True, add_special_tokens=False)
@@ -26,8 +27,8 @@ WHOLE = EncodingOptions(whole=True, with_spans=True, add_special_tokens=False)
 @pytest.fixture(scope="module", autouse=True)
 def _small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_texts, "PIECE_CHARS", 120)
-        patch.setattr(long_texts, "_WINDOW_CHARS", 60)
+        patch.setattr(long_text, "PIECE_CHARS", 120)
+        patch.setattr(long_text, "_WINDOW_CHARS", 60)
         patch.setattr(tokenization, "PIECE_CHARS", 120)
         yield
 
@@ -48,7 +49,7 @@ def no_check() -> None:
     """Nothing ends the work early."""
 
 
-def check_same(found: long_texts.Tokens, expected: Any) -> None:
+def check_same(found: long_text.Tokens, expected: Any) -> None:
     assert found.offsets is not None
     assert found.words is not None
     assert found.ids.tolist() == expected.ids

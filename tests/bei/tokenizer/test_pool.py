@@ -10,10 +10,10 @@ import pytest
 
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError, InvalidRequestError
-from bei.tokenization import EncodingOptions, TextEncoder
-from bei.tokenizer_pool import CHUNK, TokenizerPool
-from tests.artifacts import LIMITS, tiny_tokenizer, token_ids
-from tests.engines import DEADLINE_S
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
+from bei.tokenizer.pool import CHUNK, TokenizerPool
+from tests.support.artifacts import LIMITS, tiny_tokenizer, token_ids
+from tests.support.engines import DEADLINE_S
 
 
 @pytest.fixture(scope="module")

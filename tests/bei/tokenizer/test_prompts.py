@@ -9,10 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bei.artifact import Artifact, Role
+from bei.artifact.manifest import Artifact
+from bei.artifact.sides import Role
 from bei.errors import InvalidRequestError
-from bei.prompts import prompt_of, prompted, role_of
-from tests.artifacts import save_artifact
+from bei.tokenizer.prompts import prompt_of, prompted, role_of
+from tests.support.artifacts import save_artifact
 
 PROMPTS = {"query": "query: ", "passage": "the ", "clustering": "cat "}
 _names = st.sampled_from(["query", "search_query", "document", "passage", "text", "corpus", "mine", "yours"])

@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from bei import word_cache
-from bei.tokenization import EncodingOptions, TextEncoder
-from bei.word_cache import WordCache, treats_words_alone
-from tests.artifacts import tiny_tokenizer
-from tests.checkpoints import wordpiece_tokenizer
+from bei.tokenizer import word_cache
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
+from bei.tokenizer.word_cache import WordCache, treats_words_alone
+from tests.support.artifacts import tiny_tokenizer
+from tests.support.checkpoints import wordpiece_tokenizer
 
 _pieces = st.one_of(
     st.sampled_from(

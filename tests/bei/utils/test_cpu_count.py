@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bei.cores import usable_cores
+from bei.utils.cpu_count import usable_cores
 
 
 def test_an_affinity_mask_narrows_the_count(monkeypatch: pytest.MonkeyPatch) -> None:

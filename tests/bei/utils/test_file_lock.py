@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bei import file_locks
-from bei.file_locks import acquire, try_acquire
-from tests.engines import DEADLINE_S
+from bei.utils import file_lock
+from bei.utils.file_lock import acquire, try_acquire
+from tests.support.engines import DEADLINE_S
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_several_share_it_and_nobody_has_it_alone_meanwhile(file: Path) -> None:
 def test_who_waits_for_a_file_that_is_removed_gets_the_next_one(file: Path) -> None:
     """Else whoever comes later would lock another file, and both would have it."""
     first = acquire(file)
-    got: list[file_locks.FileLock] = []
+    got: list[file_lock.FileLock] = []
     waiting = threading.Thread(target=lambda: got.append(acquire(file)))
     waiting.start()
     assert not got

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bei.free_memory import available_bytes
+from bei.utils.free_memory import available_bytes
 
 
 @pytest.fixture

@@ -13,20 +13,25 @@ from typing import Any
 
 import pytest
 
-from bei import cli, libraries, nvidia, pytorch, signing_keys
-from bei.artifact_lookup import _OF_THE_BUILDER, build_config_class
-from bei.config import ServeConfig
+from bei.artifact import signing_keys
+from bei.artifact.signature import _holds
+from bei.cli import main
+from bei.config.settings import ServeConfig
+from bei.engine import nvidia, pytorch
 from bei.engine import openvino as openvino_engine
 from bei.errors import BeiError, BrokenDependencyError, MissingDependencyError
-from bei.libraries import importing
-from bei.server.tracing import tracing_of
-from bei.signatures import _holds
-from bei_build import chat_template, location, weights
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
+from bei.server.telemetry.otel_settings import tracing_of
+from bei.service.resolve import _OF_THE_BUILDER, build_config_class
+from bei.utils import libraries
+from bei.utils.libraries import importing
+from bei_build.checkpoint import locate as location
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
 from bei_build.quantization import emulation, modelopt
 from bei_build.targets import openvino as openvino_compiler
-from tests.checkpoints import save_checkpoint
+from bei_build.tokenizer import chat_template
+from bei_build.weights import tensor_store
+from tests.support.checkpoints import save_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,9 +139,9 @@ SITES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "transformers, a checkpoint": ("transformers", lambda folder: read_checkpoint(locate(str(folder)))),
     "transformers, a chat template": ("transformers", lambda folder: chat_template._rendered(folder, "", [], {})),
     "huggingface_hub": ("huggingface_hub", lambda _: location.locate("nobody/nothing", None)),
-    "safetensors": ("safetensors", lambda folder: weights.open_file(folder / "model.safetensors")),
-    "torch, a pickle": ("torch", lambda folder: weights.open_file(folder / "pytorch_model.bin")),
-    "hdrh": ("hdrh", lambda _: cli._parser("bench", ["bench"])),
+    "safetensors": ("safetensors", lambda folder: tensor_store.open_file(folder / "model.safetensors")),
+    "torch, a pickle": ("torch", lambda folder: tensor_store.open_file(folder / "pytorch_model.bin")),
+    "hdrh": ("hdrh", lambda _: main._parser("bench", ["bench"])),
 }
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from bei import logs
-from bei.logs import FIELDS, JsonFormatter
+from bei.utils import log_format
+from bei.utils.log_format import FIELDS, JsonFormatter
 
 
 def line(message: str, *arguments: object, **attributes: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_the_whole_log_has_the_form_asked_for_also_uvicorn_s(
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(root, "handlers", [])  # without pytest's
-    logs.configure(form)
+    log_format.configure(form)
     logging.getLogger("bei.server").info("one")
     logging.getLogger("bei.server").debug("too much")
     logging.getLogger("uvicorn.error").info("too much")
@@ -91,7 +91,7 @@ def test_the_whole_log_has_the_form_asked_for_also_uvicorn_s(
 
 MANY_LINES = """
 import logging, sys
-from bei.logs import configure
+from bei.utils.log_format import configure
 configure("json", sys.argv[1])
 for number in range(100):
     logging.getLogger("test").info("%d %s", number, sys.argv[1] * (100_000 if number % 3 == 0 else 1))
@@ -111,6 +111,6 @@ def test_lines_of_several_processes_are_whole_and_name_them() -> None:
 
 
 def test_a_named_process_stands_before_its_messages(capfd: pytest.CaptureFixture[str]) -> None:
-    code = "import logging; from bei.logs import configure; configure('text', 'front-1'); logging.info('a \\u00e9')"
+    code = "import logging; from bei.utils.log_format import configure; configure('text', 'front-1'); logging.info('a \\u00e9')"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert capfd.readouterr().err.endswith(" INFO front-1: a \\xe9\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bei.mapped import release_pages, releasing_pages
+from bei.utils.mapped_files import release_pages, releasing_pages
 
 MEGABYTES = 16
 

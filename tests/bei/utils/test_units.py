@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import ConfigError
-from bei.quantities import parsed_duration, parsed_size, shown_age, shown_size
+from bei.utils.units import parsed_duration, parsed_size, shown_age, shown_size
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bei.artifact import Agreement, Classification
-from bei.certification.answers import EngineAnswers, HeldOut
-from bei.certification.comparison import HISTOGRAM_EDGES, Meaning, ReferenceAnswers, compare
-from bei.certification.thresholds import thresholds_of
+from bei.artifact.certificate.record import Agreement
+from bei.artifact.certificate.thresholds import thresholds_of
+from bei.artifact.manifest import Classification
 from bei.core import Encoding, Float32Array
+from bei.verification.answers import EngineAnswers, HeldOut
+from bei.verification.comparison import HISTOGRAM_EDGES, Meaning, ReferenceAnswers, compare
 
 NUM_TEXTS = 24
 LABELS = Classification(labels=["a", "b", "c"], function="softmax")

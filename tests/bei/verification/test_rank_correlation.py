@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.certification.ranks import average_ranks, kendall_tau, spearman
+from bei.verification.rank_correlation import average_ranks, kendall_tau, spearman
 
 series = st.lists(st.integers(0, 6), min_size=2, max_size=12)
 

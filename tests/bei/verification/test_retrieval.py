@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.certification.answers import Rows
-from bei.certification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval, ndcgs
 from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
+from bei.verification.answers import Rows
+from bei.verification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval, ndcgs
 
 
 def asked(*lengths: int, **fields: Any) -> RetrievalQuestions:

@@ -9,24 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei import artifact as artifacts
-from bei.artifact import (
-    CERTIFICATE,
-    REFERENCE_DIR,
-    Artifact,
-    Certificate,
-    LayerSensitivity,
-    OutputInfo,
-    QuantizationRecord,
-)
-from bei.certification.answers import HeldOut
-from bei.certification.comparison import ReferenceAnswers
-from bei.certification.retrieval import Ranking, RetrievalQuestions, ndcgs
-from bei.certification.stored import RetrievalReference, complete, keep
-from bei.certification.thresholds import thresholds_of
+from bei.artifact import manifest as artifacts
+from bei.artifact.certificate.record import Certificate, LayerSensitivity, QuantizationRecord
+from bei.artifact.certificate.thresholds import thresholds_of
+from bei.artifact.manifest import CERTIFICATE, REFERENCE_DIR, Artifact, OutputInfo
 from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactHashMismatchError, ArtifactManifestError, ConfigError, VerificationError
-from tests.artifacts import save_artifact
+from bei.verification.answers import HeldOut
+from bei.verification.comparison import ReferenceAnswers
+from bei.verification.retrieval import Ranking, RetrievalQuestions, ndcgs
+from bei.verification.stored_answers import RetrievalReference, complete, keep
+from tests.support.artifacts import save_artifact
 
 WIDTH = 6
 LENGTHS = (3, 1, 7, 4, 2, 5, 6, 3, 2, 9, 4, 1)

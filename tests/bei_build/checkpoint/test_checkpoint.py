@@ -24,10 +24,10 @@ from bei.errors import (
     UnsupportedArchitectureError,
     WeightsError,
 )
-from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
-from bei_build.heads import HeadChoice
-from bei_build.location import locate
-from tests.checkpoints import (
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei_build.checkpoint.heads import HeadChoice
+from bei_build.checkpoint.locate import locate
+from tests.support.checkpoints import (
     FAMILIES,
     HIDDEN,
     MAX_TOKENS,

@@ -25,11 +25,10 @@ from bei.errors import (
     WeightsError,
 )
 from bei_build.config import BuildConfig
-from tests.bei_build.builds import build_artifact, random_encodings, running
 from tests.bei_build.families import jina, nomic
 from tests.bei_build.quantization.fp8 import quantize
-from tests.bei_build.reading import read, refused, saved, without
-from tests.checkpoints import (
+from tests.support.builds import build_artifact, random_encodings, running
+from tests.support.checkpoints import (
     HIDDEN,
     MAX_TOKENS,
     change_config,
@@ -39,6 +38,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
+from tests.support.reading import read, refused, saved, without
 
 Tensors = dict[str, torch.Tensor]
 QUERY = "encoder.layer.0.attention.self.query"

@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.artifact import Role
-from bei.batching.gate import DeviceGate
-from bei.certification.answers import run
-from bei.config import ServeConfig
+from bei.artifact.sides import Role
+from bei.config.settings import ServeConfig
 from bei.core import Expansion, Float32Array
 from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestError, TokenizerError
-from bei.loading import load_service
-from bei.metrics import Metrics
-from bei.prompts import prompt_of, role_of
-from bei.tasks import embed_tokens
-from bei_build.checkpoint import Checkpoint, read_checkpoint
-from bei_build.heads import HeadChoice
-from bei_build.location import locate
+from bei.metrics.registry import Metrics
+from bei.scheduler.device_gate import DeviceGate
+from bei.service.loader import load_service
+from bei.tasks.embed import embed_tokens
+from bei.tokenizer.prompts import prompt_of, role_of
+from bei.verification.answers import run
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.heads import HeadChoice
+from bei_build.checkpoint.locate import locate
 from bei_build.targets.openvino import OpenVINOCompiler
-from tests.bei_build.builds import build_artifact, open_engine, random_encodings
-from tests.bei_build.late_interaction import DOCUMENT, QUERY, Settings, as_original, encode, save_colbert
-from tests.checkpoints import MAX_TOKENS, save_checkpoint, wordpiece_tokenizer, write_json
-from tests.zoo import CASES
+from tests.support.builds import build_artifact, open_engine, random_encodings
+from tests.support.checkpoints import MAX_TOKENS, save_checkpoint, wordpiece_tokenizer, write_json
+from tests.support.late_interaction import DOCUMENT, QUERY, Settings, as_original, encode, save_colbert
+from tests.support.zoo import CASES
 
 TOLERANCE = 2e-4
 QUERIES = ["the cat", "a", "where is the mat? hello, world! " * 4, "hello world", "Gr\u00fc\u00dfe!"]

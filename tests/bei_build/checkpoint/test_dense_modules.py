@@ -18,15 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bei.errors import CheckpointError
-from bei_build.flops import flops
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, GraphTypes
-from bei_build.sentence_transformers import _DENSE_ACTIVATIONS
+from bei_build.checkpoint.sentence_transformers import _DENSE_ACTIVATIONS
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.spec.flops import flops
 from bei_build.torch_graph.model import packed_model
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read, refused
-from tests.bei_build.test_sentence_transformers_outputs import (
+from tests.bei_build.checkpoint.test_sentence_transformers_outputs import (
     assert_rows,
     assert_token_rows,
     encodings,
@@ -37,7 +35,9 @@ from tests.bei_build.test_sentence_transformers_outputs import (
     vocab_size,
 )
 from tests.bei_build.torch_graph.rig import of_the_module
-from tests.checkpoints import HIDDEN, WEIGHTS, change_config, save_checkpoint, write_json
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import HIDDEN, WEIGHTS, change_config, save_checkpoint, write_json
+from tests.support.reading import read, refused
 
 IDENTITY = "torch.nn.modules.linear.Identity"
 

@@ -1,5 +1,5 @@
 """Checkpoints made to do harm are refused by name before anything of them is used; the tables are in
-tests/hostile_checkpoints.py, and tests/e2e/test_hostile.py starts processes on them."""
+tests/support/hostile_checkpoints.py, and tests/e2e/test_hostile.py starts processes on them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, TokenizerError
-from bei_build.bounds import OutOfBoundsError, within_bounds
+from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
-from bei_build.location import locate
-from bei_build.sizes import check_sizes
-from bei_build.tokenizer import stored_truncation
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read
-from tests.checkpoints import save_static, write_json
-from tests.hostile_checkpoints import EXECUTED, HOSTILE, config, save_good
+from bei_build.files.sandbox import OutOfBoundsError, within_bounds
+from bei_build.files.size_limits import check_sizes
+from bei_build.tokenizer.artifact_tokenizer import stored_truncation
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import save_static, write_json
+from tests.support.hostile_checkpoints import EXECUTED, HOSTILE, config, save_good
+from tests.support.reading import read
 
 
 @pytest.fixture

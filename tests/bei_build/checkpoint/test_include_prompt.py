@@ -11,19 +11,26 @@ import pytest
 import torch
 import transformers
 
-from bei.batching.gate import DeviceGate
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.core import Float32Array
+from bei.engine.postprocess import unit_length
 from bei.errors import CheckpointError, ConfigError
-from bei.loading import load_service
-from bei.metrics import Metrics
-from bei.postprocess import unit_length
-from bei.service import ModelInput
-from bei.tasks import embed_inputs
-from bei.tokenization import EncodingOptions
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read, refused, saved
-from tests.checkpoints import Normalize, add_modules, change_json, save_checkpoint, unigram_tokenizer, write_json
+from bei.metrics.registry import Metrics
+from bei.scheduler.device_gate import DeviceGate
+from bei.service.loader import load_service
+from bei.service.submission import ModelInput
+from bei.tasks.embed import embed_inputs
+from bei.tokenizer.encoder import EncodingOptions
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import (
+    Normalize,
+    add_modules,
+    change_json,
+    save_checkpoint,
+    unigram_tokenizer,
+    write_json,
+)
+from tests.support.reading import read, refused, saved
 
 PROMPT = "the cat: "
 TEXTS = ["The cat sat on the mat.", "a", "Hello, world!", "the cat"]

@@ -19,14 +19,14 @@ from transformers import AutoModel, T5EncoderModel
 
 from bei.core import Encoding
 from bei.errors import CheckpointError, UnsupportedArchitectureError
-from bei_build.checkpoint import source_of
+from bei_build.checkpoint.checkpoint import source_of
 from bei_build.targets.trtllm import class_of
 from bei_build.torch_graph.model import packed_model
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read, refused, saved
-from tests.bei_build.test_sentence_transformers_outputs import encodings, linear, modules, run, vocab_size
+from tests.bei_build.checkpoint.test_sentence_transformers_outputs import encodings, linear, modules, run, vocab_size
 from tests.bei_build.torch_graph.rig import of_the_graph, of_the_module
-from tests.checkpoints import HIDDEN, WEIGHTS, change_config, write_json
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import HIDDEN, WEIGHTS, change_config, write_json
+from tests.support.reading import read, refused, saved
 
 TOLERANCE = 2e-4
 # Post-norm, pre-norm with a final norm, embeddings that are projected, shared layers, a convolution behind the first.

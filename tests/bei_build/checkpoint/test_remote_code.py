@@ -20,12 +20,12 @@ from transformers import AutoModel
 
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError
-from bei_build.checkpoint import Checkpoint, read_checkpoint
-from bei_build.location import locate
-from bei_build.remote_code import Attention
-from tests.bei_build.builds import build_artifact, random_encodings, running
-from tests.checkpoints import add_modules, change_config, read_tensors, write_json, write_tensors
-from tests.zoo import CASES, MAX_TOKENS, save_case
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.remote_code import Attention
+from tests.support.builds import build_artifact, random_encodings, running
+from tests.support.checkpoints import add_modules, change_config, read_tensors, write_json, write_tensors
+from tests.support.zoo import CASES, MAX_TOKENS, save_case
 
 Tensors = dict[str, torch.Tensor]
 LENGTHS = (6, 21, 3, 34)

@@ -12,14 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.artifact import Routes
+from bei.artifact.sides import Routes
 from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestError
-from bei.prompts import AskedPrompt, asked_prompt
-from bei_build.router import Routing
-from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read
-from tests.checkpoints import Dense, Normalize, add_modules, change_json, save_checkpoint, save_dense, write_json
+from bei.tokenizer.prompts import AskedPrompt, asked_prompt
+from bei_build.checkpoint.router import Routing
+from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import (
+    Dense,
+    Normalize,
+    add_modules,
+    change_json,
+    save_checkpoint,
+    save_dense,
+    write_json,
+)
+from tests.support.reading import read
 
 MODELS = "sentence_transformers.models"
 ROUTER = "sentence_transformers.base.modules.router.Router"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bei.errors import CheckpointError
-from bei_build.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
-from bei_build.spec import DenseSpec, NormalizeSpec
-from tests.checkpoints import HIDDEN, POOLINGS, Dense, Normalize, add_modules, write_json
+from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
+from bei_build.spec.model_spec import DenseSpec, NormalizeSpec
+from tests.support.checkpoints import HIDDEN, POOLINGS, Dense, Normalize, add_modules, write_json
 
 PROMPTS = "config_sentence_transformers.json"
 

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.errors import CheckpointError, MissingDependencyError
-from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
-from bei_build.heads import HeadChoice
-from bei_build.location import locate
-from tests.bei_build.builds import build_artifact, random_encodings, running
-from tests.checkpoints import (
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei_build.checkpoint.heads import HeadChoice
+from bei_build.checkpoint.locate import locate
+from tests.support.builds import build_artifact, random_encodings, running
+from tests.support.checkpoints import (
     HIDDEN,
     WEIGHTS,
     change_config,
@@ -29,7 +29,7 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
-from tests.zoo import CASES, save_case
+from tests.support.zoo import CASES, save_case
 
 LENGTHS = (5, 17, 2, 9, 30)
 TOLERANCE = 1e-4

@@ -17,17 +17,17 @@ import torch
 from rich.console import Console
 
 from bei.errors import CheckpointError
-from bei_build.checkpoint import read_checkpoint
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.remote_code import ATTENTIONS
+from bei_build.checkpoint.transformers_versions import version_notes
 from bei_build.config import BuildConfig
-from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.remote_code import ATTENTIONS
-from bei_build.spec import DenseSpec, ModelSpec
-from bei_build.versions import version_notes
-from tests.bei_build.builds import build_artifact, open_engine
-from tests.bei_build.reading import read, refused, saved
-from tests.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
+from bei_build.spec.model_spec import DenseSpec, ModelSpec
+from tests.support.builds import build_artifact, open_engine
+from tests.support.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
+from tests.support.reading import read, refused, saved
 
 Settings = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bei.core import Encoding
-from tests.checkpoints import save_tokenizer, wordpiece_tokenizer, write_json, write_tensors
+from tests.support.checkpoints import save_tokenizer, wordpiece_tokenizer, write_json, write_tensors
 
 HIDDEN, HEADS, INNER, LAYERS, LONGEST = 36, 6, 20, 3, 64  # six heads: slopes of a number that is no power of two
 VOCABULARY = wordpiece_tokenizer().get_vocab_size()

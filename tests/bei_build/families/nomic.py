@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bei.core import Encoding
-from tests.checkpoints import read_tensors, save_tokenizer, unigram_tokenizer, write_json, write_tensors
+from tests.support.checkpoints import read_tensors, save_tokenizer, unigram_tokenizer, write_json, write_tensors
 
 HIDDEN, HEADS, INNER, LAYERS, EXPERTS, LONGEST = 32, 4, 24, 4, 8, 64
 VOCABULARY = unigram_tokenizer().get_vocab_size() + 5  # filled up to a round number, as the original is

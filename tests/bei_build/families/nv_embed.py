@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from tests.checkpoints import read_tensors, write_json, write_tensors
+from tests.support.checkpoints import read_tensors, write_json, write_tensors
 
 HEADS, HEAD_DIM, LATENTS = 3, 10, 7
 _BLOCKS = "latent_attention_model.cross_attend_blocks"

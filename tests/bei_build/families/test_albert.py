@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bei.errors import CheckpointError
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read, refused, saved
-from tests.checkpoints import change_config
-from tests.zoo import CASES, save_case
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import change_config
+from tests.support.reading import read, refused, saved
+from tests.support.zoo import CASES, save_case
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 
 from bei.core import Encoding
 from bei.errors import CheckpointError
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import refused, saved
 from tests.bei_build.targets.tiny import case_named
-from tests.checkpoints import change_config
 from tests.model_matrix import run
-from tests.zoo import hf_outputs
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import change_config
+from tests.support.reading import refused, saved
+from tests.support.zoo import hf_outputs
 
 END = 2
 

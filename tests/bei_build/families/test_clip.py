@@ -11,9 +11,9 @@ import transformers
 
 from bei.core import Encoding
 from bei.errors import CheckpointError
-from tests.bei_build.builds import build_artifact, embed, random_encodings, running
-from tests.bei_build.reading import refused, saved
-from tests.checkpoints import bpe_tokenizer, change_config, save_tokenizer
+from tests.support.builds import build_artifact, embed, random_encodings, running
+from tests.support.checkpoints import bpe_tokenizer, change_config, save_tokenizer
+from tests.support.reading import refused, saved
 
 _TEXT = {
     "vocab_size": bpe_tokenizer().get_vocab_size(),

@@ -12,13 +12,13 @@ from transformers import AutoModel
 
 from bei.core import PackedBatch
 from bei.errors import BeiError, CheckpointError, ConfigError, UnsupportedArchitectureError, WeightsError
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from bei_build.remote_code import ATTENTIONS
-from bei_build.spec import DenseSpec
-from tests.bei_build.builds import build_artifact, random_encodings, running
-from tests.bei_build.reading import read, refused, saved, without
-from tests.checkpoints import Normalize, add_modules, change_config, read_tensors, write_tensors
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.remote_code import ATTENTIONS
+from bei_build.spec.model_spec import DenseSpec
+from tests.support.builds import build_artifact, random_encodings, running
+from tests.support.checkpoints import Normalize, add_modules, change_config, read_tensors, write_tensors
+from tests.support.reading import read, refused, saved, without
 
 PLAIN = {"rope_type": "default", "rope_theta": 100.0}
 PARTIAL = {**PLAIN, "partial_rotary_factor": 0.5}

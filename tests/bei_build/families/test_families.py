@@ -6,8 +6,8 @@ import pytest
 import transformers
 
 from bei.errors import UnsupportedArchitectureError
-from bei_build.families import FAMILIES, family_of
 from bei_build.families.base import Family
+from bei_build.families.table import FAMILIES, family_of
 
 # Classes that came with their authors' own code.
 REMOTE_CODE = (

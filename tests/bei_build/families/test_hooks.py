@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from bei.errors import CheckpointError, VerificationError
-from bei_build import checkpoint as reading
-from bei_build.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint import checkpoint as reading
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.locate import locate
 from bei_build.families import bert, llama
 from bei_build.families.base import UNLIMITED, Family
-from bei_build.location import locate
-from bei_build.model_weights import ModelWeights
-from bei_build.reference import HFReference
-from tests.bei_build.builds import random_encodings
+from bei_build.reference.hf_model import HFReference
+from bei_build.weights.model_weights import ModelWeights
 from tests.bei_build.targets.tiny import case_named
-from tests.checkpoints import change_config, read_tensors, write_tensors
-from tests.zoo import save_case
+from tests.support.builds import random_encodings
+from tests.support.checkpoints import change_config, read_tensors, write_tensors
+from tests.support.zoo import save_case
 
 KEY = "layers.{i}.attention.key"
 

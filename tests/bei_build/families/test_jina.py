@@ -12,12 +12,12 @@ import torch
 
 from bei.core import PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from tests.bei_build.builds import build_artifact, embed, random_encodings, running
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
 from tests.bei_build.families.jina import CODE, HIDDEN, LONGEST, PAPERS, VOCABULARY, save, states
-from tests.checkpoints import add_modules, read_tensors
-from tests.cpus import BF16
+from tests.support.builds import build_artifact, embed, random_encodings, running
+from tests.support.checkpoints import add_modules, read_tensors
+from tests.support.cpus import BF16
 
 functional = torch.nn.functional
 

@@ -14,12 +14,12 @@ import torch
 
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError, InvalidRequestError, WeightsError
-from bei.prompts import prompt_of
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from tests.bei_build.builds import build_artifact, random_encodings, running
-from tests.bei_build.reading import saved
-from tests.checkpoints import add_modules, change_config, read_tensors, write_json, write_tensors
+from bei.tokenizer.prompts import prompt_of
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from tests.support.builds import build_artifact, random_encodings, running
+from tests.support.checkpoints import add_modules, change_config, read_tensors, write_json, write_tensors
+from tests.support.reading import saved
 
 Tensors = dict[str, torch.Tensor]
 

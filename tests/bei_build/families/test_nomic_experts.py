@@ -12,13 +12,13 @@ import torch
 
 from bei.core import PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build import reference as hf
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from tests.bei_build.builds import build_artifact, embed, random_encodings, running
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.reference import hf_model as hf
 from tests.bei_build.families.nomic import EXPERTS, HIDDEN, VOCABULARY, Oracle, save
-from tests.checkpoints import add_modules, read_tensors, write_tensors
-from tests.cpus import BF16
+from tests.support.builds import build_artifact, embed, random_encodings, running
+from tests.support.checkpoints import add_modules, read_tensors, write_tensors
+from tests.support.cpus import BF16
 
 LENGTHS = [5, 33, 1, 64, 17]
 

@@ -12,15 +12,15 @@ import torch
 from tokenizers import Tokenizer
 from transformers import MistralModel
 
-from bei.artifact import TOKENIZER
+from bei.artifact.manifest import TOKENIZER
 from bei.core import Encoding, Float32Array, PackedBatch
+from bei.engine.postprocess import unit_length
 from bei.errors import CheckpointError, ConfigError, TokenizerError
-from bei.postprocess import unit_length
-from tests.bei_build.builds import build_artifact, running
 from tests.bei_build.families.nv_embed import around, latent_attention
-from tests.bei_build.reading import refused, saved
-from tests.checkpoints import add_modules, change_config, change_json, write_json
-from tests.cpus import needs_bf16
+from tests.support.builds import build_artifact, running
+from tests.support.checkpoints import add_modules, change_config, change_json, write_json
+from tests.support.cpus import needs_bf16
+from tests.support.reading import refused, saved
 
 TEXTS = ["the cat sat on the mat", "a", "hello, world! " * 2]
 

@@ -17,19 +17,18 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Whitespace
 
-from bei.artifact import CERTIFICATE, TOKENIZER, Artifact
+from bei.artifact.manifest import CERTIFICATE, TOKENIZER, Artifact
 from bei.core import Encoding, Float32Array
 from bei.errors import BuildError, CheckpointError, ConfigError, TokenizerError, WeightsError
-from bei_build.checkpoint import read_checkpoint
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.heads import HeadChoice
+from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
-from bei_build.heads import HeadChoice
-from bei_build.location import locate
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.verification import held_out_texts
-from tests.bei_build.builds import build_artifact, embed, open_engine, running
-from tests.bei_build.oracle import static_embed
-from tests.checkpoints import (
+from bei_build.reference.held_out import held_out_texts
+from tests.support.builds import build_artifact, embed, open_engine, running
+from tests.support.checkpoints import (
     HIDDEN,
     Dense,
     add_static_modules,
@@ -43,7 +42,8 @@ from tests.checkpoints import (
     write_json,
     write_tensors,
 )
-from tests.cpus import needs_bf16
+from tests.support.cpus import needs_bf16
+from tests.support.oracle import static_embed
 
 WRITERS = ("model2vec", "sentence-transformers")
 TEXTS = [

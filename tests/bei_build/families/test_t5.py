@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from bei.errors import CheckpointError
-from tests.bei_build.builds import build_artifact, random_encodings, running
-from tests.bei_build.reading import read, refused, saved
 from tests.bei_build.targets.tiny import case_named
-from tests.checkpoints import change_config, change_json, read_tensors, write_tensors
 from tests.model_matrix import run
-from tests.zoo import save_case
+from tests.support.builds import build_artifact, random_encodings, running
+from tests.support.checkpoints import change_config, change_json, read_tensors, write_tensors
+from tests.support.reading import read, refused, saved
+from tests.support.zoo import save_case
 
 
 @pytest.mark.parametrize("name", ["T5EncoderModel", "T5EncoderModel-gated"])

@@ -13,10 +13,10 @@ from transformers.activations import ACT2FN
 from bei.errors import CheckpointError
 from bei_build.families.base import _ACTIVATIONS, activation_named
 from bei_build.torch_graph.model import packed_model
-from tests.bei_build.builds import random_encodings
-from tests.bei_build.reading import read, refused
 from tests.bei_build.torch_graph.rig import of_the_graph, of_the_module
-from tests.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
+from tests.support.builds import random_encodings
+from tests.support.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
+from tests.support.reading import read, refused
 
 TOLERANCE = 2e-4
 # With parameters of their own, or of mechanisms that bei does not build.

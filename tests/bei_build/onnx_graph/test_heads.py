@@ -9,13 +9,13 @@ import numpy as np
 import openvino
 
 from bei.core import Encoding, PackedBatch
-from bei.packing import graph_inputs
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, GraphTypes
-from bei_build.spec import DenseSpec, HeadSpec
+from bei.engine.packing import graph_inputs
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.spec.model_spec import DenseSpec, HeadSpec
 from tests.bei_build.targets.tiny import HIDDEN, MAX_SEQ_LEN, VOCABULARY, static_spec
-from tests.cpus import needs_bf16
+from tests.support.cpus import needs_bf16
 
 CAP = 30.0
 

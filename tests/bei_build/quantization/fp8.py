@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.checkpoints import change_config, read_tensors, write_json, write_tensors
+from tests.support.checkpoints import change_config, read_tensors, write_json, write_tensors
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0

@@ -15,25 +15,26 @@ import pytest
 import torch
 from rich.console import Console
 
-from bei.artifact import Artifact, Thresholds
-from bei.cli import main
+from bei.artifact.certificate.record import Thresholds
+from bei.artifact.manifest import Artifact
+from bei.cli.main import main
 from bei.engine import openvino as runtime
+from bei.engine.cpu_features import EXACT_INT8
 from bei.errors import ConfigError, VerificationError
-from bei.instruction_sets import EXACT_INT8
-from bei_build.certifying import allowed_share
 from bei_build.config import BuildConfig
-from bei_build.graph.writer import DType, GraphWriter
 from bei_build.job import Job
+from bei_build.onnx_graph.writer import DType, GraphWriter
 from bei_build.progress import Progress
-from bei_build.quantization.choice import Chosen
-from bei_build.quantization.scheme import LayerQuantization, Quantization
-from bei_build.quantization.texts import CalibrationTexts
-from bei_build.quantizing import QUANTIZATION, Calibrated, kept_quantization, with_more_high
+from bei_build.quantization.calibrate import QUANTIZATION, Calibrated, kept_quantization, with_more_high
+from bei_build.quantization.calibration_texts import CalibrationTexts
+from bei_build.quantization.scales import Chosen
+from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.targets import openvino
-from tests.bei.certification.certificates import agreement, certificate, retrieval
-from tests.bei_build.builds import build_artifact
+from bei_build.verification.certify import allowed_share
 from tests.bei_build.targets.rtx import needs_rtx
-from tests.checkpoints import read_tensors, save_checkpoint, save_static, write_tensors
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import read_tensors, save_checkpoint, save_static, write_tensors
+from tests.support.quality_certificates import agreement, certificate, retrieval
 
 OUTLIER = "layers.1.mlp.down"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bei.errors import ConfigError
-from bei_build.quantization.texts import calibration_texts
-from bei_build.verification import held_out_texts
+from bei_build.quantization.calibration_texts import calibration_texts
+from bei_build.reference.held_out import held_out_texts
 
 
 def test_the_bundled_list_is_disjoint_from_the_held_out_texts() -> None:

@@ -19,20 +19,20 @@ from safetensors.torch import load_file
 
 from bei.core import Limits
 from bei.errors import CheckpointError, WeightsError
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, GraphTypes
-from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.scheme import LayerQuantization, Quantization
-from bei_build.quantization.stored import stored_ranges, stored_row_scales
-from bei_build.reference import HFReference
-from bei_build.targets import Numerics
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.quantization.checkpoint_scales import stored_ranges, stored_row_scales
+from bei_build.reference.hf_model import HFReference
+from bei_build.spec.linear_layers import linear_layers
+from bei_build.spec.quantization import LayerQuantization, Quantization
+from bei_build.targets.compiler import Numerics
 from bei_build.targets.trtllm import TRTLLMCompiler
-from tests.bei_build.builds import build_artifact, embed, random_encodings, running
 from tests.bei_build.quantization.fp8 import FP8, Tensors, quantize, say
-from tests.bei_build.reading import read, refused, saved
-from tests.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
-from tests.trtllm_checkpoints import qwen3_embedder, reward_model
+from tests.support.builds import build_artifact, embed, random_encodings, running
+from tests.support.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
+from tests.support.reading import read, refused, saved
+from tests.support.trtllm_checkpoints import qwen3_embedder, reward_model
 
 QUERY = "encoder.layer.0.attention.self.query"
 # Plain names, a prefix and gates, joined matrices, some by head, shared layers, tables among the linear ones.

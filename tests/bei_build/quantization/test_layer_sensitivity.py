@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from bei.core import Encoding, Float32Array, Limits, PackedBatch
-from bei_build.checkpoint import Checkpoint
-from bei_build.quantization import effects as module
-from bei_build.quantization.effects import effects
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.quantization import layer_sensitivity as module
 from bei_build.quantization.emulation import emulated
-from bei_build.quantization.scheme import Format, Quantization
+from bei_build.quantization.layer_sensitivity import effects
+from bei_build.spec.quantization import Format, Quantization
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import case_named, read_case
-from tests.zoo import encodings_of
+from tests.support.zoo import encodings_of
 
 LENGTHS = [5, 33, 17, 2, 26]
 

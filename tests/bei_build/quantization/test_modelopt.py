@@ -19,22 +19,22 @@ import transformers
 
 from bei.core import Encoding
 from bei.errors import ConfigError, MissingDependencyError
-from bei_build import reference
-from bei_build.checkpoint import Checkpoint
-from bei_build.families import family_of
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.checkpoint.locate import locate
 from bei_build.families.base import Family
-from bei_build.location import locate
+from bei_build.families.table import family_of
 from bei_build.quantization import modelopt
-from bei_build.quantization.layers import linear_layers
 from bei_build.quantization.modelopt import calibrate_with_modelopt, hf_modules, linear_modules
-from bei_build.quantization.scheme import rounded
-from bei_build.reference import HFReference
-from bei_build.verification import held_out_texts
+from bei_build.reference import hf_model
+from bei_build.reference.held_out import held_out_texts
+from bei_build.reference.hf_model import HFReference
+from bei_build.spec.linear_layers import linear_layers
+from bei_build.spec.quantization import rounded
 from tests.bei_build.families import jina
 from tests.bei_build.quantization.fp8 import quantize
-from tests.bei_build.reading import read, saved
-from tests.checkpoints import save_checkpoint
-from tests.zoo import CASES, Case, by_tier, config_of, encodings_of, save_case, spec_of
+from tests.support.checkpoints import save_checkpoint
+from tests.support.reading import read, saved
+from tests.support.zoo import CASES, Case, by_tier, config_of, encodings_of, save_case, spec_of
 
 needs_modelopt = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None, reason="nvidia-modelopt is not installed: pip install 'bei[fp8]'"
@@ -285,7 +285,7 @@ def test_a_model_that_is_widened_module_by_module_is_calibrated(
 ) -> None:
     folder = save_checkpoint(tmp_path, dtype=torch.bfloat16)
     whole = calibrated(folder)
-    monkeypatch.setattr(reference, "WIDEN_FROM_BYTES", 0)
+    monkeypatch.setattr(hf_model, "WIDEN_FROM_BYTES", 0)
     assert calibrated(folder) == whole
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from bei_build.quantization.rounding import round_rows, round_to
-from bei_build.quantization.scheme import LARGEST, Format, rounded, scales_of_rows
+from bei_build.spec.quantization import LARGEST, Format, rounded, scales_of_rows
 
 FORMATS: tuple[Format, ...] = ("fp8", "int8")
 VALUES = arrays(np.float32, (3, 5), elements=st.floats(-1000, 1000, width=32))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bei_build.quantization.choice import Chosen, Given, Method, choose, worst
-from bei_build.quantization.layers import LinearLayer
-from bei_build.quantization.observation import Observation
+from bei_build.quantization.activation_stats import Observation
 from bei_build.quantization.rounding import round_rows, round_to
-from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization
+from bei_build.quantization.scales import Chosen, Given, Method, choose, worst
+from bei_build.spec.linear_layers import LinearLayer
+from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Quantization
 
 METHODS: tuple[Method, ...] = ("max", "mse")
 LAYERS = (

@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact, Certificate
-from bei.certification.answers import ask_canary, ask_engine
-from bei.certification.comparison import compare, normalized
-from bei.certification.thresholds import MIN_COSINES, MIN_COSINES_OF_DECODERS, MIN_COSINES_OF_ENCODERS, thresholds_of
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.certificate.thresholds import (
+    MIN_COSINES,
+    MIN_COSINES_OF_DECODERS,
+    MIN_COSINES_OF_ENCODERS,
+    thresholds_of,
+)
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Encoding, Engine, EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.errors import VerificationError
-from bei.tokenization import TextEncoder
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from bei_build.spec import DenseSpec, HeadSpec, ModelSpec, Output
-from bei_build.verification import (
+from bei.tokenizer.encoder import TextEncoder
+from bei.verification.answers import ask_canary, ask_engine
+from bei.verification.comparison import compare, normalized
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.reference.held_out import (
     CANARY_TEXT,
     ENGINE_SHARE,
     Budget,
@@ -35,7 +40,8 @@ from bei_build.verification import (
     held_out_texts,
     uncertified,
 )
-from tests.checkpoints import HIDDEN, save_checkpoint, wordpiece_tokenizer
+from bei_build.spec.model_spec import DenseSpec, HeadSpec, ModelSpec, Output
+from tests.support.checkpoints import HIDDEN, save_checkpoint, wordpiece_tokenizer
 
 LIMITS = Limits(max_num_tokens=128, max_batch_size=8, max_seq_len=32)
 DIMENSION = 16

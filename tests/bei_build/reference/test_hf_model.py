@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from bei.errors import VerificationError
-from bei_build import memory, reference
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from bei_build.reference import HFReference
-from tests.bei_build.builds import random_encodings
-from tests.bei_build.oracle import hf_embed
-from tests.checkpoints import FAMILIES, MAX_TOKENS, POOLINGS, Dense, Normalize, add_modules, save_checkpoint
-from tests.zoo import CASES, save_case
+from bei_build import memory
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.reference import hf_model
+from bei_build.reference.hf_model import HFReference
+from tests.support.builds import random_encodings
+from tests.support.checkpoints import FAMILIES, MAX_TOKENS, POOLINGS, Dense, Normalize, add_modules, save_checkpoint
+from tests.support.oracle import hf_embed
+from tests.support.zoo import CASES, save_case
 
 LENGTHS = [1, MAX_TOKENS, 7, 20]
 
@@ -69,7 +70,7 @@ def test_weights_widened_module_by_module_give_the_same_bits(
     encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
     with checkpoint.weights() as weights:
         whole = HFReference(checkpoint, weights).run(encodings, ["embedding"])["embedding"]
-        monkeypatch.setattr(reference, "WIDEN_FROM_BYTES", 0)
+        monkeypatch.setattr(hf_model, "WIDEN_FROM_BYTES", 0)
         loaded = count_loads(monkeypatch)
         widened = HFReference(checkpoint, weights)
         rows = widened.run(encodings, ["embedding"])["embedding"]
@@ -85,7 +86,7 @@ def test_what_would_be_rounded_is_loaded_as_fp32(tmp_path: Path, monkeypatch: py
     case = next(case for case in CASES if case.architecture == "Gemma3TextModel")
     folder = save_case(tmp_path, replace(case, stored=torch.bfloat16))
     checkpoint = read_checkpoint(locate(str(folder)))
-    monkeypatch.setattr(reference, "WIDEN_FROM_BYTES", 0)
+    monkeypatch.setattr(hf_model, "WIDEN_FROM_BYTES", 0)
     loaded = count_loads(monkeypatch)
     with checkpoint.weights() as weights:
         HFReference(checkpoint, weights)
@@ -99,7 +100,7 @@ def test_a_module_that_gets_a_rounded_input_says_so() -> None:
     import torch
 
     layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to(torch.bfloat16)
-    reference.widen_modules(layers)
+    hf_model.widen_modules(layers)
     assert layers(torch.ones(1, 2)).dtype == torch.float32
     with pytest.raises(TypeError, match=r"Linear gets torch\.bfloat16"):
         layers(torch.ones(1, 2, dtype=torch.bfloat16))
@@ -108,11 +109,11 @@ def test_a_module_that_gets_a_rounded_input_says_so() -> None:
 
 def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The types in which models are loaded from now on."""
-    load_model, loaded = reference._load_model, list[Any]()
+    load_model, loaded = hf_model._load_model, list[Any]()
 
     def load(checkpoint: Any, implementation: str, dtype: Any, *more: Any) -> Any:
         loaded.append(dtype)
         return load_model(checkpoint, implementation, dtype, *more)
 
-    monkeypatch.setattr(reference, "_load_model", load)
+    monkeypatch.setattr(hf_model, "_load_model", load)
     return loaded

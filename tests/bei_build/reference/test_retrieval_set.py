@@ -13,19 +13,27 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from bei.artifact import TOKENIZER, Artifact, Embedding, Manifest, OutputInfo, RerankTemplate, Role
-from bei.certification.retrieval import RetrievalQuestions
+from bei.artifact.manifest import TOKENIZER, Artifact, Embedding, Manifest, OutputInfo, RerankTemplate
+from bei.artifact.sides import Role
 from bei.core import Encoding, Expansion
 from bei.errors import ConfigError
-from bei.prompts import in_role, prompted
-from bei.tokenization import EncodingOptions, PairTemplate, TextEncoder
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from bei_build.retrieval import NUM_CANDIDATES, RetrievalSet, bundled, check_ranks, questions_of, ranking_output
-from bei_build.spec import DenseSpec, HeadSpec, ModelSpec
-from bei_build.verification import held_out_texts
-from tests.bei_build.builds import build_artifact
-from tests.checkpoints import HIDDEN, save_checkpoint
+from bei.tokenizer.encoder import EncodingOptions, PairTemplate, TextEncoder
+from bei.tokenizer.prompts import in_role, prompted
+from bei.verification.retrieval import RetrievalQuestions
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.reference.held_out import held_out_texts
+from bei_build.reference.retrieval_set import (
+    NUM_CANDIDATES,
+    RetrievalSet,
+    bundled,
+    check_ranks,
+    questions_of,
+    ranking_output,
+)
+from bei_build.spec.model_spec import DenseSpec, HeadSpec, ModelSpec
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import HIDDEN, save_checkpoint
 
 # The set.
 

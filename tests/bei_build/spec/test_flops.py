@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from bei_build.flops import flops
-from bei_build.spec import ModelSpec
-from tests.bei_build.builds import random_encodings
+from bei_build.spec.flops import flops
+from bei_build.spec.model_spec import ModelSpec
 from tests.bei_build.targets.tiny import (
     MAX_SEQ_LEN,
     VOCABULARY,
@@ -22,6 +21,7 @@ from tests.bei_build.targets.tiny import (
     with_tail,
 )
 from tests.bei_build.torch_graph.rig import of_the_module
+from tests.support.builds import random_encodings
 
 
 def gated(spec: ModelSpec) -> ModelSpec:

@@ -9,12 +9,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, GraphTypes
-from bei_build.quantization.layers import linear_layers
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.spec.linear_layers import linear_layers
 from tests.bei_build.targets.tiny import case_named, read_case, tiny_spec, with_experts
-from tests.zoo import Case, by_tier
+from tests.support.zoo import Case, by_tier
 
 # One model a kind of layer: post and pre norms, gates, shared weights, attention to an encoder, MLPs beside attention.
 SOME = ("BertModel", "LlamaModel", "ModernBertModel", "AlbertModel", "BartModel", "GPTJModel")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel
 
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from bei_build.spec import DenseSpec, HeadSpec, NormalizeSpec
-from tests.checkpoints import FAMILIES, HIDDEN, save_checkpoint
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.spec.model_spec import DenseSpec, HeadSpec, NormalizeSpec
+from tests.support.checkpoints import FAMILIES, HIDDEN, save_checkpoint
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from bei.artifact import CUDA_PACKAGE, Artifact
+from bei.artifact.manifest import CUDA_PACKAGE, Artifact
 from bei.core import Encoding, PackedBatch, rows_of_sequences
-from bei.engine import load_engine
 from bei.engine.cuda.device import TwinDevice
+from bei.engine.load import load_engine
+from bei.engine.pytorch import TorchGpu, cpu_name
 from bei.errors import (
     BeiError,
     BrokenDependencyError,
@@ -29,19 +30,19 @@ from bei.errors import (
     LibraryVersionError,
     MissingDependencyError,
 )
-from bei.pytorch import TorchGpu, cpu_name
-from bei_build import targets
 from bei_build.config import BuildConfig
 from bei_build.job import fp32_compiler
-from bei_build.targets import Numerics, compiler_for, cuda, with_target
+from bei_build.targets import compiler as targets
+from bei_build.targets import cuda
+from bei_build.targets.compiler import Numerics, compiler_for, with_target
 from bei_build.targets.openvino import OpenVINOCompiler
 from bei_build.torch_graph import package
-from tests.bei_build.builds import build_artifact, random_encodings
 from tests.bei_build.families import nomic
 from tests.bei_build.test_parity_matrix import BY_NAME, TOLERANCE, save
-from tests.checkpoints import add_modules
 from tests.model_matrix import difference, least_cosine, pooled
-from tests.zoo import FIRST_OF_FAMILY, Case
+from tests.support.builds import build_artifact, random_encodings
+from tests.support.checkpoints import add_modules
+from tests.support.zoo import FIRST_OF_FAMILY, Case
 
 # One of each: tokens' outputs, a decoder, soft caps and windows, relative biases, scores of a vocabulary, positions
 # counted over what is not padding.

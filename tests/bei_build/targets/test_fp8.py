@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from bei.core import Encoding, Float32Array, Limits, PackedBatch
-from bei_build.checkpoint import Checkpoint
-from bei_build.graph.attention import AttentionCore, lowerings
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, GraphTypes
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.onnx_graph.attention import AttentionCore, lowerings
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, GraphTypes
 from bei_build.quantization.emulation import emulated
-from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.scheme import LARGEST, Format, LayerQuantization, Quantization
-from bei_build.spec import ModelSpec
+from bei_build.spec.linear_layers import linear_layers
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Quantization
 from tests.bei_build.targets.rtx import compiled, needs_rtx
 from tests.bei_build.targets.tiny import case_named, random_weights, read_case, tiny_spec, with_experts
-from tests.zoo import Case, by_tier, encodings_of
+from tests.support.zoo import Case, by_tier, encodings_of
 
 LENGTHS = [1, 5, 33, 17, 2, 26]
 

@@ -14,9 +14,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from bei.errors import CompileError
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.writer import DType
-from bei_build.spec import POOLINGS, Pooling
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.writer import DType
+from bei_build.spec.model_spec import POOLINGS, Pooling
 from tests.bei_build.targets.rtx import (
     AheadOfTimeBuilder,
     attention_nodes,

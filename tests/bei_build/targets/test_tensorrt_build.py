@@ -17,25 +17,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bei.artifact import CERTIFICATE, ENGINE_DIR, MANIFEST, REFERENCE_DIR, Artifact, load, save
-from bei.cli import main
+from bei.artifact.manifest import CERTIFICATE, ENGINE_DIR, MANIFEST, REFERENCE_DIR, Artifact, load, save
+from bei.cli.main import main
+from bei.engine.nvidia import Gpu
 from bei.errors import CompileError, ConfigError
-from bei.nvidia import Gpu
 from bei_build.config import BuildConfig
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType
-from bei_build.model_weights import ModelWeights
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType
 from bei_build.progress import Progress
-from bei_build.spec import ModelSpec
-from bei_build.targets import Numerics, compiler_for
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.targets.compiler import Numerics, compiler_for
 from bei_build.targets.tensorrt import compiler as module
 from bei_build.targets.tensorrt import plan, timing_cache
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
 from bei_build.targets.tensorrt.progress import monitor_of
-from tests.artifacts import save_artifact
-from tests.bei.batching.front import wait_until
-from tests.bei_build.builds import build_artifact
+from bei_build.weights.model_weights import ModelWeights
+from tests.bei.scheduler.front import wait_until
 from tests.bei_build.targets.rtx import (
     VERSION,
     AheadOfTimeBuilder,
@@ -46,8 +44,10 @@ from tests.bei_build.targets.rtx import (
     profiles,
 )
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, case_named, graph_of, random_weights, tiny_spec
-from tests.engines import DEADLINE_S
-from tests.zoo import save_case
+from tests.support.artifacts import save_artifact
+from tests.support.builds import build_artifact
+from tests.support.engines import DEADLINE_S
+from tests.support.zoo import save_case
 
 FOR_TWO: dict[str, Any] = {"target": "tensorrt-rtx", "compute_capability": ("89", "120"), "precision": "auto"}
 

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from bei.errors import CompileError
-from bei_build.checkpoint import Checkpoint
-from bei_build.graph.attention import AttentionCore, Lowering, lowerings
-from bei_build.graph.writer import DType
-from bei_build.spec import AttentionSpec, HeadSpec, ModelSpec
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.onnx_graph.attention import AttentionCore, Lowering, lowerings
+from bei_build.onnx_graph.writer import DType
+from bei_build.spec.model_spec import AttentionSpec, HeadSpec, ModelSpec
 from bei_build.targets.tensorrt.network import attentions_of, layers_of
 from bei_build.targets.tensorrt.plan import NoPlanError
 from tests.bei_build.targets.rtx import attention_nodes, compiled, edited, forbid_decomposition, needs_rtx, parsed
@@ -32,7 +32,7 @@ from tests.bei_build.targets.tiny import (
     with_experts,
     with_heads_on_tokens,
 )
-from tests.zoo import CASES, Case, by_tier, spec_of
+from tests.support.zoo import CASES, Case, by_tier, spec_of
 
 NUM_LAYERS = 3  # of the zoo's models but those with a decoder
 

@@ -15,12 +15,11 @@ import onnx
 import pytest
 
 from bei.core import Encoding, Float32Array, Outputs, PackedBatch, rows_of_sequences
-from bei.packing import bucket, graph_inputs
-from bei_build.checkpoint import Checkpoint
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.writer import DType
-from bei_build.spec import POOLINGS, HeadSpec, ModelSpec, Pooling
-from tests.bei_build.builds import random_encodings
+from bei.engine.packing import bucket, graph_inputs
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.writer import DType
+from bei_build.spec.model_spec import POOLINGS, HeadSpec, ModelSpec, Pooling
 from tests.bei_build.targets.tiny import (
     BY_POSITION,
     HEADS,
@@ -36,7 +35,8 @@ from tests.bei_build.targets.tiny import (
     with_experts,
     with_heads_on_tokens,
 )
-from tests.zoo import CASES, MAX_TOKENS, Case, by_tier, encodings_of, hf_outputs
+from tests.support.builds import random_encodings
+from tests.support.zoo import CASES, MAX_TOKENS, Case, by_tier, encodings_of, hf_outputs
 
 TOLERANCE = 1e-4
 LONGEST = MAX_TOKENS - 3  # no bucket: there are slots beyond the model's last position

@@ -19,21 +19,29 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bei.artifact import EngineRequirements, load
+from bei.artifact.manifest import EngineRequirements, load
 from bei.core import Limits
 from bei.errors import BuildError, CompileError, ConfigError, UnsupportedArchitectureError
-from bei_build.checkpoint import Checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.families.bert import FAMILY as BERT
 from bei_build.families.qwen import QWEN2_FAMILY, QWEN3_FAMILY
-from bei_build.targets import Numerics, compiler_for
+from bei_build.targets.compiler import Numerics, compiler_for
 from bei_build.targets.trtllm import CLASSES, TRTLLMCompiler
 from bei_build.targets.trtllm_checkpoint import Tensor, write_checkpoint
-from tests import trtllm
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read, saved
-from tests.checkpoints import Dense, Normalize, add_modules, change_config, read_tensors, save_checkpoint, write_tensors
-from tests.trtllm_checkpoints import bert_classifier, qwen3_embedder, reward_model
+from tests.support import trtllm
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import (
+    Dense,
+    Normalize,
+    add_modules,
+    change_config,
+    read_tensors,
+    save_checkpoint,
+    write_tensors,
+)
+from tests.support.reading import read, saved
+from tests.support.trtllm_checkpoints import bert_classifier, qwen3_embedder, reward_model
 
 LIMITS = Limits(max_num_tokens=256, max_batch_size=8, max_seq_len=40)
 MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from bei_build.checkpoint import Checkpoint, read_checkpoint
-from bei_build.families import FAMILIES
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, FloatArray, GraphTypes
-from bei_build.heads import HeadChoice
-from bei_build.location import locate
-from bei_build.spec import (
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.heads import HeadChoice
+from bei_build.checkpoint.locate import locate
+from bei_build.families.table import FAMILIES
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, FloatArray, GraphTypes
+from bei_build.spec.model_spec import (
     ActivationSpec,
     DenseSpec,
     EmbeddingsSpec,
@@ -28,7 +28,7 @@ from bei_build.spec import (
     NormSpec,
     Pooling,
 )
-from tests.zoo import CASES, Case, save_case
+from tests.support.zoo import CASES, Case, save_case
 
 HIDDEN, VOCABULARY, MAX_SEQ_LEN = 64, 100, 64
 HEADS = {"bert": 2, "roberta": 1, "xlm-roberta": 2, "distilbert": 1}  # of 32 or 64

@@ -13,10 +13,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from bei.errors import CheckpointError, MissingDependencyError, TokenizerError
-from bei_build.library_tokenizer import stored_tokenizer
-from bei_build.tokenizer import check_vocabulary, model_max_length
-from tests.bei_build.tokenizing import tokenizer_of
-from tests.checkpoints import (
+from bei_build.tokenizer.artifact_tokenizer import check_vocabulary, model_max_length
+from bei_build.tokenizer.library_tokenizer import stored_tokenizer
+from tests.support.checkpoints import (
     FAMILIES,
     bpe_tokenizer,
     save_checkpoint,
@@ -24,6 +23,7 @@ from tests.checkpoints import (
     wordpiece_tokenizer,
     write_json,
 )
+from tests.support.tokenizing import tokenizer_of
 
 TEXTS = ["The cat sat on a mat.", "Hello   WORLD!", "Ünïcödé 世界", "", "[CLS] </s>"]
 TOKENIZERS = [wordpiece_tokenizer, bpe_tokenizer, unigram_tokenizer]

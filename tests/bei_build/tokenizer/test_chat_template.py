@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bei.core import PackedBatch
 from bei.errors import BeiError, CheckpointError
-from bei.tokenization import EncodingOptions, TextEncoder
-from bei_build import chat_template
-from tests.bei_build.builds import build_artifact, running
-from tests.bei_build.reading import read
-from tests.checkpoints import write_json
-from tests.zoo import CASES, save_case
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
+from bei_build.tokenizer import chat_template
+from tests.support.builds import build_artifact, running
+from tests.support.checkpoints import write_json
+from tests.support.reading import read
+from tests.support.zoo import CASES, save_case
 
 # As Qwen3-Reranker's, saved by sentence-transformers 6.2.
 QWEN = (

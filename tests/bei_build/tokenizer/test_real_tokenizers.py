@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from bei.errors import TokenizerError
-from bei_build.verification import held_out_texts
-from tests.bei_build.tokenizing import compared_with_library, tokenizer_of
-from tests.coverage.published import FOLDER, NAMES, PACKAGE, REFUSED, written_rows
+from bei_build.reference.held_out import held_out_texts
+from tests.hub_matrix.published import FOLDER, NAMES, PACKAGE, REFUSED, written_rows
+from tests.support.tokenizing import compared_with_library, tokenizer_of
 
 pytestmark = [
     pytest.mark.slow,

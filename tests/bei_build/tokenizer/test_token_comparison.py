@@ -16,18 +16,18 @@ from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from transformers import AutoModel, AutoTokenizer
 
-from bei import artifact as artifacts
-from bei.artifact import TOKENIZER, Artifact
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.errors import ArtifactError, TokenizerError
-from bei.model import Model
-from bei_build import checkpoint as checkpoints
+from bei.offline.model import Model
 from bei_build import pipeline
+from bei_build.checkpoint import checkpoint as checkpoints
 from bei_build.config import BuildConfig
-from bei_build.library_tokenizer import LibraryTokenizer, TokenizerReading
 from bei_build.progress import Progress
-from bei_build.tokenizer import artifact_tokenizer
-from tests.bei_build.builds import build_artifact, open_engine
-from tests.checkpoints import bpe_tokenizer, save_checkpoint, wordpiece_tokenizer, write_json
+from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
+from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerReading
+from tests.support.builds import build_artifact, open_engine
+from tests.support.checkpoints import bpe_tokenizer, save_checkpoint, wordpiece_tokenizer, write_json
 
 
 def with_marker(folder: Path) -> Path:

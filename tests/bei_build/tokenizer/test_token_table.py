@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from bei.artifact import TOKEN_WEIGHTS, Artifact, Role, Routes
+from bei.artifact.manifest import TOKEN_WEIGHTS, Artifact
+from bei.artifact.sides import Role, Routes
+from bei.artifact.token_weights import write_token_weights
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.errors import BeiError, CheckpointError, ConfigError, TokenizerError, VerificationError, WeightsError
-from bei.token_weights import write_token_weights
-from bei_build.checkpoint import Checkpoint, read_checkpoint, source_of
-from bei_build.location import locate
-from tests.bei_build.builds import build_artifact, running
-from tests.bei_build.inference_free import POOLING, PUBLIC, TABLE, encode_documents, save_inference_free
-from tests.bei_build.reading import read, refused
-from tests.checkpoints import MAX_TOKENS, change_json, read_tensors, write_json, write_tensors
+from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei_build.checkpoint.locate import locate
+from tests.support.builds import build_artifact, running
+from tests.support.checkpoints import MAX_TOKENS, change_json, read_tensors, write_json, write_tensors
+from tests.support.inference_free import POOLING, PUBLIC, TABLE, encode_documents, save_inference_free
+from tests.support.reading import read, refused
 
 TEXTS = ["the cat sat on a mat", "Hello, World!", "a " * 60]
 

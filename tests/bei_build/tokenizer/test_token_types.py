@@ -12,13 +12,13 @@ from tokenizers import processors
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bei.core import Float32Array, PackedBatch
-from bei.tokenization import TextEncoder
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from bei_build.tokenizer import drop_token_types
-from tests.bei_build.builds import build_artifact, running
-from tests.bei_build.reading import read
-from tests.checkpoints import save_checkpoint, wordpiece_tokenizer, write_json
+from bei.tokenizer.encoder import TextEncoder
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.tokenizer.artifact_tokenizer import drop_token_types
+from tests.support.builds import build_artifact, running
+from tests.support.checkpoints import save_checkpoint, wordpiece_tokenizer, write_json
+from tests.support.reading import read
 
 PAIRS = [("the cat", "sat on a mat"), ("hello?", "world")]
 NAMES = ["input_ids", "attention_mask"]

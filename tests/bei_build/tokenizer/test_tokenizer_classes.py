@@ -24,11 +24,11 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from bei.errors import InvalidRequestError
-from bei.tokenization import EncodingOptions, Input, TextEncoder
-from bei_build.library_tokenizer import TokenizerReading, open_tokenizer
-from bei_build.token_comparison import PROBES
-from bei_build.tokenizer import artifact_tokenizer
-from tests.checkpoints import write_json
+from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
+from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
+from bei_build.tokenizer.library_tokenizer import TokenizerReading, open_tokenizer
+from bei_build.tokenizer.token_comparison import PROBES
+from tests.support.checkpoints import write_json
 
 WORDS = [
     "the",

@@ -16,10 +16,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer
 
 from bei.errors import TokenizerError
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from tests.bei_build.tokenizing import tokenizer_of
-from tests.checkpoints import (
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from tests.support.checkpoints import (
     add_modules,
     bpe_tokenizer,
     save_checkpoint,
@@ -27,6 +26,7 @@ from tests.checkpoints import (
     wordpiece_tokenizer,
     write_json,
 )
+from tests.support.tokenizing import tokenizer_of
 
 HELD_OUT = Path(__file__).parents[2] / "build" / "bei_build" / "data" / "held_out.txt"
 TEXTS = [

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from bei.core import PackedBatch
-from bei.packing import graph_inputs
-from bei_build.position_tables import alibi_slopes, disentangled_rows
-from bei_build.spec import AttentionSpec, DisentangledSpec
-from bei_build.torch_graph.kernels import plain, reads
+from bei.engine.packing import graph_inputs
+from bei_build.spec.model_spec import AttentionSpec, DisentangledSpec
+from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
+from bei_build.torch_graph.attention_kernels import plain, reads
+from bei_build.torch_graph.packed_step import Step
 from bei_build.torch_graph.positions import ScoreTerms
-from bei_build.torch_graph.ragged import ragged
-from bei_build.torch_graph.step import Step
-from tests.bei_build.builds import random_encodings
+from bei_build.torch_graph.ragged_attention import ragged
+from tests.support.builds import random_encodings
 
 LENGTHS = [70, 1, 33, 64, 5]  # both sides of a block of 64 queries
 SPEC = AttentionSpec(num_heads=4, head_dim=16, num_kv_heads=2, scale=0.3)

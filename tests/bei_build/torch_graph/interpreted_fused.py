@@ -23,21 +23,21 @@ import triton.runtime.interpreter as interpreter
 from torch import Tensor
 
 from bei.core import PackedBatch
-from bei.packing import graph_inputs
-from bei_build.quantization.scheme import LayerQuantization, Quantization
-from bei_build.spec import Activation, LayerSpec, ModelSpec, NormalizeSpec, NormSpec, Pooling, RopeSpec
+from bei.engine.packing import graph_inputs
+from bei_build.spec.model_spec import Activation, LayerSpec, ModelSpec, NormalizeSpec, NormSpec, Pooling, RopeSpec
+from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.torch_graph.activation import _NOT_FUSED, gated
 from bei_build.torch_graph.fp8 import Rounding
-from bei_build.torch_graph.fusions import ALL, NONE, Fusions
+from bei_build.torch_graph.fusion_choice import ALL, NONE, Fusions
 from bei_build.torch_graph.heads import Head
 from bei_build.torch_graph.model import packed_model, run
 from bei_build.torch_graph.norms import Norm, States
+from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.parameters import Storage
 from bei_build.torch_graph.positions import Rotation
-from bei_build.torch_graph.step import Step
-from bei_build.torch_graph.storage import Storage
-from tests.bei_build.builds import random_encodings
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, VOCABULARY, random_weights, tiny_spec
+from tests.support.builds import random_encodings
 
 CPU = torch.device("cpu")
 TRITON, COMPOSED = (Storage(CPU, torch.float32, fusions) for fusions in (ALL, NONE))

@@ -19,15 +19,15 @@ from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from bei.core import Encoding, Float32Array, PackedBatch
-from bei.packing import graph_inputs
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.positions import halved
-from bei_build.graph.transformer import Read, write_graph
-from bei_build.graph.writer import DType, GraphTypes
+from bei.engine.packing import graph_inputs
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.positions import halved
+from bei_build.onnx_graph.transformer import Read, write_graph
+from bei_build.onnx_graph.writer import DType, GraphTypes
 from bei_build.quantization.emulation import session_of
-from bei_build.quantization.layers import LinearLayer, linear_layers
-from bei_build.quantization.scheme import LARGEST, Quantization
-from bei_build.spec import ModelSpec
+from bei_build.spec.linear_layers import LinearLayer, linear_layers
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import LARGEST, Quantization
 from bei_build.torch_graph.attention import Attention
 from bei_build.torch_graph.fp8 import FP8, FP8Linear, Rounding
 from bei_build.torch_graph.model import PackedModel

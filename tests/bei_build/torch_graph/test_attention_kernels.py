@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from bei_build.spec import AttentionSpec, DisentangledSpec, RelativeBiasSpec
-from bei_build.torch_graph.kernels import choose
+from bei_build.spec.model_spec import AttentionSpec, DisentangledSpec, RelativeBiasSpec
+from bei_build.torch_graph.attention_kernels import choose
 
 CUDA = torch.device("cuda")
 ROOT = Path(__file__).parent.parent.parent.parent

@@ -137,7 +137,7 @@ def pooling(mode: str, *, normalizes: bool, width: int = 1024) -> tuple[Any, Cal
 
 
 def attention(**settings: Any) -> tuple[Any, Callable[[], object]]:
-    from bei_build.torch_graph import ragged as module
+    from bei_build.torch_graph import ragged_attention as module
 
     head_dim, heads = settings.get("head_dim", 64), 12
     states = torch.zeros(64, heads, head_dim, dtype=torch.bfloat16)

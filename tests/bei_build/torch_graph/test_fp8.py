@@ -16,20 +16,18 @@ from torch import nn
 
 from bei.core import Encoding, Float32Array
 from bei.errors import CompileError
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import DType, GraphTypes
-from bei_build.quantization.layers import linear_layers
-from bei_build.quantization.scheme import LayerQuantization, Quantization
-from bei_build.quantization.stored import stored_ranges, stored_row_scales
-from bei_build.spec import ModelSpec
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.quantization.checkpoint_scales import stored_ranges, stored_row_scales
+from bei_build.spec.linear_layers import linear_layers
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.torch_graph.fp8 import FP8Linear, JoinedFP8Linear, Rounding, choose_product
 from bei_build.torch_graph.model import PackedModel, packed_model
+from bei_build.torch_graph.parameters import Linear, Storage, join_linear_layers
 from bei_build.torch_graph.quantize import check
-from bei_build.torch_graph.storage import Linear, Storage, join_linear_layers
-from tests.bei_build.builds import random_encodings
-from tests.bei_build.quantization.test_stored import pair
-from tests.bei_build.reading import read
+from tests.bei_build.quantization.test_checkpoint_scales import pair
 from tests.bei_build.targets.test_fp8 import MODULES, hf_states, quantization_of
 from tests.bei_build.targets.tiny import (
     MAX_SEQ_LEN,
@@ -41,7 +39,9 @@ from tests.bei_build.targets.tiny import (
 )
 from tests.bei_build.torch_graph.numbers import numbers_of_the_graph, take_numbers
 from tests.bei_build.torch_graph.rig import of_the_module
-from tests.zoo import Case, by_tier, encodings_of
+from tests.support.builds import random_encodings
+from tests.support.reading import read
+from tests.support.zoo import Case, by_tier, encodings_of
 
 CPU = torch.device("cpu")
 LENGTHS = [17, 1, 5, 33]

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from bei.core import Encoding, Float32Array, Limits, PackedBatch
 from bei_build.quantization.emulation import emulated
-from bei_build.quantization.scheme import Quantization
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.quantization import Quantization
 from bei_build.torch_graph import fp8_experts
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import ProductChoice, choose_product
 from bei_build.torch_graph.fp8_experts import FP8Experts
 from bei_build.torch_graph.model import PackedModel, packed_model
-from bei_build.torch_graph.storage import ExpertMatrices, Storage
-from tests.bei_build.builds import random_encodings
+from bei_build.torch_graph.parameters import ExpertMatrices, Storage
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, VOCABULARY, random_weights, tiny_spec, with_experts
 from tests.bei_build.torch_graph.test_fp8 import LENGTHS, assert_close, flat
+from tests.support.builds import random_encodings
 
 UP, DOWN = (f"layers.1.mlp.experts.{{}}.{role}" for role in ("up", "down"))
 SOME_HIGH = frozenset({UP.format(3), DOWN.format(0), DOWN.format(7)})

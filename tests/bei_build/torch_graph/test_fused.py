@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bei_build.torch_graph.fusions import ALL, PARTS, choose_fusions
+from bei_build.torch_graph.fusion_choice import ALL, PARTS, choose_fusions
 from bei_build.torch_graph.model import packed_model
 from bei_build.torch_graph.package import exported
 from tests.bei_build.targets.test_fp8 import quantization_of

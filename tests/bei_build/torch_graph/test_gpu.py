@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bei.core import PackedBatch
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
 from benchmarks.gpu_engines import CapturedEngine
 from benchmarks.gpu_fused import FUSED, PRODUCTS, fused, product

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from bei.core import PackedBatch
-from bei_build.spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import FP8Linear
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
 from bei_build.torch_graph.package import exported, write_package
-from bei_build.torch_graph.storage import join_linear_layers
+from bei_build.torch_graph.parameters import join_linear_layers
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights, tiny_spec, with_experts
 from tests.bei_build.torch_graph.test_parity_graph import SPECS, encodings_of, model_of

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from bei.core import Encoding, Float32Array, PackedBatch
+from bei.engine.packing import Sizes
 from bei.errors import CompileError, WeightsError
-from bei.packing import Sizes
-from bei_build.spec import POOLINGS, DenseSpec, HeadSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import POOLINGS, DenseSpec, HeadSpec, ModelSpec, NormSpec
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.model import PackedModel, packed_model, run
-from bei_build.torch_graph.storage import join_linear_layers
-from tests.bei_build.builds import random_encodings
+from bei_build.torch_graph.parameters import join_linear_layers
 from tests.bei_build.targets.tiny import (
     BY_POSITION,
     MAX_SEQ_LEN,
@@ -34,6 +33,7 @@ from tests.bei_build.targets.tiny import (
 )
 from tests.bei_build.torch_graph.rig import of_the_graph, of_the_module
 from tests.model_matrix import difference
+from tests.support.builds import random_encodings
 
 LENGTHS = [1, MAX_SEQ_LEN, 2, 17, 16, 5, 33]
 TOLERANCE = 1e-5  # weights are small, and so are the outputs

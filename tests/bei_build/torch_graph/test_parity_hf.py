@@ -1,4 +1,4 @@
-"""The module for PyTorch against the Hugging Face classes: every case of ``tests.zoo``; and each feature matters."""
+"""The module for PyTorch against the Hugging Face classes: every case of ``tests.support.zoo``; and each feature matters."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bei_build.checkpoint import Checkpoint
-from bei_build.spec import ModelSpec
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.spec.model_spec import ModelSpec
 from bei_build.torch_graph.model import PackedModel, packed_model
-from bei_build.torch_graph.storage import Storage
-from tests.bei_build.reading import read
+from bei_build.torch_graph.parameters import Storage
 from tests.bei_build.test_parity_matrix import BY_NAME, FEATURES, TOLERANCE, save
 from tests.bei_build.torch_graph.rig import of_the_graph, of_the_module
 from tests.model_matrix import difference, least_cosine, pooled, poolings_of
-from tests.zoo import CASES, MAX_TOKENS, Case, by_tier, hf_outputs, spec_of
+from tests.support.reading import read
+from tests.support.zoo import CASES, MAX_TOKENS, Case, by_tier, hf_outputs, spec_of
 
 # A class of each structure; what the others compute is in one of these too.
 STRUCTURES = (

@@ -10,16 +10,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bei import artifact as artifacts
-from bei.artifact import CERTIFICATE_PAGE, Manifest
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import CERTIFICATE_PAGE, Manifest
 from bei.core import Engine, EngineInfo, Float32Array, Outputs, PackedBatch
 from bei.errors import VerificationError
-from bei_build import questions
-from bei_build.checkpoint import read_checkpoint
-from bei_build.location import locate
-from bei_build.retrieval import RetrievalSet, bundled
-from bei_build.verification import encode, held_out_texts
-from tests.bei_build.builds import build_artifact, open_engine
+from bei_build.checkpoint.checkpoint import read_checkpoint
+from bei_build.checkpoint.locate import locate
+from bei_build.reference.held_out import encode, held_out_texts
+from bei_build.reference.retrieval_set import RetrievalSet, bundled
+from bei_build.verification import questions
+from tests.support.builds import build_artifact, open_engine
 
 Fault = Callable[[PackedBatch, dict[str, Float32Array]], None]
 

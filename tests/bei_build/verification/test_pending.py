@@ -15,20 +15,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bei import artifact as artifacts
-from bei.artifact import Artifact
-from bei.batching.gate import DeviceGate
-from bei.cli import main
-from bei.config import ServeConfig
+from bei.artifact import manifest as artifacts
+from bei.artifact.manifest import Artifact
+from bei.cli.main import main
+from bei.config.settings import ServeConfig
 from bei.errors import ArtifactHashMismatchError, ConfigError, MissingDependencyError, VerificationError
-from bei.loading import load_service
-from bei.metrics import Metrics
+from bei.metrics.registry import Metrics
+from bei.scheduler.device_gate import DeviceGate
+from bei.service.loader import load_service
 from bei_build import pipeline
-from bei_build import reference as hf
+from bei_build.reference import hf_model as hf
 from bei_build.targets.openvino import OpenVINOCompiler
-from tests.bei_build.builds import build_artifact
-from tests.checkpoints import save_checkpoint
-from tests.keys import make_keys
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import save_checkpoint
+from tests.support.keys import make_keys
 
 
 @pytest.fixture

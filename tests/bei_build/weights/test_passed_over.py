@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from bei.errors import WeightsError
-from bei_build.weights import SafetensorsStore
-from tests.bei_build.reading import read, refused, saved
+from bei_build.weights.tensor_store import SafetensorsStore
 from tests.bei_build.targets.tiny import case_named
-from tests.checkpoints import read_tensors, write_tensors
-from tests.zoo import Case, by_tier, encodings_of, hf_outputs, load_case, save_case
+from tests.support.checkpoints import read_tensors, write_tensors
+from tests.support.reading import read, refused, saved
+from tests.support.zoo import Case, by_tier, encodings_of, hf_outputs, load_case, save_case
 
 # Of the families whose classes load more than is read, one each; the second tier asks all cases.
 FIRST = tuple(

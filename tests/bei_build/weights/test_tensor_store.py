@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from bei.errors import MissingDependencyError, WeightsError
-from bei_build import weights
-from bei_build.weights import open_weights, weight_files
+from bei_build.weights import tensor_store
+from bei_build.weights.tensor_store import open_weights, weight_files
 
 TENSORS = {"a.weight": torch.linspace(-3, 3, 12).reshape(3, 4), "a.bias": torch.tensor([0.1, -2.5, 1e-3])}
 STORED_TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -58,7 +58,7 @@ def test_stored_types_widen_exactly(file: str, dtype: torch.dtype, tmp_path: Pat
 
 
 def test_files_are_mapped_anew_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_MOST_MAPPED", 1)
+    monkeypatch.setattr(tensor_store, "_MOST_MAPPED", 1)
     save_shards(tmp_path, "model.safetensors")
     store = open_weights(tmp_path)
     read = {name: store.read(name) for name in TENSORS}
@@ -78,7 +78,7 @@ def test_every_number_of_fp8_is_read_as_torch_reads_it(tmp_path: Path) -> None:
     tensors = {"before": torch.ones(3), "a.weight": numbers.reshape(32, 8), "behind": torch.ones(5).half()}
     save(tmp_path, "model.safetensors", tensors)
     store = open_weights(tmp_path)
-    assert isinstance(store, weights.SafetensorsStore)
+    assert isinstance(store, tensor_store.SafetensorsStore)
     assert store.type_of("a.weight") == "F8_E4M3"
     actual = store.read_fp8("a.weight")
     assert actual.dtype == np.float32

@@ -15,14 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bei.errors import VerificationError, WeightsError
-from bei_build.families import family_of
-from bei_build.reference import HFReference
-from bei_build.stored_names import StoredNames
-from tests.bei_build.builds import build_artifact
-from tests.bei_build.reading import read, refused, saved
-from tests.checkpoints import change_config, read_tensors, write_tensors
+from bei_build.families.table import family_of
+from bei_build.reference.hf_model import HFReference
+from bei_build.weights.stored_names import StoredNames
 from tests.model_matrix import LENGTHS, default_pooling, difference, pooled, run
-from tests.zoo import CASES, FIRST_OF_FAMILY, Case, by_tier, config_of, encodings_of, hf_outputs, save_case, spec_of
+from tests.support.builds import build_artifact
+from tests.support.checkpoints import change_config, read_tensors, write_tensors
+from tests.support.reading import read, refused, saved
+from tests.support.zoo import (
+    CASES,
+    FIRST_OF_FAMILY,
+    Case,
+    by_tier,
+    config_of,
+    encodings_of,
+    hf_outputs,
+    save_case,
+    spec_of,
+)
 
 Rename = Callable[[str], str]
 

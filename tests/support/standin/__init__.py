@@ -50,7 +50,7 @@ integers, which becomes a ``Dims``. A behaviour gets shapes as what was passed: 
 bytes.
 """
 
-from tests.standin.calls import Shape
-from tests.standin.objects import Behaviour, behaviour_of, call, stand_in, unknown_annotations
+from tests.support.standin.calls import Shape
+from tests.support.standin.objects import Behaviour, behaviour_of, call, stand_in, unknown_annotations
 
 __all__ = ["Behaviour", "Shape", "behaviour_of", "call", "stand_in", "unknown_annotations"]

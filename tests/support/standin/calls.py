@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tests.standin.annotations import Annotations
-from tests.standin.declarations import FunctionDeclaration
+from tests.support.standin.annotations import Annotations
+from tests.support.standin.declarations import FunctionDeclaration
 
 _STARS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.standin.annotations import Annotations
-from tests.standin.calls import Shape, brief, overload_of, passed_on
-from tests.standin.declarations import AttributeDeclaration, ClassDeclaration, FunctionDeclaration, read_stub
-from tests.standin.translation import MADE, Translation, behaviour_behind
+from tests.support.standin.annotations import Annotations
+from tests.support.standin.calls import Shape, brief, overload_of, passed_on
+from tests.support.standin.declarations import AttributeDeclaration, ClassDeclaration, FunctionDeclaration, read_stub
+from tests.support.standin.translation import MADE, Translation, behaviour_behind
 
 _DEFAULTS: dict[str, type] = {"Dims": Shape}
 # What bytearray has and a buffer has not, unless its stub says so.

@@ -9,8 +9,8 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from tests.standin.annotations import Annotations
-from tests.standin.calls import brief
+from tests.support.standin.annotations import Annotations
+from tests.support.standin.calls import brief
 
 _OBJECT = "_stand_in_object"  # on a behaviour: a weak reference to the module's object
 _BEHAVIOUR = "_stand_in_behaviour"  # on an object of the module

@@ -10,22 +10,22 @@ from typing import Any
 
 import msgspec
 
-from bei.artifact import TENSORRT_PLAN, EngineRequirements, Plan
+from bei.artifact.manifest import TENSORRT_PLAN, EngineRequirements, Plan
 from bei.core import Limits
+from bei.engine.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei.errors import BrokenDependencyError, ConfigError, DeviceNotFoundError, MissingDependencyError
-from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei_build.config import BuildConfig
-from bei_build.graph.attention import AttentionCore, Lowering, lowerings
-from bei_build.graph.transformer import write_graph
-from bei_build.graph.writer import GraphTypes
-from bei_build.model_weights import ModelWeights
-from bei_build.precision import PRECISIONS, check_precision
-from bei_build.spec import ModelSpec
-from bei_build.targets import Numerics, Say
+from bei_build.onnx_graph.attention import AttentionCore, Lowering, lowerings
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.precision import PRECISIONS, check_precision
+from bei_build.targets.compiler import Numerics, Say
 from bei_build.targets.tensorrt import shared_plan, timing_cache
 from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16, without_fp8
 from bei_build.targets.tensorrt.plan import NoPlanError, PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of
+from bei_build.weights.model_weights import ModelWeights
 
 _MOST_OF_REASON = 300  # characters of TensorRT's explanations, which go into manifests
 _LEAST_SEQUENCES = 8  # of the longest length, whatever the padded view of them takes

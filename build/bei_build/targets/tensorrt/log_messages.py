@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from bei.engine.tensorrt_logger import ERRORS, Line
 from bei.errors import CompileError
-from bei.tensorrt_log import ERRORS, Line
 
 _UNUSED = re.compile(r"Unused Input|is unused")
 

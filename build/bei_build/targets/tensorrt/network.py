@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bei.errors import CompileError
-from bei_build.graph.attention import Lowering
-from bei_build.targets.tensorrt.log import refusal, serious
+from bei_build.onnx_graph.attention import Lowering
+from bei_build.targets.tensorrt.log_messages import refusal, serious
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule

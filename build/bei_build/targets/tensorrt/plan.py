@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bei.artifact import PlanProfile
+from bei.artifact.manifest import PlanProfile
+from bei.engine.tensorrt_logger import process_logger
 from bei.errors import CompileError
-from bei.tensorrt_log import process_logger
-from bei_build.graph.attention import Lowering
-from bei_build.targets import Say
+from bei_build.onnx_graph.attention import Lowering
+from bei_build.targets.compiler import Say
 from bei_build.targets.tensorrt import timing_cache
 from bei_build.targets.tensorrt.devices import architecture
-from bei_build.targets.tensorrt.log import refusal, serious
+from bei_build.targets.tensorrt.log_messages import refusal, serious
 from bei_build.targets.tensorrt.network import parse
+from bei_build.targets.tensorrt.plan_writer import build_into
 from bei_build.targets.tensorrt.profiles import add_profile
 from bei_build.targets.tensorrt.progress import cancellable, monitor_of
-from bei_build.targets.tensorrt.stream import build_into
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule, TensorRTRTXModule

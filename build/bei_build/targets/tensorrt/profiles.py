@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bei.artifact import PlanProfile
+from bei.artifact.manifest import PlanProfile
 from bei.core import Limits
+from bei.engine.packing import bucket
 from bei.errors import CompileError
-from bei.packing import bucket
 from bei_build.targets.tensorrt.network import inputs_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _USUAL_LEN = 128  # tokens of a document
 def profiles_of(
     limits: Limits, latency_tokens: int, latency_sequences: int, *, packed: bool
 ) -> tuple[PlanProfile, PlanProfile]:
-    """Profile 0 for single queries, profile 1 for full batches up to ``limits``, as ``bei.packing`` fills them up.
+    """Profile 0 for single queries, profile 1 for full batches up to ``limits``, as ``bei.engine.packing`` fills them up.
 
     ``packed``: the graph has packed attention, where each filler sequence owns a token.
     """
@@ -73,5 +73,5 @@ def add_profile(
 
 
 def _with_filler(size: int) -> int:
-    """No less than what ``bei.packing`` makes of ``size``: the next multiple of 8, or at most 1/16 more."""
+    """No less than what ``bei.engine.packing`` makes of ``size``: the next multiple of 8, or at most 1/16 more."""
     return size + max(7, size // 16)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bei.canary import BY_COLUMN, canary_row, deviation
+from bei.artifact.certificate.canary import BY_COLUMN, canary_row, deviation
 from bei.core import Float32Array
 
 _values = st.floats(-1000, 1000, width=32).map(lambda value: 0.0 if abs(value) < 1e-3 else value)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from bei.certification.labels import kl_divergence, label_agreement
+from bei.artifact.certificate.labels import kl_divergence, label_agreement
 from bei.core import ScoreFunction
 
 

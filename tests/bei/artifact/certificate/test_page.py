@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from bei.artifact import Certificate, LayerSensitivity, QuantizationRecord, Thresholds, WorstText
-from bei.certification.charts import MOST_LAYERS, histogram_chart, layers_chart
-from bei.certification.comparison import HISTOGRAM_EDGES
-from bei.certification.page import certificate_page
-from tests.bei.certification.certificates import agreement, certificate, retrieval
+from bei.artifact.certificate.charts import MOST_LAYERS, histogram_chart, layers_chart
+from bei.artifact.certificate.page import certificate_page
+from bei.artifact.certificate.record import Certificate, LayerSensitivity, QuantizationRecord, Thresholds, WorstText
+from bei.verification.comparison import HISTOGRAM_EDGES
+from tests.support.quality_certificates import agreement, certificate, retrieval
 
 FACTS = [("Model", "org/model & co"), ("Precision", "int8")]
 LAYERS = [

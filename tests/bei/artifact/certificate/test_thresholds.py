@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bei.artifact import Certificate, QuantizationRecord, Thresholds
-from bei.certification.thresholds import min_cosine_of, remedies, thresholds_of
-from tests.bei.certification.certificates import agreement, certificate, retrieval
+from bei.artifact.certificate.record import Certificate, QuantizationRecord, Thresholds
+from bei.artifact.certificate.thresholds import min_cosine_of, remedies, thresholds_of
+from tests.support.quality_certificates import agreement, certificate, retrieval
 
 
 def test_thresholds_follow_from_the_means() -> None:

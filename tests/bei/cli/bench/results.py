@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from bei.bench.loads import LoadPlan
-from bei.bench.recording import Histogram
-from bei.bench.result import (
+from bei.cli.bench.arrivals import LoadPlan
+from bei.cli.bench.recording import Histogram
+from bei.cli.bench.result import (
     SCHEMA,
     IntervalResult,
     Latency,
@@ -21,7 +21,7 @@ from bei.bench.result import (
     ServerSample,
     Setup,
 )
-from bei.bench.texts import TextsPlan
+from bei.cli.bench.texts import TextsPlan
 
 LOADS = [LoadPlan("interactive", words="uniform:5:11"), LoadPlan("bulk", concurrency=4, inputs="32", lane="bulk")]
 

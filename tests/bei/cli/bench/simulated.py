@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from bei.bench.driver import Request
-from bei.bench.http1 import Answer
-from bei.bench.wire import Handler
+from bei.cli.bench.driver import Request
+from bei.cli.bench.http1 import Answer
+from bei.cli.bench.sockets import Handler
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -26,7 +26,7 @@ Server = Callable[[float, bytes], "tuple[float, bytes | None] | None"]
 
 
 class SimulatedWire:
-    """``bei.bench.wire.Wire`` around a server that is a function. ``begins_s``: what the clock says first."""
+    """``bei.cli.bench.sockets.Wire`` around a server that is a function. ``begins_s``: what the clock says first."""
 
     def __init__(
         self, server: Server, *, begins_s: float = 1000.0, refuses: Callable[[], bool] = lambda: False

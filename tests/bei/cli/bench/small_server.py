@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from tests.engines import DEADLINE_S
+from tests.support.engines import DEADLINE_S
 
 VECTOR = base64.b64encode(bytes(16)).decode()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.bench.loads import LoadPlan, Share, check_words, load_of
+from bei.cli.bench.arrivals import LoadPlan, Share, check_words, load_of
 from bei.errors import ConfigError
 
 DEFAULTS = {"rate": None, "concurrency": None, "inputs": "1", "words": "20"}

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei import cli
-from bei.bench.fleet import Fleet
-from bei.bench.result import Result, read_result
-from tests.bei.bench.small_server import Asked, SmallServer, good
-from tests.bei.test_cli import fails_with
-from tests.certificates import make_authority, make_certificate
+from bei.cli import main
+from bei.cli.bench.result import Result, read_result
+from bei.cli.bench.workers import Fleet
+from tests.bei.cli.bench.small_server import Asked, SmallServer, good
+from tests.bei.cli.test_main import fails_with
+from tests.support.tls_certificates import make_authority, make_certificate
 
 Bench = Callable[..., Result]
 SHORT = ("--duration", "1", "--warmup", "0.2", "--timeout", "60")
@@ -46,10 +46,10 @@ def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         words = ["bench", *arguments, "--out", str(out)]
         if code:
             with pytest.raises(SystemExit) as caught:
-                cli.main(words)
+                main.main(words)
             assert caught.value.code == code
         else:
-            cli.main(words)
+            main.main(words)
         assert f"written: {out}.json" in capsys.readouterr().out
         assert (tmp_path / "result.html").read_text().startswith("<!DOCTYPE html>")
         return read_result(tmp_path / "result.json")
@@ -288,7 +288,7 @@ def test_two_runs_are_compared(
     a.write_bytes((tmp_path / "result.json").read_bytes())
     bench(server.url, "--rate", "10", *SHORT)
     b.write_bytes((tmp_path / "result.json").read_bytes())
-    cli.main(["bench", "compare", str(a), str(b), "--html", str(html)])
+    main.main(["bench", "compare", str(a), str(b), "--html", str(html)])
     assert "B / A" in capsys.readouterr().out
     assert html.is_file()
     content = json.loads(b.read_text())

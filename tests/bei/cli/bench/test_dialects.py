@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from bei.bench.dialects import DIALECTS
+from bei.cli.bench.dialects import DIALECTS
 
 VECTOR = base64.b64encode(np.ones(4, np.float32).tobytes()).decode()
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Driver, Stream
-from bei.bench.loads import LoadPlan, Share
-from bei.bench.recording import LoadRecorder, merged
-from tests.bei.bench.simulated import OK, Fates, Line, Server, SimulatedWire, response
+from bei.cli.bench.arrivals import LoadPlan, Share
+from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Driver, Stream
+from bei.cli.bench.recording import LoadRecorder, merged
+from tests.bei.cli.bench.simulated import OK, Fates, Line, Server, SimulatedWire, response
 
 START_S = 1000.0
 

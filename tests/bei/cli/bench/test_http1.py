@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.bench.driver import retry_after_s
-from bei.bench.http1 import Answer, NotHttpError, head_of, request_of
+from bei.cli.bench.driver import retry_after_s
+from bei.cli.bench.http1 import Answer, NotHttpError, head_of, request_of
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n1\r\n!\r\n0\r\nx: y\r\n\r\n"
 COUNTED = b"HTTP/1.1 429 Too Many\r\nRetry-After: 3\r\ncontent-length: 6\r\n\r\nhello!"

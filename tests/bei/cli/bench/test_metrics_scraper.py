@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bei.bench.scraping import samples_of, values_of
+from bei.cli.bench.metrics_scraper import samples_of, values_of
 from bei.core import Limits
-from bei.metrics import Metrics, ModelMetrics
-from tests.bei.test_metrics import STATS
+from bei.metrics.registry import Metrics, ModelMetrics
+from tests.bei.metrics.test_registry import STATS
 
 
 def test_samples_are_what_happened_between_scrapes() -> None:

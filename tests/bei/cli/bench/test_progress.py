@@ -7,11 +7,11 @@ import re
 
 from rich.console import Console
 
-from bei.bench.fleet import LoadRecord, PointRecord
-from bei.bench.live import Live
-from bei.bench.messages import LoadReport
-from bei.bench.recording import Histogram, Interval
-from tests.bei.bench.results import setup_of
+from bei.cli.bench.messages import LoadReport
+from bei.cli.bench.progress import Live
+from bei.cli.bench.recording import Histogram, Interval
+from bei.cli.bench.workers import LoadRecord, PointRecord
+from tests.bei.cli.bench.results import setup_of
 
 
 def shown(record: PointRecord) -> str:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.bench.driver import TIMED_OUT, Request
-from bei.bench.http1 import Answer
-from bei.bench.recording import WRONG_BODY, Histogram, LoadRecorder, PackedHistogram, curve, merged
+from bei.cli.bench.driver import TIMED_OUT, Request
+from bei.cli.bench.http1 import Answer
+from bei.cli.bench.recording import WRONG_BODY, Histogram, LoadRecorder, PackedHistogram, curve, merged
 
 LATENCIES = st.lists(st.floats(1e-6, 4000), max_size=60)
 ASKED = [50, 75, 90, 95, 99, 99.9, 100]

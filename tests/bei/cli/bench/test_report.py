@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from bei.bench.caveats import warnings_of
-from bei.bench.compare import as_text, compared, page
-from bei.bench.plots import latency_chart
-from bei.bench.report import report_page
-from bei.bench.result import SCHEMA, LoadResult, Result, read_result, write_result
-from bei.bench.terminal import summary
-from bei.bench.texts import TextsPlan
+from bei.cli.bench.compare import as_text, compared, page
+from bei.cli.bench.plots import latency_chart
+from bei.cli.bench.report import report_page
+from bei.cli.bench.result import SCHEMA, LoadResult, Result, read_result, write_result
+from bei.cli.bench.terminal import summary
+from bei.cli.bench.texts import TextsPlan
+from bei.cli.bench.warnings import warnings_of
 from bei.errors import BenchError, ComparisonError
-from tests.bei.bench.results import LOADS, result_of, setup_of
-from tests.bei.certification.test_page import EVIL, Elements
+from tests.bei.artifact.certificate.test_page import EVIL, Elements
+from tests.bei.cli.bench.results import LOADS, result_of, setup_of
 
 
 def numbers_in(content: Any) -> Iterator[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bei.bench.fleet import LoadRecord
-from bei.bench.messages import LoadReport
-from bei.bench.recording import Histogram, Interval, PackedHistogram
-from bei.bench.run import load_result
+from bei.cli.bench.messages import LoadReport
+from bei.cli.bench.recording import Histogram, Interval, PackedHistogram
+from bei.cli.bench.run import load_result
+from bei.cli.bench.workers import LoadRecord
 
 
 def packed(*latencies_s: float) -> PackedHistogram:

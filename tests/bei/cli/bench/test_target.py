@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bei.bench.target import headers_of, key_of, shown_command, target_of
+from bei.cli.bench.target import headers_of, key_of, shown_command, target_of
 from bei.errors import ConfigError
 
 

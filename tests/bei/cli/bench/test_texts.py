@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.bench.texts import (
+from bei.cli.bench.texts import (
     NUM_SERIAL_WORDS,
     GeneratedTexts,
     Lengths,

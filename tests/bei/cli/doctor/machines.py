@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from bei.doctor import targets
-from bei.doctor.examination import examine
-from bei.doctor.report import Report, Target
-from bei.doctor.targets import Builder
+from bei.cli.doctor import targets
+from bei.cli.doctor.collect import examine
+from bei.cli.doctor.report import Report, Target
+from bei.cli.doctor.targets import Builder
+from bei.engine.nvidia import current_gpu, load_cuda, load_library
 from bei.errors import BeiError, ConfigError
-from bei.nvidia import current_gpu, load_cuda, load_library
 
 XEON = (
     "model name\t: Intel(R) Xeon(R) Processor\nflags\t\t: fpu avx2 avx512f avx512_vnni avx512_bf16 amx_int8 amx_bf16\n"

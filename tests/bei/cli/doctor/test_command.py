@@ -17,14 +17,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from bei import cli
-from bei.artifact import EngineRequirements
-from bei.doctor.rendering import as_text, show
-from bei.doctor.targets import ENGINES, TARGETS
-from bei.engine import load_engine
+from bei.artifact.manifest import EngineRequirements
+from bei.cli import main
+from bei.cli.doctor.targets import ENGINES, TARGETS
+from bei.cli.doctor.text import as_text, show
+from bei.engine.load import load_engine
 from bei.errors import ArtifactWrongTargetError, BeiError
-from tests.artifacts import save_artifact
-from tests.bei.doctor.machines import (
+from tests.bei.cli.doctor.machines import (
     KERNEL_DRIVER,
     Cuda,
     StandInBuilder,
@@ -33,6 +32,7 @@ from tests.bei.doctor.machines import (
     machine,
     with_engines,
 )
+from tests.support.artifacts import save_artifact
 
 QUICK = ("--head-sizes", "64", "--compute-capability", "89")
 ROOT = Path(__file__).parents[3]
@@ -64,8 +64,8 @@ def test_this_machine_serves_for_cpu_and_says_so_first(of_this_machine: Any) -> 
 
 def test_what_it_says_of_building_is_what_the_compilers_say(of_this_machine: Any) -> None:
     from bei_build.config import BuildConfig
-    from bei_build.targets import TARGETS as BUILT
-    from bei_build.targets import compiler_for
+    from bei_build.targets.compiler import TARGETS as BUILT
+    from bei_build.targets.compiler import compiler_for
 
     for target in of_this_machine["targets"]:
         if target["name"] not in BUILT:
@@ -109,7 +109,7 @@ def test_with_a_target_the_exit_code_says_whether_it_can_be_used_at_all(target: 
 )
 def test_wrong_arguments_are_exit_code_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["doctor", *arguments])
+        main.main(["doctor", *arguments])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: bei doctor" if arguments != ["x"] else "usage: bei")
 
@@ -120,7 +120,7 @@ def test_without_the_builder_the_command_still_answers(
     for name in [name for name in sys.modules if name.split(".")[0] == "bei_build"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    cli.main(["doctor"])
+    main.main(["doctor"])
     shown = capsys.readouterr().out
     assert "This machine can serve for cpu" in shown
     assert "pip install 'bei[cpu]'" in shown
@@ -216,6 +216,6 @@ def test_flags_that_would_change_nothing_are_refused(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["doctor", *arguments])
+        main.main(["doctor", *arguments])
     assert caught.value.code == 2
     assert words in capsys.readouterr().err

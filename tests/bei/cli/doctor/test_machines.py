@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from bei.doctor import targets
-from bei.doctor.report import Report
+from bei.cli.doctor import targets
+from bei.cli.doctor.report import Report
 from bei.errors import ConfigError, MissingDependencyError
-from tests.bei.doctor.machines import (
+from tests.bei.cli.doctor.machines import (
     GRAVITON,
     KERNEL_DRIVER,
     OLD_KERNEL_DRIVER,
@@ -32,9 +32,9 @@ def _only_what_is_installed_by_the_test(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
         install_library(monkeypatch, name, None)
     Cuda(driver_cuda=0, count_status="cudaErrorInsufficientDriver").install(monkeypatch)
-    monkeypatch.setattr("bei.doctor.targets.lacking_for_builds", list)
-    monkeypatch.setattr("bei.doctor.cpu.cpu_capabilities", lambda: ["FP32", "BF16", "INT8"])
-    monkeypatch.setattr("bei.doctor.targets.cpu_capabilities", list)
+    monkeypatch.setattr("bei.cli.doctor.targets.lacking_for_builds", list)
+    monkeypatch.setattr("bei.cli.doctor.cpu.cpu_capabilities", lambda: ["FP32", "BF16", "INT8"])
+    monkeypatch.setattr("bei.cli.doctor.targets.cpu_capabilities", list)
     with_engines(monkeypatch)
 
 
@@ -224,7 +224,7 @@ def test_without_the_builder_nothing_is_built_and_serving_is_still_looked_at(tmp
 def test_a_package_that_builds_need_and_that_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bei.doctor.targets.lacking_for_builds", lambda: ["transformers>=5.0"])
+    monkeypatch.setattr("bei.cli.doctor.targets.lacking_for_builds", lambda: ["transformers>=5.0"])
     target = target_of(examined(machine(tmp_path)), "cpu")
     assert target.can_build.verdict == "no"
     assert "'transformers>=5.0': pip install 'bei[cpu]'" in target.can_build.reason
@@ -260,7 +260,7 @@ def test_what_this_version_has_not_is_said_plainly_and_nothing_is_to_be_installe
 
 
 def test_a_cpu_without_avx_512_computes_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bei.doctor.cpu.cpu_capabilities", lambda: ["FP32", "INT8"])
+    monkeypatch.setattr("bei.cli.doctor.cpu.cpu_capabilities", lambda: ["FP32", "INT8"])
     report = examined(machine(tmp_path, cpuinfo=OLD_XEON), StandInBuilder(best_on_cpu="fp32"))
     assert report.summary[0] == "This machine can build and serve for cpu (fp32, AVX2)."
     assert target_of(report, "cpu").precisions == ["fp32", "int8"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.simulation.clock import Clock
+from bei.cli.simulate.clock import Clock
 
 
 @given(st.lists(st.integers(0, 5), max_size=20))

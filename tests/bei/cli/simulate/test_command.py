@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bei.cli import main
+from bei.cli.main import main
 
 QUICK = ("--devices", "1", "--seconds", "1", "--bulk-texts", "32")
 

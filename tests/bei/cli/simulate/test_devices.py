@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from bei.artifact.cost_cache import CostCache
+from bei.cli.simulate import devices
+from bei.cli.simulate.devices import TABLES, Fleet, read_table
 from bei.core import Limits
-from bei.cost_cache import CostCache
-from bei.costs import CostModel
 from bei.errors import ConfigError
-from bei.simulation import devices
-from bei.simulation.devices import TABLES, Fleet, read_table
+from bei.scheduler.cost_model import CostModel
 
 LIMITS = Limits(1024, 64, 256)
 

@@ -7,10 +7,10 @@ from math import inf
 import numpy as np
 import pytest
 
-from bei.batching.queue import Entry, Waiter
+from bei.cli.simulate.policies import FifoTokenBudget, FixedBatches, Policy
 from bei.core import Encoding, Limits
 from bei.port import Lane
-from bei.simulation.policies import FifoTokenBudget, FixedBatches, Policy
+from bei.scheduler.queue import Entry, Waiter
 
 LIMITS = Limits(20_000, 256, 512)
 

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.batching.queue import Entry
-from bei.batching.scheduler import SchedulingRules
+from bei.cli.simulate.devices import CostTable, Fleet, read_table
+from bei.cli.simulate.http_time import Front
+from bei.cli.simulate.policies import POLICIES, Policy
+from bei.cli.simulate.result import Result, Step
+from bei.cli.simulate.simulator import Run, simulate
+from bei.cli.simulate.trace import Request, Trace
+from bei.cli.simulate.workloads import WORKLOADS, Mix
 from bei.core import Encoding, Limits
-from bei.costs import Coefficients, CostModel, Curve
 from bei.port import Lane
-from bei.simulation.devices import CostTable, Fleet, read_table
-from bei.simulation.front import Front
-from bei.simulation.policies import POLICIES, Policy
-from bei.simulation.result import Result, Step
-from bei.simulation.simulator import Run, simulate
-from bei.simulation.trace import Request, Trace
-from bei.simulation.workloads import WORKLOADS, Mix
-from tests.bei.batching.front import LIMITS
-from tests.bei.batching.front import Front as ServerFront
-from tests.engines import GatedEngine
+from bei.scheduler.cost_model import Coefficients, CostModel, Curve
+from bei.scheduler.queue import Entry
+from bei.scheduler.scheduler import SchedulingRules
+from tests.bei.scheduler.front import LIMITS
+from tests.bei.scheduler.front import Front as ServerFront
+from tests.support.engines import GatedEngine
 
 PER_TOKEN_S = 1e-3
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bei.cli.simulate.devices import Fleet, read_table
+from bei.cli.simulate.trace import Request, Trace, read_trace, write_trace
+from bei.cli.simulate.workloads import PASSAGES, WORKLOADS, Mix
 from bei.errors import ConfigError
-from bei.simulation.devices import Fleet, read_table
-from bei.simulation.trace import Request, Trace, read_trace, write_trace
-from bei.simulation.workloads import PASSAGES, WORKLOADS, Mix
 
 FLEET = Fleet(read_table("l4-bge-large"), 2)
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact import CUDA_PACKAGE, EngineRequirements, Manifest, OutputInfo, Package
+from bei.artifact.manifest import CUDA_PACKAGE, EngineRequirements, Manifest, OutputInfo, Package
 from bei.core import Float32Array, PackedBatch
-from bei.engine.cuda import CudaEngine, CudaOptions
 from bei.engine.cuda.device import Block, Graph, Place, Results
-from tests.artifacts import save_artifact
-from tests.engines import DEADLINE_S
+from bei.engine.cuda.engine import CudaEngine, CudaOptions
+from tests.support.artifacts import save_artifact
+from tests.support.engines import DEADLINE_S
 
 INPUTS = ["cu_query_lens", "input_ids", "position_ids", "slot_ids"]
 OUTPUTS = [

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bei.engine.cuda import CudaEngine, CudaOptions
 from bei.engine.cuda.device import TorchDevice
+from bei.engine.cuda.engine import CudaEngine, CudaOptions
 from bei.errors import EngineDeadError, EngineError
 from tests.bei.engine.cuda.simulated import batch_of, check, manifest_in
 from tests.bei.engine.cuda.torch_standin import TOTAL_BYTES, StandIn

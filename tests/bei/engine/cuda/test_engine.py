@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bei.core import Limits
-from bei.engine.cuda import CudaEngine, CudaOptions
+from bei.engine.cuda.engine import CudaEngine, CudaOptions
 from bei.errors import ConfigError, EngineDeadError, EngineError
 from tests.bei.engine.cuda.simulated import (
     LIMITS,
@@ -28,7 +28,7 @@ from tests.bei.engine.cuda.simulated import (
     expected,
     manifest_in,
 )
-from tests.engines import DEADLINE_S
+from tests.support.engines import DEADLINE_S
 
 
 @pytest.fixture

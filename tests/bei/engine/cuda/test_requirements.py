@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bei.engine import load_engine
 from bei.engine.cuda.requirements import check
+from bei.engine.load import load_engine
+from bei.engine.pytorch import cpu_name, load_torch
 from bei.errors import (
     ArtifactManifestError,
     ArtifactWrongDeviceError,
@@ -21,7 +22,6 @@ from bei.errors import (
     LibraryVersionError,
     MissingDependencyError,
 )
-from bei.pytorch import cpu_name, load_torch
 from tests.bei.engine.cuda.simulated import manifest_in
 
 

@@ -11,7 +11,7 @@ from bei.core import Limits, PackedBatch
 from bei.engine.cuda.device_stream import filled
 from bei.engine.cuda.sizes import LEAST_SEQUENCES, eager_sizes, fitting, recorded_sizes
 from bei.engine.cuda.splitting import halves
-from bei.packing import graph_inputs
+from bei.engine.packing import graph_inputs
 from tests.bei.engine.cuda.simulated import batch_of
 
 PACKED = ["cu_query_lens", "input_ids", "slot_ids"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact import OutputInfo
+from bei.artifact.manifest import OutputInfo
 from tests.bei.engine.tensorrt.rig import OUTPUTS, Graphs, Rig
 from tests.bei_build.targets.tiny import HIDDEN, VOCABULARY, tiny_spec, with_heads_on_tokens
 

@@ -13,7 +13,7 @@ import pytest
 from cuda.bindings import runtime
 
 from bei.core import PackedBatch
-from bei.engine.tensorrt import TensorRTEngine
+from bei.engine.tensorrt.engine import TensorRTEngine
 from bei.errors import EngineError
 from tests.bei.engine.tensorrt.rig import GRAPHS_MB, Rig, batch_of
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cuda.bindings import runtime
 
 from tests.bei.engine.tensorrt.memory import Kind, Memory, Violation
-from tests.cuda_standin import cuda_stand_in
+from tests.support.cuda_standin import cuda_stand_in
 
 Status: TypeAlias = Any  # a cudaError_t
 SUCCESS = runtime.cudaError_t.cudaSuccess
@@ -110,7 +110,7 @@ class Device:
             raise
 
     def module(self) -> Any:
-        """Itself behind the checks of ``tests.cuda_standin``: what an engine is given as cuda-python's runtime."""
+        """Itself behind the checks of ``tests.support.cuda_standin``: what an engine is given as cuda-python's runtime."""
         names = [name[1:] for name in dir(type(self)) if name.startswith("_cuda")]
         return cuda_stand_in({name: getattr(self, name) for name in names})
 

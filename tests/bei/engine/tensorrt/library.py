@@ -18,7 +18,7 @@ import onnxruntime
 from tests.bei.engine.tensorrt.device import Device, Operation, Range
 from tests.bei.engine.tensorrt.memory import ALIGNMENT
 from tests.bei.engine.tensorrt.plans import HEADER_BYTES, SimulatedPlan, body_size, plan_of, zeroed
-from tests.standin import Behaviour, call
+from tests.support.standin import Behaviour, call
 
 _DTYPES: dict[str, tuple[str, npt.DTypeLike]] = {
     "tensor(int32)": ("INT32", np.int32),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bei.artifact import PlanProfile
+from bei.artifact.manifest import PlanProfile
 
 _MAGIC = b"simulated plan\0\0"
 HEADER_BYTES = len(_MAGIC) + 8

@@ -17,19 +17,27 @@ import msgspec
 import numpy as np
 import onnxruntime
 
-from bei.artifact import TENSORRT_GRAPH, TENSORRT_PLAN, EngineRequirements, Manifest, OutputInfo, Plan, PlanProfile
+from bei.artifact.manifest import (
+    TENSORRT_GRAPH,
+    TENSORRT_PLAN,
+    EngineRequirements,
+    Manifest,
+    OutputInfo,
+    Plan,
+    PlanProfile,
+)
 from bei.core import Float32Array, PackedBatch
-from bei.engine.tensorrt import TensorRTEngine, TensorRTOptions
-from bei.packing import graph_inputs
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.writer import DType
-from bei_build.spec import ModelSpec
-from tests.artifacts import save_artifact
+from bei.engine.packing import graph_inputs
+from bei.engine.tensorrt.engine import TensorRTEngine, TensorRTOptions
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.writer import DType
+from bei_build.spec.model_spec import ModelSpec
 from tests.bei.engine.tensorrt.device import Device
 from tests.bei.engine.tensorrt.library import Library
 from tests.bei.engine.tensorrt.plans import plan_bytes
 from tests.bei_build.targets.tiny import HIDDEN, VOCABULARY, graph_of
-from tests.standin import stand_in
+from tests.support.artifacts import save_artifact
+from tests.support.standin import stand_in
 from tests.tensorrt_stubs.generation import stub_of
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}

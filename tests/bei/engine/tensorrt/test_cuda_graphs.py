@@ -8,10 +8,10 @@ from cuda.bindings import runtime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.artifact import PlanProfile
+from bei.artifact.manifest import PlanProfile
 from bei.core import PackedBatch
+from bei.engine.packing import Sizes, graph_inputs
 from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, planned_sizes
-from bei.packing import Sizes, graph_inputs
 from tests.bei.engine.tensorrt.rig import GRAPHS_MB, LATENCY, Rig, batch_of
 
 LATENCY_PROFILE = PlanProfile(name="latency", tokens=(1, 64, 544), sequences=(1, 1, 8), longest=(1, 64, 544))

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from cuda.bindings import runtime
 
-from bei.artifact import TENSORRT_GRAPH, TENSORRT_PLAN, EngineRequirements, OutputInfo, Plan
-from bei.engine import load_engine
+from bei.artifact.manifest import TENSORRT_GRAPH, TENSORRT_PLAN, EngineRequirements, OutputInfo, Plan
+from bei.engine.load import load_engine
 from bei.errors import (
     ArtifactWrongDeviceError,
     ArtifactWrongVersionError,
@@ -24,9 +24,9 @@ from bei.errors import (
     EngineError,
     MissingDependencyError,
 )
-from tests.artifacts import save_artifact
 from tests.bei.engine.tensorrt.device import Device
 from tests.bei.engine.tensorrt.rig import GRAPHS_MB, LATENCY, THROUGHPUT, Graphs, Rig, batch_of
+from tests.support.artifacts import save_artifact
 
 OUT_OF_MEMORY = runtime.cudaError_t.cudaErrorMemoryAllocation
 ILLEGAL_ADDRESS = runtime.cudaError_t.cudaErrorIllegalAddress

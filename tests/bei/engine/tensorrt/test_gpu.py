@@ -16,18 +16,18 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from bei.artifact import TENSORRT_PLAN, EngineRequirements, OutputInfo, Plan, PlanProfile
-from bei.engine.tensorrt import TensorRTEngine, TensorRTOptions
+from bei.artifact.manifest import TENSORRT_PLAN, EngineRequirements, OutputInfo, Plan, PlanProfile
+from bei.engine.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
+from bei.engine.packing import graph_inputs
 from bei.engine.tensorrt.cuda import Cuda
+from bei.engine.tensorrt.engine import TensorRTEngine, TensorRTOptions
 from bei.errors import BeiError
-from bei.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
-from bei.packing import graph_inputs
-from bei_build.graph.attention import AttentionCore
-from bei_build.graph.writer import DType
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.writer import DType
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
-from tests.artifacts import save_artifact
 from tests.bei.engine.tensorrt.rig import batch_of
 from tests.bei_build.targets.tiny import HIDDEN, graph_of, tiny_spec
+from tests.support.artifacts import save_artifact
 
 log = logging.getLogger(__name__)
 pytestmark = pytest.mark.gpu

@@ -8,9 +8,9 @@ from cuda.bindings import runtime
 
 from bei.core import Encoding, PackedBatch
 from bei.errors import EngineDeadError
-from tests.bei.batching.front import Front, Request, metric
 from tests.bei.engine.tensorrt.rig import Rig
-from tests.bei_build.builds import random_encodings
+from tests.bei.scheduler.front import Front, Request, metric
+from tests.support.builds import random_encodings
 
 OUT_OF_MEMORY = runtime.cudaError_t.cudaErrorMemoryAllocation
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact import TENSORRT_PLAN
+from bei.artifact.manifest import TENSORRT_PLAN
+from bei.engine.nvidia import RTX_CAPABILITIES
 from bei.engine.tensorrt.cuda_graphs import planned_sizes
 from bei.errors import EngineError
-from bei.nvidia import RTX_CAPABILITIES
 from tests.bei.engine.tensorrt import contracts
 from tests.bei.engine.tensorrt.device import Device
 from tests.bei.engine.tensorrt.rig import LATENCY, Graphs, Rig, batch_of

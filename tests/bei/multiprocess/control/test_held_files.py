@@ -9,14 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bei.artifact import TOKEN_WEIGHTS, Artifact, load_manifest, recertify, save
-from bei.config import ServeConfig
+from bei.artifact.manifest import TOKEN_WEIGHTS, Artifact, load_manifest, recertify, save
+from bei.config.settings import ServeConfig
 from bei.errors import ArtifactError
-from bei.loading import encoder_of
-from bei.processes import held_files
-from bei.processes.held_files import HeldFiles, readable
-from tests.artifacts import save_artifact
-from tests.bei.test_token_weights import save_table
+from bei.multiprocess.control import held_files
+from bei.multiprocess.control.held_files import HeldFiles, readable
+from bei.service.loader import encoder_of
+from tests.bei.artifact.test_token_weights import save_table
+from tests.support.artifacts import save_artifact
 
 
 @pytest.fixture

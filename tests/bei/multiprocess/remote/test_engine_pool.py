@@ -14,17 +14,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bei.batching.gate import DeviceGate
 from bei.core import Encoding, Limits, Outputs, PackedBatch, is_held
-from bei.costs import CostModel
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, ModelNotFoundError
+from bei.multiprocess.remote import engine_pool
+from bei.multiprocess.remote.engine_pool import Devices, RemoteEngines
+from bei.multiprocess.remote.engine_server import EngineServer, ServedEngine
 from bei.port import UNIT_EMBEDDING
-from bei.processes import remote_engine
-from bei.processes.engine_server import EngineServer, ServedEngine
-from bei.processes.remote_engine import Devices, RemoteEngines
-from tests.bei.batching.front import LIMITS, wait_until
-from tests.bei.processes.chain import (
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
+from tests.bei.multiprocess.chain import (
     MODEL,
     Asker,
     Place,
@@ -37,7 +36,8 @@ from tests.bei.processes.chain import (
     serve_port,
     served_model,
 )
-from tests.engines import DEADLINE_S, GatedEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
+from tests.bei.scheduler.front import LIMITS, wait_until
+from tests.support.engines import DEADLINE_S, GatedEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows
 
 
 class Machine:
@@ -178,7 +178,7 @@ def test_a_vector_is_copied_once_on_its_way_from_engine_to_front_end(machine: An
 
 
 def test_outputs_with_no_room_in_shared_memory_arrive_all_the_same(machine: Any) -> None:
-    with mock.patch("bei.processes.engine_server.bound_of", return_value=4096):
+    with mock.patch("bei.multiprocess.remote.engine_server.bound_of", return_value=4096):
         remote = machine(TokenEngine(Limits(4096, 64, 4096))).remote
         many = list(range(3000))
         kept = [remote.run(batch_of(many)) for _ in range(3)]
@@ -329,7 +329,7 @@ def test_without_a_process_the_engine_is_dead_in_the_end(machine: Any) -> None:
 
 def test_a_manager_without_a_process_is_closed_soon_and_what_waits_fails(machine: Any) -> None:
     one = machine(FakeEngine(LIMITS))
-    with places(1) as (place,), mock.patch.object(remote_engine, "_CLOSING_PATIENCE_S", 0.1):
+    with places(1) as (place,), mock.patch.object(engine_pool, "_CLOSING_PATIENCE_S", 0.1):
         server = serve_port(place, {MODEL: served_model(one.remote)})
         asker = Asker(place.address)
         abandon(one.servers[0])
@@ -367,7 +367,7 @@ def test_rows_outlive_the_process_that_computed_them(machine: Any) -> None:
 def test_a_step_that_hangs_costs_its_process_and_no_step_of_another(machine: Any) -> None:
     engines = [GatedEngine(LIMITS), GatedEngine(LIMITS)]
     killed: list[int] = []
-    with mock.patch.object(remote_engine, "_WATCH_EVERY_S", 0.01):
+    with mock.patch.object(engine_pool, "_WATCH_EVERY_S", 0.01):
         one = machine(*engines, hang_timeout_s=0.05, kill=killed.append)
         one.remote.costs.follow(1e-9)
         hung = later(lambda: one.remote.run(batch_of([1])))
@@ -385,7 +385,7 @@ def test_a_step_that_hangs_costs_its_process_and_no_step_of_another(machine: Any
 
 def test_without_a_way_to_kill_a_process_that_hangs_is_left(machine: Any) -> None:
     gated = GatedEngine(LIMITS)
-    with mock.patch.object(remote_engine, "_WATCH_EVERY_S", 0.01):
+    with mock.patch.object(engine_pool, "_WATCH_EVERY_S", 0.01):
         one = machine(gated, hang_timeout_s=0.05)
         one.remote.costs.follow(1e-9)
         with pytest.raises(EngineDiedError):
@@ -395,7 +395,7 @@ def test_without_a_way_to_kill_a_process_that_hangs_is_left(machine: Any) -> Non
 def test_waiting_for_a_device_is_not_taken_to_hang(machine: Any) -> None:
     gated = GatedEngine(LIMITS)
     killed: list[int] = []
-    with mock.patch.object(remote_engine, "_WATCH_EVERY_S", 0.01):
+    with mock.patch.object(engine_pool, "_WATCH_EVERY_S", 0.01):
         one = machine(gated, hang_timeout_s=0.3, kill=killed.append)
         one.remote.costs.follow(1e-9)
         abandon(one.servers[0])

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from bei.core import Encoding, Limits, Outputs, PackedBatch
-from bei.costs import CostModel
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import (
     BeiError,
@@ -25,16 +24,16 @@ from bei.errors import (
     NonFiniteOutputError,
     ShuttingDownError,
 )
+from bei.multiprocess.remote import engine_port_client, engine_port_server, engine_port_service
+from bei.multiprocess.remote.engine_port_client import RemotePort, ask_hello
+from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
+from bei.multiprocess.remote.engine_port_service import ServedPort
+from bei.multiprocess.transport.channel import Channel
+from bei.multiprocess.transport.messages import Open, Stats, Welcome
+from bei.multiprocess.transport.sequences import submitted
 from bei.port import UNIT_EMBEDDING, EnginePort, Item, LaneStats, OnAnswers, PortStats, Submission
-from bei.processes import port_server, remote_port, served_port
-from bei.processes.channel import Channel
-from bei.processes.port_server import PortServer, ServedModel
-from bei.processes.remote_port import RemotePort, ask_hello
-from bei.processes.sequences import submitted
-from bei.processes.served_port import ServedPort
-from bei.processes.wire import Open, Stats, Welcome
-from tests.bei.batching.front import LIMITS, wait_until
-from tests.bei.processes.chain import (
+from bei.scheduler.cost_model import CostModel
+from tests.bei.multiprocess.chain import (
     MODEL,
     Asker,
     Place,
@@ -47,7 +46,8 @@ from tests.bei.processes.chain import (
     serve_port,
     served_model,
 )
-from tests.engines import DEADLINE_S, GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, token_rows
+from tests.bei.scheduler.front import LIMITS, wait_until
+from tests.support.engines import DEADLINE_S, GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, token_rows
 
 
 class Both:
@@ -151,7 +151,7 @@ def test_twins_of_two_front_ends_are_computed_once(both: Any, place: Place) -> N
 def test_what_is_answered_does_not_count_as_waiting_though_nobody_tells_the_state(
     both: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(port_server, "_TELL_EVERY_S", 3600.0)
+    monkeypatch.setattr(engine_port_server, "_TELL_EVERY_S", 3600.0)
     monkeypatch.setattr(ServedPort, "_tell_of_much", lambda _: None)
     one = both(FakeEngine(LIMITS))
     for value in range(1, 9):
@@ -163,10 +163,10 @@ def test_what_is_answered_does_not_count_as_waiting_though_nobody_tells_the_stat
 def test_front_ends_are_told_at_once_where_much_waits_or_much_is_done_and_not_of_what_comes_and_goes(
     both: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(port_server, "_TELL_EVERY_S", 3600.0)
+    monkeypatch.setattr(engine_port_server, "_TELL_EVERY_S", 3600.0)
     engine = GatedEngine(LIMITS)
     one = both(engine)
-    monkeypatch.setattr(ServedPort, "_cost_s", lambda _, items: 0.6 * served_port._WORTH_TELLING_S * len(items))
+    monkeypatch.setattr(ServedPort, "_cost_s", lambda _, items: 0.6 * engine_port_service._WORTH_TELLING_S * len(items))
     (port,) = one.server._ports.values()
     told: list[float] = []
     monkeypatch.setattr(port, "_on_change", lambda: told.append(port._untold_s))
@@ -176,7 +176,7 @@ def test_front_ends_are_told_at_once_where_much_waits_or_much_is_done_and_not_of
     assert not told
     requests = [one.asker.submit([value]) for value in (5, 6)]
     wait_until(lambda: bool(told), "two wait")
-    assert told[0] == pytest.approx(1.2 * served_port._WORTH_TELLING_S)
+    assert told[0] == pytest.approx(1.2 * engine_port_service._WORTH_TELLING_S)
     engine.open(2)
     for request in requests:
         one.asker.wait(request)
@@ -244,7 +244,7 @@ def test_a_front_end_that_ends_takes_its_work_along_and_frees_what_it_held(both:
     one = both(engine)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(place.address))
-    dying: Channel[Any] = Channel(sock, remote_port._decoder)
+    dying: Channel[Any] = Channel(sock, engine_port_client._decoder)
     dying.send(Open(MODEL))
     for number, first in enumerate((10, 20), 1):
         items = [Item(index, Encoding(ids(first + index))) for index in range(3)]
@@ -275,7 +275,7 @@ def test_a_front_end_that_does_not_read_keeps_nobody_waiting(both: Any, place: P
     one = both(TokenEngine(Limits(4096, 64, 4096)))
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(place.address))
-    stopped: Channel[Any] = Channel(sock, remote_port._decoder)
+    stopped: Channel[Any] = Channel(sock, engine_port_client._decoder)
     stopped.send(Open(MODEL))
     for number in range(1, 41):
         items = [Item(index, Encoding(ids(number, index))) for index in range(200)]
@@ -294,7 +294,7 @@ def test_submitting_never_waits_for_a_process_that_does_not_read(place: Place) -
 
     def accept() -> None:
         """Say hello, and stop."""
-        channel: Channel[Any] = Channel(place.listener.accept()[0], port_server._decoder)
+        channel: Channel[Any] = Channel(place.listener.accept()[0], engine_port_server._decoder)
         stopped.append(channel)
         channel.receive()
         channel.send(Welcome(hello_of(FakeEngine(LIMITS)), Stats(_STATS, 0.0, 0)))
@@ -497,7 +497,7 @@ class Quiet:
 def test_a_process_that_says_nothing_any_more_is_taken_to_hang(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one = both(FakeEngine(LIMITS))
     assert not one.port.stats().is_stalled
-    monkeypatch.setattr(remote_port, "_SILENT_S", 0.3)
+    monkeypatch.setattr(engine_port_client, "_SILENT_S", 0.3)
     with Quiet(one.server):
         wait_until(lambda: one.port.stats().is_stalled, "it is silent")
     wait_until(lambda: not one.port.stats().is_stalled, "it speaks again")

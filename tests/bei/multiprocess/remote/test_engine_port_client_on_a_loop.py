@@ -13,9 +13,8 @@ import pytest
 from bei.core import Limits
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDeadError
-from bei.processes import remote_port
-from tests.bei.batching.front import LIMITS, wait_until
-from tests.bei.processes.chain import (
+from bei.multiprocess.remote import engine_port_client
+from tests.bei.multiprocess.chain import (
     MODEL,
     Asker,
     LoopThread,
@@ -28,8 +27,9 @@ from tests.bei.processes.chain import (
     serve_port,
     served_model,
 )
-from tests.bei.processes.test_remote_port import Quiet
-from tests.engines import DEADLINE_S, GatedEngine, ids
+from tests.bei.multiprocess.remote.test_engine_port_client import Quiet
+from tests.bei.scheduler.front import LIMITS, wait_until
+from tests.support.engines import DEADLINE_S, GatedEngine, ids
 
 
 class OnALoop:
@@ -145,7 +145,7 @@ def test_closing_in_the_loops_own_thread_waits_for_nothing_that_it_holds_up(on_a
 def test_a_loop_that_was_busy_has_not_heard_and_takes_nobody_to_hang(
     on_a_loop: MakeOnALoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_port, "_SILENT_S", 0.3)
+    monkeypatch.setattr(engine_port_client, "_SILENT_S", 0.3)
     one = on_a_loop(FakeEngine(LIMITS))
     first_thing: list[bool] = []
     with one.thread.blocked():

@@ -8,14 +8,14 @@ from unittest import mock
 
 from hypothesis import settings
 
-from bei.batching import BatchManager
-from bei.batching.queue import Waiter
+from bei.multiprocess.remote import engine_port_server
+from bei.multiprocess.remote.engine_port_client import RemotePort
+from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
 from bei.port import EnginePort, OnAnswers
-from bei.processes import port_server
-from bei.processes.port_server import PortServer, ServedModel
-from bei.processes.remote_port import RemotePort
-from tests.bei.batching.test_port import Port
-from tests.bei.processes.chain import MODEL, LoopThread, Place, hello_of, own_metrics
+from bei.scheduler.batch_manager import BatchManager
+from bei.scheduler.queue import Waiter
+from tests.bei.multiprocess.chain import MODEL, LoopThread, Place, hello_of, own_metrics
+from tests.bei.scheduler.test_port import Port
 
 
 class PortInAnotherProcess(Port):
@@ -24,7 +24,7 @@ class PortInAnotherProcess(Port):
     loop: asyncio.AbstractEventLoop | None = None
 
     def opened(self, open_manager: Callable[[OnAnswers], BatchManager]) -> EnginePort:
-        self._soon = mock.patch.object(port_server, "_TELL_AT_MOST_EVERY_S", 0.0005)
+        self._soon = mock.patch.object(engine_port_server, "_TELL_AT_MOST_EVERY_S", 0.0005)
         self._soon.start()
         self._place = Place()
         served = ServedModel(lambda on_answers, _: open_manager(on_answers), hello_of(self.engines[0]), own_metrics())

@@ -12,9 +12,8 @@ from bei.errors import (
     EngineDeadError,
     EngineError,
 )
-from bei.processes import remote_port
-from tests.bei.batching.front import LIMITS, wait_until
-from tests.bei.processes.chain import (
+from bei.multiprocess.remote import engine_port_client
+from tests.bei.multiprocess.chain import (
     MODEL,
     Asker,
     Place,
@@ -23,7 +22,8 @@ from tests.bei.processes.chain import (
     serve_port,
     served_model,
 )
-from tests.engines import GatedEngine, ids
+from tests.bei.scheduler.front import LIMITS, wait_until
+from tests.support.engines import GatedEngine, ids
 
 
 def test_what_is_unanswered_is_submitted_to_the_next_process_and_answered_once(place: Place) -> None:
@@ -93,7 +93,7 @@ def test_rows_of_a_process_that_has_ended_stay_as_they_are(place: Place) -> None
 
 
 def test_without_a_process_what_waits_is_given_up_in_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_port, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(engine_port_client, "_PATIENCE_S", 0.05)
     engine = GatedEngine(LIMITS)
     server = serve_port(place, {MODEL: served_model(engine)})
     asker = Asker(place.address)

@@ -12,11 +12,11 @@ import pytest
 from bei.core import Encoding, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDeadError, EngineDiedError
-from bei.processes.ledger import Ledger
-from bei.processes.noted_engine import NotedEngine
-from tests.bei.batching.front import LIMITS
-from tests.bei.processes.chain import MODEL, Asker, abandon, embeddings, places, serve_port, served_model
-from tests.engines import GatedEngine, PickyEngine, ids
+from bei.multiprocess.remote.recorded_engine import NotedEngine
+from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from tests.bei.multiprocess.chain import MODEL, Asker, abandon, embeddings, places, serve_port, served_model
+from tests.bei.scheduler.front import LIMITS
+from tests.support.engines import GatedEngine, PickyEngine, ids
 
 
 def batch_of(*sequences: Sequence[int]) -> PackedBatch:

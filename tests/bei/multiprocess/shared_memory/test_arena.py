@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bei.core import EngineInfo, Limits
-from bei.processes.arena import Arena, FreeRanges, bound_of
-from bei.processes.memory import place_of
+from bei.multiprocess.shared_memory.arena import Arena, FreeRanges, bound_of
+from bei.multiprocess.shared_memory.segment import place_of
 
 _SEGMENT = 16 << 10
 _BOUND = 5 * _SEGMENT

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.core import Encoding, Limits, PackedBatch
-from bei.processes import ledger as ledgers
-from bei.processes.ledger import GUILTY, Ledger
-from tests.engines import ids
+from bei.multiprocess.shared_memory import crash_ledger as ledgers
+from bei.multiprocess.shared_memory.crash_ledger import GUILTY, Ledger
+from tests.support.engines import ids
 
 LIMITS = Limits(max_num_tokens=32, max_batch_size=8, max_seq_len=16)
 

@@ -14,22 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.admission import Admission, AdmissionLimits, Demand, Ticket
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import OverloadedError, TooManyConnectionsError
-from bei.metrics import Metrics
+from bei.metrics.registry import Metrics
+from bei.multiprocess.shared_memory import limits as module
+from bei.multiprocess.shared_memory.limits import SharedBucket, SharedLimits
 from bei.port import LANES, Lane, PortStats
-from bei.processes import shared_limits as module
-from bei.processes.shared_limits import SharedBucket, SharedLimits
-from bei.server import bodies
-from bei.server.answers import AnswerMemory
-from bei.server.bodies import Body, BodyMemory
-from bei.server.connections import Connections, FrontEnd
-from bei.server.rates import Bucket
-from tests.bei.processes.pages import Other, pages
-from tests.bei.server.test_connections import Member
-from tests.bei.server.test_rates import Clock
-from tests.bei.test_admission import LinearCosts, stats_of
+from bei.server.auth.rate_limit import Bucket
+from bei.server.endpoint.response_memory import AnswerMemory
+from bei.server.http import body_memory
+from bei.server.http.body_memory import Body, BodyMemory
+from bei.server.http.connections import Connections, FrontEnd
+from bei.service.admission import Admission, AdmissionLimits, Demand, Ticket
+from tests.bei.multiprocess.pages import Other, pages
+from tests.bei.server.auth.test_rate_limit import Clock
+from tests.bei.server.http.test_connections import Member
+from tests.bei.service.test_admission import LinearCosts, stats_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,7 +84,7 @@ _GOES_ON = st.tuples(st.sampled_from(["moves", "is answered", "closes"]), st.int
 def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(steps: list[Any]) -> None:
     """Where they tell each other everything at once."""
     with pytest.MonkeyPatch.context() as patch, front_ends(3) as limits:
-        patch.setattr("bei.admission._UNTOLD", 0.0)
+        patch.setattr("bei.service.admission._UNTOLD", 0.0)
         desks, alone = [admission(one) for one in limits], admission()
         tickets: list[tuple[Ticket, Ticket]] = []
         for first, number, third in steps:
@@ -112,7 +112,7 @@ def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(st
 @given(st.lists(st.one_of(_COMES, _GOES_ON), max_size=30))
 def test_front_ends_believe_of_each_other_what_is_held_or_little_more(steps: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch, front_ends(2) as limits:
-        patch.setattr("bei.admission._UNTOLD", 0.05)
+        patch.setattr("bei.service.admission._UNTOLD", 0.05)
         desk, other = map(admission, limits)
         tickets: list[Ticket] = []
         for first, number, third in steps:
@@ -226,7 +226,7 @@ def test_a_reload_makes_no_new_allowance_and_fills_at_the_new_rate() -> None:
 
 TAKES = """
 import time
-from bei.processes.shared_limits import SharedLimits
+from bei.multiprocess.shared_memory.limits import SharedLimits
 
 bucket = SharedLimits(page).bucket("a", "requests", 200.0)
 say("ready")
@@ -296,7 +296,7 @@ def test_answers_of_all_front_ends_are_held_to_one_limit() -> None:
 def test_bodies_of_all_front_ends_are_held_to_one_limit_and_slow_ones_elsewhere_yield(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bodies, "_GRACE_S", 100.0)
+    monkeypatch.setattr(body_memory, "_GRACE_S", 100.0)
     with front_ends(2) as limits:
         first, second = (BodyMemory(100, one.uploads) for one in limits)
         slow, slower, young = Body(first), Body(first), Body(first)

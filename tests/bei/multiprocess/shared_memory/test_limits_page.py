@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import ConfigError
-from bei.processes import shared_page as module
-from bei.processes.shared_page import ANSWER_BYTES, BODY_BYTES, NUM_OPEN, OF_MODEL, SharedPage
-from tests.bei.processes.pages import Other, pages
-from tests.engines import DEADLINE_S
+from bei.multiprocess.shared_memory import limits_page as module
+from bei.multiprocess.shared_memory.limits_page import ANSWER_BYTES, BODY_BYTES, NUM_OPEN, OF_MODEL, SharedPage
+from tests.bei.multiprocess.pages import Other, pages
+from tests.support.engines import DEADLINE_S
 
 
 def test_each_front_end_reads_what_the_others_have_written() -> None:

@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from bei.processes.arena import Arena
-from bei.processes.memory import Segment, place_of
-from tests.bei.processes.chain import nothing_left
+from bei.multiprocess.shared_memory.arena import Arena
+from bei.multiprocess.shared_memory.segment import Segment, place_of
+from tests.bei.multiprocess.chain import nothing_left
 
 
 def test_an_array_is_found_in_its_segment_and_others_are_not() -> None:

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from bei.errors import BeiError, ProcessDiedError
-from bei.processes.children import Child, Place, how_ended
-from bei.processes.messages import Ask, Close, FromChild, Gathered, Offer, Reload, Stop
-from tests.bei.processes.chain import nothing_left
-from tests.engines import DEADLINE_S
+from bei.multiprocess.control.messages import Ask, Close, FromChild, Gathered, Offer, Reload, Stop
+from bei.multiprocess.supervisor.child import Child, Place, how_ended
+from tests.bei.multiprocess.chain import nothing_left
+from tests.support.engines import DEADLINE_S
 
-COMMAND = (sys.executable, "-m", "tests.bei.processes.scripted")
+COMMAND = (sys.executable, "-m", "tests.bei.multiprocess.scripted")
 
 
 class Ward:

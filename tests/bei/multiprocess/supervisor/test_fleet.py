@@ -15,19 +15,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bei.config import ServeConfig
-from bei.costs import CostModel
-from bei.devices import Device
+from bei.config.devices import Device
+from bei.config.settings import ServeConfig
 from bei.errors import EngineError
-from bei.processes import fleet as fleets
-from bei.processes.children import Child, Role
-from bei.processes.fleet import Fleet
-from bei.processes.messages import Served
-from bei.processes.observed_costs import COSTS
-from bei.processes.swaps import Swaps
-from tests.artifacts import LIMITS
+from bei.multiprocess.control.messages import Served
+from bei.multiprocess.supervisor import fleet as fleets
+from bei.multiprocess.supervisor.child import Child, Role
+from bei.multiprocess.supervisor.fleet import Fleet
+from bei.multiprocess.supervisor.observed_costs import COSTS
+from bei.multiprocess.supervisor.swap import Swaps
+from bei.scheduler.cost_model import CostModel
 from tests.e2e.process import DEADLINE_S
 from tests.e2e.swapping_server import put_in_place, save_build
+from tests.support.artifacts import LIMITS
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def test_a_process_that_hangs_is_ended_and_another_one_takes_its_place(
             assert await former.wait() == -signal.SIGKILL
             assert others < {*fleet.of("front", "manager", "engine")}  # nobody else was ended
 
-    with caplog.at_level(logging.ERROR, "bei.processes.fleet"):
+    with caplog.at_level(logging.ERROR, "bei.multiprocess.supervisor.fleet"):
         with_fleet(tmp_path, test, num_devices)
     said = [record.getMessage() for record in caplog.records if "has not answered for" in record.getMessage()]
     expected = ["front-1", "front-1", "engine-0"] if num_devices == 1 else ["front-1", "front-1", "engine-1", "manager"]
@@ -143,7 +143,7 @@ def test_processes_that_follow_open_what_is_served_whatever_lies_in_its_place(
             former.kill()
             await another(fleet, "engine", former)
 
-    with caplog.at_level(logging.ERROR, "bei.processes.fleet"):
+    with caplog.at_level(logging.ERROR, "bei.multiprocess.supervisor.fleet"):
         with_fleet(tmp_path, test, num_devices)
     assert not any("cannot be started" in record.getMessage() for record in caplog.records)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.peers import PATIENCE_S
-from bei.processes.pulse import EVERY_S, Silence
+from bei.multiprocess.supervisor.heartbeat import EVERY_S, Silence
+from bei.server.status.peers import PATIENCE_S
 
 ROUND_S = EVERY_S + PATIENCE_S
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bei.costs import CostModel
-from bei.processes.messages import Served
-from bei.processes.observed_costs import ObservedCosts, encoded
-from tests.artifacts import LIMITS, save_artifact
+from bei.multiprocess.control.messages import Served
+from bei.multiprocess.supervisor.observed_costs import ObservedCosts, encoded
+from bei.scheduler.cost_model import CostModel
+from tests.support.artifacts import LIMITS, save_artifact
 
 
 def test_the_last_that_was_said_of_a_model_is_applied_until_it_is_forgotten(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.processes.channel import Channel, ChannelClosedError, Frame
-from bei.processes.memory import Segment
-from bei.processes.wire import Announce, Forget, Message
-from tests.bei.batching.front import wait_until
-from tests.bei.processes.chain import nothing_left
-from tests.engines import DEADLINE_S
+from bei.multiprocess.shared_memory.segment import Segment
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError, Frame
+from bei.multiprocess.transport.messages import Announce, Forget, Message
+from tests.bei.multiprocess.chain import nothing_left
+from tests.bei.scheduler.front import wait_until
+from tests.support.engines import DEADLINE_S
 
 _decoder: Any = msgspec.msgpack.Decoder(Announce | Forget)
 

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import pytest
 
 from bei.core import is_held
-from bei.processes import lending
-from bei.processes.arena import Arena
-from bei.processes.channel import Channel, ChannelClosedError
-from bei.processes.lending import Borrower, Lender
-from bei.processes.wire import INLINE, Announce, Forget, Ran, Release
-from tests.bei.batching.front import wait_until
-from tests.bei.processes.chain import inode_and_offset
+from bei.multiprocess.shared_memory.arena import Arena
+from bei.multiprocess.transport import lease
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError
+from bei.multiprocess.transport.lease import Borrower, Lender
+from bei.multiprocess.transport.messages import INLINE, Announce, Forget, Ran, Release
+from tests.bei.multiprocess.chain import inode_and_offset
+from tests.bei.scheduler.front import wait_until
 
 _to_borrower: Any = msgspec.msgpack.Decoder(Announce | Forget | Ran)
 _to_lender: Any = msgspec.msgpack.Decoder(Release)
@@ -88,7 +88,7 @@ def test_arrays_of_any_type_and_shape_arrive(loan: Loan, dtype: str, shape: tupl
 
 
 def test_the_vectors_of_a_small_answer_go_along_with_it_and_nothing_is_to_be_given_back(loan: Loan) -> None:
-    small = np.arange(lending._SMALL_BYTES // 4, dtype=np.float32)
+    small = np.arange(lease._SMALL_BYTES // 4, dtype=np.float32)
     assert loan.pass_on({"a": small})["a"].tolist() == small.tolist()
     assert (loan.lender.num_leases, loan.lender.num_copied, loan.arena.num_bytes) == (0, 0, 0)
     found = loan.pass_on({"a": small, "b": small[:1]})

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei.processes import loop_reader
-from bei.processes.channel import Channel, Frame
-from bei.processes.loop_reader import LoopReader
-from bei.processes.wire import Announce, Forget
-from tests.bei.batching.front import wait_until
-from tests.bei.processes.chain import LoopThread, nothing_left
-from tests.engines import DEADLINE_S
+from bei.multiprocess.transport import loop_reader
+from bei.multiprocess.transport.channel import Channel, Frame
+from bei.multiprocess.transport.loop_reader import LoopReader
+from bei.multiprocess.transport.messages import Announce, Forget
+from tests.bei.multiprocess.chain import LoopThread, nothing_left
+from tests.bei.scheduler.front import wait_until
+from tests.support.engines import DEADLINE_S
 
 _decoder: Any = msgspec.msgpack.Decoder(Announce | Forget)
 

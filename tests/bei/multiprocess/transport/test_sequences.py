@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bei.core import Encoding, PackedBatch, TokenSpans
+from bei.multiprocess.transport.messages import Run, Submit
+from bei.multiprocess.transport.sequences import batch_of, run_of, submission_of, submitted
 from bei.port import LANES, Item, Submission
-from bei.processes.sequences import batch_of, run_of, submission_of, submitted
-from bei.processes.wire import Run, Submit
 
 _ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bei.errors import ConfigError
-from bei.processes.sockets import Endpoint, path_of
-from tests.bei.processes.chain import nothing_left
+from bei.multiprocess.transport.unix_sockets import Endpoint, path_of
+from tests.bei.multiprocess.chain import nothing_left
 
 
 def test_an_endpoint_has_no_file_and_is_reached_by_its_descriptor(

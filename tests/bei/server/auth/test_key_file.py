@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bei.errors import ConfigError
-from bei.server.key_file import KeySpec, key_specs
+from bei.server.auth.key_file import KeySpec, key_specs
 
 SECRET = "s3cr3t-0123456789abcdef"
 

@@ -11,20 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-from bei.config import DIALECTS
+from bei.config.settings import DIALECTS
 from bei.engine.fake import FakeEngine
 from bei.errors import ConfigError, ForbiddenError, UnauthorizedError
-from bei.metrics import Metrics
+from bei.metrics.registry import Metrics
 from bei.port import Lane
-from bei.server import keys as module
-from bei.server.errors import FORM_KEY, error_response
-from bei.server.key_file import KeySpec
-from bei.server.keys import Key, Keyring
-from bei.server.urgency import Urgency
-from tests.artifacts import LIMITS
+from bei.server.auth import keys as module
+from bei.server.auth.key_file import KeySpec
+from bei.server.auth.keys import Key, Keyring
+from bei.server.auth.priority import Urgency
+from bei.server.http.errors import FORM_KEY, error_response
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS
+from tests.support.engines import GatedEngine
 
 SECRET = "s3cr3t-0123456789abcdef"
 OTHER = "other-0123456789abcdef"
@@ -187,7 +187,7 @@ def crawler(make_app: MakeApp, tmp_path: Path) -> App:
 
 
 def test_the_lane_of_a_key_is_that_of_its_requests(crawler: App, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "bei.server.request_log")
+    caplog.set_level("INFO", "bei.server.telemetry.access_log")
     assert ask(crawler, BEARER).status_code == 200
     assert "key=crawler lane=bulk" in caplog.text
     response = ask(crawler, {**BEARER, "X-Bei-Lane": "interactive"})

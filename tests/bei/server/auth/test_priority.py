@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from bei.engine.fake import FakeEngine
 from bei.errors import InvalidRequestError
-from bei.server.urgency import Urgency, urgency_of
-from tests.artifacts import LIMITS
+from bei.server.auth.priority import Urgency, urgency_of
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
-from tests.bei.services import entered
-from tests.engines import GatedEngine, sequences_of
+from tests.support.artifacts import LIMITS
+from tests.support.engines import GatedEngine, sequences_of
+from tests.support.services import entered
 
 DEADLINES = ("request-timeout-ms", "request-deadline-ms", "x-request-timeout")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.server.rates import Bucket
+from bei.server.auth.rate_limit import Bucket
 
 
 class Clock:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from bei import __version__
-from bei.artifact import Artifact
-from bei.config import DIALECTS
+from bei.artifact.manifest import Artifact
+from bei.config.settings import DIALECTS
 from bei.engine.fake import FakeEngine
 from bei.server.dialects import tei
-from tests.artifacts import LIMITS, token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import post
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS, token_ids
+from tests.support.engines import GatedEngine
 
 
 def send(app: App, method: str, path: str, body: Any = None, dialect: str | None = None) -> Any:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from bei.errors import EngineError
+from bei.metrics.request_timing import Timing
 from bei.server.dialects.tei import timing_headers
-from bei.timing import Timing
-from tests.artifacts import LIMITS, expected_vectors, token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import answer, post, save_kind
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS, expected_vectors, token_ids
+from tests.support.engines import GatedEngine
 
 HEADERS = [
     *("x-compute-type", "x-compute-time", "x-compute-characters", "x-compute-tokens"),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import answer, post
+from tests.support.artifacts import LIMITS
 
 TEXTS = ["cat", "the cats", "hello world"]
 KINDS = {"embed": "embedder", "classify": "classifier", "token_embed": "colbert", "token_classify": "ner"}

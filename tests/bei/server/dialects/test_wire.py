@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bei.config import DIALECTS
+from bei.config.settings import DIALECTS
 from tests.bei.server.app import App
 from tests.bei.server.dialects.wire import FOLDER, app_of_all_kinds, asked, error_table, exchanges, is_same
 

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 
 from bei import errors
-from bei.server.dialect import Dialect
-from bei.server.errors import FORM_KEY, error_response
+from bei.server.dialects.base import Dialect
+from bei.server.http.errors import FORM_KEY, error_response
 from tests.bei.server.app import App
 from tests.bei.server.kinds import KINDS, save_kind
 

@@ -11,14 +11,14 @@ import httpx
 import numpy as np
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS, save_artifact, token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.bei.server.endpoint.test_route import GOOD, filled
 from tests.bei.server.kinds import post
-from tests.bei.server.test_endpoint import GOOD, filled
+from tests.support.artifacts import LIMITS, save_artifact, token_ids
 
 LONG = "cat " * 40  # 42 tokens, of which 16 are read
 REPORTING = {

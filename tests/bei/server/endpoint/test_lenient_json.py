@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bei.errors import InvalidTextError
-from bei.server import second_look
+from bei.server.endpoint import lenient_json
 from tests.bei.server.app import App, check_error
-from tests.bei.server.test_endpoint import GOOD, filled
-from tests.bei.server.test_reports import REPORTING, ask
+from tests.bei.server.endpoint.test_input_report import REPORTING, ask
+from tests.bei.server.endpoint.test_route import GOOD, filled
 
 HALF = "has half a surrogate pair at"
 BAD = "cut off \ud83d here"
@@ -257,7 +257,7 @@ def test_nested_lists_take_no_memory_by_their_product() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(InvalidTextError, match="inputs 0"):
-            second_look._without_halves(content, False)
+            lenient_json._without_halves(content, False)
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()

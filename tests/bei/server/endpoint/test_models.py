@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
 from bei.errors import ConfigError
-from bei.server.models import Models
-from tests.artifacts import LIMITS
+from bei.server.endpoint.models import Models
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.support.artifacts import LIMITS
 
 
 def test_models_are_listed_in_openai_form(make_app: MakeApp, second_artifact: Artifact) -> None:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import InvalidRequestError
-from bei.server import embed, embeddings, rerank
 from bei.server.dialects import tei
-from bei.server.parsing import long_id_lists, parser, parser_by_field
+from bei.server.endpoint.parse import long_id_lists, parser, parser_by_field
+from bei.server.routes import embed, openai_embeddings, rerank
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import post
 
@@ -72,7 +72,7 @@ _separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", ": "), (",", "
 
 @pytest.fixture(scope="module")
 def _short_pieces() -> Iterator[None]:
-    with mock.patch("bei.server.parsing.PIECE_BYTES", 7):
+    with mock.patch("bei.server.endpoint.parse.PIECE_BYTES", 7):
         yield
 
 
@@ -128,7 +128,7 @@ def test_a_long_body_of_token_ids_is_parsed_as_a_short_one(more: dict[str, objec
     body = json.dumps({**more, "inputs": lists}).encode()
     assert embed.parse_request(body, MOST) == msgspec.json.decode(body, type=embed.EmbedRequest)
     content = json.dumps({"input": lists, **more}).encode()
-    request = embeddings.parse(content, MOST)
+    request = openai_embeddings.parse(content, MOST)
     assert request.inputs == lists
     assert len(bytes(request.body.input)) < 100
 
@@ -143,7 +143,7 @@ def test_an_error_far_behind_in_a_long_body_is_named() -> None:
 @pytest.mark.parametrize("count", [3, 4, 40])
 def test_more_lists_than_a_request_may_have_are_counted_and_refused(count: int) -> None:
     lists = [[index] for index in range(count)]
-    for field, parse in (("inputs", embed.parse_request), ("input", embeddings.parse)):
+    for field, parse in (("inputs", embed.parse_request), ("input", openai_embeddings.parse)):
         content = json.dumps({field: lists, "model": "a"}).encode()
         if count == 3:
             parse(content, 3)
@@ -195,7 +195,7 @@ def test_what_is_near_to_the_ids_of_one_input_is_read_or_refused_as_ever(near: s
     ("parse", "content", "param"),
     [
         (embed.parse_request, b'{"inputs": ["", "", "", ""]}', "inputs"),
-        (embeddings.parse, b'{"input": ["", "", "", ""]}', "input"),
+        (openai_embeddings.parse, b'{"input": ["", "", "", ""]}', "input"),
         (rerank.parse, b'{"query": "a", "documents": [{}, {}, {}, {}]}', "documents"),
         (tei.parse_ids, b'{"ids": [[1], [1], [1], [1]]}', "ids"),
     ],
@@ -205,7 +205,7 @@ def test_inputs_are_counted_before_they_are_looked_at(
     parse: Callable[[bytes, int], Any], content: bytes, param: str
 ) -> None:
     is_refused = pytest.raises(InvalidRequestError, match="The request has 4 inputs, the limit is 3: split it")
-    with mock.patch("bei.server.parsing.PIECE_BYTES", 1000), is_refused as caught:
+    with mock.patch("bei.server.endpoint.parse.PIECE_BYTES", 1000), is_refused as caught:
         parse(content, 3)
     assert caught.value.param == param
 

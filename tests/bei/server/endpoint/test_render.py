@@ -10,12 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.server import endpoint, rendering
-from bei.server.rendering import FLOAT_BYTES, PIECE_BYTES, Items, items_of, num_bytes_of, pieces_of, rows_of, whole
-from tests.artifacts import LIMITS
+from bei.server.endpoint import render, route
+from bei.server.endpoint.render import (
+    FLOAT_BYTES,
+    PIECE_BYTES,
+    Items,
+    items_of,
+    num_bytes_of,
+    pieces_of,
+    rows_of,
+    whole,
+)
 from tests.bei.server.app import App
+from tests.bei.server.endpoint.test_route import GOOD, filled
 from tests.bei.server.kinds import post
-from tests.bei.server.test_endpoint import GOOD, filled
+from tests.support.artifacts import LIMITS
 
 TEXTS = ["cat", "the cats", "hello world, hello!", "é" * 30, "a", "query: cat"]
 
@@ -41,8 +50,8 @@ CASES.append(("/predict", {"inputs": "cat"}))
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every answer with ``Items`` is streamed, and a piece ends wherever it can."""
-    monkeypatch.setattr(endpoint, "INLINE_BYTES", -1)
-    monkeypatch.setattr(rendering, "PIECE_BYTES", 1)
+    monkeypatch.setattr(route, "INLINE_BYTES", -1)
+    monkeypatch.setattr(render, "PIECE_BYTES", 1)
 
 
 def without_stamp(content: bytes) -> Any:
@@ -155,6 +164,6 @@ def test_the_estimated_size_is_not_far_from_the_real_one(
         estimated.append(num_bytes_of(content))
         return estimated[-1]
 
-    monkeypatch.setattr(endpoint, "num_bytes_of", noting)
+    monkeypatch.setattr(route, "num_bytes_of", noting)
     response = post(kinds, path, **filled(path, [f"the cats {'hello ' * LIMITS.max_seq_len}"] * 8), model=GOOD[path][2])
     assert 0.2 < len(response.content) / estimated[0] < 2

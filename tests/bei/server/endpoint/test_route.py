@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.artifact import Artifact
-from bei.config import ServeConfig
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
 from bei.server.app import inference_routes
-from tests.artifacts import LIMITS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import KINDS, post, save_kind
+from tests.support.artifacts import LIMITS
 
 # A good body, the field of its inputs, and the model that answers it, by route.
 GOOD: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import InvalidRequestError
-from bei.server.controls import Controls
-from bei.tokenization import AS_CONFIGURED, EncodingOptions
-from bei.truncation import encoding_options
+from bei.server.endpoint.shared_fields import Controls
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
+from bei.tokenizer.truncation import encoding_options
 
 
 @pytest.mark.parametrize(

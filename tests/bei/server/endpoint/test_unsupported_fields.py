@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.engine.fake import DIMENSION, FakeEngine
-from bei.server.unsupported import EmbeddingControls, PairControls
-from tests.artifacts import LIMITS, save_artifact
+from bei.server.endpoint.unsupported_fields import EmbeddingControls, PairControls
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.support.artifacts import LIMITS, save_artifact
 
 REFUSED_OF_EMBEDDINGS: list[tuple[str, Any]] = [
     ("output_dtype", "int4"),

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from bei.engine.fake import FakeEngine
 from bei.errors import InvalidRequestError
-from bei.server import endpoint, rendering
-from bei.server.negotiation import MSGPACK, OCTETS, accepted, accepted_codings, answer_form
-from tests.artifacts import LIMITS
+from bei.server.endpoint import render, route
+from bei.server.http.accept import MSGPACK, OCTETS, accepted, accepted_codings, answer_form
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
-from tests.bei.server.test_endpoint import GOOD, filled
+from tests.bei.server.endpoint.test_route import GOOD, filled
+from tests.support.artifacts import LIMITS
 
 JSON = "application/json"
 TEXTS = ["cat", "hello world", "the cats", "é" * 30]
@@ -78,8 +78,8 @@ def test_messagepack_has_the_values_of_json(
     body = {**filled(path, TEXTS), "model": GOOD[path][2]}
     expected = ask(kinds, path, None, **body).json()
     if in_pieces:
-        monkeypatch.setattr(endpoint, "INLINE_BYTES", -1)
-        monkeypatch.setattr(rendering, "PIECE_BYTES", 1)
+        monkeypatch.setattr(route, "INLINE_BYTES", -1)
+        monkeypatch.setattr(render, "PIECE_BYTES", 1)
     response = ask(kinds, path, MSGPACK, **body)
     assert response.headers["content-type"] == MSGPACK
     found = msgspec.msgpack.decode(response.content)
@@ -90,10 +90,10 @@ def test_messagepack_has_the_values_of_json(
 
 @pytest.mark.parametrize("count", [1, 15, 16, 300, 70_000])
 def test_long_lists_in_pieces_are_whole_messagepack(count: int) -> None:
-    content = {"data": rendering.items_of(range(count), 2, lambda value: {"n": value}), "end": True}
-    pieces = b"".join(rendering.pieces_of(content, rendering.IN_MSGPACK))
+    content = {"data": render.items_of(range(count), 2, lambda value: {"n": value}), "end": True}
+    pieces = b"".join(render.pieces_of(content, render.IN_MSGPACK))
     assert msgspec.msgpack.decode(pieces) == {"data": [{"n": value} for value in range(count)], "end": True}
-    assert pieces == rendering.whole(content, rendering.IN_MSGPACK)
+    assert pieces == render.whole(content, render.IN_MSGPACK)
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
@@ -104,8 +104,8 @@ def test_bytes_are_the_vectors_of_the_json_answer(
     body = {"input": TEXTS, "model": "embedder", "output_dtype": dtype}
     expected = [one["embedding"] for one in ask(kinds, "/v1/embeddings", None, **body).json()["data"]]
     if in_pieces:
-        monkeypatch.setattr(endpoint, "INLINE_BYTES", -1)
-        monkeypatch.setattr(rendering, "PIECE_BYTES", 1)
+        monkeypatch.setattr(route, "INLINE_BYTES", -1)
+        monkeypatch.setattr(render, "PIECE_BYTES", 1)
     response = ask(kinds, "/v1/embeddings", OCTETS, **body)
     assert response.headers["content-type"] == OCTETS
     shape = [int(size) for size in response.headers["x-bei-shape"].split(",")]
@@ -165,8 +165,8 @@ def test_a_server_that_compresses_sends_the_same_answer(
     expected = app.run(app.client.post("/v1/embeddings", json={"input": inputs}, headers={"accept-encoding": "br"}))
     assert "content-encoding" not in expected.headers
     if in_pieces:
-        monkeypatch.setattr(endpoint, "INLINE_BYTES", -1)
-        monkeypatch.setattr(rendering, "PIECE_BYTES", 1)
+        monkeypatch.setattr(route, "INLINE_BYTES", -1)
+        monkeypatch.setattr(render, "PIECE_BYTES", 1)
     found = ask(input=inputs)
     assert (found.headers["content-encoding"], found.headers["vary"]) == (coding, "accept-encoding")
     assert found.content == expected.content

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import EncodingNotSupportedError, InvalidRequestError, PayloadTooLargeError
-from bei.server import coding as module
-from bei.server.coding import _INLINE, _MOST_PARTS, _PIECE, CODINGS, content_coding, decode, decoded
-from tests.engines import DEADLINE_S
+from bei.server.http import compression as module
+from bei.server.http.compression import _INLINE, _MOST_PARTS, _PIECE, CODINGS, content_coding, decode, decoded
+from tests.support.engines import DEADLINE_S
 
 if sys.version_info >= (3, 14):
     from compression import zstd

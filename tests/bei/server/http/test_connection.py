@@ -12,10 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from bei.errors import BeiError
-from bei.server.errors import error_response
-from bei.server.http import read_body
+from bei.server.http.errors import error_response
+from bei.server.http.responses import read_body
 from tests.bei.server.connected import GET, Transport, all_answered, answered, connect
-from tests.engines import DEADLINE_S
+from tests.support.engines import DEADLINE_S
 
 
 def test_an_answer_goes_out_at_once_with_its_head() -> None:

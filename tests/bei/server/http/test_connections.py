@@ -9,12 +9,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError, TooManyConnectionsError
-from bei.metrics import Metrics
-from bei.server import connections as module
-from bei.server.connections import MOST_LINGERING, Connections
-from tests.engines import DEADLINE_S
+from bei.metrics.registry import Metrics
+from bei.server.http import connections as module
+from bei.server.http.connections import MOST_LINGERING, Connections
+from tests.support.engines import DEADLINE_S
 
 
 class Member:

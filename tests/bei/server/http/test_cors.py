@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
+from tests.support.artifacts import LIMITS
 
 PAGE = "https://page.example"
 ASKED = {

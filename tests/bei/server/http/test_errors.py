@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from bei import errors
-from bei.server.errors import error_response, on_http_error
+from bei.server.http.errors import error_response, on_http_error
 
 
 def _tree(root: type[errors.BeiError]) -> Iterator[type[errors.BeiError]]:

@@ -11,12 +11,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bei.engine.fake import FakeEngine
-from bei.server.exchange import exchange_of, head
-from bei.server.http import WholeResponse
-from tests.artifacts import LIMITS
+from bei.server.http.fast_response import exchange_of, head
+from bei.server.http.responses import WholeResponse
 from tests.bei.server.app import ROUTE
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.connected import GET, all_answered, answered, connect
+from tests.support.artifacts import LIMITS
 
 LIMIT = 100
 

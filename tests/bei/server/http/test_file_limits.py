@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
-from bei.metrics import Metrics
-from bei.processes import shared_limits
-from bei.processes.shared_limits import SharedLimits
-from bei.server import descriptors
-from bei.server.connections import Connections
-from bei.server.descriptors import Listener, fitting_connections
-from bei.server.tls import TLS
-from tests.bei.processes.pages import pages
-from tests.bei.server.test_connections import Member
-from tests.certificates import make_authority, make_certificate
-from tests.engines import DEADLINE_S
+from bei.metrics.registry import Metrics
+from bei.multiprocess.shared_memory import limits as shared_limits
+from bei.multiprocess.shared_memory.limits import SharedLimits
+from bei.server.http import file_limits
+from bei.server.http.connections import Connections
+from bei.server.http.file_limits import Listener, fitting_connections
+from bei.server.http.tls import TLS
+from tests.bei.multiprocess.pages import pages
+from tests.bei.server.http.test_connections import Member
+from tests.support.engines import DEADLINE_S
+from tests.support.tls_certificates import make_authority, make_certificate
 
 
 def limited_to(monkeypatch: pytest.MonkeyPatch, limit: int, num_open: int) -> None:
@@ -118,8 +118,8 @@ def test_a_listener_outlives_what_accept_raises(number: int, makes_room: int) ->
 
 
 def test_of_too_many_unfinished_handshakes_the_oldest_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(descriptors, "MOST_HANDSHAKES", 3)
-    monkeypatch.setattr(descriptors, "_LAST_HANDSHAKES_S", 0.0)
+    monkeypatch.setattr(file_limits, "MOST_HANDSHAKES", 3)
+    monkeypatch.setattr(file_limits, "_LAST_HANDSHAKES_S", 0.0)
     authority = make_authority(tmp_path)
     pair = make_certificate(tmp_path, "server", authority)
     tls = TLS(str(pair.cert), str(pair.key), None, DEADLINE_S)
@@ -168,7 +168,7 @@ class Gate:
 
 
 def test_what_is_left_to_others_is_accepted_after_all_if_none_of_them_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "_LEAVE_S", 0.05)
+    monkeypatch.setattr(file_limits, "_LEAVE_S", 0.05)
     gate = Gate()
     gate.is_closed = True
 
@@ -193,7 +193,7 @@ def test_what_is_left_to_others_is_accepted_after_all_if_none_of_them_comes(monk
 
 def test_two_listeners_on_one_socket_share_its_connections_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     # Neither gives up waiting for the other, nor takes it to be dead, which a pause of the machine would make it do.
-    monkeypatch.setattr(descriptors, "_LEAVE_S", DEADLINE_S)
+    monkeypatch.setattr(file_limits, "_LEAVE_S", DEADLINE_S)
     monkeypatch.setattr(shared_limits, "_ALIVE_NS", 3600 * 10**9)
 
     async def run() -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bei.errors import ConfigError
-from bei.server.sockets import UnixSocket, bind_tcp
+from bei.server.http.listen import UnixSocket, bind_tcp
 
 
 def test_port_0_lets_the_system_choose() -> None:

@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from bei.server.request_ids import request_id_of
+from bei.server.http.request_id import request_id_of
 from tests.bei.server.app import ROUTE, App
 
 NEW = re.compile(r"[0-9a-f]{32}")

@@ -12,13 +12,13 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from bei.engine.fake import FakeEngine
-from bei.server.bodies import SCOPE_KEY, Body, BodyMemory
-from bei.server.endpoint import Endpoint
-from bei.server.http import unless_disconnected
-from tests.artifacts import LIMITS
+from bei.server.endpoint.route import Endpoint
+from bei.server.http.body_memory import SCOPE_KEY, Body, BodyMemory
+from bei.server.http.responses import unless_disconnected
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
-from tests.engines import GatedEngine, sequences_of
+from tests.support.artifacts import LIMITS
+from tests.support.engines import GatedEngine, sequences_of
 
 Message = dict[str, Any]
 

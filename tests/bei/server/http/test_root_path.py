@@ -7,12 +7,12 @@ import json
 import httpx
 import pytest
 
-from bei.combinations import FIRST_SEGMENTS
+from bei.config.checks import FIRST_SEGMENTS
 from bei.engine.fake import FakeEngine
-from bei.server.root_path import with_root, without_root
-from tests.artifacts import LIMITS
+from bei.server.http.root_path import with_root, without_root
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
+from tests.support.artifacts import LIMITS
 
 ROOT = "/embed-api"
 

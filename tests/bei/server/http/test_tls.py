@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bei.errors import ConfigError
-from bei.server import tls as module
-from bei.server.certificate_dates import validity
-from bei.server.tls import TLS
-from tests.certificates import Pair, make_authority, make_certificate, openssl
+from bei.server.http import tls as module
+from bei.server.http.tls import TLS
+from bei.server.http.x509_dates import validity
+from tests.support.tls_certificates import Pair, make_authority, make_certificate, openssl
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,14 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bei.config import ServeConfig
-from bei.metrics import Metrics
-from bei.server.connections import Connections
-from bei.server.draining import DrainingServer, uvicorn_config
-from bei.server.models import Models
-from bei.server.tls import TLS
-from tests.certificates import make_authority, make_certificate
-from tests.engines import DEADLINE_S
+from bei.config.settings import ServeConfig
+from bei.metrics.registry import Metrics
+from bei.server.endpoint.models import Models
+from bei.server.http.connections import Connections
+from bei.server.http.tls import TLS
+from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
+from tests.support.engines import DEADLINE_S
+from tests.support.tls_certificates import make_authority, make_certificate
 
 GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bei.server.reloading import Reloading
-from bei.server.stopping import LogTerminal
+from bei.server.lifecycle.sighup import Reloading
+from bei.server.lifecycle.signals import LogTerminal
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bei.server.stopping import LogTerminal
+from bei.server.lifecycle.signals import LogTerminal
 
 
 @pytest.fixture

@@ -13,25 +13,25 @@ from typing import Any
 import httpx
 import pytest
 
-from bei.artifact import TOKENIZER, Artifact
-from bei.batching.gate import DeviceGate
-from bei.config import ServeConfig
+from bei.artifact.manifest import TOKENIZER, Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Engine
-from bei.costs import CostModel
 from bei.engine.fake import FakeEngine
 from bei.errors import ArtifactHashMismatchError
-from bei.loading import Loaded, Standing
-from bei.server.answers import AnswerMemory
-from bei.server.call import Call, Context
-from bei.server.swapping import Swapping
-from bei.server.urgency import Urgency
-from bei.server.work import Work
-from bei.service import InferenceService
-from bei.tokenization import TextEncoder
-from tests.artifacts import LIMITS, expected_vectors, save_artifact
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
+from bei.server.auth.priority import Urgency
+from bei.server.endpoint.context import Call, Context
+from bei.server.endpoint.response_memory import AnswerMemory
+from bei.server.lifecycle.swap import Swapping
+from bei.server.telemetry.request_record import Work
+from bei.service.loader import Loaded, Standing
+from bei.service.service import InferenceService
+from bei.tokenizer.encoder import TextEncoder
 from tests.bei.server.app import ROUTE, App
-from tests.bei.services import entered
-from tests.engines import DEADLINE_S, GatedEngine
+from tests.support.artifacts import LIMITS, expected_vectors, save_artifact
+from tests.support.engines import DEADLINE_S, GatedEngine
+from tests.support.services import entered
 
 CONFIG = ServeConfig(tokenizer_threads=1)
 

@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from bei.config import DIALECTS, ServeConfig
+from bei.config.settings import DIALECTS, ServeConfig
 from bei.engine.fake import FakeEngine
-from bei.metrics import Metrics
+from bei.metrics.registry import Metrics
 from bei.server.app import inference_routes
-from bei.server.dialect import mounted
-from bei.server.dialects import all_dialects
-from bei.server.errors import FORM_KEY, ErrorBody, error_response, own_form
-from bei.server.models import Models
-from bei.server.whole import WholeServer
-from tests.artifacts import LIMITS
+from bei.server.dialects.base import mounted
+from bei.server.dialects.table import all_dialects
+from bei.server.endpoint.models import Models
+from bei.server.http.errors import FORM_KEY, ErrorBody, error_response, own_form
+from bei.server.status.whole_server import WholeServer
 from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.dialects.wire import ERRORS, exchanges
+from tests.bei.server.endpoint.test_route import GOOD
 from tests.bei.server.kinds import post
-from tests.bei.server.test_endpoint import GOOD
+from tests.support.artifacts import LIMITS
 
 CONFIG = ServeConfig()
 DIALECT_LIST = all_dialects(Models([]), CONFIG, WholeServer(Models([]), Metrics()))

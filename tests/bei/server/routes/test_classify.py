@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import InvalidRequestError
-from bei.server.classify import by_score, inputs_of
-from tests.artifacts import token_ids
+from bei.server.routes.classify import by_score, inputs_of
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import LABELS, answer, expected_output, post, softmax
+from tests.support.artifacts import token_ids
 
 Given = str | tuple[str, str]
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.engine.fake import FakeEngine
+from bei.engine.postprocess import unit_length
 from bei.errors import InvalidRequestError
-from bei.postprocess import unit_length
-from bei.server.embed import inputs_of, parse_request
-from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, token_ids
+from bei.server.routes.embed import inputs_of, parse_request
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import (
@@ -28,6 +27,7 @@ from tests.bei.server.kinds import (
     post,
     save_kind,
 )
+from tests.support.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, token_ids
 
 
 @pytest.mark.parametrize(

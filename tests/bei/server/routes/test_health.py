@@ -7,10 +7,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS, save_artifact
 from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
-from tests.engines import PickyEngine
+from tests.support.artifacts import LIMITS, save_artifact
+from tests.support.engines import PickyEngine
 
 
 def test_a_working_server_is_alive_and_ready(app: App) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from bei import __version__
-from bei.artifact import Artifact, sign
+from bei.artifact.manifest import Artifact, sign
+from bei.artifact.signing_keys import fingerprint
 from bei.engine.fake import FakeEngine
-from bei.signing_keys import fingerprint
-from tests.artifacts import LIMITS, save_artifact
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import MARK
-from tests.keys import make_keys
+from tests.support.artifacts import LIMITS, save_artifact
+from tests.support.keys import make_keys
 
 
 def test_one_model_is_described_in_tei_s_words_and_ours(app: App, artifact: Artifact) -> None:

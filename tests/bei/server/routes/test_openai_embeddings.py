@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
 from bei.errors import InvalidRequestError
-from bei.server.embeddings import parse_input, parse_request
-from bei.server.http import index_ranges
-from tests.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, token_ids
+from bei.server.http.responses import index_ranges
+from bei.server.routes.openai_embeddings import parse_input, parse_request
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
-from tests.engines import GatedEngine, NaNEngine, PickyEngine, sequences_of
+from tests.support.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, token_ids
+from tests.support.engines import GatedEngine, NaNEngine, PickyEngine, sequences_of
 
 
 def vectors_of(response: httpx.Response) -> npt.NDArray[np.float32]:

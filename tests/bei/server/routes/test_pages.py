@@ -9,16 +9,16 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from bei.artifact import Artifact
-from bei.config import DIALECTS, ServeConfig
+from bei.artifact.manifest import Artifact
+from bei.config.settings import DIALECTS, ServeConfig
 from bei.engine.fake import FakeEngine
-from bei.pages.html import CONTENT_STYLE
-from bei.server import pages
-from bei.server.pages import page_paths, swagger_folder
-from tests.artifacts import LIMITS
+from bei.server.routes import pages
+from bei.server.routes.pages import page_paths, swagger_folder
+from bei.utils.html.document import CONTENT_STYLE
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import KINDS
+from tests.support.artifacts import LIMITS
 
 FOLDER = Path(pages.__file__).parent / "ui"
 FILES = sorted(FOLDER.iterdir())

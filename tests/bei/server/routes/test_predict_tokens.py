@@ -1,13 +1,13 @@
-"""``/predict_tokens``. The aggregations themselves are tested in tests/bei/test_entities.py."""
+"""``/predict_tokens``. The aggregations themselves are tested in tests/bei/tasks/test_entities.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.artifacts import token_ids
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import TAGS, answer, expected_output, post, softmax
+from tests.support.artifacts import token_ids
 
 TEXT = "the cats"  # [CLS] the cat ##s [SEP]
 SPANS = [("the", 0, 3), ("cat", 4, 7), ("s", 7, 8)]

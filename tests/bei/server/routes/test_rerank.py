@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.artifact import Classification
+from bei.artifact.manifest import Classification
 from bei.core import ScoreFunction
-from bei.server.rerank import DocumentsRequest, Result, render_results, text_of
-from bei.tasks import Scores
-from tests.artifacts import token_ids
+from bei.server.routes.rerank import DocumentsRequest, Result, render_results, text_of
+from bei.tasks.embed import Scores
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, expected_output, post, save_kind
+from tests.support.artifacts import token_ids
 
 PATHS = ["/rerank", "/v1/rerank", "/v2/rerank"]
 QUERY = "cat"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.artifact import Classification, OutputInfo
-from tests.artifacts import save_artifact
+from bei.artifact.manifest import Classification, OutputInfo
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import KindEngine, expected_output, post, softmax
+from tests.support.artifacts import save_artifact
 
 NLI = {"contradiction": 0, "neutral": 1, "entailment": 2}
 

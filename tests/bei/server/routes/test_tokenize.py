@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.admission import Ticket
-from bei.service import InferenceService
-from tests.artifacts import LIMITS, tiny_tokenizer
+from bei.service.admission import Ticket
+from bei.service.service import InferenceService
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, post
+from tests.support.artifacts import LIMITS, tiny_tokenizer
 
 
 def test_tei_s_tokens_say_where_they_stand(app: App) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.server import pipelines, zero_shot
-from bei.tasks import HYPOTHESIS
-from tests.artifacts import token_ids
+from bei.server.routes import root, zero_shot
+from bei.tasks.embed import HYPOTHESIS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, expected_output, post, softmax
-from tests.bei.server.test_pipelines import app_of
+from tests.bei.server.routes.test_root import app_of
+from tests.support.artifacts import token_ids
 
 NLI = ["contradiction", "neutral", "entailment"]
 LABELS = ["a", "cat", "world"]
@@ -29,7 +29,7 @@ def nli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
 
 
 def test_a_label_is_asked_as_in_transformers_pipeline() -> None:
-    default = pipelines.ZeroShotParameters(candidate_labels=[]).hypothesis_template
+    default = root.ZeroShotParameters(candidate_labels=[]).hypothesis_template
     assert HYPOTHESIS == default == "This example is {}."
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from bei import __version__
 from bei.engine.fake import FakeEngine
-from bei.recent import step_sums
-from bei.server.stats import Stats
-from tests.artifacts import LIMITS
+from bei.metrics.last_minute import step_sums
+from bei.server.status.stats import Stats
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import KINDS
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS
+from tests.support.engines import GatedEngine
 
 
 def stats(app: App) -> Any:
@@ -87,7 +87,7 @@ def test_requests_have_their_lane_and_status(make_app: MakeApp) -> None:
 
 
 def test_an_answer_in_pieces_has_its_lane(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bei.server.endpoint.INLINE_BYTES", 10)
+    monkeypatch.setattr("bei.server.endpoint.route.INLINE_BYTES", 10)
     app = make_app(FakeEngine(LIMITS))
     assert app.embed(input=[[1, 2]] * 20).status_code == 200
     assert stats(app)["requests"]["bulk"]["answered"] == {"200": 1}

@@ -13,17 +13,17 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bei.artifact import Artifact
-from bei.config import ServeConfig
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
-from bei.metrics import Metrics, ModelMetrics
+from bei.metrics.registry import Metrics, ModelMetrics
 from bei.server.app import create_app
-from bei.server.models import Models
-from bei.server.whole import offer_steps
-from tests.artifacts import LIMITS
-from tests.bei.services import make_service
-from tests.engines import DEADLINE_S
-from tests.peers import Bus, NoPeers
+from bei.server.endpoint.models import Models
+from bei.server.status.whole_server import offer_steps
+from tests.support.artifacts import LIMITS
+from tests.support.engines import DEADLINE_S
+from tests.support.peers import Bus, NoPeers
+from tests.support.services import make_service
 
 ROUTE = "/v1/embeddings"
 
@@ -74,7 +74,7 @@ class Server:
 
 @pytest.fixture
 def server(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("bei.server.whole.PATIENCE_S", DEADLINE_S)
+    monkeypatch.setattr("bei.server.status.whole_server.PATIENCE_S", DEADLINE_S)
     server = Server(artifact)
     yield server
     for front in server.fronts:
@@ -197,7 +197,7 @@ def test_when_the_server_was_started_every_process_says_alike(server: Server) ->
 def test_a_front_end_whose_event_loop_hangs_answers_no_question_about_its_health(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bei.server.whole.PATIENCE_S", 0.05)
+    monkeypatch.setattr("bei.server.status.whole_server.PATIENCE_S", 0.05)
 
     async def test() -> None:
         await server.start("front-0")
@@ -211,6 +211,6 @@ def test_a_front_end_whose_event_loop_hangs_answers_no_question_about_its_health
 
 
 def test_what_the_batch_manager_needs_loads_nothing_that_answers_requests() -> None:
-    code = "import sys, bei.server.whole; print({'fastapi', 'starlette', 'uvicorn'} & sys.modules.keys())"
+    code = "import sys, bei.server.status.whole_server; print({'fastapi', 'starlette', 'uvicorn'} & sys.modules.keys())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

@@ -10,16 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
-from bei.logs import FIELDS
-from bei.metrics import Metrics
-from bei.server.connections import Connections
-from bei.server.request_log import request_log_of
-from tests.artifacts import LIMITS
+from bei.metrics.registry import Metrics
+from bei.server.http.connections import Connections
+from bei.server.telemetry.access_log import request_log_of
+from bei.utils.log_format import FIELDS
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import post
+from tests.support.artifacts import LIMITS
 
 SECRET = "s3cr3t-0123456789abcdef"
 TEXT = "the cat has a private thought"
@@ -34,7 +34,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[dict[str, Any]]]:
         def emit(self, record: logging.LogRecord) -> None:
             found.append(getattr(record, FIELDS))
 
-    logger = logging.getLogger("bei.server.request_log")
+    logger = logging.getLogger("bei.server.telemetry.access_log")
     handler = Handler()
     caplog.set_level("INFO", logger.name)
     logger.addHandler(handler)
@@ -128,9 +128,9 @@ def test_a_large_answer_is_counted_to_its_end(make_app: MakeApp, lines: list[dic
 def test_as_text_a_line_begins_with_method_route_and_status(
     make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "bei.server.request_log")
+    caplog.set_level("INFO", "bei.server.telemetry.access_log")
     ask(make_app(FakeEngine(LIMITS), access_log=True), body={"input": [[1]]}, **{"X-Request-Id": "mine"})
-    (record,) = (one for one in caplog.records if one.name == "bei.server.request_log")
+    (record,) = (one for one in caplog.records if one.name == "bei.server.telemetry.access_log")
     words = record.getMessage().split()
     assert words[:3] == ["POST", ROUTE, "200"]
     assert {"request_id=mine", "lane=interactive", "inputs=1", "tokens=1", "bytes_in=16"} <= set(words)

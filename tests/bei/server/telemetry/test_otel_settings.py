@@ -17,16 +17,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 
-from bei.config import ServeConfig
+from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
 from bei.errors import ConfigError, MissingDependencyError
-from bei.server.spans import Tracing
-from bei.server.tracing import tracing_of
-from tests.artifacts import LIMITS, token_ids
+from bei.server.telemetry.otel_settings import tracing_of
+from bei.server.telemetry.spans import Tracing
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
-from tests.bei.server.test_server_timing import durations
-from tests.engines import PickyEngine
+from tests.bei.server.telemetry.test_server_timing import durations
+from tests.support.artifacts import LIMITS, token_ids
+from tests.support.engines import PickyEngine
 
 COLLECTOR = "http://127.0.0.1:4318"
 SECRET = "s3cr3t-0123456789abcdef"
@@ -99,7 +99,7 @@ def test_a_request_is_a_span_and_its_stages_are_those_of_server_timing(traced: T
     assert attributes(root) == {
         **{"http.request.method": "POST", "http.route": ROUTE, "url.scheme": "http"},
         **{"network.protocol.version": "1.1", "http.response.status_code": 200, "bei.request_id": "mine"},
-        **{"bei.model": "tiny", "bei.lane": "interactive", "bei.inputs": 2, "bei.tokens": num_tokens},
+        **{"bei.offline": "tiny", "bei.lane": "interactive", "bei.inputs": 2, "bei.tokens": num_tokens},
     }
     assert root.status.status_code is StatusCode.UNSET
 
@@ -147,7 +147,7 @@ def test_errors_are_traced_as_far_as_they_came(traced: TracedApp) -> None:
         root, found = split(exporter)
         assert [span.name for span in found] == stages
         assert attributes(root)["http.response.status_code"] == status
-        assert attributes(root).get("bei.model") == model
+        assert attributes(root).get("bei.offline") == model
         assert attributes(root).get("error.type") == ("500" if status == 500 else None)
         assert (root.status.status_code is StatusCode.ERROR) == (status == 500)
 
@@ -245,7 +245,7 @@ def test_the_setting_or_a_variable_says_where_traces_go(
     caplog: pytest.LogCaptureFixture,
     closing: Callable[[Tracing | None], None],
 ) -> None:
-    caplog.set_level(logging.INFO, "bei.server.tracing")
+    caplog.set_level(logging.INFO, "bei.server.telemetry.otel_settings")
     closing(tracing_of(ServeConfig(otlp_endpoint=endpoint), {**env, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}))
     source = "otlp_endpoint" if endpoint else next(iter(env))
     assert caplog.messages == [f"traces go to {url.removeprefix('http://')} ({source})"]

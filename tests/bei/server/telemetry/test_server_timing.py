@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from bei.artifact import Artifact
+from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
-from tests.artifacts import LIMITS
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
-from tests.engines import GatedEngine
+from tests.support.artifacts import LIMITS
+from tests.support.engines import GatedEngine
 
 ALL = ["receive", "parse", "tokenization", "queue", "inference", "render", "total"]
 HELD_S = 0.02

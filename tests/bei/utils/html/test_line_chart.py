@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.pages.lines import Line, line_chart, linear_axis, log_axis, percentile_axis, tail
+from bei.utils.html.line_chart import Line, line_chart, linear_axis, log_axis, percentile_axis, tail
 
 
 def drawn(shown: str) -> ElementTree.Element:

@@ -1,0 +1,1 @@
+"""The control socket between the supervisor and each of its processes."""

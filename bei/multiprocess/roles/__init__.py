@@ -1,0 +1,1 @@
+"""What each process runs: front end, batch manager, engine."""

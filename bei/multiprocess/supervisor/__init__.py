@@ -1,0 +1,1 @@
+"""The supervisor: starts, watches, replaces, swaps and stops the other processes."""

@@ -1,0 +1,1 @@
+"""Unix sockets, frames and messages between the processes."""

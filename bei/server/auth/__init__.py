@@ -1,0 +1,1 @@
+"""API keys, their rate limits, and a request's lane and deadline."""

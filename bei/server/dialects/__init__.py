@@ -1,0 +1,1 @@
+"""APIs of other servers, one module a dialect: wire types, handlers, error bodies."""

@@ -1,0 +1,1 @@
+"""What all routes share: parsing, fields, the model that is meant, inference, rendering."""

@@ -1,0 +1,1 @@
+"""HTTP over uvicorn: listeners, connections, limits, compression, TLS, errors as responses."""

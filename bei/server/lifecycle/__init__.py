@@ -1,0 +1,1 @@
+"""The server process: event loop, signals, reload, hot swap, drain."""

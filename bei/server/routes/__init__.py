@@ -1,0 +1,1 @@
+"""bei's own routes, one module each."""

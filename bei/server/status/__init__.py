@@ -1,0 +1,1 @@
+"""``/stats`` and metrics over all processes of a server."""

@@ -1,0 +1,1 @@
+"""One served model: loading, admission, submission to the engine, readiness. No HTTP."""

@@ -1,0 +1,1 @@
+"""Files, locks, threads, units, log format and HTML; knows nothing of models."""

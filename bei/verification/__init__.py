@@ -1,0 +1,1 @@
+"""How far an engine's answers are from a reference, in figures."""

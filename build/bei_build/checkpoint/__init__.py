@@ -1,0 +1,1 @@
+"""Reading a Hugging Face checkpoint: folder, config, sentence-transformers modules, heads, adapters."""

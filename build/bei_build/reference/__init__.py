@@ -1,0 +1,1 @@
+"""What an engine is compared with: the HF model, the PyTorch module, held-out texts, the retrieval set."""

@@ -1,0 +1,1 @@
+"""A model as data: layers, shapes of weights, dtypes, quantization, operation counts."""

@@ -1,0 +1,1 @@
+"""The model library's tokenizer, the artifact's, and their comparison id by id."""

@@ -1,0 +1,1 @@
+"""Verification of a build: the engine against its reference."""

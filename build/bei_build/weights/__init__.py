@@ -1,0 +1,1 @@
+"""Tensor files, and tensors under the names of a spec."""
