@@ -33,14 +33,15 @@ import numpy as np
 from rich.console import Console
 
 from bei.artifact.certificate.record import Certificate
-from bei.artifact.manifest import Artifact, load
+from bei.artifact.manifest import Artifact
+from bei.artifact.store import load
 from bei.core import Engine, Float32Array, Limits
 from bei.engine.load import load_engine
 from bei.errors import ArtifactError
 from bei.verification.stored_answers import complete
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress

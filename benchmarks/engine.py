@@ -20,8 +20,8 @@ from bei.core import Encoding, PackedBatch
 from bei.engine.load import load_engine
 from bei.scheduler.cost_measurement import measure as measure_costs
 from bei.utils.cpu_count import usable_cores
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.spec.model_spec import ModelSpec
 from benchmarks.common import alternate, mixed_lengths, random_encodings, seconds, sorted_batches, write
 from benchmarks.models import built, checkpoint_folder

@@ -38,7 +38,8 @@ class Built:
         require("msgspec", "onnx", "ml_dtypes")  # the builder's and the artifact's own
         from bei.engine.cuda.engine import CudaEngine, CudaOptions
         from bei_build.config import BuildConfig
-        from bei_build.targets.compiler import Numerics, compiler_for
+        from bei_build.targets.base import Numerics
+        from bei_build.targets.choose import compiler_for
 
         with ExitStack() as resources:
             folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))

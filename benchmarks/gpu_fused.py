@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from bei_build.spec.model_spec import Activation, NormSpec, RopeSpec
+from bei_build.spec.parts import Activation, NormSpec, RopeSpec
 from bei_build.spec.quantization import LayerQuantization
 from bei_build.torch_graph.activation import gated
 from bei_build.torch_graph.fp8 import FP8, FP8Linear, Rounded, Rounding, with_ones

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bei.engine.packing import graph_inputs
 from bei_build.spec.flops import visible_pairs
-from bei_build.spec.model_spec import AttentionSpec, DisentangledSpec, RelativeBiasSpec
+from bei_build.spec.parts import AttentionSpec, DisentangledSpec, RelativeBiasSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
 from bei_build.torch_graph import attention_kernels
 from bei_build.torch_graph.packed_step import Step

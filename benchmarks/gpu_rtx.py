@@ -57,7 +57,8 @@ def _built(trt: Any, model: PackedModel, folder: Path) -> bytes:
     """The plan's bytes. Raises RuntimeError with the library's log where it refuses."""
     from bei_build.onnx_graph.attention import AttentionCore
     from bei_build.onnx_graph.transformer import write_graph
-    from bei_build.onnx_graph.writer import DType, GraphTypes
+    from bei_build.onnx_graph.writer import GraphTypes
+    from bei_build.spec.dtypes import DType
 
     weights = model.weights_by_name()
     types, core = GraphTypes(DType.BF16, DType.BF16), AttentionCore.TRT_ATTENTION

@@ -11,14 +11,13 @@ import torch
 
 from bei.core import Encoding, PackedBatch
 from bei_build.spec.linear_layers import linear_layers
-from bei_build.spec.model_spec import (
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import (
     AttentionSpec,
     DenseSpec,
     EmbeddingsSpec,
-    HeadSpec,
     LayerSpec,
     MLPSpec,
-    ModelSpec,
     NormalizeSpec,
     NormSpec,
     Pooling,

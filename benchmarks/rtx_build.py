@@ -18,7 +18,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bei.artifact.manifest import Artifact, load
+from bei.artifact.manifest import Artifact
+from bei.artifact.store import load
 from benchmarks.common import RESULTS, write
 from benchmarks.large import Shape, sampling_memory, save_checkpoint
 from benchmarks.models import checkpoint_folder

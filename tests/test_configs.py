@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from bei.artifact.manifest import TOKENIZER, Artifact, Manifest
-from bei.config.settings import load
+from bei.config.sources import load
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.reference import held_out
-from bei_build.targets.compiler import compiler_for
+from bei_build.targets.choose import compiler_for
 from tests.support.builds import open_engine, silent
 from tests.support.checkpoints import MAX_TOKENS
 from tests.support.recipes import FAMILY_TABLE, REPOSITORIES, Repository

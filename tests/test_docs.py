@@ -15,7 +15,8 @@ from bei import errors
 from bei.cli import main
 from bei.cli.bench.dialects import DIALECTS
 from bei.cli.bench.options import add_arguments
-from bei.config.settings import ServeConfig, load
+from bei.config.settings import ServeConfig
+from bei.config.sources import load
 from bei.metrics.aggregate import GAUGES
 from bei_build.config import BuildConfig
 from tests.support.scraped import scraped

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bei.artifact.manifest import ENGINE_DIR, TOKENIZER, Artifact, FileInfo, Manifest, load_manifest
+from bei.artifact.manifest import ENGINE_DIR, TOKENIZER, Artifact, FileInfo, Manifest
+from bei.artifact.store import load_manifest
 from bei.errors import ArtifactError, SwapRefusedError
 from bei.utils.free_memory import available_bytes
 

@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.certificate.thresholds import PRECISIONS
+from bei.artifact.manifest import Manifest, Package, Plan
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.utils.untrusted_files import MOST_JSON_BYTES, MOST_TOKENIZER_BYTES, UnfitError, check_regular, unlisted, within
-
-if TYPE_CHECKING:
-    from bei.artifact.certificate.record import Certificate
-    from bei.artifact.manifest import Manifest, Package, Plan
 
 # Which outputs each task reads: one of them is needed.
 OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
@@ -130,9 +128,6 @@ def _names(manifest: Manifest) -> Iterator[str]:
     for field, value in (("target", manifest.target), ("precision", manifest.precision)):
         if not _WORD.fullmatch(value):
             yield f"{field} is {_shown(value)}, which is no name"
-    # Here, since it imports bei.artifact: every precision has its thresholds there.
-    from bei.artifact.certificate.thresholds import PRECISIONS
-
     if manifest.precision not in PRECISIONS:
         yield f"precision is {_shown(manifest.precision)}, and there are {', '.join(PRECISIONS)}"
     spec = manifest.spec

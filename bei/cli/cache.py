@@ -11,7 +11,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from bei.artifact.cache import Entry, ModelCache
-from bei.config.settings import UNLIMITED, ServeConfig, load
+from bei.config.settings import UNLIMITED, ServeConfig
+from bei.config.sources import load
 from bei.errors import ConfigError
 from bei.utils.units import parsed_duration, parsed_size, shown_age, shown_size
 from bei.utils.untrusted_files import home_expanded, printable

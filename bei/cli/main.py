@@ -226,7 +226,7 @@ def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any], only: 
 
 def _build(options: dict[str, Any]) -> None:
     config_class = build_config_class()
-    from bei.config.settings import load
+    from bei.config.sources import load
     from bei.engine.load import load_engine
     from bei_build.pipeline import build
     from bei_build.progress import Progress
@@ -269,7 +269,8 @@ def _tune(options: dict[str, Any]) -> None:
 
 def _serve_config(options: dict[str, Any]) -> Any:
     """The ServeConfig of flags, environment and file."""
-    from bei.config.settings import ServeConfig, load
+    from bei.config.settings import ServeConfig
+    from bei.config.sources import load
 
     file = options.pop("config", None)
     if not options.get("models"):
@@ -292,8 +293,8 @@ def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
 
 
 def _sign(options: dict[str, Any]) -> None:
-    from bei.artifact.manifest import load, sign
     from bei.artifact.signing_keys import PASSPHRASE_VARIABLE, exposure, private_key
+    from bei.artifact.store import load, sign
 
     key = private_key(options["key"], os.environ.get(PASSPHRASE_VARIABLE), options["passphrase_file"])
     if warning := exposure(options["key"]):
@@ -317,7 +318,7 @@ def _verify(options: dict[str, Any]) -> None:
 
 
 def _inspect(options: dict[str, Any]) -> None:
-    from bei.artifact.manifest import load
+    from bei.artifact.store import load
     from bei.cli import certificate
     from bei.cli.inspect_artifact import as_json, as_table
 
@@ -371,8 +372,9 @@ def _builder_for_doctor() -> Any:
         config_class = build_config_class()
     except (MissingDependencyError, BrokenDependencyError) as error:
         return error
+    from bei_build.config import TARGETS
     from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probed
-    from bei_build.targets.compiler import TARGETS, compiler_for
+    from bei_build.targets.choose import compiler_for
 
     return Builder(
         targets=TARGETS,

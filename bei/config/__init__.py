@@ -1,1 +1,1 @@
-"""Settings of a server: names, defaults, sources (flags, environment, file), and the checks of their combinations."""
+"""Settings of a server, their sources (flags, environment, file), and what cannot be combined."""

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
-from bei.config.settings import BUILD_SETTINGS, ENV_PREFIX, ServeConfig
+from bei.config.settings import ENV_PREFIX, ServeConfig
+from bei.config.sources import BUILD_SETTINGS
 from bei.errors import BeiError
 
 _FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")

@@ -1,34 +1,22 @@
-"""Settings: frozen dataclasses, filled from flags, environment, a YAML file and defaults, in this order.
-
-``load`` serves every configuration class. An unknown key is an error that names the nearest known one.
-"""
+"""Settings of ``bei serve``: names, defaults, help texts, and what cannot be combined."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-import os
+import re
 import sys
-import types
-import typing
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bei.artifact.certificate.thresholds import PRECISIONS
-from bei.config import checks
 from bei.config.devices import check_devices
-from bei.config.kubernetes import injected
 from bei.errors import ConfigError
 from bei.utils.cpu_count import usable_cores
 from bei.utils.units import parsed_size
 
 ENV_PREFIX = "BEI_"
 
-ConfigT = TypeVar("ConfigT")
 
 TOKEN_IDS = ("refuse", "accept")
 
@@ -184,7 +172,7 @@ class ServeConfig:
             choices, value = option.metadata.get("choices"), getattr(self, option.name)
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
-        checks.check(self)
+        _check_combinations(self)
         if self.http_workers > _MOST_HTTP_WORKERS:
             raise ConfigError(f"http_workers must be at most {_MOST_HTTP_WORKERS}, not {self.http_workers}.")
         if (self.http_workers > 1 or self.devices) and not sys.platform.startswith("linux"):
@@ -245,164 +233,93 @@ class ServeConfig:
         return self.api_keys_file is not None or self.api_keys is not None
 
 
-# The builder's settings, by name only: the runtime does not import the builder. A test holds the two together.
-BUILD_SETTINGS = frozenset(
+ANY_ORIGIN = "*"
+
+
+# What paths of routes begin with: a root_path that begins so could not be told from them. A test holds them together.
+FIRST_SEGMENTS = frozenset(
     (
-        "model",
-        "out",
-        "target",
-        "precision",
-        "name",
-        "revision",
-        "task",
-        "pooling",
-        "normalize",
-        "include_prompt",
-        "score_tokens",
-        "relevant_label",
-        "attention",
-        "route",
-        "token_embeddings",
-        "tokenizer",
-        "adapter",
-        "rerank_prefix",
-        "rerank_body",
-        "rerank_suffix",
-        "rerank_instruction",
-        "prompts",
-        "default_prompt_name",
-        "max_seq_len",
-        "document_length",
-        "max_num_tokens",
-        "max_batch_size",
-        "compute_capability",
-        "attention_lowering",
-        "latency_tokens",
-        "latency_sequences",
-        "hardware_compatible",
-        "strip_weights",
-        "plan_of",
-        "timing_cache",
-        "calibration_data",
-        "calibration_column",
-        "calibration_size",
-        "calibration_length",
-        "calibration_seed",
-        "calibration_method",
-        "calibrate_with",
-        "calibration_percentile",
-        "fp8_outputs",
-        "max_highprec_layers",
-        "min_cosine",
-        "allow_below_threshold",
-        "reference",
-        "verify",
-        "verify_budget",
-        "verify_retrieval",
-        "keep_reference",
-        "sign",
-        "sign_passphrase",
-        "sign_passphrase_file",
+        *("api-doc", "certificate", "classify", "decode", "detokenize", "docs", "embed", "embed_all"),
+        *("embed_sparse", "embeddings", "health", "info", "invocations", "metrics", "models", "openapi.json"),
+        *("pooling", "predict", "predict_tokens", "ready", "rerank", "score", "similarity", "stats", "tokenize"),
+        *("ui", "v1", "v2", "vertex"),
+        *("cohere", "infinity", "jina", "nim", "tei", "vllm", "voyage"),
     )
 )
-_ALL_SETTINGS = BUILD_SETTINGS | {f.name for f in dataclasses.fields(ServeConfig)}
 
 
-def load(
-    cls: type[ConfigT], flags: Mapping[str, object], file: str | None = None, env: Mapping[str, str] | None = None
-) -> ConfigT:
-    """Fill ``cls``: ``flags`` (only those given) over ``env`` over the YAML ``file`` over the defaults.
-
-    Raises ConfigError for unknown keys, values of the wrong type, and whatever ``cls`` itself refuses.
-    """
-    env = os.environ if env is None else env
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    secrets = {f.name for f in dataclasses.fields(cls) if f.metadata.get("secret")}  # type: ignore[arg-type]
-    values: dict[str, object] = {}
-    for source, settings in (("file", _from_file(file)), ("environment", _from_env(env, names)), ("flags", flags)):
-        for key, value in settings.items():
-            if key not in names:
-                raise ConfigError(f"Unknown setting {key!r} in the {source}.{nearest(key, names)}")
-            values[key] = converted(value, hints[key], key, source, is_secret=key in secrets)
-    return cls(**values)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,*]+")
 
 
-def _from_file(file: str | None) -> dict[str, object]:
-    if file is None:
-        return {}
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"Cannot read the configuration file {file}: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold settings as 'key: value' lines.")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
-def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """``BEI_*`` variables, without those of the other command and those that Kubernetes injects for its Services."""
-    return {key: value for key, value in _variables(env).items() if key in names or key not in _ALL_SETTINGS}
+_MODE = re.compile(r"[0-7]{3}")
 
 
-def build_variables() -> dict[str, str]:
-    """The builder's settings that are in the environment."""
-    return {key: value for key, value in _variables(os.environ).items() if key in BUILD_SETTINGS}
+_DEFAULT_MODE = "660"
 
 
-def _variables(env: Mapping[str, str]) -> dict[str, str]:
-    links = {name for of_service in injected(env).values() for name in of_service}
-    return {
-        key[len(ENV_PREFIX) :].lower(): value
-        for key, value in env.items()
-        if key.startswith(ENV_PREFIX) and key not in links
-    }
+def _check_combinations(config: ServeConfig) -> None:
+    _check_sockets(config)
+    _check_keys(config)
+    _check_cors(config)
+    _check_root_path(config.root_path)
+    if config.log_inputs and not config.access_log:
+        raise ConfigError("log_inputs is for the lines of access_log: set both, or neither.")
+    if config.trace_sample_ratio is not None and config.trace_sample_ratio > 1:
+        raise ConfigError(
+            f"trace_sample_ratio is a share of the requests, from 0 to 1, not {config.trace_sample_ratio}."
+        )
 
 
-def nearest(key: str, names: Seq[str], kind: str = "settings") -> str:
-    """What a message about the unknown ``key`` ends with: the name that is meant, or all ``names``."""
-    near = difflib.get_close_matches(key, names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Known {kind}: {', '.join(names)}."
+def _check_sockets(config: ServeConfig) -> None:
+    if config.uds is None:
+        if config.tcp is False:
+            raise ConfigError("tcp false leaves nothing to listen on: set uds, or leave tcp out.")
+        if config.uds_mode != _DEFAULT_MODE:
+            raise ConfigError("uds_mode is of a unix socket: set uds too, or leave it out.")
+    if not _MODE.fullmatch(config.uds_mode):
+        raise ConfigError(f"uds_mode must be three octal digits as chmod has them, not {config.uds_mode!r}.")
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("tls_cert and tls_key belong together: set both, or neither.")
+    if config.tls_client_ca is not None and config.tls_cert is None:
+        raise ConfigError("tls_client_ca needs TLS: set tls_cert and tls_key too.")
+    if config.tls_cert is not None and not config.listens_on_tcp:
+        raise ConfigError("tls_cert is for TCP, a unix socket has no TLS: set tcp too, or leave tls_cert out.")
 
 
-def converted(value: object, hint: Any, key: str, source: str, *, is_secret: bool = False) -> object:
-    """``value`` of the setting ``key`` as ``hint`` asks; text (environment) is parsed, all else must fit as it is.
-    Raises ConfigError."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and type(None) in options:
-        return None
-    hint = next(option for option in options if option is not type(None))
-    if typing.get_origin(hint) is tuple:
-        items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
-        if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
-            return tuple(items)
-    elif typing.get_origin(hint) is dict:
-        if isinstance(value, dict) and all(isinstance(text, str) for item in value.items() for text in item):
-            return value
-    elif hint is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in _BOOLEANS:
-            return _BOOLEANS[value.lower()]
-    elif hint in (int, float):
-        try:
-            if isinstance(value, str) or (type(value) in (int, float) and type(value) in (int, hint)):
-                return hint(value)
-        except ValueError:
-            pass
-    elif isinstance(value, str):
-        return value
-    given = "" if is_secret else f", not {value!r}"
-    raise ConfigError(f"Setting {key!r} ({source}) must be {_kind(hint)}{given}.")
+def _check_keys(config: ServeConfig) -> None:
+    if config.api_keys is not None and not config.api_keys:  # a variable that a lost secret has left empty
+        raise ConfigError("api_keys (BEI_API_KEYS) is set and has no key: everybody would be let in. Give it one.")
+    if config.metrics_need_key and not config.asks_for_keys:
+        raise ConfigError("metrics_need_key needs keys: set api_keys_file or BEI_API_KEYS too.")
 
 
-_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+def _check_cors(config: ServeConfig) -> None:
+    origins = config.cors_origins
+    if config.cors_credentials and not origins:
+        raise ConfigError("cors_credentials is for pages of cors_origins: set both, or neither.")
+    if ANY_ORIGIN in origins:
+        if config.cors_credentials:
+            raise ConfigError("cors_origins * and cors_credentials exclude each other in browsers: name the origins.")
+        if len(origins) > 1:
+            raise ConfigError("cors_origins * includes all others: name it alone, or leave it out.")
+        return
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin.lower()):
+            raise ConfigError(
+                f"cors_origins has {origin!r}, which is no origin: give scheme, host and port, as https://a.example."
+            )
 
 
-def _kind(hint: Any) -> str:
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
-    return names.get(hint, "texts by name" if typing.get_origin(hint) is dict else "a list of texts")
+def _check_root_path(root_path: str) -> None:
+    if not root_path:
+        return
+    if not _ROOT_PATH.fullmatch(root_path):
+        raise ConfigError(
+            f"root_path must begin with / and not end with it, of letters, digits and ._~-, not {root_path!r}."
+        )
+    first = root_path.split("/")[1]
+    if first in FIRST_SEGMENTS:
+        raise ConfigError(f"root_path {root_path} begins as paths of routes do (/{first}): choose another one.")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypedDict, TypeVar
 import msgspec
 from msgspec import Meta
 
-from bei.config.settings import nearest
+from bei.config.sources import nearest
 from bei.errors import InvalidRequestError, MalformedRequestError
 from bei.port import Lane
 from bei.tasks.entities import Aggregation

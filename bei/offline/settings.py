@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TypedDict
 
-from bei.config.settings import ServeConfig, load, nearest
+from bei.config.settings import ServeConfig
+from bei.config.sources import load, nearest
 from bei.errors import ConfigError
 
 

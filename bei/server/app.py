@@ -35,7 +35,6 @@ from bei.server.http.cors import Cors
 from bei.server.http.errors import FORM_KEY, HANDLERS, UNEXPECTED, error_response
 from bei.server.http.fast_response import exchange_of
 from bei.server.http.request_id import HEADER as REQUEST_ID
-from bei.server.http.request_id import SCOPE_KEY as REQUEST_ID_KEY
 from bei.server.http.request_id import request_id_of
 from bei.server.http.responses import WholeResponse
 from bei.server.http.root_path import with_root, without_root
@@ -46,11 +45,11 @@ from bei.server.routes.certificate import certificate_router
 from bei.server.routes.health import health_router
 from bei.server.routes.info import info_router
 from bei.server.routes.pages import pages_router
+from bei.server.scope import SCOPE_REQUEST_ID, SCOPE_WORK
 from bei.server.status.peers import Peers
 from bei.server.status.stats import PATH as STATS
 from bei.server.status.whole_server import WholeServer
 from bei.server.telemetry.access_log import Record, RequestLog
-from bei.server.telemetry.request_record import SCOPE_KEY as WORK
 from bei.server.telemetry.request_record import Work
 from bei.server.telemetry.server_timing import HEADER as SERVER_TIMING
 from bei.server.telemetry.server_timing import server_timing
@@ -181,7 +180,7 @@ class _Front:
         begun_s = time.monotonic()
         status = 500  # stays so if nothing is sent
         request_id = request_id_of(scope["headers"])
-        scope[REQUEST_ID_KEY] = request_id.decode()
+        scope[SCOPE_REQUEST_ID] = request_id.decode()
         headers = [(REQUEST_ID, request_id)]  # of every answer
         if self._cors is not None:
             headers += self._cors.headers(scope["headers"])
@@ -190,7 +189,7 @@ class _Front:
             work, receive, send = self._log.begin(receive, send)
         if self._is_timed:
             work.timing = Timing(begun_s)
-        scope[WORK] = work
+        scope[SCOPE_WORK] = work
 
         def answers(with_status: int) -> list[tuple[bytes, bytes]]:
             """Called once, when the answer begins. Notes its status and returns the headers that every answer gets
@@ -281,5 +280,5 @@ async def _answer(endpoint: Answer, scope: Scope, receive: Receive) -> Response:
         message = "The server has stopped: send the request to another replica."
         return error_response(ShuttingDownError(message), scope)
     except Exception:  # a border: a bug costs its own request the answer, and the client sees no traceback
-        log.exception("unexpected error, request %s on %s", scope[REQUEST_ID_KEY], scope["path"])
+        log.exception("unexpected error, request %s on %s", scope[SCOPE_REQUEST_ID], scope["path"])
         return error_response(UNEXPECTED, scope)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from starlette.types import Scope
 
 from bei.config.settings import ServeConfig
-from bei.server.auth.keys import SCOPE_KEY, Key, Keyring
+from bei.server.auth.keys import Key, Keyring
 from bei.server.dialects.base import Dialect
 from bei.server.routes.pages import page_paths
+from bei.server.scope import SCOPE_API_KEY
 
 
 class Guard:
@@ -26,7 +27,7 @@ class Guard:
 
     def count(self, scope: Scope, status: int) -> None:
         """The request was answered: count it for its key, if it had a good one."""
-        key: Key | None = scope.get(SCOPE_KEY)
+        key: Key | None = scope.get(SCOPE_API_KEY)
         if key is not None:
             self._keys.count(key, status)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from bei.config.settings import ENV_PREFIX, ServeConfig, build_variables, converted
+from bei.config.settings import ENV_PREFIX, ServeConfig
+from bei.config.sources import build_variables, converted
 from bei.errors import ConfigError
 
 if TYPE_CHECKING:

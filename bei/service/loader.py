@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
 from bei.artifact.compatibility import check_in_place, check_room, check_swap
 from bei.artifact.manifest import Artifact, Manifest
 from bei.artifact.token_weights import read_token_weights
@@ -138,7 +139,7 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
 
 def manifest_of(source: Path | Artifact) -> Manifest:
     """What is said of the model at ``source``; files are not hashed. Raises what ``load_manifest`` does."""
-    return source.manifest if isinstance(source, Artifact) else artifacts.load_manifest(source.resolve())
+    return source.manifest if isinstance(source, Artifact) else store.load_manifest(source.resolve())
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -162,7 +163,7 @@ def next_artifact(path: Path, served: Manifest, config: ServeConfig, num_engines
     ``num_engines``: so many are loaded of it. Raises what ``verified_at`` and ``check_built`` do, and SwapRefusedError.
     """
     path = path.resolve()
-    if artifacts.load_manifest(path).digest == served.digest:
+    if store.load_manifest(path).digest == served.digest:
         return None
     artifact = opened(path, config)
     check_built(artifact.manifest, build_settings(config))

@@ -40,7 +40,7 @@ def cache_of(config: ServeConfig) -> ModelCache:
 
 def check_if_built(model: str, config: ServeConfig) -> None:
     """Raise ConfigError where ``model`` is an artifact, and was built otherwise than the settings of builds say."""
-    from bei.artifact.manifest import is_artifact, load_manifest
+    from bei.artifact.store import is_artifact, load_manifest
     from bei.service.build_settings import build_settings, check_built
 
     path = home_expanded(model)
@@ -55,7 +55,8 @@ def artifact_for(model: str, config: ServeConfig, held: ExitStack) -> Path | Art
     Raises what building raises; MissingDependencyError where the builder is not installed; ArtifactUntrustedError
     for a checkpoint where only signed artifacts are taken; ConfigError as ``check_if_built``.
     """
-    from bei.artifact.manifest import ENGINE_DIR, is_artifact
+    from bei.artifact.manifest import ENGINE_DIR
+    from bei.artifact.store import is_artifact
 
     path = home_expanded(model)
     check_if_built(model, config)
@@ -82,7 +83,8 @@ def default_artifact(config: ServeConfig, held: ExitStack) -> Artifact:
 def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -> Artifact:
     config_class = build_config_class()
     from bei.config.build_flags import saying_variables, with_variables
-    from bei.config.settings import ENV_PREFIX, build_variables, load
+    from bei.config.settings import ENV_PREFIX
+    from bei.config.sources import build_variables, load
     from bei.engine.load import load_engine
     from bei_build.cache import build_cached
     from bei_build.progress import Progress

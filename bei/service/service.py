@@ -37,8 +37,7 @@ from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats
 from bei.scheduler.cost_model import CostModel
 from bei.service.admission import Admission, AdmissionLimits, Demand, Elsewhere, Ticket
 from bei.service.call import Call, Reduce
-from bei.service.submission import Feeder
-from bei.service.submission import ModelInput as ModelInput
+from bei.service.submission import Feeder, ModelInput
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
 from bei.tokenizer.pool import TokenizerPool
 from bei.tokenizer.prompts import AskedPrompt, asked_prompt

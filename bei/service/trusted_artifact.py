@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from bei.artifact import manifest as artifacts
+from bei.artifact import store as artifacts
 from bei.artifact.manifest import Artifact
 from bei.artifact.signature import check_trusted
 from bei.artifact.signing_keys import trusted_keys

@@ -6,7 +6,7 @@ import logging
 from contextlib import closing
 from pathlib import Path
 
-from bei.artifact import manifest as artifacts
+from bei.artifact import store as artifacts
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import remedies
 from bei.artifact.manifest import Artifact

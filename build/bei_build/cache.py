@@ -9,14 +9,15 @@ from pathlib import Path
 
 from bei import __version__
 from bei.artifact.cache import ModelCache, Use
-from bei.artifact.manifest import SCHEMA_VERSION, Artifact, load
+from bei.artifact.manifest import SCHEMA_VERSION, Artifact
+from bei.artifact.store import load
 from bei.errors import ArtifactError
 from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
 from bei_build.job import OpenEngine
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.targets.compiler import compiler_for, with_target
+from bei_build.targets.choose import compiler_for, with_target
 
 
 def build_cached(

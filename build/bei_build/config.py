@@ -9,10 +9,9 @@ from typing import Any, get_args
 from bei.errors import ConfigError
 from bei_build.checkpoint.heads import TASKS
 from bei_build.checkpoint.remote_code import ATTENTIONS
-from bei_build.quantization.scales import Method
-from bei_build.spec.model_spec import POOLINGS
+from bei_build.spec.parts import POOLINGS
 from bei_build.spec.precision import PRECISIONS
-from bei_build.targets.compiler import TARGETS
+from bei_build.spec.quantization import Method
 from bei_build.tokenizer.library_tokenizer import TOKENIZERS
 
 _OF_VERIFYING = (
@@ -25,6 +24,7 @@ _OF_VERIFYING = (
 )
 
 
+TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "cuda", "cuda-twin", "trtllm")
 _TENSORRT = ("tensorrt", "tensorrt-rtx")
 _ALL_TARGETS = ("auto", *TARGETS)
 _QUANTIZED = ("fp8", "int8")

@@ -16,7 +16,8 @@ from bei_build import memory
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.onnx_graph.writer import Observed
-from bei_build.targets.compiler import Compiler, Numerics, Say, compiler_for
+from bei_build.targets.base import Compiler, Numerics, Say
+from bei_build.targets.choose import compiler_for
 from bei_build.weights.model_weights import ModelWeights
 
 # Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.

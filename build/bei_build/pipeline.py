@@ -26,11 +26,10 @@ from bei.artifact.manifest import (
     RerankTemplate,
     Source,
     SpecSummary,
-    save,
-    sign,
 )
 from bei.artifact.sides import SIDES, Routes, names_of
 from bei.artifact.signing_keys import exposure, private_key
+from bei.artifact.store import save, sign
 from bei.artifact.token_weights import write_token_weights
 from bei.artifact.validation import certificate_fault, limits_fault, manifest_fault, name_fault
 from bei.core import Limits
@@ -38,9 +37,10 @@ from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
 from bei.utils.units import shown_size
 from bei.utils.untrusted_files import home_expanded, read_bounded
 from bei_build.applicable_settings import check_applicable
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice, tasks_of
 from bei_build.checkpoint.locate import Location, locate
+from bei_build.checkpoint.read import read_checkpoint, source_of
 from bei_build.checkpoint.remote_code import attention_of
 from bei_build.checkpoint.transformers_versions import version_notes
 from bei_build.config import BuildConfig
@@ -50,7 +50,8 @@ from bei_build.progress import Progress
 from bei_build.quantization.calibrate import Calibrated, calibrated
 from bei_build.reference.held_out import held_out_texts
 from bei_build.spec.precision import PRECISIONS
-from bei_build.targets.compiler import Compiler, Numerics, compiler_for, with_target
+from bei_build.targets.base import Compiler, Numerics
+from bei_build.targets.choose import compiler_for, with_target
 from bei_build.tokenizer.chat_template import derive_template
 from bei_build.tokenizer.token_table import check_table
 from bei_build.verification.certify import Verification, certified

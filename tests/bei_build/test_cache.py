@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bei.artifact import manifest as artifacts
+from bei.artifact import store as artifacts
 from bei.artifact.cache import ModelCache
-from bei.artifact.manifest import Artifact, load
+from bei.artifact.manifest import Artifact
+from bei.artifact.store import load
 from bei.cli.main import main
 from bei.config.settings import ServeConfig
 from bei.service.trusted_artifact import opened

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bei.config.settings import BUILD_SETTINGS, load
+from bei.config.sources import BUILD_SETTINGS, load
 from bei.errors import ConfigError
 from bei_build.config import BuildConfig
 

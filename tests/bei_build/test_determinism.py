@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact.manifest import Artifact, load
+from bei.artifact.manifest import Artifact
+from bei.artifact.store import load
 from tests.support.builds import CALIBRATION_SIZE, build_artifact
 from tests.support.checkpoints import Dense, Normalize, add_modules, save_checkpoint, write_json
 

@@ -12,12 +12,13 @@ import transformers
 
 from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Float32Array
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.families.base import Family
 from bei_build.families.table import FAMILIES
-from bei_build.spec.model_spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
-from bei_build.targets.compiler import Numerics
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, LayerSpec, RopeSpec
+from bei_build.targets.base import Numerics
 from bei_build.targets.openvino import OpenVINOCompiler
 from tests.model_matrix import (
     DOCUMENT,

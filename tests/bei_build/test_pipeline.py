@@ -15,8 +15,9 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from bei.artifact.certificate.thresholds import thresholds_of
-from bei.artifact.manifest import TOKENIZER, Artifact, Manifest, is_artifact, load
+from bei.artifact.manifest import TOKENIZER, Artifact, Manifest
 from bei.artifact.signing_keys import fingerprint
+from bei.artifact.store import is_artifact, load
 from bei.core import Engine, EngineInfo, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactSchemaNewerError, CheckpointError, ConfigError, VerificationError, WeightsError
 from bei_build import memory

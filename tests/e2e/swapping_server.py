@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from bei.artifact import manifest as artifacts
+from bei.artifact import store as artifacts
 from bei.artifact.manifest import Artifact, Manifest
 from bei.cli import main
 from bei.core import Limits, Outputs, PackedBatch

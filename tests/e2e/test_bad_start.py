@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import Artifact
 from tests.e2e import process
 from tests.support.artifacts import save_artifact, tiny_tokenizer
@@ -68,13 +69,13 @@ def test_a_damaged_artifact(
 ) -> None:
     shutil.copytree(tiny.path, tmp_path / "damaged")
     damage(tmp_path / "damaged")
-    is_artifact = artifacts.is_artifact(tmp_path / "damaged")
+    is_artifact = store.is_artifact(tmp_path / "damaged")
     assert message in fails(["serve", tmp_path / "damaged"], env, tmp_path, 1 if is_artifact else None)
 
 
 def reseal(artifact: Artifact) -> None:
     """Make the hashes fit what is in the files now."""
-    artifacts.save(artifact.path, artifact.manifest, artifact.certificate)
+    store.save(artifact.path, artifact.manifest, artifact.certificate)
 
 
 def test_an_engine_that_does_not_compile_although_its_hash_is_right(

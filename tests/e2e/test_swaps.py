@@ -25,6 +25,7 @@ import psutil
 import pytest
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
 from bei.engine.openvino import cpu_capabilities
 from tests.e2e.conftest import MINILM
 from tests.e2e.load import READY_AGAIN_S, Load
@@ -179,11 +180,11 @@ def test_another_tokenizer_asks_for_a_restart_and_a_folder_that_is_gone_is_no_en
     start: StartServer, tmp_path: Path
 ) -> None:
     def another_tokenizer(new: Path) -> None:
-        made = artifacts.load(new)
+        made = store.load(new)
         tokenizer = tiny_tokenizer()
         tokenizer.add_tokens(["more"])
         tokenizer.save(str(new / artifacts.TOKENIZER))
-        artifacts.save(new, made.manifest, made.certificate)
+        store.save(new, made.manifest, made.certificate)
 
     server = start()
     rebuild(tmp_path, 2, another_tokenizer)

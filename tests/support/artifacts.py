@@ -19,6 +19,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
+from bei.artifact.certificate import record
 from bei.core import Float32Array, Limits
 from bei.engine.fake import DIMENSION, fake_row
 from bei.engine.postprocess import unit_length
@@ -113,7 +115,7 @@ def save_artifact(
         verification="reference",
         files=[],
     )
-    certificate = artifacts.Certificate(
+    certificate = record.Certificate(
         kind="reference",
         reference="nothing",
         reference_is_independent=True,
@@ -121,17 +123,17 @@ def save_artifact(
         num_texts=1,
         num_held_out_texts=1,
         texts_sha256="0" * 64,
-        thresholds=artifacts.Thresholds(mean=0.99, p1=0.9, min=0.5),
+        thresholds=record.Thresholds(mean=0.99, p1=0.9, min=0.5),
         outputs=[
-            artifacts.Agreement(
+            record.Agreement(
                 output=output,
                 cosine_mean=1.0,
                 cosine_p1=1.0,
                 cosine_min=1.0,
                 max_abs_difference=0.0,
                 ranking_overlap=1.0,
-                histogram=artifacts.Histogram(edges=[0.001, 0.1], counts=[1, 0, 0]),
-                worst_texts=[artifacts.WorstText(text="the worst text", cosine=1.0)],
+                histogram=record.Histogram(edges=[0.001, 0.1], counts=[1, 0, 0]),
+                worst_texts=[record.WorstText(text="the worst text", cosine=1.0)],
                 failures=[],
             )
         ],
@@ -140,4 +142,4 @@ def save_artifact(
         canary_output=output,
         canary_row=list(canary if canary is not None else expected_vectors([token_ids(CANARY_TEXT)])[0].tolist()),
     )
-    return artifacts.save(path, msgspec.structs.replace(manifest, **manifest_fields), certificate)
+    return store.save(path, msgspec.structs.replace(manifest, **manifest_fields), certificate)

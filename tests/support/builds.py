@@ -12,7 +12,8 @@ from unittest import mock
 import numpy as np
 from rich.console import Console
 
-from bei.artifact.manifest import Artifact, Manifest, load
+from bei.artifact.manifest import Artifact, Manifest
+from bei.artifact.store import load
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
 from bei.engine.load import load_engine
 from bei_build.config import BuildConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from bei.artifact import manifest as artifacts
+from bei.artifact import store as artifacts
 from bei.artifact.manifest import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKEN_WEIGHTS, TOKENIZER, Manifest
 from bei.errors import (
     ArtifactError,

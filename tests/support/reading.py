@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from bei.errors import BeiError
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from tests.support.checkpoints import read_tensors, write_tensors
 from tests.support.zoo import CASES, save_case
 

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bei.artifact.certificate.record import TokenAgreement
-from bei.artifact.manifest import sha256_of_file
+from bei.artifact.store import sha256_of_file
 from bei_build.reference.held_out import held_out_texts
 from bei_build.reference.retrieval_set import bundled
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer

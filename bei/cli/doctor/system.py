@@ -13,7 +13,8 @@ from pathlib import Path
 from bei import __version__
 from bei.cli.doctor.guarded import Unknowns, reason_of
 from bei.cli.doctor.report import LibraryFacts, Package, System
-from bei.config.settings import ServeConfig, load
+from bei.config.settings import ServeConfig
+from bei.config.sources import load
 from bei.engine.nvidia import LIBRARIES, load_library
 from bei.errors import MissingDependencyError
 

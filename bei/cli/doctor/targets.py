@@ -39,7 +39,7 @@ _TORCH_REMEDY = f"install a build of PyTorch with CUDA, {'.'.join(map(str, LEAST
 
 
 class Compiler(Protocol):
-    """What is asked of a compiler of the builder, ``bei_build.targets.compiler.Compiler``."""
+    """What is asked of a compiler of the builder, ``bei_build.targets.base.Compiler``."""
 
     precisions: tuple[str, ...]
 

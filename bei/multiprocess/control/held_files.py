@@ -18,16 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from bei.artifact.manifest import (
-    ENGINE_DIR,
-    MANIFEST,
-    TOKEN_WEIGHTS,
-    TOKENIZER,
-    Artifact,
-    FileInfo,
-    Manifest,
-    load_manifest,
-)
+from bei.artifact.manifest import ENGINE_DIR, MANIFEST, TOKEN_WEIGHTS, TOKENIZER, Artifact, FileInfo, Manifest
+from bei.artifact.store import load_manifest
 from bei.errors import ArtifactError
 from bei.multiprocess.control.messages import MOST_DESCRIPTORS
 from bei.service.loader import SHOWN_DIGITS

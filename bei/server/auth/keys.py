@@ -23,6 +23,7 @@ from bei.errors import ConfigError, ForbiddenError, RateLimitedError, Unauthoriz
 from bei.metrics.registry import Metrics
 from bei.server.auth.priority import Urgency
 from bei.server.auth.rate_limit import Bucket
+from bei.server.scope import SCOPE_API_KEY
 from bei.utils.threads import off_loop
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Where an ASGI scope has its request's Key; none: on servers without keys, and on routes that need none.
-SCOPE_KEY = "bei.key"
 
 # In these, OpenAI's, Baseten's and TEI's clients send keys, gateways and Azure's clients.
 _AUTHORIZATION = b"authorization"
@@ -122,7 +122,7 @@ class Keyring:
         Raises UnauthorizedError, RateLimitedError.
         """
         key = self._key_of(scope["headers"])
-        scope[SCOPE_KEY] = key
+        scope[SCOPE_API_KEY] = key
         key.take_request()
 
     def _key_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Key:

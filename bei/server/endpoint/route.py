@@ -19,7 +19,6 @@ from starlette.responses import Response
 
 from bei.errors import BeiError, InvalidRequestError
 from bei.metrics.request_timing import Timing
-from bei.server.auth.keys import SCOPE_KEY as KEY
 from bei.server.auth.keys import Key
 from bei.server.auth.priority import urgency_of
 from bei.server.endpoint.context import Call, Context
@@ -27,7 +26,6 @@ from bei.server.endpoint.lenient_json import Read, read
 from bei.server.endpoint.render import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.endpoint.reply import Reply
 from bei.server.http.accept import AnswerForm, answer_form
-from bei.server.http.body_memory import SCOPE_KEY as BODY
 from bei.server.http.body_memory import Body
 from bei.server.http.compression import coded
 from bei.server.http.responses import (
@@ -39,7 +37,7 @@ from bei.server.http.responses import (
     unless_disconnected,
     whole_body,
 )
-from bei.server.telemetry.request_record import SCOPE_KEY as WORK
+from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_WORK
 from bei.server.telemetry.request_record import Work
 from bei.utils.threads import off_loop
 
@@ -109,8 +107,8 @@ class Endpoint:
 
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
-        key: Key | None = request.scope.get(KEY)
-        work: Work = request.scope[WORK]
+        key: Key | None = request.scope.get(SCOPE_API_KEY)
+        work: Work = request.scope[SCOPE_WORK]
         if work.timing is None and self._route.timing_headers is not None:
             work.timing = Timing()
         timing = work.timing
@@ -131,7 +129,7 @@ class Endpoint:
         del content
         if timing is not None:
             timing.parsed()
-        account: Body | None = request.scope.get(BODY)
+        account: Body | None = request.scope.get(SCOPE_BODY)
         call = Call(self._context, urgency, work, account, key, any_model=self._any_model, has_report=form.has_report)
         call.unreadable = unreadable
         response: Response | None = None

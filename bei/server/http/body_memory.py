@@ -13,7 +13,6 @@ from bei.server.http.shared_limits import ALONE, Uploads
 _GRACE_S = 1.0
 
 # Where the connection leaves its Body in the ASGI scope; other servers and tests have none.
-SCOPE_KEY = "bei.body"
 
 
 class BodyMemory:

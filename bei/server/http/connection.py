@@ -31,12 +31,13 @@ from bei.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
 )
-from bei.server.http.body_memory import SCOPE_KEY, Body
+from bei.server.http.body_memory import Body
 from bei.server.http.connections import Connections
 from bei.server.http.errors import error_response
 from bei.server.http.fast_response import AnswerTransport, Exchange, head
 from bei.server.http.request_id import HEADER as REQUEST_ID
 from bei.server.http.request_id import request_id_of
+from bei.server.scope import SCOPE_BODY
 
 # An upload that is faster than this is never cut off, however large.
 _MIN_BYTES_PER_S = 10_000
@@ -265,7 +266,7 @@ class Connection(HttpToolsProtocol):
             "raw_path": target.path,
             "query_string": target.query or b"",
             "headers": self.headers,
-            SCOPE_KEY: body,
+            SCOPE_BODY: body,
         }
         return Exchange(
             body,

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from starlette.responses import Response
 from starlette.types import Scope
 
-from bei.config.checks import ANY_ORIGIN
+from bei.config.settings import ANY_ORIGIN
 
 Header = tuple[bytes, bytes]
 

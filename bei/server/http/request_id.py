@@ -11,7 +11,6 @@ from bei.server.http.header_names import names_of
 HEADER = b"x-request-id"
 
 # Where an ASGI scope has it, as text.
-SCOPE_KEY = "bei.request_id"
 
 # UUIDs, ULIDs, base64 and the ids of gateways; nothing that means something to a terminal, a log or a header.
 _VALID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")

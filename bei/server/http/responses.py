@@ -13,10 +13,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bei.errors import PayloadTooLargeError
-from bei.server.http.body_memory import SCOPE_KEY, Body
+from bei.server.http.body_memory import Body
 from bei.server.http.compression import content_coding, decoded
 from bei.server.http.fast_response import exchange_of
 from bei.server.http.header_names import names_of
+from bei.server.scope import SCOPE_BODY
 from bei.utils.threads import off_loop
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     given up with: RequestTimeoutError, OverloadedError.
     """
     coding = content_coding(_content_encoding(request.scope["headers"]))
-    body: Body | None = request.scope.get(SCOPE_KEY)
+    body: Body | None = request.scope.get(SCOPE_BODY)
     received = await _received(request, body, limit)
     content = await decoded(received, coding, limit)
     if body is not None:
@@ -121,7 +122,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 def _watched(request: Request, on_left: Callable[[], None]) -> Callable[[], object]:
     """Call ``on_left`` when the client leaves, or soon if it has left. Returns what ends this."""
-    body: Body | None = request.scope.get(SCOPE_KEY)
+    body: Body | None = request.scope.get(SCOPE_BODY)
     if body is None:
         return _watched_by_messages(request, on_left)
     if body.is_lost:

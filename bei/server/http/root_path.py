@@ -1,6 +1,6 @@
 """A prefix that a proxy has in front of every path. Proxies cut it off or leave it; routes are found both ways.
 
-No route begins as the prefix does (``bei.config.checks``), so what a path means is never in doubt.
+No route begins as the prefix does (``bei.config.settings.FIRST_SEGMENTS``), so what a path means is never in doubt.
 """
 
 from __future__ import annotations

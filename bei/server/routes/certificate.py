@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from bei.artifact.manifest import certificate_html
+from bei.artifact.store import certificate_html
 from bei.errors import InvalidRequestError, ModelNotFoundError
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models

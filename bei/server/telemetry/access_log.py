@@ -12,8 +12,7 @@ import logging
 from starlette.types import Message, Receive, Scope, Send
 
 from bei.config.settings import ServeConfig
-from bei.server.auth.keys import SCOPE_KEY as KEY
-from bei.server.http.request_id import SCOPE_KEY as REQUEST_ID
+from bei.server.scope import SCOPE_API_KEY, SCOPE_REQUEST_ID
 from bei.server.telemetry.request_record import Inputs, Work
 from bei.utils.log_format import FIELDS
 
@@ -85,9 +84,9 @@ class RequestLog:
 
     def end(self, record: Record, scope: Scope, route: str, status: int, seconds: float) -> None:
         """The request is answered."""
-        key = scope.get(KEY)
+        key = scope.get(SCOPE_API_KEY)
         name = None if key is None else key.name
-        self._write(scope["method"], route, status, seconds, scope[REQUEST_ID], name, record.fields())
+        self._write(scope["method"], route, status, seconds, scope[SCOPE_REQUEST_ID], name, record.fields())
 
     def refused(self, status: int, request_id: str) -> None:
         """A request was answered before it had a scope."""

@@ -9,7 +9,6 @@ from bei.metrics.request_timing import Timing
 from bei.port import Lane
 
 # Where an ASGI scope has its request's Work.
-SCOPE_KEY = "bei.work"
 
 Inputs: TypeAlias = Seq[str | tuple[str, str] | list[int]]
 

@@ -28,7 +28,7 @@ from starlette.types import Scope
 
 from bei import __version__
 from bei.metrics.request_stages import Stage, microseconds
-from bei.server.http.request_id import SCOPE_KEY as REQUEST_ID
+from bei.server.scope import SCOPE_REQUEST_ID
 from bei.server.telemetry.request_record import Work
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Tracing:
             "url.scheme": scope["scheme"],
             "network.protocol.version": scope["http_version"],
             "http.response.status_code": status,
-            "bei.request_id": scope[REQUEST_ID],
+            "bei.request_id": scope[SCOPE_REQUEST_ID],
         }
         if has_route:
             attributes["http.route"] = route

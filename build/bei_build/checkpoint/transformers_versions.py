@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bei.errors import CheckpointError
 from bei_build.checkpoint.remote_code import Attention, has_own_code
 from bei_build.files.json_settings import read_object
-from bei_build.spec.model_spec import DenseSpec
+from bei_build.spec.parts import DenseSpec
 
 if TYPE_CHECKING:
     from bei_build.checkpoint.checkpoint import Checkpoint

@@ -9,17 +9,8 @@ from typing import Any, Literal
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, HeadsOf, activation_named, embedder, require
-from bei_build.spec.model_spec import (
-    AttentionSpec,
-    DecoderSpec,
-    DenseSpec,
-    EmbeddingsSpec,
-    HeadSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-)
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import AttentionSpec, DecoderSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 _POSITION_OFFSET = 2
 _NORM = NormSpec(eps=1e-5)  # torch's default, which transformers leaves

@@ -10,16 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import CheckpointError
-from bei_build.spec.model_spec import (
-    Activation,
-    ActivationSpec,
-    DenseSpec,
-    HeadSpec,
-    ModelSpec,
-    NormLayerSpec,
-    NormSpec,
-    Pooling,
-)
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import Activation, ActivationSpec, DenseSpec, NormLayerSpec, NormSpec, Pooling
 
 # transformers' ACT2FN names -> ours. "gelu" there is the exact form; of the tanh one there are five, which differ in
 # how they are rounded. Left out are those with parameters (prelu, xielu), and two of mechanisms that are not built

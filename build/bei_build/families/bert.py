@@ -15,7 +15,8 @@ from bei_build.families.base import (
     require,
     token_classifier,
 )
-from bei_build.spec.model_spec import Activation, AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import Activation, AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 WEIGHTS = {
     "embeddings.word": "embeddings.word_embeddings",

@@ -10,17 +10,8 @@ from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, require
-from bei_build.spec.model_spec import (
-    AttentionSpec,
-    DenseSpec,
-    EmbeddingsSpec,
-    HeadSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    Pooling,
-)
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import AttentionSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, Pooling
 
 _LAYER = "encoder.layers.{i}"
 # Configs before transformers 4.31 say 2, whatever the vocabulary: their models pool at the largest id, which was the

@@ -19,7 +19,8 @@ from bei_build.families.decoder import (
     with_layers,
 )
 from bei_build.families.rope import rope_from_config
-from bei_build.spec.model_spec import ModelSpec, NormSpec, RopeSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import NormSpec, RopeSpec
 
 
 def _spec(config: Any, architecture: str, windows: Windows, rope: Rope) -> ModelSpec:

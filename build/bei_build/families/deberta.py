@@ -12,7 +12,8 @@ from typing import Any
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, HeadsOf, activation_named, embedder, masked_lm, require, token_classifier
 from bei_build.families.bert import WEIGHTS, bert_like_spec
-from bei_build.spec.model_spec import ConvolutionSpec, DenseSpec, DisentangledSpec, HeadSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import ConvolutionSpec, DenseSpec, DisentangledSpec, NormSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -15,17 +15,8 @@ from typing import Any, Literal, TypeAlias
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, HeadsOf, activation_named, require, token_classifier
 from bei_build.families.rope import rope_from_config
-from bei_build.spec.model_spec import (
-    AttentionSpec,
-    DenseSpec,
-    EmbeddingsSpec,
-    HeadSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    RopeSpec,
-)
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import AttentionSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, RopeSpec
 
 # Which layers of transformers' class have a window: none, all that the config gives one, or those of the type.
 Windows = Literal["none", "all", "by_type"]

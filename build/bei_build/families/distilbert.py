@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bei_build.families.base import Family, activation_named, classifier, embedder, masked_lm, token_classifier
-from bei_build.spec.model_spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 _NORM = NormSpec(1e-12)  # transformers hard-codes it: DistilBertConfig has no layer_norm_eps
 

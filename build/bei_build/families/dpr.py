@@ -9,7 +9,8 @@ from typing import Any
 from bei_build.families import bert
 from bei_build.families.base import Family
 from bei_build.families.bert import bert_like_spec
-from bei_build.spec.model_spec import DenseSpec, HeadSpec
+from bei_build.spec.model_spec import HeadSpec
+from bei_build.spec.parts import DenseSpec
 
 
 def _embedder(config: Any) -> tuple[HeadSpec, ...]:

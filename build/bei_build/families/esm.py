@@ -15,7 +15,8 @@ import numpy.typing as npt
 from bei_build.families import bert
 from bei_build.families.base import Family, classifier, embedder, masked_lm, padding_id, require, token_classifier
 from bei_build.families.rope import plain_rope
-from bei_build.spec.model_spec import MaskDropoutSpec, ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import MaskDropoutSpec
 
 # transformers fixes it: of the tokens that training chose (15 %) so many were masked (80 %).
 _MASKED_SHARE = 0.15 * 0.8

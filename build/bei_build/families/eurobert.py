@@ -6,7 +6,8 @@ from typing import Any
 
 from bei_build.families.base import Family, embedder, token_classifier
 from bei_build.families.decoder import WEIGHTS, decoder_spec
-from bei_build.spec.model_spec import ActivationSpec, DenseSpec, HeadSpec, ModelSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import ActivationSpec, DenseSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

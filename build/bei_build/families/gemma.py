@@ -14,7 +14,8 @@ from bei.errors import CheckpointError
 from bei_build.families.base import activation_named, embedder
 from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, is_causal, rms, score, window
 from bei_build.families.rope import rope_from_config
-from bei_build.spec.model_spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 _OFFSET = 1.0
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from bei_build.families.base import Family, HeadsOf, activation_named, require, token_classifier
 from bei_build.families.decoder import NO_TOKEN_LABELS, architectures, is_causal
-from bei_build.spec.model_spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, RopeSpec
 
 _WEIGHTS: dict[str, str | tuple[str, ...]] = {
     "embeddings.word": "wte",

@@ -7,7 +7,8 @@ from typing import Any
 
 from bei_build.families.base import positive
 from bei_build.families.decoder import NO_LABELS, decoder_family, decoder_spec
-from bei_build.spec.model_spec import LayerSpec, ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import LayerSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

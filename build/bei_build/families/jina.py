@@ -15,7 +15,8 @@ from typing import Any
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, classifier, embedder, require
 from bei_build.families.bert import WEIGHTS
-from bei_build.spec.model_spec import Activation, AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import Activation, AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 _FEED_FORWARDS: dict[str, Activation] = {"geglu": "gelu", "reglu": "relu"}
 

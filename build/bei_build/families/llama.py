@@ -9,7 +9,8 @@ from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.decoder import decoder_family, decoder_spec, score
-from bei_build.spec.model_spec import HeadSpec, ModelSpec, Pooling
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import Pooling
 
 _POOLINGS: dict[str, Pooling] = {"avg": "mean", "cls": "cls", "last": "last"}
 

@@ -11,15 +11,14 @@ from typing import Any
 from bei_build.families.base import Family, activation_named, embedder, masked_lm
 from bei_build.families.decoder import is_causal, last_token_embedder, window
 from bei_build.families.rope import rope_from_config
-from bei_build.spec.model_spec import (
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import (
     AttentionSpec,
     DenseSpec,
     EmbeddingsSpec,
     HeadLayer,
-    HeadSpec,
     LayerSpec,
     MLPSpec,
-    ModelSpec,
     NormLayerSpec,
     NormSpec,
 )

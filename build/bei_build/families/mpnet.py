@@ -8,7 +8,8 @@ from typing import Any
 
 from bei_build.families.base import Family, classifier, embedder, masked_lm, require, token_classifier
 from bei_build.families.bert import WEIGHTS, bert_like_spec
-from bei_build.spec.model_spec import ModelSpec, RelativeBiasSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import RelativeBiasSpec
 
 # transformers fixes all three: the padding index, the buckets' number, and the distance where they end.
 _PADDING_ID = 1

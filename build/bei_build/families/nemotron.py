@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from bei_build.families.decoder import decoder_family, decoder_spec, rope_of_all
-from bei_build.spec.model_spec import ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import NormSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -17,15 +17,8 @@ from typing import Any
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, classifier, embedder, masked_lm, require, token_classifier
 from bei_build.families.rope import rope_from_config
-from bei_build.spec.model_spec import (
-    AttentionSpec,
-    EmbeddingsSpec,
-    ExpertsSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-)
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, ExpertsSpec, LayerSpec, MLPSpec, NormSpec
 
 HEADS = {"pooler": "pooler.dense", "classifier": "classifier"}
 

@@ -12,7 +12,8 @@ from bei.errors import CheckpointError
 from bei_build.families.base import require
 from bei_build.families.decoder import decoder_spec
 from bei_build.families.llama import MISTRAL_FAMILY
-from bei_build.spec.model_spec import HeadSpec, LatentAttentionSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import LatentAttentionSpec, NormSpec
 
 _BLOCKS = "latent_attention_model.cross_attend_blocks"
 _SIZES = ("num_latents_value", "num_cross_heads", "cross_dim_head", "latent_dim", "hidden_dim")

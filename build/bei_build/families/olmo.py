@@ -7,7 +7,8 @@ from typing import Any
 
 from bei_build.families.base import positive
 from bei_build.families.decoder import NO_TOKEN_LABELS, decoder_family, decoder_spec, with_layers
-from bei_build.spec.model_spec import ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import NormSpec
 
 _NORM = NormSpec(1e-5, bias=False, weight=False)  # no key of the config says its eps
 

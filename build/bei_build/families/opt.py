@@ -6,7 +6,8 @@ from typing import Any
 
 from bei_build.families.base import Family, activation_named, require
 from bei_build.families.decoder import NO_TOKEN_LABELS, architectures, is_causal
-from bei_build.spec.model_spec import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 _POSITION_OFFSET = 2  # the first two rows of the table are never used
 

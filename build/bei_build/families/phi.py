@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, rope_of_all, with_layers
-from bei_build.spec.model_spec import ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import NormSpec
 
 _OWN_WEIGHTS = {
     "layers.{i}.attention.query_norm": "layers.{i}.self_attn.q_layernorm",

@@ -9,7 +9,8 @@ from typing import Any
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, require
 from bei_build.families.decoder import decoder_family, decoder_spec, rms
-from bei_build.spec.model_spec import DenseSpec, HeadSpec, ModelSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import DenseSpec
 
 _VOYAGE_CLASS = "Qwen3BidirectionalModel"
 

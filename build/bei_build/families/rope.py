@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import CheckpointError
-from bei_build.spec.model_spec import RopeSpec
+from bei_build.spec.parts import RopeSpec
 
 _Frequencies = npt.NDArray[np.float32]
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from bei_build.families.base import require
 from bei_build.families.decoder import decoder_family, decoder_spec, rope_of_all, with_layers
-from bei_build.spec.model_spec import ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import NormSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

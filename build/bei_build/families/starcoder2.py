@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec
-from bei_build.spec.model_spec import ModelSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import NormSpec
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

@@ -13,7 +13,8 @@ from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, embedder
-from bei_build.spec.model_spec import EmbeddingsSpec, ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import EmbeddingsSpec
 
 _MODEL2VEC_LENGTH = 512  # what model2vec reads of a text by default
 

@@ -6,15 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from bei_build.families.base import Family, activation_named, embedder, require
-from bei_build.spec.model_spec import (
-    AttentionSpec,
-    EmbeddingsSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    RelativeBiasSpec,
-)
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, RelativeBiasSpec
 
 _ATTENTION = "encoder.block.{i}.layer.0"
 _MLP = "encoder.block.{i}.layer.1"

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei_build.onnx_graph.writer import GraphWriter
-from bei_build.spec.model_spec import Activation
+from bei_build.spec.parts import Activation
 
 _OPS = {"relu": "Relu", "hardswish": "HardSwish", "mish": "Mish", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 

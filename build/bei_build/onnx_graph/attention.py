@@ -18,8 +18,10 @@ import numpy.typing as npt
 
 from bei_build.onnx_graph.attention_functions import DOMAIN, OP, Form, body_of
 from bei_build.onnx_graph.positions import ScoreBiases
-from bei_build.onnx_graph.writer import DType, GraphWriter
-from bei_build.spec.model_spec import AttentionSpec, ModelSpec
+from bei_build.onnx_graph.writer import GraphWriter
+from bei_build.spec.dtypes import DType
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec
 
 Lowering: TypeAlias = Literal["packed", "padded", "masked", "primitive"]
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from bei_build.onnx_graph.activation import emit_activation
-from bei_build.onnx_graph.writer import DType, FloatArray, GraphWriter
-from bei_build.spec.model_spec import Activation, ExpertsSpec, MLPSpec
+from bei_build.onnx_graph.writer import GraphWriter
+from bei_build.spec.dtypes import DType, FloatArray
+from bei_build.spec.parts import Activation, ExpertsSpec, MLPSpec
 
 
 class ExpertsEmitter:

@@ -13,14 +13,14 @@ import numpy as np
 
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
-from bei_build.onnx_graph.writer import DType, FloatArray, GraphWriter
-from bei_build.spec.model_spec import (
+from bei_build.onnx_graph.writer import GraphWriter
+from bei_build.spec.dtypes import DType, FloatArray
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import (
     ActivationSpec,
     DenseSpec,
     HeadLayer,
-    HeadSpec,
     LatentAttentionSpec,
-    ModelSpec,
     NormLayerSpec,
     Pooling,
     needs_fp32,

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.onnx_graph.writer import DType, GraphWriter
-from bei_build.spec.model_spec import AttentionSpec, DisentangledSpec, RopeSpec
+from bei_build.onnx_graph.writer import GraphWriter
+from bei_build.spec.dtypes import DType
+from bei_build.spec.parts import AttentionSpec, DisentangledSpec, RopeSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows, rotation_angles, turns_long_texts
 
 

@@ -18,8 +18,10 @@ from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, Posi
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
 from bei_build.onnx_graph.positions import Rotations, halved
-from bei_build.onnx_graph.writer import DType, FloatArray, GraphTypes, GraphWriter, Observed
-from bei_build.spec.model_spec import (
+from bei_build.onnx_graph.writer import GraphTypes, GraphWriter, Observed
+from bei_build.spec.dtypes import DType, FloatArray
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import (
     AttentionSpec,
     ConvolutionSpec,
     DecoderSpec,
@@ -27,7 +29,6 @@ from bei_build.spec.model_spec import (
     LayerSpec,
     MaskDropoutSpec,
     MLPSpec,
-    ModelSpec,
     NormSpec,
 )
 from bei_build.spec.position_tables import position_rows, relative_bias_table

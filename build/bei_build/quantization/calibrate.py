@@ -19,10 +19,11 @@ from bei_build.quantization.activation_stats import OUTPUT, PRODUCT, largest_pro
 from bei_build.quantization.calibration_texts import CalibrationTexts, calibration_texts
 from bei_build.quantization.checkpoint_scales import stored_ranges, stored_row_scales
 from bei_build.quantization.layer_sensitivity import effects
-from bei_build.quantization.scales import Chosen, Given, Method, choose, worst
+from bei_build.quantization.scales import Chosen, Given, choose, worst
 from bei_build.reference.held_out import encode
+from bei_build.spec.dtypes import FloatArray
 from bei_build.spec.linear_layers import LinearLayer, is_projection, linear_layers
-from bei_build.spec.quantization import FloatArray, Format, LayerQuantization, Quantization
+from bei_build.spec.quantization import Format, LayerQuantization, Method, Quantization
 
 QUANTIZATION = "quantization.json"  # in the artifact
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bei_build.quantization.shared import shared_by_gate_and_up
+from bei_build.spec.dtypes import FloatArray
 from bei_build.spec.linear_layers import LinearLayer, linear_layers
 from bei_build.spec.model_spec import ModelSpec
-from bei_build.spec.quantization import LARGEST, FloatArray
+from bei_build.spec.quantization import LARGEST
 from bei_build.weights.model_weights import ModelWeights
 
 

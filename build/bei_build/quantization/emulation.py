@@ -20,7 +20,8 @@ from bei.errors import EngineError
 from bei.utils.libraries import importing
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, FloatArray, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
 

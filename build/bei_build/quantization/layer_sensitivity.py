@@ -24,9 +24,10 @@ from bei.errors import EngineError
 from bei_build import memory
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, FloatArray, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.quantization.emulation import session_of
 from bei_build.quantization.rounding import rounded_product
+from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization, rounded
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,9 @@ import numpy.typing as npt
 from bei_build.quantization.activation_stats import Observation
 from bei_build.quantization.rounding import LEAST_SIZE, rounded_product
 from bei_build.spec.linear_layers import LinearLayer
-from bei_build.spec.quantization import Format, LayerQuantization, Quantization, rounded
+from bei_build.spec.quantization import Format, LayerQuantization, Method, Quantization, rounded
 
 FloatArray = npt.NDArray[np.float32]
-Method: TypeAlias = Literal["max", "percentile", "mse"]
 
 _STRENGTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of smoothing; 0 is without
 _SHARES = (0.8, 0.6, 0.5)  # of the largest value, as ranges

@@ -21,12 +21,12 @@ from bei.utils.libraries import importing
 from bei_build import memory
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.families.base import Family
-from bei_build.spec.model_spec import (
+from bei_build.spec.model_spec import HeadSpec
+from bei_build.spec.parts import (
     Activation,
     ActivationSpec,
     DenseSpec,
     HeadLayer,
-    HeadSpec,
     LatentAttentionSpec,
     NormLayerSpec,
     NormSpec,

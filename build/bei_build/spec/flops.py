@@ -9,15 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bei_build.spec.model_spec import (
-    AttentionSpec,
-    DenseSpec,
-    HeadSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-)
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import AttentionSpec, DenseSpec, LatentAttentionSpec, LayerSpec, MLPSpec
 
 
 def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:

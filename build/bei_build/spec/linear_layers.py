@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.spec.model_spec import LayerSpec, MLPSpec, ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import LayerSpec, MLPSpec
 
 
 @dataclass(frozen=True)

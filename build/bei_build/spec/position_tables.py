@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.engine.packing import position_ids_but
-from bei_build.spec.model_spec import DisentangledSpec, EmbeddingsSpec, RelativeBiasSpec, RopeSpec
+from bei_build.spec.parts import DisentangledSpec, EmbeddingsSpec, RelativeBiasSpec, RopeSpec
 
 
 def position_rows(spec: EmbeddingsSpec) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bei.errors import ConfigError
-from bei_build.onnx_graph.writer import DType
+from bei_build.spec.dtypes import DType
 from bei_build.spec.quantization import Format
 
 

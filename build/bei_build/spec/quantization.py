@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+from bei_build.spec.dtypes import FloatArray
 
 Format: TypeAlias = Literal["fp8", "int8"]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
+# How calibration chooses a scale from what it saw.
+Method: TypeAlias = Literal["max", "percentile", "mse"]
 
 LARGEST: Mapping[Format, float] = {"fp8": 448.0, "int8": 127.0}
 

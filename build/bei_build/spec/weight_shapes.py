@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from bei_build.spec.model_spec import (
-        AttentionSpec,
-        ConvolutionSpec,
-        DecoderSpec,
-        EmbeddingsSpec,
-        LatentAttentionSpec,
-        LayerSpec,
-        MLPSpec,
-        NormSpec,
-    )
+from bei_build.spec.parts import (
+    AttentionSpec,
+    ConvolutionSpec,
+    DecoderSpec,
+    EmbeddingsSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    NormSpec,
+)
 
 Shape: TypeAlias = tuple[int, ...]
 

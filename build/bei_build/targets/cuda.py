@@ -19,10 +19,10 @@ from bei.core import Limits
 from bei.engine.pytorch import EXTRA, TorchGpu, cpu_name, found_gpu, load_torch
 from bei.errors import CompileError, DeviceNotFoundError
 from bei.utils import libraries
-from bei_build.onnx_graph.writer import DType
+from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.precision import PRECISIONS, check_precision
-from bei_build.targets.compiler import Numerics, Say
+from bei_build.targets.base import Numerics, Say
 from bei_build.weights.model_weights import ModelWeights
 
 _LEAST_CAPABILITY = 80  # 8.0, Ampere: of FlashAttention, and of BF16

@@ -20,11 +20,12 @@ from bei.errors import CompileError, ConfigError
 from bei.utils.libraries import importing
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.precision import PRECISIONS, check_precision
 from bei_build.spec.quantization import Quantization
-from bei_build.targets.compiler import Numerics, Say
+from bei_build.targets.base import Numerics, Say
 from bei_build.weights.model_weights import ModelWeights
 
 

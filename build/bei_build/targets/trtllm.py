@@ -28,19 +28,10 @@ from bei.errors import BeiError, CompileError, UnsupportedArchitectureError
 from bei_build.families import bert, qwen
 from bei_build.families.base import Family
 from bei_build.families.rope import plain_rope
-from bei_build.spec.model_spec import (
-    AttentionSpec,
-    DenseSpec,
-    EmbeddingsSpec,
-    HeadSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
-    RopeSpec,
-)
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import AttentionSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, RopeSpec
 from bei_build.spec.precision import check_precision
-from bei_build.targets.compiler import Numerics, Say
+from bei_build.targets.base import Numerics, Say
 from bei_build.targets.trtllm_checkpoint import Tensor, write_checkpoint
 from bei_build.weights.model_weights import ModelWeights
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bei_build.spec.model_spec import Activation
+from bei_build.spec.parts import Activation
 from bei_build.torch_graph.fp8 import Rounding
 from bei_build.torch_graph.fusion_choice import Fusions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bei_build.spec.model_spec import AttentionSpec
+from bei_build.spec.parts import AttentionSpec
 from bei_build.spec.position_tables import alibi_slopes
 from bei_build.torch_graph import attention_kernels
 from bei_build.torch_graph.attention_kernels import Kernel

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from bei_build.spec.model_spec import AttentionSpec
+from bei_build.spec.parts import AttentionSpec
 from bei_build.torch_graph.packed_step import Step
 from bei_build.torch_graph.positions import ScoreTerms
 

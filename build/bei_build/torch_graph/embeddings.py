@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei.engine.packing import position_ids_but
-from bei_build.spec.model_spec import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec
+from bei_build.spec.parts import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec
 from bei_build.spec.position_tables import position_rows
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.norms import Norm

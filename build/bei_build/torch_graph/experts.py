@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bei_build.spec.model_spec import ExpertsSpec, MLPSpec
+from bei_build.spec.parts import ExpertsSpec, MLPSpec
 from bei_build.torch_graph.activation import activated, gated
 from bei_build.torch_graph.fp8 import ProductChoice, rounded_once, with_ones
 from bei_build.torch_graph.fp8_experts import FP8Experts

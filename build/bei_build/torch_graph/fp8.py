@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bei_build.spec.quantization import LARGEST, LEAST_OF_A_ROW, FloatArray, LayerQuantization
+from bei_build.spec.dtypes import FloatArray
+from bei_build.spec.quantization import LARGEST, LEAST_OF_A_ROW, LayerQuantization
 from bei_build.torch_graph.packed_step import Step
 from bei_build.torch_graph.parameters import Linear, Storage
 

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei.errors import CompileError
-from bei_build.spec.model_spec import (
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import (
     ActivationSpec,
     DenseSpec,
     HeadLayer,
-    HeadSpec,
     LatentAttentionSpec,
-    ModelSpec,
     NormalizeSpec,
     NormLayerSpec,
     Pooling,

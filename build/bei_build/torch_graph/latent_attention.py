@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei_build.spec.model_spec import LatentAttentionSpec
+from bei_build.spec.parts import LatentAttentionSpec
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.parameters import Linear, Storage, Table
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from bei.errors import CompileError
-from bei_build.spec.model_spec import AttentionSpec, LayerSpec, ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, LayerSpec
 from bei_build.torch_graph.attention import Attention, PositionModules
 from bei_build.torch_graph.attention_kernels import Choice
 from bei_build.torch_graph.experts import Experts

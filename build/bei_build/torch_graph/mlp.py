@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from bei_build.spec.model_spec import MLPSpec
+from bei_build.spec.parts import MLPSpec
 from bei_build.torch_graph.activation import gated
 from bei_build.torch_graph.fp8 import Reading, Rounding, read_by, rounded_once, rounding_of, with_ones
 from bei_build.torch_graph.packed_step import Step

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from bei.core import Float32Array, PackedBatch
 from bei.engine.packing import Sizes, graph_inputs
 from bei.errors import CompileError, WeightsError
-from bei_build.spec.model_spec import AttentionSpec, DecoderSpec, LayerSpec, ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import AttentionSpec, DecoderSpec, LayerSpec
 from bei_build.spec.quantization import Quantization
 from bei_build.torch_graph.attention import PositionModules
 from bei_build.torch_graph.attention_kernels import Choice, Kernel, choose

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei_build.spec.model_spec import NormSpec
+from bei_build.spec.parts import NormSpec
 from bei_build.torch_graph.fp8 import Reading, Rounded, Rounding, with_ones
 from bei_build.torch_graph.packed_step import Step
 from bei_build.torch_graph.parameters import Storage

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bei_build.spec.model_spec import DisentangledSpec, RelativeBiasSpec, RopeSpec
+from bei_build.spec.parts import DisentangledSpec, RelativeBiasSpec, RopeSpec
 from bei_build.spec.position_tables import disentangled_rows, relative_buckets, rotation_angles, turns_long_texts
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import Step

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from bei_build.spec.model_spec import AttentionSpec
+from bei_build.spec.parts import AttentionSpec
 from bei_build.torch_graph.packed_step import Step
 from bei_build.torch_graph.positions import ScoreTerms
 

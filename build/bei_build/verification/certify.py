@@ -27,7 +27,7 @@ from bei_build.job import Job
 from bei_build.progress import Progress
 from bei_build.quantization.calibrate import Calibrated, with_more_high
 from bei_build.reference.held_out import ENGINE_SHARE, uncertified
-from bei_build.targets.compiler import Numerics
+from bei_build.targets.base import Numerics
 from bei_build.verification.questions import Expected, Questions
 
 # The manifest and the certificate of an artifact.

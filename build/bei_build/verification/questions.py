@@ -10,7 +10,8 @@ from typing import Literal
 
 from bei.artifact.certificate.record import Thresholds, TokenAgreement
 from bei.artifact.certificate.thresholds import min_cosine_of, thresholds_of
-from bei.artifact.manifest import TOKENIZER, EngineRequirements, sha256_of_file
+from bei.artifact.manifest import TOKENIZER, EngineRequirements
+from bei.artifact.store import sha256_of_file
 from bei.core import Encoding, Float32Array
 from bei.errors import ConfigError
 from bei.verification.answers import HeldOut
@@ -33,7 +34,7 @@ from bei_build.reference.held_out import (
 )
 from bei_build.reference.retrieval_set import bundled, check_ranks, questions_of
 from bei_build.spec.precision import PRECISIONS
-from bei_build.targets.compiler import Compiler
+from bei_build.targets.base import Compiler
 from bei_build.tokenizer.library_tokenizer import Texts, own_code
 from bei_build.tokenizer.token_comparison import TokenSources, compared, other_reading, probes_of
 

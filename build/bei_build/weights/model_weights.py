@@ -11,12 +11,13 @@ from typing import TypeAlias
 import numpy as np
 
 from bei.errors import WeightsError
-from bei_build.checkpoint.lora import AdaptedStore, Adapter
 from bei_build.families.base import AS_STORED, Family
-from bei_build.onnx_graph.writer import FloatArray
-from bei_build.spec.model_spec import DenseSpec, HeadLayer, HeadSpec, ModelSpec
+from bei_build.spec.dtypes import FloatArray
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import DenseSpec, HeadLayer
 from bei_build.spec.weight_shapes import Shape
 from bei_build.weights.dequantize import open_dequantized
+from bei_build.weights.lora import AdaptedStore, Adapter
 from bei_build.weights.quantized_format import StoredFP8
 from bei_build.weights.shared_rows import SharedRowsStore
 from bei_build.weights.stored_names import StoredNames, layer_of

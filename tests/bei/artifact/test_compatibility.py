@@ -10,8 +10,9 @@ import pytest
 
 from bei.artifact import compatibility
 from bei.artifact.compatibility import check_in_place, check_room, check_swap
-from bei.artifact.manifest import Artifact, Manifest, OutputInfo, save
+from bei.artifact.manifest import Artifact, Manifest, OutputInfo
 from bei.artifact.sides import Routes
+from bei.artifact.store import save
 from bei.errors import ArtifactError, SwapRefusedError
 from tests.support.artifacts import save_artifact, tiny_tokenizer
 

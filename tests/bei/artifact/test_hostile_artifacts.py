@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from bei.artifact import manifest as artifacts
-from bei.artifact.manifest import MANIFEST, TOKENIZER, load
+from bei.artifact import store
+from bei.artifact.manifest import MANIFEST, TOKENIZER
 from bei.artifact.signature import SIGNATURE
+from bei.artifact.store import load
 from bei.engine.fake import FakeEngine
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.tokenizer.encoder import TextEncoder
@@ -111,7 +113,7 @@ def test_a_target_that_is_not_known_here_can_be_inspected(folder: Path) -> None:
 def test_a_refused_artifact_is_not_hashed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extra("engine/model.bin")(folder)
     hashed: list[Path] = []
-    sha256_of_file = artifacts.sha256_of_file
+    sha256_of_file = store.sha256_of_file
 
     def noted(path: Path) -> str:
         hashed.append(path)
@@ -166,7 +168,7 @@ def test_answers_that_would_take_all_memory_are_refused(content: bytes, message:
     record |= {"thresholds": thresholds, "allow_below_threshold": False}
     (folder / "reference.json").write_text(json.dumps(record))
     (folder / "answers.npz").write_bytes(content)
-    artifact = artifacts.save(artifact.path, artifact.manifest, artifact.certificate)
+    artifact = store.save(artifact.path, artifact.manifest, artifact.certificate)
     with pytest.raises(ArtifactManifestError, match=message):
         complete(artifact, FakeEngine(artifact.manifest.limits))
 
@@ -177,7 +179,7 @@ def test_a_record_of_the_reference_that_is_nested_deep_is_refused(tmp_path: Path
     folder.mkdir()
     (folder / "reference.json").write_bytes(nested(1_000_000))
     (folder / "answers.npz").write_bytes(packed(npy((4,), bytes(16))))
-    artifact = artifacts.save(artifact.path, artifact.manifest, artifact.certificate)
+    artifact = store.save(artifact.path, artifact.manifest, artifact.certificate)
     with pytest.raises(ArtifactManifestError, match=r"reference\.json cannot be read"):
         complete(artifact, FakeEngine(artifact.manifest.limits))
 

@@ -15,16 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bei.artifact import manifest as artifacts
-from bei.artifact.manifest import (
-    CERTIFICATE,
-    CERTIFICATE_PAGE,
-    MANIFEST,
-    SCHEMA_VERSION,
-    TOKENIZER,
-    is_artifact,
-    load,
-    load_manifest,
-)
+from bei.artifact import store
+from bei.artifact.manifest import CERTIFICATE, CERTIFICATE_PAGE, MANIFEST, SCHEMA_VERSION, TOKENIZER
+from bei.artifact.store import is_artifact, load, load_manifest
 from bei.core import Limits
 from bei.errors import (
     ArtifactError,
@@ -116,7 +109,7 @@ def test_every_file_but_the_manifest_is_listed_with_size_and_hash(saved: artifac
     ]
     for info in saved.manifest.files:
         assert info.size == (saved.path / info.path).stat().st_size
-        assert info.sha256 == artifacts.sha256_of_file(saved.path / info.path)
+        assert info.sha256 == store.sha256_of_file(saved.path / info.path)
 
 
 def test_an_artifact_may_be_moved(saved: artifacts.Artifact, tmp_path: Path) -> None:
@@ -132,7 +125,7 @@ def test_facts_are_read_from_the_manifest(saved: artifacts.Artifact) -> None:
 
 def test_a_new_certificate_replaces_its_page_too(saved: artifacts.Artifact) -> None:
     certificate = msgspec.structs.replace(saved.certificate, device="another device")
-    again = artifacts.recertify(saved, certificate)
+    again = store.recertify(saved, certificate)
     assert load(saved.path) == again
     assert again.certificate == certificate
     assert "another device" in (saved.path / CERTIFICATE_PAGE).read_text()
@@ -142,7 +135,7 @@ def test_a_new_certificate_replaces_its_page_too(saved: artifacts.Artifact) -> N
 def test_the_page_is_read_again_with_its_manifest(saved: artifacts.Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody replaces the certificate while the artifact is read: its page is the first of the new files."""
     before = (saved.path / CERTIFICATE_PAGE).read_bytes()
-    artifacts.recertify(saved, msgspec.structs.replace(saved.certificate, device="another device"))
+    store.recertify(saved, msgspec.structs.replace(saved.certificate, device="another device"))
     after = (saved.path / CERTIFICATE_PAGE).read_bytes()
     old = save_artifact(saved.path.with_name("old"))
     (old.path / CERTIFICATE_PAGE).write_bytes(after)
@@ -289,7 +282,7 @@ def test_a_manifest_that_was_edited_is_refused(
 
 def test_an_artifact_saved_without_its_tokenizer_is_refused(saved: artifacts.Artifact) -> None:
     (saved.path / TOKENIZER).unlink()
-    again = artifacts.save(saved.path, saved.manifest, saved.certificate)
+    again = store.save(saved.path, saved.manifest, saved.certificate)
     with pytest.raises(ArtifactManifestError, match=r"does not list tokenizer\.json\. Build the artifact again"):
         load(again.path)
 
@@ -303,7 +296,7 @@ def test_saving_is_finished_by_the_manifest(saved: artifacts.Artifact, monkeypat
 
     monkeypatch.setattr("bei.artifact.manifest.os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        artifacts.save(saved.path, saved.manifest, saved.certificate)
+        store.save(saved.path, saved.manifest, saved.certificate)
     assert not is_artifact(saved.path)
 
 

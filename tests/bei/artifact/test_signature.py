@@ -16,10 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bei.artifact import manifest as artifacts
-from bei.artifact.manifest import MANIFEST, TOKENIZER, Artifact, load
+from bei.artifact import store as artifacts
+from bei.artifact.manifest import MANIFEST, TOKENIZER, Artifact
 from bei.artifact.signature import SIGNATURE, check_trusted
 from bei.artifact.signing_keys import fingerprint, openssh_line
+from bei.artifact.store import load
 from bei.config.settings import ServeConfig
 from bei.errors import (
     ArtifactError,

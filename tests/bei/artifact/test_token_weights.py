@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.artifact.manifest import TOKEN_WEIGHTS, Artifact, OutputInfo, load, save
+from bei.artifact.manifest import TOKEN_WEIGHTS, Artifact, OutputInfo
 from bei.artifact.sides import Role, Routes, Side
+from bei.artifact.store import load, save
 from bei.artifact.token_weights import read_token_weights, write_token_weights
 from bei.core import Float32Array
 from bei.engine.fake import FakeEngine

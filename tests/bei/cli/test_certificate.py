@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
 from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord, Thresholds
 from bei.cli.certificate import as_json, as_tables
 from bei.cli.main import main
@@ -37,7 +38,7 @@ def shown(folder: Path, **fields: Any) -> tuple[artifacts.Artifact, str]:
         artifacts.OutputInfo(name="token_embedding", dimension=DIMENSION, per_token=True),
     ]
     artifact = save_artifact(folder / "artifact", outputs=outputs)
-    artifact = artifacts.recertify(artifact, certificate(**fields))
+    artifact = store.recertify(artifact, certificate(**fields))
     return artifact, as_tables(artifact)
 
 

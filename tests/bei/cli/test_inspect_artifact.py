@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
+from bei.artifact.sides import Role, Routes
 from bei.cli.inspect_artifact import as_json, as_table
 from bei.core import Expansion
 from tests.bei.artifact.test_token_weights import save_table
@@ -26,8 +28,8 @@ def artifact(tmp_path: Path) -> artifacts.Artifact:
         default_prompt_name="query",
         embedding={"matryoshka_dimensions": [2, 4]},
         roles={
-            "query": artifacts.Role(max_tokens=8, expansion=Expansion(5, 8, attended=False), skip_ids=[]),
-            "document": artifacts.Role(max_tokens=300, expansion=None, skip_ids=[4, 6]),
+            "query": Role(max_tokens=8, expansion=Expansion(5, 8, attended=False), skip_ids=[]),
+            "document": Role(max_tokens=300, expansion=None, skip_ids=[4, 6]),
         },
     )
 
@@ -79,7 +81,7 @@ def test_what_the_build_was_told_of_attention_and_adapters_is_shown(artifact: ar
 
 
 def test_the_table_says_what_is_looked_up_and_what_other_artifacts_read(tmp_path: Path) -> None:
-    made = save_table(tmp_path / "table", routes=artifacts.Routes(default="document", absent=["image", "audio"]))
+    made = save_table(tmp_path / "table", routes=Routes(default="document", absent=["image", "audio"]))
     lines = [" ".join(line.split()) for line in as_table(made).splitlines()]
     assert "query tokens up to 6; sparse vectors from a table of weights" in lines
     assert "route document unless a request says it; not in this artifact: image, audio" in lines
@@ -101,7 +103,7 @@ def test_json_is_the_manifest_and_the_certificate(artifact: artifacts.Artifact) 
 
 def test_who_has_signed_it_is_shown(artifact: artifacts.Artifact, tmp_path: Path) -> None:
     assert re.search(r"signed by +nobody", as_table(artifact))
-    signed = artifacts.sign(artifact, make_keys(tmp_path).key)
+    signed = store.sign(artifact, make_keys(tmp_path).key)
     assert signed.signed is not None
     key = signed.signed.key
     assert json.loads(as_json(signed))["signature"] == {"algorithm": "ed25519", "key": key, "checked": True}
@@ -121,7 +123,7 @@ def test_an_artifact_that_was_not_verified_says_so(artifact: artifacts.Artifact)
         outputs=[],
         passed=False,
     )
-    again = artifacts.save(artifact.path, artifact.manifest, certificate)
+    again = store.save(artifact.path, artifact.manifest, certificate)
     assert again.manifest.verification == "none"
     table = as_table(again)
     assert "NOT VERIFIED: built with --no-verify" in table

@@ -16,11 +16,12 @@ import pytest
 from bei import __version__
 from bei.artifact.cache import ModelCache, Use
 from bei.artifact.manifest import Artifact, Manifest
-from bei.artifact.manifest import load as load_artifact
 from bei.artifact.signature import SIGNATURE
 from bei.artifact.signing_keys import fingerprint
+from bei.artifact.store import load as load_artifact
 from bei.cli import main
-from bei.config.settings import ServeConfig, load
+from bei.config.settings import ServeConfig
+from bei.config.sources import load
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, CheckpointNotFoundError, VerificationError
 from bei.scheduler.cost_measurement import StreamChoice

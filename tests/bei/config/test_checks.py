@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bei.config.settings import ServeConfig, load
+from bei.config.settings import ServeConfig
+from bei.config.sources import load
 from bei.errors import ConfigError
 
 KEYS = {"api_keys": ("0123456789abcdef",)}

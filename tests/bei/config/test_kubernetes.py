@@ -10,7 +10,8 @@ import pytest
 
 from bei.cli import main
 from bei.config.kubernetes import injected
-from bei.config.settings import ServeConfig, load
+from bei.config.settings import ServeConfig
+from bei.config.sources import load
 from bei.errors import ConfigError
 from bei_build.config import BuildConfig
 from tests.support.artifacts import save_artifact

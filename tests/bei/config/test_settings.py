@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bei.config.settings import BUILD_SETTINGS, ServeConfig, load
+from bei.config.settings import ServeConfig
+from bei.config.sources import BUILD_SETTINGS, load
 from bei.errors import ConfigError
 from bei.utils.cpu_count import usable_cores
 from bei_build.config import BuildConfig

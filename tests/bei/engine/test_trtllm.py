@@ -22,7 +22,8 @@ import pytest
 import torch
 import transformers
 
-from bei.artifact.manifest import Artifact, load
+from bei.artifact.manifest import Artifact
+from bei.artifact.store import load
 from bei.core import Encoding, Engine, Float32Array, PackedBatch, finite_sequences
 from bei.engine.load import load_engine
 from bei.engine.trtllm import TRTLLMEngine

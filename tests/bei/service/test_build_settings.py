@@ -13,8 +13,9 @@ import pytest
 from bei.artifact.certificate.thresholds import PRECISIONS
 from bei.artifact.manifest import Manifest, Source
 from bei.artifact.sides import Routes
-from bei.config.settings import BUILD_SETTINGS, ServeConfig
-from bei.config.settings import load as load_config
+from bei.config.settings import ServeConfig
+from bei.config.sources import BUILD_SETTINGS
+from bei.config.sources import load as load_config
 from bei.errors import ConfigError
 from bei.offline.model import Model
 from bei.service.build_settings import _RECORDED, build_settings, check_built

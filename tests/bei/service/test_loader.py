@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
@@ -157,7 +158,7 @@ def test_an_engine_that_hangs_is_not_replaced_by_that_of_another_build(rig: Rig,
     new = rebuild(artifact)
     moved = Artifact(artifact.path, new.manifest, new.certificate)
     (moved.engine_dir / "fake.bin").write_bytes(b"another engine")
-    artifacts.save(moved.path, moved.manifest, moved.certificate)
+    store.save(moved.path, moved.manifest, moved.certificate)
     with pytest.raises(ArtifactError, match="was replaced while its engine was read"):
         loaded.reload()
     assert [engine.is_open for engine in rig.engines] == [True, True, False]
@@ -178,10 +179,10 @@ def test_a_link_that_leads_elsewhere_meanwhile_does_not_mix_two_builds(
 def test_what_is_to_be_signed_is_not_swapped_in_unsigned(rig: Rig, artifact: Artifact, tmp_path: Path) -> None:
     keys = make_keys(tmp_path)
     config = replace(CONFIG, require_signature=(str(keys.public),))
-    artifacts.sign(artifact, keys.key)
+    store.sign(artifact, keys.key)
     load = following(artifact.path, config)
     rebuild(artifact, bei_version="0.0.1")
     with pytest.raises(ArtifactUntrustedError):
         load()
-    artifacts.sign(artifacts.load(artifact.path), keys.key)
+    store.sign(store.load(artifact.path), keys.key)
     assert load() is not None

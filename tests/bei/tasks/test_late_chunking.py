@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.artifact.manifest import MANIFEST, Artifact, OutputInfo, load_manifest
+from bei.artifact.manifest import MANIFEST, Artifact, OutputInfo
+from bei.artifact.store import load_manifest
 from bei.core import Float32Array, Int32Array
 from bei.engine.postprocess import means_of_chunks
 from bei.errors import InvalidRequestError

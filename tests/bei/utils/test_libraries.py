@@ -25,8 +25,8 @@ from bei.service.resolve import _OF_THE_BUILDER, build_config_class
 from bei.utils import libraries
 from bei.utils.libraries import importing
 from bei_build.checkpoint import locate as location
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.quantization import emulation, modelopt
 from bei_build.targets import openvino as openvino_compiler
 from bei_build.tokenizer import chat_template

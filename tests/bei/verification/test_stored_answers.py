@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
 from bei.artifact.certificate.record import Certificate, LayerSensitivity, QuantizationRecord
 from bei.artifact.certificate.thresholds import thresholds_of
 from bei.artifact.manifest import CERTIFICATE, REFERENCE_DIR, Artifact, OutputInfo
@@ -109,12 +110,12 @@ def pending(
         retrieval=retrieval,
     )
     (path / artifacts.MANIFEST).unlink()
-    return artifacts.save(path, saved.manifest, certificate)
+    return store.save(path, saved.manifest, certificate)
 
 
 @pytest.mark.parametrize("settings", [{}, {"pairs": True}, {"partial": True}], ids=["plain", "pairs", "partial keys"])
 def test_an_engine_that_answers_as_the_reference_passes(tmp_path: Path, settings: dict[str, bool]) -> None:
-    artifact = artifacts.load(pending(tmp_path / "a", questions(**settings)).path)
+    artifact = store.load(pending(tmp_path / "a", questions(**settings)).path)
     assert (artifact.certificate.kind, artifact.manifest.verification) == ("pending", "pending")
     assert not artifact.certificate.passed
     assert artifact.certificate.verdict.startswith("PENDING")
@@ -150,9 +151,9 @@ def test_texts_that_the_reference_had_no_time_for_are_not_counted(tmp_path: Path
 def test_a_completed_certificate_is_sealed_and_everything_else_stays(tmp_path: Path) -> None:
     artifact = pending(tmp_path / "a", questions())
     completed, _ = complete(artifact, Engine())
-    assert artifacts.load(artifact.path) == artifact, "completing writes nothing"
-    sealed = artifacts.recertify(artifact, completed.certificate)
-    assert artifacts.load(artifact.path) == sealed
+    assert store.load(artifact.path) == artifact, "completing writes nothing"
+    sealed = store.recertify(artifact, completed.certificate)
+    assert store.load(artifact.path) == sealed
     assert (sealed.manifest.verification, sealed.certificate) == ("reference", completed.certificate)
     kept = msgspec.structs.replace(
         sealed.manifest,
@@ -173,7 +174,7 @@ def test_a_certificate_that_was_changed_by_hand_is_refused(tmp_path: Path) -> No
     record = msgspec.json.decode(file.read_bytes(), type=Certificate)
     file.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, passed=True, kind="reference")))
     with pytest.raises(ArtifactHashMismatchError):
-        artifacts.load(artifact.path)
+        store.load(artifact.path)
 
 
 def test_an_artifact_without_answers_cannot_be_completed(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def retrieval_reference() -> RetrievalReference:
 def test_a_retrieval_is_ranked_where_the_engine_runs(tmp_path: Path) -> None:
     reference = retrieval_reference()
     assert reference.ndcgs == [1.0, 1.0, 1.0]
-    artifact = artifacts.load(pending(tmp_path / "a", questions(), retrieval=reference).path)
+    artifact = store.load(pending(tmp_path / "a", questions(), retrieval=reference).path)
     assert artifact.certificate.retrieval is None
     good, is_good = complete(artifact, Engine())
     assert is_good
@@ -253,10 +254,10 @@ def test_how_the_engine_was_quantized_stays_in_the_certificate(tmp_path: Path) -
         texts_sha256="1" * 64,
         layers=[LayerSensitivity(layer="layers.0.mlp.up", error=0.03, is_high=True)],
     )
-    artifact = artifacts.load(pending(tmp_path / "a", questions(), quantization=record).path)
+    artifact = store.load(pending(tmp_path / "a", questions(), quantization=record).path)
     assert artifact.certificate.quantization == record
     completed, _ = complete(artifact, Engine())
     assert completed.certificate.quantization == record
-    sealed = artifacts.recertify(artifact, completed.certificate)
+    sealed = store.recertify(artifact, completed.certificate)
     again, _ = complete(sealed, Engine())
     assert again.certificate.quantization == record

@@ -24,9 +24,10 @@ from bei.errors import (
     UnsupportedArchitectureError,
     WeightsError,
 )
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint, source_of
 from tests.support.checkpoints import (
     FAMILIES,
     HIDDEN,

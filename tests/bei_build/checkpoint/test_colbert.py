@@ -23,9 +23,10 @@ from bei.service.loader import load_service
 from bei.tasks.embed import embed_tokens
 from bei.tokenizer.prompts import prompt_of, role_of
 from bei.verification.answers import run
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.targets.openvino import OpenVINOCompiler
 from tests.support.builds import build_artifact, open_engine, random_encodings
 from tests.support.checkpoints import MAX_TOKENS, save_checkpoint, wordpiece_tokenizer, write_json

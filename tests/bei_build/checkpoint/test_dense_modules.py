@@ -21,7 +21,8 @@ from bei.errors import CheckpointError
 from bei_build.checkpoint.sentence_transformers import _DENSE_ACTIVATIONS
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType
 from bei_build.spec.flops import flops
 from bei_build.torch_graph.model import packed_model
 from tests.bei_build.checkpoint.test_sentence_transformers_outputs import (

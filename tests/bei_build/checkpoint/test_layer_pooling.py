@@ -19,7 +19,7 @@ from transformers import AutoModel, T5EncoderModel
 
 from bei.core import Encoding
 from bei.errors import CheckpointError, UnsupportedArchitectureError
-from bei_build.checkpoint.checkpoint import source_of
+from bei_build.checkpoint.read import source_of
 from bei_build.targets.trtllm import class_of
 from bei_build.torch_graph.model import packed_model
 from tests.bei_build.checkpoint.test_sentence_transformers_outputs import encodings, linear, modules, run, vocab_size

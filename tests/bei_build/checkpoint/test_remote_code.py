@@ -20,8 +20,9 @@ from transformers import AutoModel
 
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.checkpoint.remote_code import Attention
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import add_modules, change_config, read_tensors, write_json, write_tensors

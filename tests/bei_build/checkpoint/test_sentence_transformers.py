@@ -9,7 +9,7 @@ import pytest
 
 from bei.errors import CheckpointError
 from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
-from bei_build.spec.model_spec import DenseSpec, NormalizeSpec
+from bei_build.spec.parts import DenseSpec, NormalizeSpec
 from tests.support.checkpoints import HIDDEN, POOLINGS, Dense, Normalize, add_modules, write_json
 
 PROMPTS = "config_sentence_transformers.json"

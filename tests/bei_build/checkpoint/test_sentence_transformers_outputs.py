@@ -16,9 +16,10 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.errors import CheckpointError, MissingDependencyError
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint, source_of
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import (
     HIDDEN,

@@ -17,14 +17,15 @@ import torch
 from rich.console import Console
 
 from bei.errors import CheckpointError
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.checkpoint.remote_code import ATTENTIONS
 from bei_build.checkpoint.transformers_versions import version_notes
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.spec.model_spec import DenseSpec, ModelSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import DenseSpec
 from tests.support.builds import build_artifact, open_engine
 from tests.support.checkpoints import change_config, read_tensors, save_checkpoint, write_tensors
 from tests.support.reading import read, refused, saved

@@ -12,10 +12,10 @@ from transformers import AutoModel
 
 from bei.core import PackedBatch
 from bei.errors import BeiError, CheckpointError, ConfigError, UnsupportedArchitectureError, WeightsError
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.checkpoint.remote_code import ATTENTIONS
-from bei_build.spec.model_spec import DenseSpec
+from bei_build.spec.parts import DenseSpec
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import Normalize, add_modules, change_config, read_tensors, write_tensors
 from tests.support.reading import read, refused, saved, without

@@ -10,8 +10,9 @@ import pytest
 
 from bei.errors import CheckpointError, VerificationError
 from bei_build.checkpoint import checkpoint as reading
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.families import bert, llama
 from bei_build.families.base import UNLIMITED, Family
 from bei_build.reference.hf_model import HFReference

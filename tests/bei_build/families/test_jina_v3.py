@@ -15,8 +15,8 @@ import torch
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError, InvalidRequestError, WeightsError
 from bei.tokenizer.prompts import prompt_of
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import add_modules, change_config, read_tensors, write_json, write_tensors
 from tests.support.reading import saved

@@ -12,8 +12,8 @@ import torch
 
 from bei.core import PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.reference import hf_model as hf
 from tests.bei_build.families.nomic import EXPERTS, HIDDEN, VOCABULARY, Oracle, save
 from tests.support.builds import build_artifact, embed, random_encodings, running

@@ -20,9 +20,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from bei.artifact.manifest import CERTIFICATE, TOKENIZER, Artifact
 from bei.core import Encoding, Float32Array
 from bei.errors import BuildError, CheckpointError, ConfigError, TokenizerError, WeightsError
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress

@@ -12,8 +12,10 @@ from bei.core import Encoding, PackedBatch
 from bei.engine.packing import graph_inputs
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
-from bei_build.spec.model_spec import DenseSpec, HeadSpec
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType
+from bei_build.spec.model_spec import HeadSpec
+from bei_build.spec.parts import DenseSpec
 from tests.bei_build.targets.tiny import HIDDEN, MAX_SEQ_LEN, VOCABULARY, static_spec
 from tests.support.cpus import needs_bf16
 

@@ -23,11 +23,12 @@ from bei.engine.cpu_features import EXACT_INT8
 from bei.errors import ConfigError, VerificationError
 from bei_build.config import BuildConfig
 from bei_build.job import Job
-from bei_build.onnx_graph.writer import DType, GraphWriter
+from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.progress import Progress
 from bei_build.quantization.calibrate import QUANTIZATION, Calibrated, kept_quantization, with_more_high
 from bei_build.quantization.calibration_texts import CalibrationTexts
 from bei_build.quantization.scales import Chosen
+from bei_build.spec.dtypes import DType
 from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.targets import openvino
 from bei_build.verification.certify import allowed_share

@@ -21,12 +21,13 @@ from bei.core import Limits
 from bei.errors import CheckpointError, WeightsError
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.quantization.checkpoint_scales import stored_ranges, stored_row_scales
 from bei_build.reference.hf_model import HFReference
+from bei_build.spec.dtypes import DType
 from bei_build.spec.linear_layers import linear_layers
 from bei_build.spec.quantization import LayerQuantization, Quantization
-from bei_build.targets.compiler import Numerics
+from bei_build.targets.base import Numerics
 from bei_build.targets.trtllm import TRTLLMCompiler
 from tests.bei_build.quantization.fp8 import FP8, Tensors, quantize, say
 from tests.support.builds import build_artifact, embed, random_encodings, running

@@ -7,9 +7,9 @@ import pytest
 
 from bei_build.quantization.activation_stats import Observation
 from bei_build.quantization.rounding import round_rows, round_to
-from bei_build.quantization.scales import Chosen, Given, Method, choose, worst
+from bei_build.quantization.scales import Chosen, Given, choose, worst
 from bei_build.spec.linear_layers import LinearLayer
-from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Quantization
+from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Method, Quantization
 
 METHODS: tuple[Method, ...] = ("max", "mse")
 LAYERS = (

@@ -24,8 +24,8 @@ from bei.errors import VerificationError
 from bei.tokenizer.encoder import TextEncoder
 from bei.verification.answers import ask_canary, ask_engine
 from bei.verification.comparison import compare, normalized
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.reference.held_out import (
     CANARY_TEXT,
     ENGINE_SHARE,
@@ -40,7 +40,8 @@ from bei_build.reference.held_out import (
     held_out_texts,
     uncertified,
 )
-from bei_build.spec.model_spec import DenseSpec, HeadSpec, ModelSpec, Output
+from bei_build.spec.model_spec import HeadSpec, ModelSpec, Output
+from bei_build.spec.parts import DenseSpec
 from tests.support.checkpoints import HIDDEN, save_checkpoint, wordpiece_tokenizer
 
 LIMITS = Limits(max_num_tokens=128, max_batch_size=8, max_seq_len=32)

@@ -11,8 +11,8 @@ import pytest
 
 from bei.errors import VerificationError
 from bei_build import memory
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.reference import hf_model
 from bei_build.reference.hf_model import HFReference
 from tests.support.builds import random_encodings

@@ -20,8 +20,8 @@ from bei.errors import ConfigError
 from bei.tokenizer.encoder import EncodingOptions, PairTemplate, TextEncoder
 from bei.tokenizer.prompts import in_role, prompted
 from bei.verification.retrieval import RetrievalQuestions
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.reference.held_out import held_out_texts
 from bei_build.reference.retrieval_set import (
     NUM_CANDIDATES,
@@ -31,7 +31,8 @@ from bei_build.reference.retrieval_set import (
     questions_of,
     ranking_output,
 )
-from bei_build.spec.model_spec import DenseSpec, HeadSpec, ModelSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import DenseSpec
 from tests.support.builds import build_artifact
 from tests.support.checkpoints import HIDDEN, save_checkpoint
 

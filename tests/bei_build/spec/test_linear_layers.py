@@ -11,7 +11,8 @@ from onnx import numpy_helper
 
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType
 from bei_build.spec.linear_layers import linear_layers
 from tests.bei_build.targets.tiny import case_named, read_case, tiny_spec, with_experts
 from tests.support.zoo import Case, by_tier

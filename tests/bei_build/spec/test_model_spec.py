@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel
 
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
-from bei_build.spec.model_spec import DenseSpec, HeadSpec, NormalizeSpec
+from bei_build.checkpoint.read import read_checkpoint
+from bei_build.spec.model_spec import HeadSpec
+from bei_build.spec.parts import DenseSpec, NormalizeSpec
 from tests.support.checkpoints import FAMILIES, HIDDEN, save_checkpoint
 
 

@@ -17,7 +17,7 @@ from bei.artifact.manifest import PlanProfile
 from bei.core import Limits
 from bei.engine.tensorrt_logger import process_logger
 from bei_build.onnx_graph.attention import Lowering
-from bei_build.targets.compiler import Say
+from bei_build.targets.base import Say
 from bei_build.targets.tensorrt.network import parse
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of

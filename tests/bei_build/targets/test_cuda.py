@@ -32,9 +32,10 @@ from bei.errors import (
 )
 from bei_build.config import BuildConfig
 from bei_build.job import fp32_compiler
-from bei_build.targets import compiler as targets
+from bei_build.targets import base as targets
 from bei_build.targets import cuda
-from bei_build.targets.compiler import Numerics, compiler_for, with_target
+from bei_build.targets.base import Numerics
+from bei_build.targets.choose import compiler_for, with_target
 from bei_build.targets.openvino import OpenVINOCompiler
 from bei_build.torch_graph import package
 from tests.bei_build.families import nomic

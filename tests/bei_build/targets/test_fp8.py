@@ -13,8 +13,9 @@ from bei.core import Encoding, Float32Array, Limits, PackedBatch
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.onnx_graph.attention import AttentionCore, lowerings
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.quantization.emulation import emulated
+from bei_build.spec.dtypes import DType
 from bei_build.spec.linear_layers import linear_layers
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Quantization

@@ -15,8 +15,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from bei.errors import CompileError
 from bei_build.onnx_graph.attention import AttentionCore
-from bei_build.onnx_graph.writer import DType
-from bei_build.spec.model_spec import POOLINGS, Pooling
+from bei_build.spec.dtypes import DType
+from bei_build.spec.parts import POOLINGS, Pooling
 from tests.bei_build.targets.rtx import (
     AheadOfTimeBuilder,
     attention_nodes,

@@ -17,17 +17,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bei.artifact.manifest import CERTIFICATE, ENGINE_DIR, MANIFEST, REFERENCE_DIR, Artifact, load, save
+from bei.artifact.manifest import CERTIFICATE, ENGINE_DIR, MANIFEST, REFERENCE_DIR, Artifact
+from bei.artifact.store import load, save
 from bei.cli.main import main
 from bei.engine.nvidia import Gpu
 from bei.errors import CompileError, ConfigError
 from bei_build.config import BuildConfig
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType
 from bei_build.progress import Progress
+from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
-from bei_build.targets.compiler import Numerics, compiler_for
+from bei_build.targets.base import Numerics
+from bei_build.targets.choose import compiler_for
 from bei_build.targets.tensorrt import compiler as module
 from bei_build.targets.tensorrt import plan, timing_cache
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan

@@ -15,7 +15,8 @@ from bei.engine.nvidia import Gpu
 from bei.engine.packing import bucket
 from bei.errors import ConfigError, DeviceNotFoundError, LibraryVersionError, MissingDependencyError
 from bei_build.config import BuildConfig
-from bei_build.targets.compiler import Compiler, compiler_for
+from bei_build.targets.base import Compiler
+from bei_build.targets.choose import compiler_for
 from bei_build.targets.tensorrt import compiler as module
 from bei_build.targets.tensorrt.profiles import _with_filler, profiles_of
 from tests.bei_build.targets.rtx import limits_of, needs_rtx

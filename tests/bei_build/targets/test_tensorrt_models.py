@@ -14,8 +14,9 @@ from onnx import TensorProto, helper
 from bei.errors import CompileError
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.onnx_graph.attention import AttentionCore, Lowering, lowerings
-from bei_build.onnx_graph.writer import DType
-from bei_build.spec.model_spec import AttentionSpec, HeadSpec, ModelSpec
+from bei_build.spec.dtypes import DType
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import AttentionSpec
 from bei_build.targets.tensorrt.network import attentions_of, layers_of
 from bei_build.targets.tensorrt.plan import NoPlanError
 from tests.bei_build.targets.rtx import attention_nodes, compiled, edited, forbid_decomposition, needs_rtx, parsed

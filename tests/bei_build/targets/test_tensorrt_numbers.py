@@ -18,8 +18,9 @@ from bei.core import Encoding, Float32Array, Outputs, PackedBatch, rows_of_seque
 from bei.engine.packing import bucket, graph_inputs
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.onnx_graph.attention import AttentionCore
-from bei_build.onnx_graph.writer import DType
-from bei_build.spec.model_spec import POOLINGS, HeadSpec, ModelSpec, Pooling
+from bei_build.spec.dtypes import DType
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import POOLINGS, Pooling
 from tests.bei_build.targets.tiny import (
     BY_POSITION,
     HEADS,

@@ -19,14 +19,16 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bei.artifact.manifest import EngineRequirements, load
+from bei.artifact.manifest import EngineRequirements
+from bei.artifact.store import load
 from bei.core import Limits
 from bei.errors import BuildError, CompileError, ConfigError, UnsupportedArchitectureError
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.families.bert import FAMILY as BERT
 from bei_build.families.qwen import QWEN2_FAMILY, QWEN3_FAMILY
-from bei_build.targets.compiler import Numerics, compiler_for
+from bei_build.targets.base import Numerics
+from bei_build.targets.choose import compiler_for
 from bei_build.targets.trtllm import CLASSES, TRTLLMCompiler
 from bei_build.targets.trtllm_checkpoint import Tensor, write_checkpoint
 from tests.support import trtllm

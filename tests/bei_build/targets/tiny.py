@@ -9,21 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.families.table import FAMILIES
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, FloatArray, GraphTypes
-from bei_build.spec.model_spec import (
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType, FloatArray
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import (
     ActivationSpec,
     DenseSpec,
     EmbeddingsSpec,
     ExpertsSpec,
-    HeadSpec,
     LatentAttentionSpec,
-    ModelSpec,
     NormalizeSpec,
     NormSpec,
     Pooling,

@@ -17,11 +17,13 @@ from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from transformers import AutoModel, AutoTokenizer
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.errors import ArtifactError, TokenizerError
 from bei.offline.model import Model
 from bei_build import pipeline
 from bei_build.checkpoint import checkpoint as checkpoints
+from bei_build.checkpoint import read
 from bei_build.config import BuildConfig
 from bei_build.progress import Progress
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
@@ -101,7 +103,7 @@ def test_a_tokenizer_that_is_not_the_librarys_fails_by_name(
 def test_a_tokenizer_that_is_swapped_after_the_builds_start_is_found(
     name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, source_of = with_marker(tmp_path / "bert"), checkpoints.source_of
+    folder, source_of = with_marker(tmp_path / "bert"), read.source_of
 
     def swapped(checkpoint: checkpoints.Checkpoint) -> artifacts.Source:
         (folder / name).write_text(content)
@@ -125,9 +127,9 @@ def test_what_was_compared_is_what_is_sealed(bert_artifact: Artifact, tmp_path: 
     for info in manifest.files:
         (copied / info.path).parent.mkdir(exist_ok=True, parents=True)
         (copied / info.path).write_bytes((bert_artifact.path / info.path).read_bytes())
-    artifacts.save(copied, manifest, other)
+    store.save(copied, manifest, other)
     with pytest.raises(ArtifactError, match=r"token ids were those of another tokenizer\.json"):
-        artifacts.load(copied)
+        store.load(copied)
 
 
 def test_token_ids_are_compared_without_verification_too(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_build_says_where_the_class_reads_otherwise_than_tokenizer_json(tmp_pa
         ids = [[token.id for token in model.tokenize(["The Cat"])[0]] for model in (own, as_stored)]
     assert ids[0] != ids[1]
     assert ids[1] == wordpiece_tokenizer().encode("the cat").ids
-    tokenization = artifacts.load(tmp_path / "file").manifest.tokenization
+    tokenization = store.load(tmp_path / "file").manifest.tokenization
     assert (tokenization.library.split()[0], tokenization.tokenizer_class) == ("tokenizers", "tokenizer.json")
 
 

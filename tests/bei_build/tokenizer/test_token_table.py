@@ -18,8 +18,9 @@ from bei.artifact.sides import Role, Routes
 from bei.artifact.token_weights import write_token_weights
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.errors import BeiError, CheckpointError, ConfigError, TokenizerError, VerificationError, WeightsError
-from bei_build.checkpoint.checkpoint import Checkpoint, read_checkpoint, source_of
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint, source_of
 from tests.support.builds import build_artifact, running
 from tests.support.checkpoints import MAX_TOKENS, change_json, read_tensors, write_json, write_tensors
 from tests.support.inference_free import POOLING, PUBLIC, TABLE, encode_documents, save_inference_free

@@ -13,8 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bei.core import Float32Array, PackedBatch
 from bei.tokenizer.encoder import TextEncoder
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.tokenizer.artifact_tokenizer import drop_token_types
 from tests.support.builds import build_artifact, running
 from tests.support.checkpoints import save_checkpoint, wordpiece_tokenizer, write_json

@@ -15,7 +15,7 @@ import torch
 
 from bei.core import PackedBatch
 from bei.engine.packing import graph_inputs
-from bei_build.spec.model_spec import AttentionSpec, DisentangledSpec
+from bei_build.spec.parts import AttentionSpec, DisentangledSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
 from bei_build.torch_graph.attention_kernels import plain, reads
 from bei_build.torch_graph.packed_step import Step

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from bei.core import PackedBatch
 from bei.engine.packing import graph_inputs
-from bei_build.spec.model_spec import Activation, LayerSpec, ModelSpec, NormalizeSpec, NormSpec, Pooling, RopeSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import Activation, LayerSpec, NormalizeSpec, NormSpec, Pooling, RopeSpec
 from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.torch_graph.activation import _NOT_FUSED, gated
 from bei_build.torch_graph.fp8 import Rounding

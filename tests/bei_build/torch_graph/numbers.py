@@ -23,8 +23,9 @@ from bei.engine.packing import graph_inputs
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.positions import halved
 from bei_build.onnx_graph.transformer import Read, write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.quantization.emulation import session_of
+from bei_build.spec.dtypes import DType
 from bei_build.spec.linear_layers import LinearLayer, linear_layers
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import LARGEST, Quantization

@@ -12,7 +12,8 @@ from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
 from bei.engine.packing import graph_inputs
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import Read, write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.torch_graph.model import PackedModel, run
 

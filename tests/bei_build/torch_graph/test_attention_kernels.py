@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bei_build.spec.model_spec import AttentionSpec, DisentangledSpec, RelativeBiasSpec
+from bei_build.spec.parts import AttentionSpec, DisentangledSpec, RelativeBiasSpec
 from bei_build.torch_graph.attention_kernels import choose
 
 CUDA = torch.device("cuda")

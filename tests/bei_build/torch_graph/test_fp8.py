@@ -18,8 +18,9 @@ from bei.core import Encoding, Float32Array
 from bei.errors import CompileError
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
-from bei_build.onnx_graph.writer import DType, GraphTypes
+from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.quantization.checkpoint_scales import stored_ranges, stored_row_scales
+from bei_build.spec.dtypes import DType
 from bei_build.spec.linear_layers import linear_layers
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import LayerQuantization, Quantization

@@ -13,7 +13,8 @@ import torch
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.engine.packing import Sizes
 from bei.errors import CompileError, WeightsError
-from bei_build.spec.model_spec import POOLINGS, DenseSpec, HeadSpec, ModelSpec, NormSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import POOLINGS, DenseSpec, NormSpec
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.model import PackedModel, packed_model, run
 from bei_build.torch_graph.parameters import join_linear_layers

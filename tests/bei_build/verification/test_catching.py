@@ -10,12 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bei.artifact import manifest as artifacts
+from bei.artifact import store as artifacts
 from bei.artifact.manifest import CERTIFICATE_PAGE, Manifest
 from bei.core import Engine, EngineInfo, Float32Array, Outputs, PackedBatch
 from bei.errors import VerificationError
-from bei_build.checkpoint.checkpoint import read_checkpoint
 from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.read import read_checkpoint
 from bei_build.reference.held_out import encode, held_out_texts
 from bei_build.reference.retrieval_set import RetrievalSet, bundled
 from bei_build.verification import questions

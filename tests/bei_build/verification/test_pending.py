@@ -16,6 +16,8 @@ import msgspec
 import pytest
 
 from bei.artifact import manifest as artifacts
+from bei.artifact import store
+from bei.artifact.certificate import record
 from bei.artifact.manifest import Artifact
 from bei.cli.main import main
 from bei.config.settings import ServeConfig
@@ -42,10 +44,10 @@ def pending(tmp_path: Path, elsewhere: None) -> Artifact:
     return build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact")
 
 
-def served(artifact: Artifact) -> artifacts.Certificate:
+def served(artifact: Artifact) -> record.Certificate:
     """The certificate that a server of ``artifact`` has, once it is ready."""
 
-    async def start() -> artifacts.Certificate:
+    async def start() -> record.Certificate:
         config = ServeConfig(tokenizer_threads=1, engine_threads=1, tune="off")
         service = load_service(artifact.path, config, Metrics(), DeviceGate())
         try:
@@ -85,7 +87,7 @@ def test_verify_completes_the_certificate(pending: Artifact, capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert "passed on" in shown
     assert "verified on" in shown
-    completed = artifacts.load(pending.path)
+    completed = store.load(pending.path)
     assert completed.certificate.passed
     assert completed.certificate.kind == "reference"
     assert completed.certificate.device
@@ -97,11 +99,11 @@ def test_verify_asks_the_engine_again_wherever_the_answers_are_kept(
 ) -> None:
     """On the machine at hand: a certificate of another device is replaced."""
     main(["verify", str(pending.path)])
-    completed = artifacts.load(pending.path)
+    completed = store.load(pending.path)
     moved = msgspec.structs.replace(completed.certificate, device="a CPU of last year")
-    artifacts.recertify(completed, moved)
+    store.recertify(completed, moved)
     main(["verify", str(pending.path)])
-    assert artifacts.load(pending.path) == completed
+    assert store.load(pending.path) == completed
     assert "passed on" in capsys.readouterr().out
 
 
@@ -113,7 +115,7 @@ def test_the_retrieval_of_a_quantized_engine_is_measured_where_it_runs(tmp_path:
     assert (certificate.retrieval, certificate.retrieval_is_missing) == (None, True)
     assert "Not measured yet." in (artifact.path / artifacts.CERTIFICATE_PAGE).read_text()
     main(["verify", str(artifact.path)])
-    completed = artifacts.load(artifact.path).certificate
+    completed = store.load(artifact.path).certificate
     assert completed.retrieval is not None
     assert completed.retrieval.num_queries == 150
     assert "Not measured" not in (artifact.path / artifacts.CERTIFICATE_PAGE).read_text()
@@ -123,7 +125,7 @@ def test_serving_completes_it_once_and_says_so(pending: Artifact, caplog: pytest
     with caplog.at_level(logging.INFO):
         assert served(pending).passed
     assert "verifying its engine on" in caplog.text
-    assert artifacts.load(pending.path).certificate.passed
+    assert store.load(pending.path).certificate.passed
     caplog.clear()
     with caplog.at_level(logging.INFO):
         assert served(pending).passed
@@ -134,11 +136,11 @@ def test_a_certificate_from_another_device_is_said(tmp_path: Path, caplog: pytes
     artifact = build_artifact(save_checkpoint(tmp_path / "checkpoint"), tmp_path / "artifact")
     moved = msgspec.structs.replace(artifact.certificate, device="a CPU of last year")
     with caplog.at_level(logging.INFO):
-        served(artifacts.recertify(artifact, moved))
+        served(store.recertify(artifact, moved))
     assert "its certificate is from a CPU of last year, this is" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        served(artifacts.recertify(artifact, artifact.certificate))
+        served(store.recertify(artifact, artifact.certificate))
     assert "its certificate is from" not in caplog.text
 
 
@@ -167,16 +169,16 @@ def test_a_signed_one_is_verified_at_every_start_and_left_as_it_was_signed(
     pending: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its certificate is part of what was signed."""
-    signed = artifacts.sign(pending, make_keys(tmp_path).key)
+    signed = store.sign(pending, make_keys(tmp_path).key)
     with caplog.at_level(logging.INFO):
         assert served(signed).passed
     assert "is not written, since it is signed" in caplog.text
-    assert artifacts.load(pending.path) == signed
+    assert store.load(pending.path) == signed
     with pytest.raises(SystemExit) as stop:
         main(["verify", str(pending.path)])
     assert stop.value.code == 2
     assert "take signature.json away, verify, and sign again" in capsys.readouterr().err
-    assert artifacts.load(pending.path) == signed
+    assert store.load(pending.path) == signed
 
 
 def test_an_emulation_that_fails_is_no_artifact(tmp_path: Path, elsewhere: None) -> None:
@@ -196,7 +198,7 @@ def test_an_engine_that_fails_is_not_served_and_verify_says_why(
     artifact = build_artifact(checkpoint, tmp_path / "artifact", precision="int8", min_cosine=1.0)
     with pytest.raises(VerificationError, match="differs from its reference"):
         served(artifact)
-    assert artifacts.load(artifact.path).certificate.kind == "pending"
+    assert store.load(artifact.path).certificate.kind == "pending"
     with pytest.raises(SystemExit) as stop:
         main(["verify", str(artifact.path)])
     assert stop.value.code == 2
@@ -255,18 +257,18 @@ def test_two_servers_may_complete_one_artifact_at_once(pending: Artifact) -> Non
         msgspec.structs.replace(pending.certificate, device=f"GPU {index}" * (index + 1)) for index in range(4)
     ]
 
-    def write(certificate: artifacts.Certificate) -> None:
+    def write(certificate: record.Certificate) -> None:
         for _ in range(20):
-            artifacts.recertify(pending, certificate)
+            store.recertify(pending, certificate)
 
     with ThreadPoolExecutor() as pool:
         writers = [pool.submit(write, certificate) for certificate in certificates]
         while not all(writer.done() for writer in writers):
             with suppress(ArtifactHashMismatchError):  # more writers than there ever are
-                artifacts.load(pending.path)
+                store.load(pending.path)
         for writer in writers:
             writer.result()
-    assert artifacts.load(pending.path).certificate in certificates
+    assert store.load(pending.path).certificate in certificates
     assert not list(pending.path.glob(".certificate.*"))
 
 
@@ -283,9 +285,9 @@ def test_what_was_verified_at_build_time_is_verified_anew_where_the_answers_were
     folder = save_checkpoint(tmp_path / "checkpoint")
     built = build_artifact(folder, tmp_path / "artifact", precision="int8", verify_retrieval=True, keep_reference=True)
     assert built.certificate.kind == "reference"
-    artifacts.recertify(built, msgspec.structs.replace(built.certificate, device="another machine"))
+    store.recertify(built, msgspec.structs.replace(built.certificate, device="another machine"))
     main(["verify", str(built.path)])
-    again = artifacts.load(built.path).certificate
+    again = store.load(built.path).certificate
     assert (again.kind, again.passed, again.num_texts) == ("reference", True, built.certificate.num_texts)
     assert again.device == built.certificate.device
     assert again.outputs[0].cosine_mean == pytest.approx(built.certificate.outputs[0].cosine_mean, abs=1e-4)

@@ -20,7 +20,7 @@ from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.precision import PRECISIONS, check_precision
-from bei_build.targets.compiler import Numerics, Say
+from bei_build.targets.base import Numerics, Say
 from bei_build.targets.tensorrt import shared_plan, timing_cache
 from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16, without_fp8
 from bei_build.targets.tensorrt.plan import NoPlanError, PlanSettings, write_plan

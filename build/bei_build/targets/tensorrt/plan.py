@@ -12,7 +12,7 @@ from bei.artifact.manifest import PlanProfile
 from bei.engine.tensorrt_logger import process_logger
 from bei.errors import CompileError
 from bei_build.onnx_graph.attention import Lowering
-from bei_build.targets.compiler import Say
+from bei_build.targets.base import Say
 from bei_build.targets.tensorrt import timing_cache
 from bei_build.targets.tensorrt.devices import architecture
 from bei_build.targets.tensorrt.log_messages import refusal, serious

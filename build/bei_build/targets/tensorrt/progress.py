@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bei_build.targets.compiler import Say
+from bei_build.targets.base import Say
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from bei.artifact import manifest as artifacts
+from bei.artifact import store as artifacts
 from bei.artifact.manifest import ENGINE_DIR, TENSORRT_GRAPH, TENSORRT_PLAN, EngineRequirements, Manifest
 from bei.core import Limits
 from bei.errors import CompileError

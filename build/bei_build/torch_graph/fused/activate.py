@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Of ``bei_build.spec.model_spec.Activation``.
+# Of ``bei_build.spec.parts.Activation``.
 SUPPORTED = frozenset(
     {
         *("gelu", "gelu_tanh", "gelu_10", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "elu", "silu"),

@@ -63,9 +63,9 @@ def test_this_machine_serves_for_cpu_and_says_so_first(of_this_machine: Any) -> 
 
 
 def test_what_it_says_of_building_is_what_the_compilers_say(of_this_machine: Any) -> None:
+    from bei_build.config import TARGETS as BUILT
     from bei_build.config import BuildConfig
-    from bei_build.targets.compiler import TARGETS as BUILT
-    from bei_build.targets.compiler import compiler_for
+    from bei_build.targets.choose import compiler_for
 
     for target in of_this_machine["targets"]:
         if target["name"] not in BUILT:

@@ -30,7 +30,7 @@ from bei.core import Float32Array, PackedBatch
 from bei.engine.packing import graph_inputs
 from bei.engine.tensorrt.engine import TensorRTEngine, TensorRTOptions
 from bei_build.onnx_graph.attention import AttentionCore
-from bei_build.onnx_graph.writer import DType
+from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
 from tests.bei.engine.tensorrt.device import Device
 from tests.bei.engine.tensorrt.library import Library

@@ -23,7 +23,7 @@ from bei.engine.tensorrt.cuda import Cuda
 from bei.engine.tensorrt.engine import TensorRTEngine, TensorRTOptions
 from bei.errors import BeiError
 from bei_build.onnx_graph.attention import AttentionCore
-from bei_build.onnx_graph.writer import DType
+from bei_build.spec.dtypes import DType
 from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
 from tests.bei.engine.tensorrt.rig import batch_of
 from tests.bei_build.targets.tiny import HIDDEN, graph_of, tiny_spec

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bei.artifact.manifest import TOKEN_WEIGHTS, Artifact, load_manifest, recertify, save
+from bei.artifact.manifest import TOKEN_WEIGHTS, Artifact
+from bei.artifact.store import load_manifest, recertify, save
 from bei.config.settings import ServeConfig
 from bei.errors import ArtifactError
 from bei.multiprocess.control import held_files

@@ -21,6 +21,7 @@ from bei.server.auth.key_file import KeySpec
 from bei.server.auth.keys import Key, Keyring
 from bei.server.auth.priority import Urgency
 from bei.server.http.errors import FORM_KEY, error_response
+from bei.server.scope import SCOPE_API_KEY
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.support.artifacts import LIMITS
@@ -241,7 +242,7 @@ def name_of(keys: Keyring, secret: str) -> str | None:
         keys.check(scope)
     except UnauthorizedError:
         return None
-    key: Key = scope[module.SCOPE_KEY]
+    key: Key = scope[SCOPE_API_KEY]
     return key.name
 
 

@@ -13,8 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from bei.engine.fake import FakeEngine
 from bei.server.endpoint.route import Endpoint
-from bei.server.http.body_memory import SCOPE_KEY, Body, BodyMemory
+from bei.server.http.body_memory import Body, BodyMemory
 from bei.server.http.responses import unless_disconnected
+from bei.server.scope import SCOPE_BODY
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
 from tests.support.artifacts import LIMITS
@@ -113,7 +114,7 @@ def test_a_connection_that_says_when_its_client_leaves_is_not_asked(leaves_befor
 
     async def scenario() -> None:
         waiting = asyncio.get_running_loop().create_future()
-        request = Request({**scope(), SCOPE_KEY: body}, receive)
+        request = Request({**scope(), SCOPE_BODY: body}, receive)
         if leaves_before:
             body.lose()
         else:
@@ -129,7 +130,7 @@ def test_a_client_that_leaves_after_its_answer_cancels_nothing() -> None:
     body = Body(BodyMemory(100))
 
     async def scenario() -> int:
-        request = Request({**scope(), SCOPE_KEY: body})
+        request = Request({**scope(), SCOPE_BODY: body})
         answer = await unless_disconnected(request, asyncio.sleep(0, 200))
         body.lose()
         await asyncio.sleep(0)
@@ -158,7 +159,7 @@ def encoded(content: bytes, memory: BodyMemory) -> tuple[Client, Message]:
     account = Body(memory)
     account.add(len(content))
     account.complete = True
-    return Client(body(content)), {"headers": [(b"content-encoding", b"gzip")], SCOPE_KEY: account}
+    return Client(body(content)), {"headers": [(b"content-encoding", b"gzip")], SCOPE_BODY: account}
 
 
 def test_a_compressed_body_counts_as_what_it_decodes_to_until_it_is_admitted(make_app: MakeApp) -> None:

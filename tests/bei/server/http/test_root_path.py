@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from bei.config.checks import FIRST_SEGMENTS
+from bei.config.settings import FIRST_SEGMENTS
 from bei.engine.fake import FakeEngine
 from bei.server.http.root_path import with_root, without_root
 from tests.bei.server.app import ROUTE, App

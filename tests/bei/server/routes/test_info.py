@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from bei import __version__
-from bei.artifact.manifest import Artifact, sign
+from bei.artifact.manifest import Artifact
 from bei.artifact.signing_keys import fingerprint
+from bei.artifact.store import sign
 from bei.engine.fake import FakeEngine
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp

@@ -7,14 +7,13 @@ The names are those of torch's parametrizations, as jinaai/xlm-roberta-flash-imp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles
 from bei_build.weights.tensor_store import TensorStore
 
 # Asked for in place of an adapter's name: the weights as they are without any.
@@ -57,22 +56,6 @@ def choose_adapter(config: Any, asked: str | None) -> Adapter | None:
             f"--adapter, or say --adapter {NONE} for its weights without any."
         )
     return Adapter(str(asked), tuple(names), rank, alpha / rank)
-
-
-def with_adapters_prompt(
-    files: SentenceTransformersFiles, adapter: Adapter, instructions: Mapping[str, str] | None
-) -> SentenceTransformersFiles:
-    """``files`` with the prompt of ``adapter``, which its texts have in front, and without those of other adapters.
-
-    ``instructions`` are what config.json has as prompts by adapter. Raises CheckpointError.
-    """
-    prompts = {**(instructions or {}), **files.prompts}
-    prompts = {name: text for name, text in prompts.items() if name == adapter.name or name not in adapter.names}
-    if not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError("config.json has task_instructions that are not texts: download the checkpoint again.")
-    default = files.default_prompt_name if files.default_prompt_name in prompts else None
-    default = default or (adapter.name if adapter.name in prompts else None)
-    return replace(files, prompts=prompts, default_prompt_name=default)
 
 
 class AdaptedStore(TensorStore):

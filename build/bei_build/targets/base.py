@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bei.artifact.manifest import EngineRequirements
 from bei.core import Limits
-from bei.errors import BeiError, BrokenDependencyError, ConfigError
 from bei_build.onnx_graph.writer import Observed
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
 from bei_build.weights.model_weights import ModelWeights
 
 if TYPE_CHECKING:
-    from bei_build.config import BuildConfig
+    pass
 
 # Shows what a compiler is at, beside the step's title: "tactics 120 of 400".
 Say: TypeAlias = Callable[[str], None]
@@ -68,50 +67,3 @@ class Compiler(Protocol):
         self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
         """Compile ``spec`` into ``folder``; returns what the engine needs of a machine. Raises CompileError."""
-
-
-TARGETS = ("cpu", "tensorrt", "tensorrt-rtx", "cuda", "cuda-twin", "trtllm")
-
-# What "auto" looks for, the best first; the last of them needs no device.
-_BEST_FIRST = ("tensorrt", "cuda", "cpu")
-
-
-def compiler_for(config: BuildConfig) -> Compiler:
-    """The compiler of ``config.target``, with the settings that are its own."""
-    if config.target == "cpu":
-        from bei_build.targets.openvino import OpenVINOCompiler
-
-        return OpenVINOCompiler()
-    if config.target in ("tensorrt", "tensorrt-rtx"):
-        from bei_build.targets.tensorrt.compiler import TensorRTCompiler
-
-        return TensorRTCompiler(config)
-    if config.target in ("cuda", "cuda-twin"):
-        from bei_build.targets.cuda import CudaCompiler
-
-        return CudaCompiler(config.target, config.precision)
-    if config.target == "trtllm":
-        from bei_build.targets.trtllm import TRTLLMCompiler
-
-        return TRTLLMCompiler()
-    raise ConfigError(f"Target {config.target!r} is not known. Targets: {', '.join(TARGETS)}.")
-
-
-def with_target(config: BuildConfig) -> BuildConfig:
-    """``config`` with the target that "auto" means on this machine: the first that could be built here.
-
-    TensorRT where it and a GPU are there, else PyTorch's packages where its CUDA and a GPU are, else the CPU. Raises
-    BrokenDependencyError where a library of one is installed and cannot be loaded.
-    """
-    if config.target != "auto":
-        return config
-    for target in _BEST_FIRST[:-1]:
-        candidate = replace(config, target=target)
-        try:
-            compiler_for(candidate).check_able()
-        except BrokenDependencyError:  # somebody has installed what it needs: it is not to be done without in silence
-            raise
-        except BeiError:
-            continue
-        return candidate
-    return replace(config, target=_BEST_FIRST[-1])

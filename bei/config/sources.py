@@ -1,0 +1,187 @@
+"""Sources of settings, for every configuration class: flags, environment, a YAML file, defaults, in this order.
+
+An unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import types
+import typing
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bei.config.kubernetes import injected
+from bei.config.settings import ENV_PREFIX, ServeConfig
+from bei.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT")
+
+
+# The builder's settings, by name only: the runtime does not import the builder. A test holds the two together.
+BUILD_SETTINGS = frozenset(
+    (
+        "model",
+        "out",
+        "target",
+        "precision",
+        "name",
+        "revision",
+        "task",
+        "pooling",
+        "normalize",
+        "include_prompt",
+        "score_tokens",
+        "relevant_label",
+        "attention",
+        "route",
+        "token_embeddings",
+        "tokenizer",
+        "adapter",
+        "rerank_prefix",
+        "rerank_body",
+        "rerank_suffix",
+        "rerank_instruction",
+        "prompts",
+        "default_prompt_name",
+        "max_seq_len",
+        "document_length",
+        "max_num_tokens",
+        "max_batch_size",
+        "compute_capability",
+        "attention_lowering",
+        "latency_tokens",
+        "latency_sequences",
+        "hardware_compatible",
+        "strip_weights",
+        "plan_of",
+        "timing_cache",
+        "calibration_data",
+        "calibration_column",
+        "calibration_size",
+        "calibration_length",
+        "calibration_seed",
+        "calibration_method",
+        "calibrate_with",
+        "calibration_percentile",
+        "fp8_outputs",
+        "max_highprec_layers",
+        "min_cosine",
+        "allow_below_threshold",
+        "reference",
+        "verify",
+        "verify_budget",
+        "verify_retrieval",
+        "keep_reference",
+        "sign",
+        "sign_passphrase",
+        "sign_passphrase_file",
+    )
+)
+
+
+_ALL_SETTINGS = BUILD_SETTINGS | {f.name for f in dataclasses.fields(ServeConfig)}
+
+
+def load(
+    cls: type[ConfigT], flags: Mapping[str, object], file: str | None = None, env: Mapping[str, str] | None = None
+) -> ConfigT:
+    """Fill ``cls``: ``flags`` (only those given) over ``env`` over the YAML ``file`` over the defaults.
+
+    Raises ConfigError for unknown keys, values of the wrong type, and whatever ``cls`` itself refuses.
+    """
+    env = os.environ if env is None else env
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    secrets = {f.name for f in dataclasses.fields(cls) if f.metadata.get("secret")}  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    for source, settings in (("file", _from_file(file)), ("environment", _from_env(env, names)), ("flags", flags)):
+        for key, value in settings.items():
+            if key not in names:
+                raise ConfigError(f"Unknown setting {key!r} in the {source}.{nearest(key, names)}")
+            values[key] = converted(value, hints[key], key, source, is_secret=key in secrets)
+    return cls(**values)
+
+
+def _from_file(file: str | None) -> dict[str, object]:
+    if file is None:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"Cannot read the configuration file {file}: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold settings as 'key: value' lines.")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, str]:
+    """``BEI_*`` variables, without those of the other command and those that Kubernetes injects for its Services."""
+    return {key: value for key, value in _variables(env).items() if key in names or key not in _ALL_SETTINGS}
+
+
+def build_variables() -> dict[str, str]:
+    """The builder's settings that are in the environment."""
+    return {key: value for key, value in _variables(os.environ).items() if key in BUILD_SETTINGS}
+
+
+def _variables(env: Mapping[str, str]) -> dict[str, str]:
+    links = {name for of_service in injected(env).values() for name in of_service}
+    return {
+        key[len(ENV_PREFIX) :].lower(): value
+        for key, value in env.items()
+        if key.startswith(ENV_PREFIX) and key not in links
+    }
+
+
+def nearest(key: str, names: Seq[str], kind: str = "settings") -> str:
+    """What a message about the unknown ``key`` ends with: the name that is meant, or all ``names``."""
+    near = difflib.get_close_matches(key, names, n=1)
+    return f" Did you mean {near[0]!r}?" if near else f" Known {kind}: {', '.join(names)}."
+
+
+def converted(value: object, hint: Any, key: str, source: str, *, is_secret: bool = False) -> object:
+    """``value`` of the setting ``key`` as ``hint`` asks; text (environment) is parsed, all else must fit as it is.
+    Raises ConfigError."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    hint = next(option for option in options if option is not type(None))
+    if typing.get_origin(hint) is tuple:
+        items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+        if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+    elif typing.get_origin(hint) is dict:
+        if isinstance(value, dict) and all(isinstance(text, str) for item in value.items() for text in item):
+            return value
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in _BOOLEANS:
+            return _BOOLEANS[value.lower()]
+    elif hint in (int, float):
+        try:
+            if isinstance(value, str) or (type(value) in (int, float) and type(value) in (int, hint)):
+                return hint(value)
+        except ValueError:
+            pass
+    elif isinstance(value, str):
+        return value
+    given = "" if is_secret else f", not {value!r}"
+    raise ConfigError(f"Setting {key!r} ({source}) must be {_kind(hint)}{given}.")
+
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _kind(hint: Any) -> str:
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+    return names.get(hint, "texts by name" if typing.get_origin(hint) is dict else "a list of texts")

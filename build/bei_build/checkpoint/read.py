@@ -1,0 +1,406 @@
+"""Reads a checkpoint: config, sentence-transformers' files, heads, sides. Nothing of it is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bei.artifact.manifest import Source
+from bei.artifact.store import sha256_of_file
+from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from bei.utils.libraries import importing
+from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.checkpoint.colbert import Sides, roles_of
+from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, side_modules
+from bei_build.checkpoint.layer_pooling import with_layer_shares
+from bei_build.checkpoint.locate import Location, check_entries
+from bei_build.checkpoint.remote_code import (
+    Attention,
+    check_attention,
+    check_remote_code,
+    check_unread_attention,
+    with_attention,
+)
+from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
+from bei_build.checkpoint.transformers_versions import check_versions
+from bei_build.families.base import UNLIMITED, Family
+from bei_build.families.table import family_of
+from bei_build.files.foreign_formats import foreign_kind
+from bei_build.files.json_settings import read_object
+from bei_build.files.size_limits import check_sizes
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.tokenizer.artifact_tokenizer import (
+    artifact_tokenizer,
+    drop_token_types,
+    fitted_to_table,
+    model_max_length,
+    stored_truncation,
+    unknown_id,
+)
+from bei_build.tokenizer.library_tokenizer import (
+    TokenizerChoice,
+    TokenizerReading,
+    check_model,
+    open_tokenizer,
+    stored_tokenizer,
+    tokenization_of,
+)
+from bei_build.tokenizer.token_table import read_table, table_roles
+from bei_build.weights.lora import Adapter, choose_adapter
+from bei_build.weights.model_weights import stored_shape, with_stored_widths
+from bei_build.weights.quantized_format import StoredFP8, is_modelopts, stored_fp8
+from bei_build.weights.tensor_store import check_weights, weight_files
+
+
+def read_checkpoint(
+    location: Location,
+    choice: HeadChoice | None = None,
+    max_seq_len: int | None = None,
+    document_length: int | None = None,
+    attention: Attention | None = None,
+    adapter: str | None = None,
+    tokenizer_choice: TokenizerChoice = "auto",
+    route: str | None = None,
+) -> Checkpoint:
+    """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
+
+    Raises CheckpointError and its subclasses, ConfigError.
+    """
+    check_entries(location.folder)
+    files = read_sentence_transformers(location.folder, route)
+    for module in files.folders:
+        check_entries(module)
+    folder = files.transformer_folder
+    # Before libraries are loaded that take seconds.
+    check_weights(folder)
+    stored = stored_tokenizer(folder)
+    config, architecture, family, fp8 = _config(folder, attention, is_static=files.is_static)
+    chosen = choose_adapter(config, adapter)
+    if chosen:
+        files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
+    spec = _spec(family, config, architecture)
+    reading = TokenizerReading(
+        tokenizer_choice,
+        files.tokenizer_args,
+        is_static=not family.special_tokens,
+        lowercase=files.do_lower_case,
+        markers=files.markers,
+        ends_in_eos=getattr(config, "ends_in_eos", False),
+    )
+    library = open_tokenizer(folder, reading)
+    check_model(stored, library, reading)
+    tokenizer = artifact_tokenizer(library, reading, folder)
+    tokenizer, rowless = fitted_to_table(tokenizer, stored, spec.embeddings.vocab_size)
+    if spec.embeddings.type_vocab_size > 1 and not library.gives_token_types:
+        drop_token_types(tokenizer)
+    heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
+    spec = replace(spec, heads=with_stored_widths(heads, family, folder))
+    if files.layer_pooling and spec.head("embedding"):
+        spec = with_layer_shares(spec, files.layer_pooling, config)
+    if not family.has_layers:
+        _refuse_other_than_means(spec)
+    spec = replace(spec, pools_prompt=_pools_prompt(spec, files, choice or HeadChoice()))
+    if not family.pools_unknown:
+        spec = replace(spec, unpooled_id=unknown_id(tokenizer))
+    _check_marked(spec, tokenizer)
+    if spec.head("logits") and not files.is_cross_encoder:  # the library's CrossEncoder passes over these prompts
+        files = replace(files, prompts={}, default_prompt_name=None)
+    files = replace(files, sides=_sides(files, spec, document_length))
+    said = model_max_length(folder, files.tokenizer_args)
+    usual = config.usual_length if hasattr(config, "usual_length") else said or family.usual_length
+    longest = _longest(family, spec, config, files, usual, max_seq_len)
+    check_attention(spec, attention, config, longest)
+    if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
+        raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
+    if document_length is not None and document_length > longest:
+        raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
+    roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
+    token_weights = None
+    if files.routing and files.routing.table:
+        _check_sparse(spec)
+        side, table = files.routing.table
+        roles, token_weights = table_roles(side, table), read_table(table, tokenizer, spec.embeddings.vocab_size)
+    spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
+    modules, labels = side_modules(spec, files), labels_of(spec, config, files)
+    return Checkpoint(
+        location,
+        files,
+        family,
+        spec,
+        tokenizer,
+        reading,
+        tokenization_of(library),
+        rowless,
+        longest,
+        labels,
+        modules,
+        config,
+        roles,
+        chosen,
+        fp8,
+        token_weights,
+    )
+
+
+def source_of(checkpoint: Checkpoint) -> Source:
+    """The manifest's record of the checkpoint; hashes every file that was read."""
+    folders = {checkpoint.location.folder, *checkpoint.files.folders}
+    found = (path for folder in folders for suffix in _READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
+    files = {path for path in found if path.is_file()}
+    files.update(weight_files(checkpoint.folder))
+    beside = [module.location for module in checkpoint.modules.values()]
+    if checkpoint.files.layer_pooling:
+        beside.append(checkpoint.files.layer_pooling)
+    if (routing := checkpoint.files.routing) and routing.table:
+        beside.append(routing.table[1])
+    for place in beside:
+        files.update(weight_files(place) if place.is_dir() else [place])
+    sha = hashlib.sha256()
+    for path in sorted(files):
+        sha.update(f"{path.relative_to(checkpoint.location.folder).as_posix()} {sha256_of_file(path)}\n".encode())
+    location = checkpoint.location
+    return Source(
+        model=location.model,
+        kind=location.kind,
+        revision=location.revision,
+        sha256=sha.hexdigest(),
+        transformers=version("transformers"),
+    )
+
+
+def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, StoredFP8 | None]:
+    """The HF config (its class knows the defaults that config.json leaves out), the architecture's name, its family,
+    and what is said of matrices in FP8.
+    """
+    raw = _raw_config(folder, is_static=is_static)
+    fp8 = _stored_fp8(folder, raw)
+    path = folder / "config.json"
+    architectures = raw.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(architecture, str):
+        raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
+    # Before transformers, which would only say that it does not know it.
+    family = family_of(raw["model_type"], architecture, raw)
+    check_remote_code(raw, family, architecture, attention)
+    if is_static and family.has_layers:
+        raise CheckpointError(
+            f"modules.json asks for StaticEmbedding, but {path} describes a {architecture}: the two are not of one "
+            "checkpoint. Download it again."
+        )
+    if family.stored_sizes:
+        vocab_size, hidden_size = stored_shape("embeddings.word.weight", family, folder)
+        raw = {**raw, "vocab_size": vocab_size, "hidden_size": hidden_size}
+    # Without torch, which configs do not need, transformers would print that models are not available.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    with importing("transformers", "cpu", "Reading a checkpoint"):
+        from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+        from transformers.utils import logging
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it warns of is refused below, or harmless
+    try:
+        translated = family.translate(raw) if family.translate else raw
+        check_sizes(path, translated)
+        check_versions(translated)
+        is_known = family.model_type in CONFIG_MAPPING  # static embeddings have no class there
+        config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
+        translated = with_attention(translated, attention, config_class)
+        check_unread_attention(translated, family, architecture, attention, config_class)
+        if is_known and translated is raw and raw["model_type"] == family.model_type:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        else:
+            config = config_class.from_dict({**translated, "model_type": family.model_type})
+    except CheckpointError:  # of translate and the checks behind it
+        raise
+    except Exception as error:  # transformers validates with several exception types
+        reason = " ".join(str(error).split())[:1000]
+        raise CheckpointError(
+            f"{path} was refused by transformers ({reason}). Download the checkpoint again."
+        ) from error
+    config.__dict__.pop("quantization_config", None)  # transformers would load the model as it says, which it cannot
+    # How a model answers and in which pieces it computes: the reference does it in one way.
+    config.return_dict, config.chunk_size_feed_forward = True, 0
+    return config, architecture, family, fp8
+
+
+def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
+    """config.json, or what stands for it beside a StaticEmbedding."""
+    path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter. Merge it into its base model (peft: merge_and_unload, then save_pretrained) "
+            "and build the result."
+        )
+    if is_static and not path.is_file():
+        return {**_STATIC_EMBEDDING, "usual_length": stored_truncation(folder)}
+    if not path.is_file():
+        kind = foreign_kind(folder)
+        raise CheckpointNotFoundError(
+            f"{folder} has no config.json: it is not a Hugging Face checkpoint"
+            + (f", but {kind}." if kind else ". Pass the folder that holds one.")
+        )
+    raw = read_object(path)
+    check_sizes(path, raw)
+    if not isinstance(raw.get("model_type"), str):
+        raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
+    return raw
+
+
+def _stored_fp8(folder: Path, raw: dict[str, Any]) -> StoredFP8 | None:
+    """What the configs say of matrices in FP8, None where none are quantized. Raises CheckpointError for others."""
+    settings = raw.get("quantization_config") or raw.get("compression_config")
+    method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
+    own = read_object(path) if (path := folder / _MODELOPT_CONFIG).is_file() else None
+    if is_modelopts(settings) or (own is not None and not method):
+        return stored_fp8([each for each in (settings, own) if each])
+    for name, writer in _QUANTIZATION_CONFIGS.items():
+        if not method and (folder / name).is_file():
+            method = writer
+    if method:
+        raise CheckpointError(
+            f"The checkpoint is quantized ({method}): build from the original 16- or 32-bit one; bei quantizes itself "
+            "(--precision int8)."
+        )
+    return None
+
+
+def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
+    """The family's reading of ``config``. transformers checks the types of its values, not that they make a model."""
+    try:
+        spec = family.spec_from_config(config, architecture)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"config.json describes no model ({error}). Download the checkpoint again.") from error
+    if not spec.layers and family.has_layers:
+        raise CheckpointError("config.json describes a model without layers. Download the checkpoint again.")
+    return spec
+
+
+def _refuse_other_than_means(spec: ModelSpec) -> None:
+    """Raise ConfigError where rows of a table would be taken for states of tokens that have seen the others."""
+    if any(head.pooling != ("mean",) for head in spec.heads):
+        raise ConfigError(
+            f"{spec.architecture} gives means of its table's rows, and nothing else: leave pooling and "
+            "token_embeddings out."
+        )
+
+
+def _check_sparse(spec: ModelSpec) -> None:
+    """Raise ConfigError where one side of a sparse retriever would be built as something else."""
+    if [head.output for head in spec.heads] != ["sparse"]:
+        raise ConfigError(
+            "One side of the checkpoint's Router is a table of weights (SparseStaticEmbedding), which goes with sparse "
+            "vectors of the other: leave task, pooling and token_embeddings out, or build the other side alone with "
+            "--route."
+        )
+
+
+def _pools_prompt(spec: ModelSpec, files: SentenceTransformersFiles, choice: HeadChoice) -> bool:
+    """Whether a prompt's tokens count in the mean, as the user or the files say. Raises CheckpointError."""
+    asked = files.include_prompt if choice.include_prompt is None else choice.include_prompt
+    head = spec.head("embedding")
+    if head is None or asked is not False:
+        return True
+    if head.pooling != ("mean",):
+        raise CheckpointError(
+            f"include_prompt is false, and the pooling is {'+'.join(head.pooling)}: bei leaves prompts out of means "
+            "only."
+        )
+    return False
+
+
+def _check_marked(spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    """Raise CheckpointError where the tokenizer does not put the token around texts whose state the model reads."""
+    if not any("last_marked" in head.pooling for head in spec.heads):
+        return
+    for text in (("a",), ("a", "b")):
+        if spec.marked_id not in tokenizer.encode(*text).ids:
+            raise CheckpointError(
+                f"{spec.architecture} reads the state of the last token {spec.marked_id} (eos_token_id), which the "
+                "tokenizer does not put behind a text. Download tokenizer.json again."
+            )
+
+
+def _sides(files: SentenceTransformersFiles, spec: ModelSpec, document_length: int | None) -> Sides:
+    """How late interaction reads its two sides; nothing for other models, whatever their files say."""
+    sides = dict(files.sides) if [head.output for head in spec.heads] == ["token_embedding"] else {}
+    if document_length is not None:
+        if "document" not in sides:
+            raise ConfigError(
+                "document_length is for late interaction whose files say how documents are read: leave it out for this "
+                "model."
+            )
+        sides["document"] = replace(sides["document"], length=document_length)
+    return sides
+
+
+def _longest(
+    family: Family,
+    spec: ModelSpec,
+    config: Any,
+    files: SentenceTransformersFiles,
+    usual: int | None,
+    asked: int | None,
+) -> int:
+    """Relative and rotary positions reach as far as the config says; a table of positions has no more rows.
+
+    ``usual`` is what the config, the tokenizer's files or the family give a text if nothing else is said.
+    """
+    table = min(spec.embeddings.longest or _position_limit(family, config), spec.longest or UNLIMITED)
+    if asked is not None and asked > table:
+        raise CheckpointError(
+            f"max_seq_len {asked} is beyond the {table} positions of the checkpoint: choose at most that."
+        )
+    if files.max_seq_length is not None and files.max_seq_length < 1:
+        raise CheckpointError(f"max_seq_length {files.max_seq_length} of the checkpoint's files must be at least 1.")
+    # PyLate's max_seq_length is what its last call has left there: its code sets it by the lengths of the two sides.
+    lengths = [side.length for side in files.sides.values() if side.length is not None]
+    return asked or min(table, max(files.max_seq_length or usual or table, *lengths, 0))
+
+
+def _position_limit(family: Family, config: Any) -> int:
+    """The longest text of a model without a position table. Raises CheckpointError where config.json must say it."""
+    if not family.position_limit:
+        return UNLIMITED
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int):
+        raise CheckpointError(
+            f"config.json has max_position_embeddings = {limit!r}; bei's {family.model_type} family reads from it how "
+            "long a text may be: set it to the number of tokens the model was trained with."
+        )
+    return limit
+
+
+# Configs, tokenizers and chat templates; weights are found by weight_files.
+_READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
+
+
+# Files in which quantizers leave their settings where config.json does not have them.
+_MODELOPT_CONFIG = "hf_quant_config.json"
+
+
+_QUANTIZATION_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+
+# What stands for the config.json that sentence-transformers does not write beside a StaticEmbedding.
+_STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]}
+
+
+def with_adapters_prompt(
+    files: SentenceTransformersFiles, adapter: Adapter, instructions: Mapping[str, str] | None
+) -> SentenceTransformersFiles:
+    """``files`` with the prompt of ``adapter``, which its texts have in front, and without those of other adapters.
+
+    ``instructions`` are what config.json has as prompts by adapter. Raises CheckpointError.
+    """
+    prompts = {**(instructions or {}), **files.prompts}
+    prompts = {name: text for name, text in prompts.items() if name == adapter.name or name not in adapter.names}
+    if not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError("config.json has task_instructions that are not texts: download the checkpoint again.")
+    default = files.default_prompt_name if files.default_prompt_name in prompts else None
+    default = default or (adapter.name if adapter.name in prompts else None)
+    return replace(files, prompts=prompts, default_prompt_name=default)
