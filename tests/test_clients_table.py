@@ -1,8 +1,12 @@
-"""docs/clients.md has the rows of the tests that exist. The clients need not be installed."""
+"""docs/clients.md has the rows of the tests that exist, and flags that exist. The clients need not be installed."""
 
 from __future__ import annotations
 
-from tests.clients.table import FOLDERS, PAGE, ROOT, Row, all_rows, rows_by_test
+import argparse
+import re
+
+from bei.cli import main
+from tests.clients.table import FOLDERS, HEADING, PAGE, ROOT, Row, all_rows, rows_by_test, section
 
 LINES = PAGE.read_text("utf-8").splitlines()
 
@@ -35,3 +39,25 @@ def test_every_client_has_a_version() -> None:
     )
     named = {line.split(" | ")[0].removeprefix("| ") for line in LINES[start : end - 1]}
     assert named == {row.package for row in all_rows()}
+
+
+def test_the_section_is_written_as_it_stands() -> None:
+    text = PAGE.read_text("utf-8")
+    versions = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|$", text, re.M))
+    assert HEADING + text.partition(HEADING)[2] == section(all_rows(), versions)
+
+
+def flags_of(command: str) -> set[str]:
+    (commands,) = (a for a in main._parser(command)._actions if isinstance(a, argparse._SubParsersAction))
+    return {flag for action in commands.choices[command]._actions for flag in action.option_strings}
+
+
+def test_flags_of_other_servers_lead_to_flags_that_exist() -> None:
+    table = PAGE.read_text("utf-8").split("\n## Flags of other servers\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 10
+    for theirs, ours in rows:
+        named = re.findall(r"`(?:bei (build) )?(--[a-z-]+)`", theirs if ours == "the same" else ours)
+        assert named or "`" not in ours, theirs
+        for command, flag in named:
+            assert flag in flags_of(command or "serve"), flag

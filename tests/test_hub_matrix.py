@@ -1,4 +1,4 @@
-"""docs/coverage.md lists what tests/coverage lists, and its verdicts are those of today."""
+"""docs/coverage.csv and .md say what tests/hub_matrix lists, and their verdicts are those of today."""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ import pytest
 import torch
 import transformers
 
-from tests.hub_matrix.document import (
-    DOCUMENT,
-    document,
-    numbers,
-    origin_of,
-    repository_rows,
-    written_comparisons,
-    written_verdicts,
-)
-from tests.hub_matrix.entries import ENTRIES
-from tests.hub_matrix.published import written_rows
+from tests.hub_matrix import published
+from tests.hub_matrix.document import DOCUMENT, document, written_comparisons
+from tests.hub_matrix.entries import CHAPTERS, ENTRIES
 from tests.hub_matrix.sources import COMMITS, OF_CLASSES, SOURCES
 from tests.hub_matrix.structures import Entry
+from tests.hub_matrix.table import TABLE, Row, entry_rows, origin_of, reference, text_of, written_rows, written_verdicts
 from tests.hub_matrix.verdicts import Verdict, verdict_of
 
 # One of each way to be right: formats of weights and tokenizers, remote code, pairs, templates, refusals.
@@ -54,11 +47,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@functools.cache
-def listed() -> dict[str, str]:
-    """The rows of the document by repository."""
-    rows = [line for line in DOCUMENT.read_text().split("\n") if line.startswith("| ") and "/" in line.split("|")[1]]
-    return {row.split("|")[1].strip().removesuffix(" ?"): row for row in rows}
+listed = functools.cache(written_rows)
+
+
+def without_verdict(row: Row) -> Row:
+    return row._replace(verdict="", detail="")
 
 
 def test_many_repositories_are_listed_once() -> None:
@@ -67,18 +60,20 @@ def test_many_repositories_are_listed_once() -> None:
     assert all(name.count("/") == 1 and " " not in name for name in NAMES)
 
 
-def test_the_document_lists_the_repositories() -> None:
+def test_the_table_lists_the_repositories() -> None:
     """``python -m tests.hub_matrix`` writes it."""
     assert list(listed()) == NAMES
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.repository)
 def test_a_row_says_what_the_entry_says_and_no_fault(entry: Entry) -> None:
-    rows = listed()
-    for name, (start, _) in zip(entry.repositories, repository_rows(entry, Verdict("refused", "")), strict=True):
-        verdict = rows[name].removeprefix(start)
-        assert verdict != rows[name]
-        assert verdict.startswith(("builds and matches", "refused"))
+    chapter = next(chapter for chapter, entries in CHAPTERS.items() if entry in entries)
+    rows = [listed()[name] for name in entry.repositories]
+    expected = entry_rows(entry, Verdict("refused", ""), chapter)
+    assert [without_verdict(row) for row in rows] == [without_verdict(row) for row in expected]
+    assert len({(row.verdict, row.detail) for row in rows}) == 1
+    assert rows[0].verdict in ("builds and matches", "refused")
+    assert rows[0].detail
 
 
 @pytest.mark.parametrize("table", [SOURCES, OF_CLASSES], ids=["of repositories", "of classes"])
@@ -93,30 +88,54 @@ def test_a_structure_has_one_kind_of_source() -> None:
     assert not SOURCES.keys() & OF_CLASSES.keys()
 
 
+def all_sources() -> set[str]:
+    return {source for entry in ENTRIES for source in entry.sources}
+
+
 def test_every_repository_of_a_source_has_its_commit() -> None:
-    places = {source.split(":", 1)[1].split(" ")[0] for source in numbers() if source.startswith("github:")}
+    places = {source.split(":", 1)[1].split(" ")[0] for source in all_sources() if source.startswith("github:")}
     assert places == COMMITS.keys()
 
 
 def test_files_of_transformers_are_there() -> None:
     package = Path(transformers.__file__).parent
-    paths = [source.removeprefix("transformers:") for source in numbers() if source.startswith("transformers:")]
+    paths = [source.removeprefix("transformers:") for source in all_sources() if source.startswith("transformers:")]
     assert paths
     assert [path for path in paths if not (package / path).is_file()] == []
 
 
-def test_the_document_counts_and_lists_the_sources() -> None:
-    text = DOCUMENT.read_text()
+def test_the_documents_count_and_name_the_sources() -> None:
+    text, rows = DOCUMENT.read_text(), listed().values()
     for origin, count in Counter(map(origin_of, ENTRIES)).items():
         assert f"\n| {origin} | {count} | " in text
-    listed_sources = text.split("\n## Sources\n")[1].strip().split("\n")
-    assert [line.split(". ")[0] for line in listed_sources] == [str(number) for number in numbers().values()]
+    named = {source for row in rows for source in row.sources.split("; ") if source}
+    assert named == {reference(source) for source in all_sources()}
+    assert all(bool(row.sources) == (row.origin in ("read", "class")) for row in rows)
 
 
-def test_verdicts_are_read_from_the_document_as_they_were_written() -> None:
+def test_the_page_counts_the_rows_and_names_what_is_refused() -> None:
+    text, rows = DOCUMENT.read_text(), listed().values()
+    assert f" {len(rows)} repositories of the hub" in text
+    for verdict, count in Counter(row.verdict for row in rows).items():
+        assert f"\n| {verdict} | {count} | " in text
+    refused = text.split("\n## Refused\n")[1].split("\n## ")[0]
+    for row in rows:
+        assert bool(re.search(rf"[ |]{re.escape(row.repository)}[, ]", refused)) == (row.verdict == "refused")
+
+
+def test_the_readme_has_the_counts_of_the_page() -> None:
+    counts = Counter(row.verdict for row in listed().values())
+    built, refused = counts["builds and matches"], counts["refused"]
+    text = (DOCUMENT.parent.parent / "README.md").read_text()
+    assert f"[{len(listed())} repositories of the hub](docs/coverage.md)" in text
+    assert f" {built} build and match the reference, {refused} are refused" in text
+
+
+def test_verdicts_are_read_from_the_table_as_they_were_written() -> None:
     verdicts = written_verdicts()
     assert verdicts.keys() == {entry.repository for entry in ENTRIES}
-    assert document(verdicts, written_rows(), written_comparisons()) == DOCUMENT.read_text()
+    assert text_of(verdicts) == TABLE.read_text()
+    assert document(verdicts, published.written_rows(), written_comparisons()) == DOCUMENT.read_text()
 
 
 def test_the_models_page_links_the_list() -> None:
@@ -124,12 +143,12 @@ def test_the_models_page_links_the_list() -> None:
 
 
 def verdict_holds(entry: Entry) -> None:
-    """The row's verdict but for the difference's digits."""
+    """The row's verdict; of a difference only its kind, not its digits."""
     verdict = verdict_of(entry.structure)
     assert not verdict.is_fault, str(verdict)
-    expected = str(verdict).split(" (")[0] if verdict.kind == "builds and matches" else str(verdict)
-    start, _ = repository_rows(entry, verdict)[0]
-    assert listed()[entry.repository].replace("\\|", "|").startswith(start.replace("\\|", "|") + expected)
+    row = listed()[entry.repository]
+    assert row.verdict == verdict.kind
+    assert verdict.kind == "builds and matches" or row.detail == " ".join(verdict.detail.split())
 
 
 @pytest.mark.parametrize("name", QUICK)

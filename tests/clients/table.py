@@ -1,8 +1,8 @@
-"""docs/clients.md: every call of every client that a test makes, and whether it works.
+"""The last section of docs/clients.md: every call of every client that a test makes, and whether it works.
 
     python -m tests.clients.table
 
-runs the tests that have a ``client_call`` mark, here and in tests/e2e, and writes the page if all of them pass. A mark
+runs the tests that have a ``client_call`` mark, here and in tests/e2e, and writes it if all of them pass. A mark
 is a row: the client's package, the dialect, the path that the client is pointed at, the call and, where the test shows
 that something does not work, what (``fails``). The marks are literals, so the rows can be read without the clients:
 tests/test_clients_table.py compares them with the page.
@@ -24,8 +24,9 @@ PAGE = ROOT / "docs" / "clients.md"
 FOLDERS = ("tests/clients", "tests/e2e")
 MARK = "client_call"
 
-_INTRODUCTION = """\
-# Clients
+HEADING = "## Calls of clients"
+_INTRODUCTION = f"""\
+{HEADING}
 
 Written by `python -m tests.clients.table`, which runs the tests named here against a real server of tiny random models.
 Vectors and scores that a client returns are compared with what plain HTTP gets, or with those of transformers.
@@ -90,8 +91,8 @@ def all_rows() -> list[Row]:
     return sorted(row for path in paths for _, rows in rows_by_test(path) for row in rows)
 
 
-def page(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
-    """The whole document."""
+def section(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
+    """From ``HEADING`` to the end of the page."""
     known = [f"| {package} | {versions[package]} |" for package in sorted({row.package for row in rows})]
     return "\n".join(
         [
@@ -134,7 +135,7 @@ class Recorder:
 
 
 def main() -> int:
-    """Run the tests, write the page. The exit code is 1 where a row's test has not passed."""
+    """Run the tests, write the section. The exit code is 1 where a row's test has not passed."""
     recorder = Recorder()
     arguments = ["-m", f"clients or {MARK}", "-W", "default", "--disable-warnings", "-q", *FOLDERS]
     status = pytest.main(arguments, plugins=[recorder])
@@ -143,7 +144,9 @@ def main() -> int:
     if status or missing:
         sys.stderr.write("".join(f"not passed: {row.line()}\n" for row in missing))
         return 1
-    PAGE.write_text(page(rows, {row.package: metadata.version(row.package) for row in rows}), "utf-8")
+    before, _, _ = PAGE.read_text("utf-8").partition(HEADING)
+    versions = {row.package: metadata.version(row.package) for row in rows}
+    PAGE.write_text(before + section(rows, versions), "utf-8")
     return 0
 
 

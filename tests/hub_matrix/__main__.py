@@ -1,7 +1,7 @@
-"""Build every structure of the list, compare it, and write docs/coverage.md: ``python -m tests.hub_matrix``.
+"""Build every structure of the list, compare it, and write docs/coverage.csv and .md: ``python -m tests.hub_matrix``.
 
 ``--only TEXT`` (as often as needed) runs the entries whose repositories have TEXT in their names, prints their verdicts
-and writes nothing; with ``--write`` it writes the document, and all other rows keep the verdicts that they have there.
+and writes nothing; with ``--write`` it writes both files, and all other rows keep the verdicts that they have there.
 ``--tokenizers`` measures published tokenizers anew, which a package carries.
 The exit code is 1 where a row is wrong or crashes.
 """
@@ -16,9 +16,10 @@ import torch
 from transformers.utils import logging
 
 from tests.hub_matrix import published
-from tests.hub_matrix.document import DOCUMENT, document, written_comparisons, written_verdicts
+from tests.hub_matrix.document import DOCUMENT, document, written_comparisons
 from tests.hub_matrix.entries import ENTRIES
 from tests.hub_matrix.structures import Entry
+from tests.hub_matrix.table import TABLE, text_of, written_verdicts
 from tests.hub_matrix.verdicts import Verdict, verdict_of
 
 
@@ -26,7 +27,7 @@ def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="a part of the repositories' names")
-    parser.add_argument("--write", action="store_true", help="write the document after --only too")
+    parser.add_argument("--write", action="store_true", help="write the documents after --only too")
     parser.add_argument("--tokenizers", action="store_true", help=f"measure those of {published.PACKAGE} anew too")
     arguments = parser.parse_args()
     only = [text.lower() for text in arguments.only]
@@ -38,7 +39,9 @@ def main() -> int:
     tokenizers = published.measured_rows() if arguments.tokenizers else published.written_rows()
     if not only or arguments.write:
         compared = written_comparisons() if only else sum(verdict.num_compared for verdict in verdicts.values())
-        DOCUMENT.write_text(document({**written_verdicts(), **verdicts}, tokenizers, compared))
+        merged = {**written_verdicts(), **verdicts}
+        TABLE.write_text(text_of(merged), "utf-8")
+        DOCUMENT.write_text(document(merged, tokenizers, compared), "utf-8")
     return int(any(verdict.is_fault for verdict in verdicts.values()))
 
 
