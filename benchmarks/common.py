@@ -18,12 +18,12 @@ import numpy as np
 import psutil
 from tokenizers import Tokenizer
 
-from bei import __version__
 from bei.core import Encoding, Limits, PackedBatch
 from bei.engine.openvino import cpu_capabilities
 from bei.port import Lane
 from bei.scheduler.next_batch import LaneView, QueueKey, StepCosts, next_batch, step_bounds
 from bei.utils.cpu_count import usable_cores
+from bei.version import __version__
 
 T = TypeVar("T")
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bei import __version__
 from bei.config.kubernetes import injected
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
 from bei.service.resolve import artifact_for, build_config_class, cache_of, check_if_built, default_artifact
 from bei.utils import libraries
 from bei.utils.untrusted_files import printable
+from bei.version import __version__
 
 if TYPE_CHECKING:
     from bei.artifact.manifest import Artifact

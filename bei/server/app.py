@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bei import __version__
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics.registry import Metrics
@@ -53,6 +52,7 @@ from bei.server.telemetry.access_log import Record, RequestLog
 from bei.server.telemetry.request_record import Work
 from bei.server.telemetry.server_timing import HEADER as SERVER_TIMING
 from bei.server.telemetry.server_timing import server_timing
+from bei.version import __version__
 
 if TYPE_CHECKING:
     from bei.server.telemetry.spans import Tracing

@@ -7,11 +7,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from bei import __version__
 from bei.artifact.cache import ModelCache, Use
 from bei.artifact.manifest import SCHEMA_VERSION, Artifact
 from bei.artifact.store import load
 from bei.errors import ArtifactError
+from bei.version import __version__
 from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
 from bei_build.job import OpenEngine

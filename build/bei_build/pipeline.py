@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bei import __version__
 from bei.artifact.manifest import (
     ENGINE_DIR,
     MANIFEST,
@@ -36,6 +35,7 @@ from bei.core import Limits
 from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
 from bei.utils.units import shown_size
 from bei.utils.untrusted_files import home_expanded, read_bounded
+from bei.version import __version__
 from bei_build.applicable_settings import check_applicable
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice, tasks_of

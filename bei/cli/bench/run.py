@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from bei import __version__
 from bei.cli.bench.cpu_use import machine_facts
 from bei.cli.bench.messages import Task
 from bei.cli.bench.metrics_scraper import Scraper
@@ -35,6 +34,7 @@ from bei.cli.bench.target import shown_command
 from bei.cli.bench.terminal import summary
 from bei.cli.bench.warnings import warnings_of
 from bei.cli.bench.workers import Fleet, LoadRecord, PointRecord
+from bei.version import __version__
 
 
 def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:

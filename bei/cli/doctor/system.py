@@ -10,13 +10,13 @@ import resource
 import shutil
 from pathlib import Path
 
-from bei import __version__
 from bei.cli.doctor.guarded import Unknowns, reason_of
 from bei.cli.doctor.report import LibraryFacts, Package, System
 from bei.config.settings import ServeConfig
 from bei.config.sources import load
 from bei.engine.nvidia import LIBRARIES, load_library
 from bei.errors import MissingDependencyError
+from bei.version import __version__
 
 _PURPOSES = {
     "tokenizers": "serving",

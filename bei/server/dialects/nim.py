@@ -13,7 +13,6 @@ import msgspec
 from fastapi import APIRouter
 from msgspec import Meta
 
-from bei import __version__
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
 from bei.server.dialects.base import Dialect, add_metrics
 from bei.server.endpoint.context import Call
@@ -32,6 +31,7 @@ from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse,
 from bei.server.status.whole_server import WholeServer
 from bei.service.submission import ModelInput
 from bei.tokenizer.truncation import encoding_options
+from bei.version import __version__
 
 # A model's name may end in the kind of the text.
 _SUFFIXES = ("query", "passage")

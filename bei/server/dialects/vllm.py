@@ -16,7 +16,6 @@ import numpy as np
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from bei import __version__
 from bei.config.settings import ServeConfig
 from bei.core import Float32Array
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
@@ -37,6 +36,7 @@ from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
 from bei.tasks.embed import embed_inputs, rerank_pairs
+from bei.version import __version__
 
 _SCORE_BYTES = 50
 

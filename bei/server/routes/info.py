@@ -8,7 +8,6 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from bei import __version__
 from bei.artifact.certificate.record import Calibration, Certificate, Comparison, OutputAgreement, QuantizationRecord
 from bei.artifact.manifest import Manifest
 from bei.artifact.sides import Role
@@ -19,6 +18,7 @@ from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.http.errors import JSON
 from bei.service.service import InferenceService
+from bei.version import __version__
 
 
 class Labels(TypedDict):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from bei import __version__
 from bei.metrics.last_minute import PackedWindow, RequestCounts, request_counts, step_sums, summed
 from bei.metrics.registry import Metrics
 from bei.port import LaneStats
+from bei.version import __version__
 
 if TYPE_CHECKING:  # the batch manager's process, which has a part in this too, does not load what answers requests
     from bei.server.endpoint.models import Models

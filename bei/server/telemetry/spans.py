@@ -26,10 +26,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from starlette.types import Scope
 
-from bei import __version__
 from bei.metrics.request_stages import Stage, microseconds
 from bei.server.scope import SCOPE_REQUEST_ID
 from bei.server.telemetry.request_record import Work
+from bei.version import __version__
 
 log = logging.getLogger(__name__)
 

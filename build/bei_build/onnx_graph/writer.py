@@ -27,6 +27,15 @@ MODEL_FILE = "model.onnx"
 
 Dim: TypeAlias = "int | str"
 
+_ONNX_TYPES: Mapping[DType, int] = {
+    DType.FP32: TensorProto.FLOAT,
+    DType.FP16: TensorProto.FLOAT16,
+    DType.BF16: TensorProto.BFLOAT16,
+    DType.FP8: TensorProto.FLOAT8E4M3FN,
+    DType.INT8: TensorProto.INT8,
+    DType.INT32: TensorProto.INT32,
+}
+
 
 @dataclass(frozen=True)
 class GraphTypes:
@@ -75,13 +84,13 @@ class GraphWriter:
     def input(self, name: str, dtype: DType, shape: Sequence[Dim]) -> str:
         """Declare a graph input, once. Equal dimension names mean equal sizes (TensorRT holds us to it)."""
         if all(name != declared.name for declared in self._inputs):
-            self._inputs.append(helper.make_tensor_value_info(name, dtype.onnx, list(shape)))
+            self._inputs.append(helper.make_tensor_value_info(name, _ONNX_TYPES[dtype], list(shape)))
         return name
 
     def output(self, name: str, value: str, dtype: DType, shape: Sequence[Dim]) -> None:
         """Declare ``value`` as the graph output ``name``."""
         self._nodes.append(helper.make_node("Identity", [value], [name], name=f"output/{name}"))
-        self._outputs.append(helper.make_tensor_value_info(name, dtype.onnx, list(shape)))
+        self._outputs.append(helper.make_tensor_value_info(name, _ONNX_TYPES[dtype], list(shape)))
 
     def function(self, function: FunctionProto) -> None:
         """Attach a local function, once: the body of an op that not every reader has, or of one of its overloads."""
@@ -139,7 +148,7 @@ class GraphWriter:
 
     def cast(self, value: str, dtype: DType, name: str) -> str:
         """``value`` as ``dtype``. The reader drops a cast to the type the value has already."""
-        return self.op("Cast", [value], name, to=dtype.onnx)
+        return self.op("Cast", [value], name, to=_ONNX_TYPES[dtype])
 
     def quantized(self, name: str) -> LayerQuantization | None:
         """How the linear layer ``name`` is quantized; None: it is not."""
@@ -271,12 +280,12 @@ class GraphWriter:
         """The zero point of values, which also says their type."""
         name = f"zero.{dtype.value}"
         if all(tensor.name != name for tensor in self._initializers):
-            self._initializers.append(TensorProto(name=name, data_type=dtype.onnx, raw_data=b"\0"))
+            self._initializers.append(TensorProto(name=name, data_type=_ONNX_TYPES[dtype], raw_data=b"\0"))
         return name
 
     def _external(self, name: str, array: FloatArray, dtype: DType) -> str:
         self._data.write(b"\0" * (-self._data.tell() % _ALIGNMENT))
-        tensor = TensorProto(name=name, data_type=dtype.onnx, dims=array.shape)
+        tensor = TensorProto(name=name, data_type=_ONNX_TYPES[dtype], dims=array.shape)
         tensor.data_location = TensorProto.EXTERNAL
         raw = np.ascontiguousarray(array.astype(dtype.numpy, copy=False)).view(np.uint8)
         for key, value in (("location", WEIGHTS_FILE), ("offset", self._data.tell()), ("length", raw.nbytes)):

@@ -1,20 +1,18 @@
-"""Element types of tensors: name, ONNX code, numpy dtype."""
+"""Element types of tensors."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 class DType(Enum):
-    """Element types of a graph: name, ONNX code, numpy dtype."""
+    """Element types of a graph's tensors."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -24,20 +22,10 @@ class DType(Enum):
     INT32 = "int32"
 
     @property
-    def onnx(self) -> int:
-        """TensorProto data type."""
-        return {
-            DType.FP32: TensorProto.FLOAT,
-            DType.FP16: TensorProto.FLOAT16,
-            DType.BF16: TensorProto.BFLOAT16,
-            DType.FP8: TensorProto.FLOAT8E4M3FN,
-            DType.INT8: TensorProto.INT8,
-            DType.INT32: TensorProto.INT32,
-        }[self]
-
-    @property
     def numpy(self) -> np.dtype[Any]:
         """Numpy dtype (bfloat16 and float8_e4m3fn are ml_dtypes')."""
+        import ml_dtypes
+
         dtypes: dict[DType, Any] = {
             DType.FP32: np.float32,
             DType.FP16: np.float16,

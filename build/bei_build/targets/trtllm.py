@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from bei import __version__
 from bei.artifact.manifest import EngineRequirements
 from bei.core import Limits
 from bei.engine.nvidia import current_gpu, load_cuda
 from bei.errors import BeiError, CompileError, UnsupportedArchitectureError
+from bei.version import __version__
 from bei_build.families import bert, qwen
 from bei_build.families.base import Family
 from bei_build.families.rope import plain_rope
