@@ -1,4 +1,4 @@
-"""Every error bei raises on purpose, in one tree. None of them knows HTTP; ``bei.server.http.errors`` maps them to statuses.
+"""Every error that bei raises on purpose, in one tree. ``bei.server.http.errors`` maps them to HTTP statuses.
 
 A message says what is wrong and then what to do. ``code`` is stable: clients and scripts may match on it.
 

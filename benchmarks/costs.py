@@ -27,7 +27,7 @@ from benchmarks.common import batches_in_flight, mixed_lengths, random_encodings
 from benchmarks.models import built, checkpoint_folder
 from benchmarks.plots import BLUE, GREEN, GREY, ORANGE, panels, plain_log, save
 
-# None of them is in the grid of bei.tuning.
+# None of them is in the grid of bei.scheduler.cost_measurement.
 _EQUAL_LENGTHS = (5, 15, 24, 37, 57, 75, 96, 128, 150, 220, 300, 430)
 _BATCHES_PER_GROUP = 24
 

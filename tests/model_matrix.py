@@ -1,5 +1,6 @@
-"""How far engines are from the Hugging Face classes, case by case of ``tests.support.zoo``. ``python -m tests.model_matrix``
-measures all of them and writes docs/models.md; with ``--width 768 --layers 4`` the table of realistic widths in it, and
+"""Distances of engines from the Hugging Face classes, for each case of ``tests.support.zoo``.
+
+``python -m tests.model_matrix`` measures all of them and writes docs/models.md; with ``--width 768 --layers 4`` the table of realistic widths in it, and
 with ``--width 2048 --layers 4 --first`` that of the first case of each family.
 """
 

@@ -1,4 +1,4 @@
-"""Every recipe in configs/ is a valid build configuration, and builds a repository of its shape (tests/support/recipes.py)."""
+"""Every recipe in configs/ is a valid build configuration, and builds a repository of its shape (tests.support.recipes)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What ``bei build`` writes and ``bei serve`` reads: manifest, files and their hashes, signature, cache of built artifacts."""
+"""What ``bei build`` writes and ``bei serve`` reads: manifest, hashes, signature, certificate, cache."""

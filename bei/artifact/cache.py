@@ -6,7 +6,7 @@ and how it stays within its bound.
     .<entry>.lock                held by the one process that builds it
     .<entry>.xxxxxxxx/           half an artifact: being built or removed, or left there by a process that was killed
     .bei.lock                    held by whoever looks at all entries
-    costs/*.json                 measurements (bei.cost_cache)
+    costs/*.json                 measurements (bei.artifact.cost_cache)
 
 Who uses an entry has its ``.used`` file first and its ``.lock`` second; who removes it has the ``.used`` file alone to
 himself, so that nobody uses it, builds it or waits to. Only entries with a ``.used`` file, and costs, are ever removed:

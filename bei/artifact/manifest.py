@@ -2,12 +2,12 @@
 
     manifest.json      what the artifact is; every other file with size and sha256
     tokenizer.json     the tokenizer, ready to use (truncation and padding off)
-    token_weights.npy  a weight for each token, where a side's sparse vectors are looked up (bei.token_weights)
-    certificate.json   how far the engine is from the reference (bei.certification)
+    token_weights.npy  a weight for each token, where a side's sparse vectors are looked up (bei.artifact.token_weights)
+    certificate.json   how far the engine is from the reference (bei.verification)
     certificate.html   the same as a page for people
     engine/            the compiled engine, files named by the target
-    reference/         answers of a reference, where the engine could not be verified yet (bei.certification.stored)
-    signature.json     whose signature the manifest has (bei.signatures), where somebody has signed it
+    reference/         answers of a reference, where the engine could not be verified yet (bei.verification.stored_answers)
+    signature.json     whose signature the manifest has (bei.artifact.signature), where somebody has signed it
 
 ``load`` checks schema, digest, signature and hashes before anything of the artifact is executed. No pickle anywhere.
 """

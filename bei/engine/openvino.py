@@ -22,7 +22,7 @@ from bei.utils.libraries import importing
 from bei.utils.mapped_files import release_pages, releasing_pages
 
 # OpenVINO keeps a compiled kernel for every shape it has met, 5,000 by default, and grows with traffic. Inputs come in
-# bucketed shapes (bei.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).
+# bucketed shapes (bei.engine.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).
 _KERNEL_CACHE_CAPACITY = 1024
 
 _WARMUP_TOKENS = 1024

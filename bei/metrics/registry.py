@@ -34,7 +34,7 @@ _SECONDS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-# Those of text-embeddings-inference, whose names these have too (bei.te_metrics).
+# Those of text-embeddings-inference, whose names these have too (bei.metrics.tei).
 _SIZES = tuple(2**power for power in range(13))
 _TOKENS = tuple(2**power for power in range(21))
 _LENGTHS = tuple(2**power for power in range(18))

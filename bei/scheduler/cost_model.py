@@ -3,7 +3,7 @@
     seconds = speed * (per_step + tokens(T) + tiles(T') + B * (per_sequence + width(S)))
 
 T is the number of tokens of the step, B its sequences, S its longest sequence, each rounded up to the shape bucket that
-engines run (bei.packing). T' is T rounded up to whole tiles: matrix kernels share blocks of rows among threads, so the
+engines run (bei.engine.packing). T' is T rounded up to whole tiles: matrix kernels share blocks of rows among threads, so the
 last tile of a step costs the same however full it is (docs/decisions.md, "Steps are filled up to whole tiles").
 ``tokens`` and ``tiles`` (matrix products) and ``width`` (attention, per row of the padded view) are piecewise linear
 and never decrease; every coefficient is zero or more. So a prediction never falls when a step gets more tokens, more
@@ -47,7 +47,7 @@ _PRIOR_STEPS = 15
 # A measured speed is corrected by at most this factor: beyond it something is wrong with the steps, not the model.
 _MAX_CORRECTION = 16.0
 
-# Widths are tabulated in these steps; every bucket of bei.packing is a multiple of it.
+# Widths are tabulated in these steps; every bucket of bei.engine.packing is a multiple of it.
 _GRAIN_LOG2 = 3
 _GRAIN = 1 << _GRAIN_LOG2
 # Fused attention of OpenVINO wants multiples of 16 and is slower, not faster, on the 8 between (docs/decisions.md).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Texts that are tokenized, and go to the queue, together (bei.tokenization.CHUNK).
+# Texts that are tokenized, and go to the queue, together (bei.tokenizer.pool.CHUNK).
 CHUNK = 32
 
 

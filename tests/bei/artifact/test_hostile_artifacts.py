@@ -235,6 +235,6 @@ def test_what_a_terminal_obeys_is_written_as_an_escape() -> None:
 
 
 def test_the_manifest_s_name_is_no_secret() -> None:
-    """bei.manifest_checks knows these names as texts, since bei.artifact imports it."""
+    """bei.artifact.validation knows these names as texts, since bei.artifact imports it."""
     assert (MANIFEST, TOKENIZER, artifacts.CERTIFICATE) == ("manifest.json", "tokenizer.json", "certificate.json")
     assert (artifacts.ENGINE_DIR, artifacts.REFERENCE_DIR, SIGNATURE) == ("engine", "reference", "signature.json")
