@@ -102,7 +102,7 @@ class PlanProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a TensorRT plan was compiled.
 
-    ``lowerings``: how each attention layer is written (docs/architecture.md, "The packed graph"), in order.
+    ``lowerings``: how each attention layer is written (docs/engines.md, "The packed graph"), in order.
     ``fallbacks``: what was asked for or tried and could not be had, a sentence each. ``refit``: the plan holds no
     weights, and the engine puts those of the ONNX file beside it into it when it is loaded.
     """

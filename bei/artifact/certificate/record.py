@@ -162,7 +162,7 @@ class QuantizationRecord(Calibration, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine was compared with, where, and on how much (docs/architecture.md, a build's life).
+    """What the engine was compared with, where, and on how much (docs/architecture.md, "A build, in ten steps").
 
     ``kind`` is "self-consistency" where the reference is bei's own FP32 engine, which shares the graph: what is wrong
     in both does not show. It is "none" where the build was told not to verify: nothing was compared, and nothing has
