@@ -27,8 +27,9 @@ _OF_BUILDS_ALONE = {
     "model": "and BEI_MODELS says what is served",
     "out": "and what is built to be served lies in BEI_CACHE_DIR",
 }
-# What the builder's configuration imports beside what is always installed. The rest is imported where it is used.
-_OF_THE_BUILDER = ("ml_dtypes", "onnx")
+# Every build needs these; the builder imports them, and the rest, where it uses them. Looked for first, so that an
+# installation without the extra is told so before anything is read.
+_EVERY_BUILD_NEEDS = ("ml_dtypes", "onnx")
 
 
 def cache_of(config: ServeConfig) -> ModelCache:
@@ -114,7 +115,7 @@ def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -
 def build_config_class() -> type[Any]:
     """The builder's configuration. Raises MissingDependencyError and BrokenDependencyError where what building needs is
     not installed, or does not load."""
-    for library in _OF_THE_BUILDER:
+    for library in _EVERY_BUILD_NEEDS:
         libraries.load(library, library, "cpu", "Building an artifact")
     from bei_build.config import BuildConfig
 

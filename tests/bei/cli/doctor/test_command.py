@@ -35,7 +35,7 @@ from tests.bei.cli.doctor.machines import (
 from tests.support.artifacts import save_artifact
 
 QUICK = ("--head-sizes", "64", "--compute-capability", "89")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PATH = os.pathsep.join([str(ROOT), str(ROOT / "build")])
 
 
