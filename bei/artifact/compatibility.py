@@ -29,8 +29,8 @@ def check_swap(served: Manifest, new: Manifest, *, vectors_may_change: bool) -> 
     changes = [*_vector_changes(served, new)]
     if changes and not vectors_may_change:
         raise SwapRefusedError(
-            f"It has {_listed(changes)}: its vectors do not go with those that clients have stored. Give it a "
-            "name of its own, restart the server, or start it with --swap-vectors."
+            f"It has {_listed(changes)}: its vectors are not comparable with those that clients have stored. Give it "
+            "a name of its own, restart the server, or start it with --swap-vectors."
         )
 
 

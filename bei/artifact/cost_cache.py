@@ -45,12 +45,12 @@ class CostCache:
         try:
             content = json.loads(path.read_bytes())
             if content["key"] != key:
-                raise ValueError("it is of another engine")
+                raise ValueError("it was measured with another engine")
             data = content["data"]
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("%s cannot be read (%s) and is left aside", path, error)
+            log.warning("%s cannot be used (%s) and is ignored", path, error)
             return None
         with suppress(OSError):  # for bei cache prune, which takes the least recently used first
             os.utime(path)

@@ -89,18 +89,21 @@ def read_signature(folder: Path, digest: str) -> Signed | None:
         public_key = from_openssh_line(record.public_key)
         signature = base64.b64decode(record.signature, validate=True)
     except (msgspec.MsgspecError, OSError, ValueError, RecursionError) as error:  # UnfitError is a ValueError
-        raise ArtifactSignatureError(f"{file} is no signature that can be read ({_line(error)}). {_REMEDY}") from error
+        raise ArtifactSignatureError(f"{file} cannot be read as a signature ({_line(error)}). {_REMEDY}") from error
     if record.digest != digest:
         raise ArtifactSignatureError(
-            f"{file} is of another manifest: it is another artifact's, or this one was changed since. {_REMEDY}"
+            f"{file} does not match the manifest: it belongs to another artifact, or this one was changed after it "
+            f"was signed. {_REMEDY}"
         )
     is_good = _holds(public_key, signature, digest)
     if is_good is False:
-        raise ArtifactSignatureError(f"{file} does not hold: {fingerprint(public_key)} has not signed this. {_REMEDY}")
+        raise ArtifactSignatureError(
+            f"{file} is not valid: the key {fingerprint(public_key)} has not signed this artifact. {_REMEDY}"
+        )
     return Signed(algorithm=record.algorithm, public_key=public_key, is_checked=is_good is not None)
 
 
-_REMEDY = "Copy the artifact anew from its source; if you know what was changed, take the file away and sign again."
+_REMEDY = "Copy the artifact anew from its source; if you know what was changed, delete this file and sign again."
 
 
 def check_trusted(folder: Path, signed: Signed | None, trusted: Set[bytes]) -> None:
@@ -123,11 +126,13 @@ def check_trusted(folder: Path, signed: Signed | None, trusted: Set[bytes]) -> N
 def _decoded(raw: bytes) -> _Record:
     content = json.loads(raw, object_pairs_hook=unique_keys)
     if not isinstance(content, dict):
-        raise UnfitError("it is no object of JSON")
+        raise UnfitError("it is not a JSON object")
     if content.get("schema_version") != _SCHEMA_VERSION:
-        raise UnfitError(f"its schema_version is not {_SCHEMA_VERSION}, which this bei reads")
+        raise UnfitError(f"its schema_version is not {_SCHEMA_VERSION}, the only one that this bei reads")
     if content.get("algorithm") != ALGORITHM:
-        raise UnfitError(f"its algorithm is {str(content.get('algorithm'))[:40]!a}, and this bei knows {ALGORITHM}")
+        raise UnfitError(
+            f"its algorithm is {str(content.get('algorithm'))[:40]!a}, and this bei knows {ALGORITHM} only"
+        )
     return msgspec.convert(content, _Record)
 
 

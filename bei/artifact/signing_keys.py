@@ -50,13 +50,13 @@ def from_openssh_line(line: str) -> bytes:
     """The 32 bytes of the key in a line of an ``id_ed25519.pub``. Raises UnfitError."""
     kind, _, rest = line.strip().partition(" ")
     if kind != _TYPE:
-        raise UnfitError(f"it is of the kind {kind[:40]!a}, and {_TYPE} is needed")
+        raise UnfitError(f"its type is {kind[:40]!a}, and must be {_TYPE}")
     try:
         wire = base64.b64decode(rest.split(" ")[0], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UnfitError("it is no base64") from error
+        raise UnfitError("it is not base64") from error
     if not wire.startswith(_WIRE_HEAD) or len(wire) != len(_WIRE_HEAD) + _KEY_BYTES:
-        raise UnfitError(f"it holds no key of {_KEY_BYTES} bytes")
+        raise UnfitError(f"it does not hold a key of {_KEY_BYTES} bytes")
     return wire[len(_WIRE_HEAD) :]
 
 
@@ -147,7 +147,7 @@ def _of_pem(file: str, content: str, serialization: Any) -> Iterator[bytes]:
                 f"The trusted key {file} holds {what}: give a public key (openssl pkey -pubout)."
             ) from None
         if not isinstance(key, Ed25519PublicKey):
-            raise ConfigError(f"The trusted key {file} holds a key for {_kind(key)}: signatures are of Ed25519.")
+            raise ConfigError(f"The trusted key {file} holds a key for {_kind(key)}: give a public key for Ed25519.")
         yield key.public_bytes_raw()
 
 
@@ -156,7 +156,9 @@ def _of_lines(file: str, content: str) -> Iterator[bytes]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         if not _OPENSSH_TYPE.match(line.strip()):
-            raise ConfigError(f"The trusted key {file} has a line {number} that is no key: PEM, or {_TYPE} ....")
+            raise ConfigError(
+                f"The trusted key {file} has a line {number} that is not a key: give keys in PEM, or as {_TYPE} ...."
+            )
         try:
             yield from_openssh_line(line)
         except UnfitError as error:
@@ -183,7 +185,9 @@ def _content(what: str, file: str) -> str:
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{what} {file} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{what} {file} has more than {_MOST_BYTES:,} bytes: this is no key.")
+        raise ConfigError(
+            f"{what} {file} has more than {_MOST_BYTES:,} bytes, and cannot be a key: give the file of a key."
+        )
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -184,7 +184,7 @@ def load_manifest(path: Path) -> Manifest:
             f"{file} was changed after the build. Build the artifact again, or copy it anew from its source."
         )
     if fault := manifest_fault(manifest):
-        raise ArtifactManifestError(f"{file} says what cannot be: {fault}. Build the artifact again.")
+        raise ArtifactManifestError(f"{file} is not valid: {fault}. Build the artifact again.")
     return manifest
 
 
@@ -218,7 +218,8 @@ def load(path: Path) -> Artifact:
         file = path / info.path
         if not file.is_file():
             raise ArtifactFileMissingError(
-                f"{path} has lost {info.path}. Copy the artifact anew from its source, or build it again."
+                f"{path} lacks {info.path}, which its manifest lists. Copy the artifact anew from its source, or "
+                "build it again."
             )
         if file.stat().st_size != info.size or sha256_of_file(file) != info.sha256:
             raise ArtifactHashMismatchError(
@@ -246,5 +247,5 @@ def _certificate_of(path: Path, manifest: Manifest) -> Certificate | None:
     except _UNREADABLE as error:
         raise ArtifactManifestError(f"{file} cannot be read ({error}). Build it again.") from error
     if fault := certificate_fault(manifest, certificate):
-        raise ArtifactManifestError(f"{file} says what cannot be: {fault}. Build it again.")
+        raise ArtifactManifestError(f"{file} is not valid: {fault}. Build it again.")
     return certificate

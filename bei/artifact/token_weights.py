@@ -24,9 +24,11 @@ def read_token_weights(path: Path, vocab_size: int) -> Float32Array:
     try:
         weights = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ArtifactManifestError(f"{path} is no table of weights ({error}). Build the artifact again.") from error
+        raise ArtifactManifestError(f"{path} is not a table of weights ({error}). Build the artifact again.") from error
     is_array = isinstance(weights, np.ndarray)  # an archive of several is none
     if not is_array or weights.dtype != np.float32 or weights.shape != (vocab_size,) or not np.isfinite(weights).all():
-        raise ArtifactManifestError(f"{path} has not {vocab_size} finite float32 weights. Build the artifact again.")
+        raise ArtifactManifestError(
+            f"{path} does not hold {vocab_size} finite float32 weights. Build the artifact again."
+        )
     found: Float32Array = weights
     return found

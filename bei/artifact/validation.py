@@ -108,15 +108,15 @@ def check_files(path: Path, manifest: Manifest) -> None:
             check_regular(within(path, info.path), most.get(info.path))
         except UnfitError as error:
             raise ArtifactManifestError(
-                f"{path} lists the file {info.path[:80]!a}, which is not to be read: {error}. Copy the artifact "
-                "anew from its source, or build it again."
+                f"{path} lists the file {info.path[:80]!a}, which bei does not read: {error}. Copy the artifact anew "
+                "from its source, or build it again."
             ) from error
     for folder in ("engine", "reference"):
         names = [info.path.split("/", 1)[1] for info in manifest.files if info.path.startswith(f"{folder}/")]
         if extra := unlisted(path / folder, names):
             raise ArtifactFileUnlistedError(
                 f"{path} has a file {f'{folder}/{extra}'!a} that its manifest does not list, and an engine could "
-                "read it: take it away, or copy the artifact anew from its source."
+                "read it: delete it, or copy the artifact anew from its source."
             )
 
 
@@ -129,13 +129,13 @@ def _names(manifest: Manifest) -> Iterator[str]:
         if not _WORD.fullmatch(value):
             yield f"{field} is {_shown(value)}, which is no name"
     if manifest.precision not in PRECISIONS:
-        yield f"precision is {_shown(manifest.precision)}, and there are {', '.join(PRECISIONS)}"
+        yield f"precision is {_shown(manifest.precision)}, and must be one of {', '.join(PRECISIONS)}"
     spec = manifest.spec
     for field in ("num_layers", "hidden_size", "num_heads", "vocab_size", "num_parameters"):
         least = 1 if field in ("hidden_size", "vocab_size") else 0
         most = 1 << 62 if field == "num_parameters" else _MOST_COUNT
         if not least <= (value := getattr(spec, field)) <= most:
-            yield f"spec.{field} is {_shown(value)}"
+            yield f"spec.{field} is {_shown(value)}, and must be from {least} to {most}"
 
 
 def _tasks(manifest: Manifest) -> Iterator[str]:
@@ -145,7 +145,7 @@ def _tasks(manifest: Manifest) -> Iterator[str]:
     outputs = {output.name for output in manifest.outputs}
     for task in manifest.tasks:
         if task not in OUTPUTS_OF:
-            yield f"tasks has {_shown(task)}, and there are {', '.join(OUTPUTS_OF)}"
+            yield f"tasks has {_shown(task)}, and each must be one of {', '.join(OUTPUTS_OF)}"
         elif outputs.isdisjoint(OUTPUTS_OF[task]):
             yield f"the task {task} reads {' or '.join(OUTPUTS_OF[task])}, which the engine does not give"
 
@@ -173,12 +173,15 @@ def _heads(manifest: Manifest) -> Iterator[str]:
     """What belongs to an output must be there with it, and without it there is nothing that it belongs to."""
     embedding, classification = manifest.embedding, manifest.classification
     if (embedding is not None) != (manifest.dimension("embedding") is not None):
-        yield "embedding says how the output of this name is read: the one is there without the other"
+        yield "embedding and the output of this name must both be there, or neither"
     if embedding is not None:
         if any(dimension < 1 for dimension in embedding.matryoshka_dimensions or ()):
-            yield f"matryoshka_dimensions has {_shown(min(embedding.matryoshka_dimensions or ()))}: at least 1 each"
+            yield (
+                f"matryoshka_dimensions has {_shown(min(embedding.matryoshka_dimensions or ()))}, and each must be "
+                "at least 1"
+            )
         if embedding.int8_largest is not None and embedding.int8_largest < 0:
-            yield f"int8_largest is {embedding.int8_largest}: it is the size of a component"
+            yield f"int8_largest is {embedding.int8_largest}, and must not be negative"
     labelled = next((output for output in manifest.outputs if output.name in _LABELLED), None)
     if labelled and (classification is None or len(classification.labels) != labelled.dimension):
         count = "no" if classification is None else len(classification.labels)
@@ -205,9 +208,9 @@ def _prompts(manifest: Manifest) -> Iterator[str]:
 def _roles(manifest: Manifest) -> Iterator[str]:
     for side, role in manifest.roles.items():
         if role.max_tokens is not None and not 1 <= role.max_tokens <= _MOST_COUNT:
-            yield f"the role {side} has max_tokens {_shown(role.max_tokens)}"
+            yield f"the role {side} has max_tokens {_shown(role.max_tokens)}, which must be from 1 to {_MOST_COUNT}"
         if any(not 0 <= token < _MOST_COUNT for token in role.skip_ids):
-            yield f"the role {side} skips a token that cannot be"
+            yield f"the role {side} skips a token id that is negative or too large"
         if role.table and manifest.dimension("sparse") is None:
             yield f"the role {side} has a table of weights, and the model gives no sparse vectors"
         if role.table and all(info.path != _TABLE for info in manifest.files):
@@ -251,7 +254,10 @@ def _plan(plan: Plan) -> Iterator[str]:
         for field in ("tokens", "sequences", "longest"):
             least, usual, most = getattr(profile, field)
             if not 1 <= least <= usual <= most <= MOST_TOKENS:
-                yield f"the plan's profile {_shown(profile.name)} has {field} {least}, {usual}, {most}"
+                yield (
+                    f"the plan's profile {_shown(profile.name)} has {field} {least}, {usual}, {most}, which must "
+                    f"ascend from 1 to {MOST_TOKENS} at most"
+                )
 
 
 def _package(package: Package) -> Iterator[str]:
@@ -261,7 +267,7 @@ def _package(package: Package) -> Iterator[str]:
     if "input_ids" not in package.inputs:
         yield "the package's inputs have no input_ids: it reads no text"
     if not 0 <= package.weight_bytes < 1 << 62:
-        yield f"the package has weight_bytes {_shown(package.weight_bytes)}"
+        yield f"the package has weight_bytes {_shown(package.weight_bytes)}, which is not a possible size"
 
 
 def _files(manifest: Manifest) -> Iterator[str]:
@@ -270,7 +276,7 @@ def _files(manifest: Manifest) -> Iterator[str]:
         if any(part in ("", ".") for part in info.path.split("/")) or info.path in _UNLISTED:
             yield f"files has {_shown(info.path)}, which is no path of a file"
         if not 0 <= info.size < 1 << 62 or not _SHA256.fullmatch(info.sha256):
-            yield f"files has {_shown(info.path)} with a size or sha256 that cannot be"
+            yield f"files has {_shown(info.path)} with an invalid size or sha256"
     if not any(info.path.startswith("engine/") for info in manifest.files):
         yield "files has nothing in engine/"
 
@@ -281,12 +287,12 @@ def _verdict(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
         yield f"its kind is {kind}, and the manifest says {manifest.verification}"
     if not 0 <= certificate.num_texts <= certificate.num_held_out_texts <= _MOST_COUNT:
         counts = f"{_shown(certificate.num_texts)} of {_shown(certificate.num_held_out_texts)}"
-        yield f"it is of {counts} texts"
+        yield f"it compares {counts} texts, which is not possible"
     was_compared = kind in ("reference", "self-consistency")
     if was_compared and (not certificate.num_texts or not outputs or certificate.thresholds is None):
-        yield f"its kind is {kind}, and it compares nothing"
+        yield f"its kind is {kind}, but it lacks texts, outputs or thresholds"
     if certificate.passed != (was_compared and not certificate.failures):
-        yield f"passed is {str(certificate.passed).lower()}, against its figures"
+        yield f"passed is {str(certificate.passed).lower()}, which its figures contradict"
 
 
 def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
@@ -299,17 +305,17 @@ def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
     yield from _repeated("its outputs", [one.output for one in certificate.outputs])
     for one in certificate.outputs:
         if manifest.dimension(one.output) is None:
-            yield f"it has figures of {_shown(one.output)}, which the engine does not give"
+            yield f"it has figures for {_shown(one.output)}, which the engine does not give"
         for field in ("cosine_mean", "cosine_p1", "cosine_min"):
             if not abs(value := getattr(one, field)) <= 1 + _ROUNDING:
                 yield f"{field} of {one.output} is {value}, which is no cosine"
         if not 0 <= one.ranking_overlap <= 1 or not one.max_abs_difference >= 0:
-            yield f"{one.output} has a ranking_overlap or max_abs_difference that cannot be"
+            yield f"{one.output} has an invalid ranking_overlap or max_abs_difference"
         if not one.worst_texts:
             yield f"{one.output} has no worst_texts"
     width = manifest.dimension(certificate.canary_output)
     if width is None:
-        yield f"its canary is of {_shown(certificate.canary_output)}, which the engine does not give"
+        yield f"its canary is for {_shown(certificate.canary_output)}, which the engine does not give"
     elif len(certificate.canary_row) != width:
         yield f"its canary has {len(certificate.canary_row)} components, and {certificate.canary_output} has {width}"
 

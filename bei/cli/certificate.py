@@ -93,7 +93,7 @@ def _facts(name: str, certificate: Certificate) -> Iterator[tuple[str, str]]:
         yield "quantized", f"{record.format}, {record.method}"
         texts = f"{record.num_texts:,} texts, {record.num_tokens:,} tokens, sha256 {record.texts_sha256}"
         yield "calibrated on", f"{record.calibration} ({texts})"
-        yield "left high", f"{sum(layer.is_high for layer in record.layers)} of {len(record.layers)} layers"
+        yield "not quantized", f"{sum(layer.is_high for layer in record.layers)} of {len(record.layers)} layers"
 
 
 def _figures(row: Agreement) -> Iterator[tuple[str, str]]:
@@ -127,7 +127,7 @@ def _layers(record: QuantizationRecord) -> Table:
             layer.layer,
             f"{layer.sensitivity:{form}}",
             "#" * round(layer.sensitivity / highest * _BAR),
-            "left high" * layer.is_high,
+            "not quantized" * layer.is_high,
         )
         for layer in layers
     ]

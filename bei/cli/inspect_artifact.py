@@ -213,6 +213,6 @@ def _quantization_rows(certificate: Certificate) -> list[tuple[str, str]]:
         return []
     num_high = sum(layer.is_high for layer in record.layers)
     return [
-        ("quantized", f"{record.format}, {record.method}; {num_high} of {len(record.layers)} layers left high"),
+        ("quantized", f"{record.format}, {record.method}; {num_high} of {len(record.layers)} layers not quantized"),
         ("calibrated on", f"{record.calibration} ({record.num_texts:,} texts, {record.num_tokens:,} tokens)"),
     ]

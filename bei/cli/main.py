@@ -173,10 +173,14 @@ def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         choices=TARGETS,
-        help="look at this one only; exit code 1 if it can neither be built nor served here",
+        help="examine this target only; exit code 1 if it can neither be built nor served here",
     )
     parser.add_argument(
-        "--head-sizes", type=_numbers, metavar="N,N", default=HEAD_SIZES, help=f"of attention layers (default: {sizes})"
+        "--head-sizes",
+        type=_numbers,
+        metavar="N,N",
+        default=HEAD_SIZES,
+        help=f"head sizes of the attention layers to build (default: {sizes})",
     )
     parser.add_argument(
         "--compute-capability",
@@ -335,9 +339,13 @@ def _doctor(options: dict[str, Any]) -> None:
     from bei.cli.doctor.text import as_text, show
 
     if options["no_attention"] and options["head_sizes"] != HEAD_SIZES:
-        raise ConfigError("--head-sizes are of the attention layers that --no-attention leaves out: give one of them.")
+        raise ConfigError(
+            "--head-sizes has no effect with --no-attention, which builds no attention layers: give one of them."
+        )
     if options["compute_capability"] and options["target"] not in (None, "tensorrt-rtx"):
-        raise ConfigError(f"--compute-capability is of target tensorrt-rtx, not of {options['target']}: leave it out.")
+        raise ConfigError(
+            f"--compute-capability works with target tensorrt-rtx only, not with {options['target']}: leave it out."
+        )
 
     with Console(stderr=True).status("examining") as status:  # shows nothing where stderr is no terminal
         report = examine(

@@ -54,22 +54,26 @@ class ServeConfig:
     )
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = _option(8000, "TCP port; 0 lets the system choose")
-    tcp: bool | None = _option(None, "listen on host and port (default: unless there is a uds)")
+    tcp: bool | None = _option(None, "listen on host and port (default: unless uds is set)")
     uds: str | None = _option(None, "path of a unix socket to listen on")
-    uds_mode: str = _option("660", "who may connect to it: its permissions, as chmod has them")
+    uds_mode: str = _option("660", "permissions of the unix socket, in the octal digits of chmod")
     tls_cert: str | None = _option(None, "PEM file of the certificate chain: TLS on host and port; read anew on SIGHUP")
-    tls_key: str | None = _option(None, "PEM file of its private key")
-    tls_client_ca: str | None = _option(None, "PEM file of authorities, of which a client must have a certificate")
+    tls_key: str | None = _option(None, "PEM file of the certificate's private key")
+    tls_client_ca: str | None = _option(
+        None, "PEM file of authorities; clients must have a certificate from one of them"
+    )
     api_keys_file: str | None = _option(None, "YAML file of API keys (docs/reference.md); read anew on SIGHUP")
     api_keys: tuple[str, ...] | None = field(
         default=None,
         repr=False,
         metadata={"help": "API keys, NAME:KEY each", "file_only": True, "secret": True},  # ps shows flags to everybody
     )
-    metrics_need_key: bool = _option(False, "an API key is asked for on /metrics too")
-    cors_origins: tuple[str, ...] = _option((), "pages that may ask from a browser, by origin, with commas; * for all")
-    cors_credentials: bool = _option(False, "browsers may send cookies along")
-    root_path: str = _option("", "what a proxy has in front of every path, as /embeddings-api")
+    metrics_need_key: bool = _option(False, "ask for an API key on /metrics too")
+    cors_origins: tuple[str, ...] = _option(
+        (), "origins of the pages that may send requests from a browser, with commas; * for all"
+    )
+    cors_credentials: bool = _option(False, "let browsers send cookies")
+    root_path: str = _option("", "prefix that a proxy has in front of every path, as /embeddings-api")
     engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
     engine_streams: int | None = _option(
         None,
@@ -77,10 +81,10 @@ class ServeConfig:
         "(default: 1 on a CPU, whose threads they share; 2 on a GPU)",
     )
     graph_megabytes: int | None = _option(
-        None, "a GPU's memory for the recorded small steps (CUDA graphs) of an engine; 0: none (default: 256)"
+        None, "megabytes of GPU memory for the CUDA graphs (recorded small steps) of an engine; 0: none (default: 256)"
     )
     gpu_megabytes: int | None = _option(
-        None, "a GPU's memory for the engines of a process, target cuda (default: all that is free)"
+        None, "megabytes of GPU memory for the engines of a process, target cuda (default: all that is free)"
     )
     tune: str = _option(
         "auto",
@@ -90,8 +94,8 @@ class ServeConfig:
     http_workers: int = _option(1, "front-end processes: HTTP, tokenizers and answers; more than 1 for fast engines")
     devices: tuple[str, ...] = _option(
         (),
-        "devices to serve on, of several an engine process each: GPUs as 0,1, or sets of cores for CPU engines as "
-        "0-15,16-31 (default: one device, as it is)",
+        "devices to serve on; each of several has its own engine process: GPUs as 0,1, or sets of cores for CPU "
+        "engines as 0-15,16-31 (default: one device)",
     )
     tokenizer_threads: int = field(
         default_factory=_default_tokenizer_threads,
@@ -99,14 +103,16 @@ class ServeConfig:
     )
     max_queue_tokens: int = _option(4_000_000, "tokens accepted and not yet answered, per model; beyond it 429")
     max_client_batch_size: int = _option(16384, "most inputs of one request")
-    interactive_inputs: int = _option(8, "a request of at most so many inputs is interactive if it does not say")
-    interactive_tokens: int = _option(1024, "... and of at most so many tokens, as its characters promise")
+    interactive_inputs: int = _option(8, "a request of at most so many inputs is interactive unless it names its lane")
+    interactive_tokens: int = _option(1024, "... and of at most so many tokens, as estimated from its characters")
     interactive_max_wait: float = _option(5.0, "seconds of predicted wait beyond which an interactive request is a 429")
     bulk_max_wait: float = _option(20.0, "the same for bulk requests")
     bulk_share: float = _option(0.2, "share of the engine's time that bulk work gets in any case")
-    step_cap_ms: float = _option(0.0, "longest step of bulk work beside interactive work; 0: what the costs ask for")
+    step_cap_ms: float = _option(
+        0.0, "longest step of bulk work beside interactive work; 0: chosen from the costs of steps"
+    )
     hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never")
-    cache_megabytes: int = _option(0, "memory for a cache of answers, per model; 0: none")
+    cache_megabytes: int = _option(0, "megabytes for a cache of answers, per model; 0: none")
     answer_limit: int = _option(256_000_000, "largest answer in bytes, as estimated before it is computed")
     answer_memory: int = _option(1_000_000_000, "bytes of all answers under way together, as estimated; beyond it 429")
     compress_answers: bool = _option(False, "compress answers for clients whose Accept-Encoding has zstd or gzip")
@@ -123,22 +129,25 @@ class ServeConfig:
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
     untrained_dimensions: str = _option(
         "warn",
-        "dimensions of a model that does not say that it was trained for them (Matryoshka)",
+        "what to do with requests for dimensions that a model does not say it was trained for (Matryoshka)",
         choices=UNTRAINED_DIMENSIONS,
     )
     openai_token_ids: str = field(
         default="refuse",
-        metadata={"help": "token ids on /v1/embeddings, which may be another tokenizer's", "choices": TOKEN_IDS},
+        metadata={
+            "help": "what to do with token ids on /v1/embeddings, which may come from another tokenizer",
+            "choices": TOKEN_IDS,
+        },
     )
     dialect: str = field(
         default="bei",
-        metadata={"help": "whose routes and errors requests get that do not say", "choices": DIALECTS},
+        metadata={"help": "dialect of the routes and errors for requests that do not name one", "choices": DIALECTS},
     )
     ui: bool = _option(True, "serve the page /ui, to try the models in a browser and to watch the server")
     access_log: bool = _option(False, "log every request")
-    log_inputs: bool = _option(False, "the first inputs of a request are in its line of the log")
+    log_inputs: bool = _option(False, "log the first inputs of a request in its line")
     log_format: str = _option("text", "form of the log: lines for people, or a JSON object a line", choices=LOG_FORMATS)
-    server_timing: bool = _option(False, "answers say in the header Server-Timing where their time went")
+    server_timing: bool = _option(False, "add the header Server-Timing to answers, with the time of each stage")
     otlp_endpoint: str | None = _option(
         None,
         "URL of an OpenTelemetry collector (OTLP over HTTP) that gets traces (default: OTEL_EXPORTER_OTLP_ENDPOINT)",
@@ -147,9 +156,11 @@ class ServeConfig:
         None,
         "share of the requests that are traced, if their caller does not say (default: OTEL_TRACES_SAMPLER, or all)",
     )
-    cache_dir: str = _option("~/.cache/bei", "where checkpoints given to serve are built, and measured costs kept")
+    cache_dir: str = _option(
+        "~/.cache/bei", "folder for artifacts that are built from checkpoints given to serve, and for measured costs"
+    )
     cache_max_size: str = _option(
-        "50GB", "most bytes of it, as 20GB; beyond it what was not used for longest is removed; unlimited: never"
+        "50GB", "most bytes of that folder, as 20GB; beyond it the least recently used is removed; unlimited: never"
     )
     precision: str = _option(
         "auto", "precision of checkpoints that are built first; artifacts must have it", choices=("auto", *PRECISIONS)
@@ -158,7 +169,7 @@ class ServeConfig:
         None, "files of public keys, with commas: only artifacts signed by one of them are served"
     )
     swap_vectors: bool = _option(
-        False, "SIGHUP may swap in an artifact whose vectors do not go with those that clients have stored"
+        False, "let SIGHUP swap in an artifact whose vectors are not comparable with those that clients have stored"
     )
 
     def __post_init__(self) -> None:
@@ -278,7 +289,7 @@ def _check_sockets(config: ServeConfig) -> None:
         if config.tcp is False:
             raise ConfigError("tcp false leaves nothing to listen on: set uds, or leave tcp out.")
         if config.uds_mode != _DEFAULT_MODE:
-            raise ConfigError("uds_mode is of a unix socket: set uds too, or leave it out.")
+            raise ConfigError("uds_mode needs uds: set uds too, or leave uds_mode out.")
     if not _MODE.fullmatch(config.uds_mode):
         raise ConfigError(f"uds_mode must be three octal digits as chmod has them, not {config.uds_mode!r}.")
     if (config.tls_cert is None) != (config.tls_key is None):

@@ -102,7 +102,7 @@ class TRTLLMEngine:
             self._shut_down()
             raise EngineError(
                 f"TensorRT-LLM {api.__version__} could not load {folder}: {_one_line(error)}. bei needs {_LEAST} or "
-                "newer; the target is experimental: bei build --target cpu is not."
+                "newer; the target is experimental: build for another one, such as bei build --target cpu."
             ) from error
         self._info = EngineInfo(
             target=manifest.target,

@@ -105,9 +105,11 @@ class Metrics:
             "bei_tokenization_seconds", "From a request's acceptance until an input is tokenized", lane, _SECONDS
         )
         self.queue_seconds = histogram("bei_queue_seconds", "Wait of a sequence for its step", lane, _SECONDS)
-        self.inference_seconds = histogram("bei_inference_seconds", "Run of a sequence's step", lane, _SECONDS)
-        self.engine_seconds = histogram("bei_engine_seconds", "Run of a step", ["model"], _SECONDS)
-        self.predicted_seconds = counter("bei_engine_predicted_seconds", "Predicted runs of steps, summed up", "model")
+        self.inference_seconds = histogram("bei_inference_seconds", "Run time of a sequence's step", lane, _SECONDS)
+        self.engine_seconds = histogram("bei_engine_seconds", "Run time of a step", ["model"], _SECONDS)
+        self.predicted_seconds = counter(
+            "bei_engine_predicted_seconds", "Predicted run times of steps, summed up", "model"
+        )
         self.step_cost_ratio = histogram(
             "bei_step_cost_ratio", "Seconds of a step over what was predicted", ["model"], _RATIOS
         )
@@ -124,7 +126,7 @@ class Metrics:
         self.batch_failures = counter("bei_batch_failures", "Runs of the engine that failed, by kind", "model", "kind")
         self.engine_restarts = counter("bei_engine_restarts", "Engines given up because a step did not end", "model")
         ProcessCollector(registry=self.registry)
-        self.swaps = counter("bei_swaps", "Artifacts looked at on SIGHUP, by what became of them", "model", "result")
+        self.swaps = counter("bei_swaps", "Artifacts examined on SIGHUP, by outcome", "model", "result")
         self.artifact_info = Gauge(
             "bei_artifact_info",
             "1 for the artifact that is served, by its digest",
@@ -221,7 +223,7 @@ class Metrics:
         processes: Iterable[str],
         silent: Iterable[str],
     ) -> bytes:
-        text = "1: what the process knows is in these figures; 0: it has not answered"
+        text = "1: these figures include the process; 0: it has not answered"
         up = GaugeMetricFamily("bei_process_up", text, labels=["process"])
         for names, value in ((processes, 1.0), (silent, 0.0)):
             for name in names:

@@ -37,7 +37,9 @@ def text_or_ids(value: object, index: int) -> TextOrIds:
         raise _malformed(value, index, "inputs", "a text, or a list of the token ids of one input")
     if not all(isinstance(one, (int, np.integer)) for one in value):
         raise MalformedRequestError(
-            f"inputs {index} is a list, and not all in it are token ids: write texts one beside the other.", "inputs"
+            f"inputs {index} is a list that does not hold token ids alone: give texts as inputs of their own, not in "
+            "a list.",
+            "inputs",
         )
     return value
 
@@ -53,4 +55,4 @@ def text_or_pair(value: object, index: int) -> Input:
 
 def _malformed(value: object, index: int, param: str, expected: str) -> MalformedRequestError:
     kind = type(value).__name__
-    return MalformedRequestError(f"{param} {index} is of type {kind}, and must be {expected}.", param)
+    return MalformedRequestError(f"{param} {index} has the type {kind}, and must be {expected}.", param)

@@ -135,5 +135,7 @@ def _iterable(inputs: object) -> Iterable[object]:
         return [inputs]
     if not isinstance(inputs, Iterable):
         kind = type(inputs).__name__
-        raise MalformedRequestError(f"inputs is of type {kind}, and must be a text, or texts in a list or an iterator.")
+        raise MalformedRequestError(
+            f"inputs has the type {kind}, and must be a text, or texts in a list or an iterator."
+        )
     return inputs

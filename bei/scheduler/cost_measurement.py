@@ -363,7 +363,7 @@ def costs_while_serving(artifact: Artifact, engine: Engine, config: ServeConfig,
     limits, name = engine.info.limits, artifact.manifest.name
     if config.tune == "auto":
         cache, key = CostCache(Path(config.cache_dir)), _key(artifact, engine.info, config)
-        if (found := _cached_model(cache, name, key, limits, "going on with those of the former engine")) is not None:
+        if (found := _cached_model(cache, name, key, limits, "the costs of the former engine are used")) is not None:
             log.info("%s: costs of steps read from %s", name, cache.path(name, key))
             return found
     return former.continued(limits)
@@ -384,7 +384,7 @@ def _cached_model(
     try:
         model = CostModel.from_json(data)
         if model.limits != limits or not model.is_measured:
-            raise ValueError("it is of other limits, or was not measured")
+            raise ValueError("it was measured with other limits, or not at all")
     except (KeyError, TypeError, ValueError) as error:
         log.warning("%s holds no cost model (%s): %s", cache.path(name, key), error, otherwise)
         return None

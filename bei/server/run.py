@@ -131,7 +131,7 @@ class _Signals:
         loop = asyncio.get_running_loop()
 
         def later() -> None:
-            log.warning("second signal: what waits for its answer gets 503")
+            log.warning("second signal: requests that wait for an answer get 503")
             exit_soon()
             loop.call_soon_threadsafe(self._models.abandon)
 

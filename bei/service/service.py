@@ -333,8 +333,8 @@ class InferenceService:
         self._canary_matched = found is None
         if found is not None:
             raise EngineError(
-                f"{self.name} answers its canary with {found} it had at build time: "
-                "this machine computes something else. Build the artifact again here."
+                f"{self.name} answers its canary with {found} it had at build time: this machine gives other results "
+                "than the one of the build. Build the artifact again here."
             )
 
     def begin_drain(self) -> None:
@@ -344,7 +344,9 @@ class InferenceService:
 
     def abandon(self) -> None:
         """Answer everything that waits with ShuttingDownError; what is queued will not be run."""
-        error = ShuttingDownError("The server was stopped before it came to this: send the request to another replica.")
+        error = ShuttingDownError(
+            "The server was stopped before it ran this request: send the request to another replica."
+        )
         self._resolve([call for call in self._calls.values() if call.fail(error)])
 
     async def wait_drained(self) -> None:

@@ -40,7 +40,7 @@ def check_form(
         )
     if dtype in ("int8", "uint8") and manifest.embedding is not None:
         if not (manifest.embedding.normalize if normalize is None else normalize):
-            raise InvalidRequestError(f"{dtype} is of vectors of unit length: set normalize to true.", param)
+            raise InvalidRequestError(f"{dtype} needs unit vectors: set normalize to true.", param)
         if manifest.embedding.int8_largest is None:
             raise InvalidRequestError(
                 f"{manifest.name} was built with --no-verify, so nothing says how large its components are: build "

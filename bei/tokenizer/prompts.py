@@ -167,8 +167,9 @@ def _check_route(manifest: Manifest, prompt_name: str | None, input_type: str | 
     for param, name in given.items():
         if name is not None and any(name in names_of(route) for route in routes.absent):
             raise InvalidRequestError(
-                f"{manifest.name} does not read {name!r}: it was built of one route of its Router, {routes.default!r}. "
-                f"Leave {param} out, or ask a model that was built of the other one (bei build --route).",
+                f"{manifest.name} does not read {name!r}: it was built with one route of its Router, "
+                f"{routes.default!r}. Leave {param} out, or ask a model that was built with the other one (bei build "
+                "--route).",
                 param,
             )
     if routes.default is None and not any(name in names for name in given.values() for names in SIDES.values()):

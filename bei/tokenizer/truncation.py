@@ -27,7 +27,9 @@ def encoding_options(
     if isinstance(truncate, str):
         if truncation_direction is not None:
             raise InvalidRequestError(
-                f"truncate {truncate!r} names the end that is cut already: leave truncation_direction out.", "truncate"
+                f"truncate {truncate!r} says which end is cut, as truncation_direction does: leave "
+                "truncation_direction out.",
+                "truncate",
             )
         direction = _SIDES.get(truncate)
         truncate = truncate != "NONE"

@@ -80,8 +80,8 @@ def agreement(
     failures = []
     if is_judged and max_loss is not None and loss - error > max_loss:
         failures.append(
-            f"nDCG@10 {found:.5f} is {loss:.2%} (standard error {error:.2%}) below the reference's {of_reference:.5f}, "
-            f"and may be {max_loss:.2%}"
+            f"nDCG@10 {found:.5f} is {loss:.2%} (standard error {error:.2%}) below the reference's "
+            f"{of_reference:.5f}, and at most {max_loss:.2%} is allowed"
         )
     return RetrievalAgreement(
         output=ranking.output,

@@ -29,7 +29,7 @@ def verify(path: Path) -> tuple[Artifact, bool]:
     artifact = artifacts.load(path)
     if artifact.signed is not None:
         raise ArtifactSignatureError(
-            f"{path} is signed by {artifact.signed.key}, and a new certificate would not be: take {SIGNATURE} away, "
+            f"{path} is signed by {artifact.signed.key}, and a new certificate would not be: delete {SIGNATURE}, "
             "verify, and sign again with 'bei sign'."
         )
     check_stored(artifact)  # before gigabytes are loaded, by a library that may not be here
@@ -51,7 +51,8 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
             raise VerificationError(failure_of(name, artifact.certificate))
         if artifact.certificate.device != engine.info.device:
             log.info(
-                "%s: its certificate is from %s, this is %s; the canary shows whether both compute the same",
+                "%s: its certificate was made on %s, this machine has %s; the canary text shows whether both give "
+                "the same results",
                 name,
                 artifact.certificate.device,
                 engine.info.device,

@@ -144,7 +144,7 @@ def test_a_broken_file_keeps_the_old_keys_and_logs_an_error_without_them(operate
     for content in (f"search: [{SECRET}", "", f"{OTHER}: {SECRET}\n{OTHER}: x", "search: 5"):
         file.write_text(content)
         server.send_signal(signal.SIGHUP)
-        assert " ERROR the API keys are as before" in server.wait_for_log("the API keys are as before")
+        assert " ERROR the API keys stay as they were" in server.wait_for_log("the API keys stay as they were")
         assert server.ask(BEARER).status_code == 200
     file.unlink()
     server.send_signal(signal.SIGHUP)

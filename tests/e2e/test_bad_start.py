@@ -54,7 +54,7 @@ ANEW = "Copy the artifact anew from its source"
     [
         (lambda folder: corrupt(folder / ENGINE), ANEW),
         (lambda folder: truncate(folder / ENGINE), ANEW),
-        (lambda folder: (folder / ENGINE).unlink(), "has lost engine/model.bin"),
+        (lambda folder: (folder / ENGINE).unlink(), "lacks engine/model.bin"),
         (lambda folder: truncate(folder / artifacts.CERTIFICATE), ANEW),
         (lambda folder: truncate(folder / artifacts.MANIFEST), "Build the artifact again"),
         (lambda folder: edit(folder / artifacts.MANIFEST, max_seq_len=7), "was changed after the build"),

@@ -39,7 +39,7 @@ def test_every_line_of_a_run_is_an_object_and_no_request_is_missing(operate: Ope
     assert [response.status_code for response in asked] == [200, 404, 401, 200, 429, 400, 400, 400, 431, 404, 404, 200]
     file.write_text(f"search: [{SECRET}")
     server.send_signal(signal.SIGHUP)
-    server.wait_for_log("the API keys are as before")
+    server.wait_for_log("the API keys stay as they were")
     server.send_signal(signal.SIGTERM)
     assert server.wait_exit() == 0
     lines: list[dict[str, Any]] = [json.loads(line) for line in server.log]

@@ -84,7 +84,7 @@ def test_the_socket_of_a_killed_server_is_replaced_and_that_of_a_running_one_is_
 def test_what_is_no_socket_is_left_alone(path: Path, env: Mapping[str, str], tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "other")
     path.write_text("important")
-    assert "it is there and no socket" in fails(["serve", artifact.path, "--uds", path], env, tmp_path)
+    assert "it exists and is not a socket" in fails(["serve", artifact.path, "--uds", path], env, tmp_path)
     assert path.read_text() == "important"
 
 

@@ -166,7 +166,7 @@ def test_a_process_that_dies_under_load_is_replaced_and_costs_nobody_an_answer(
         killed_s = time.monotonic()
         before[name].send_signal(number)
         server.wait_for_log(f"ERROR supervisor: {name} was ended by {number.name}: another one is started")
-        server.wait_for_log(f"{name} is there again")
+        server.wait_for_log(f"{name} is ready again")
         load.wait_for_more()
         assert time.monotonic() - killed_s < READY_AGAIN_S
     assert load.errors == []
@@ -203,13 +203,13 @@ def test_a_step_that_hangs_ends_with_its_process_and_is_run_again(devices: str, 
     server: Server = request.getfixturevalue(devices)
     assert vectors_of(server.embed([[HANGS_ONCE], [1]])) == [vector_of([HANGS_ONCE], 1), vector_of([1], 1)]
     server.wait_for_log("a step of engine-[01] does not end: the process is ended")
-    server.wait_for_log("engine-[01] is there again")
+    server.wait_for_log("engine-[01] is ready again")
 
 
 def test_a_front_end_whose_tokenizer_dies_is_replaced(many: Server, clients: ThreadPoolExecutor) -> None:
     dying = clients.submit(many.embed, ["die", "die"])
     many.wait_for_log("a tokenizer thread of tiny has died: it is replaced")
-    many.wait_for_log("front-. is there again")
+    many.wait_for_log("front-. is ready again")
     check_error(dying.result(DEADLINE_S), 503, "shutting_down")
     wait_until_well(many)
     assert len(vectors_of(many.embed(["hello", "world"]))) == 2
@@ -223,7 +223,7 @@ def test_a_front_end_whose_event_loop_hangs_is_replaced_and_the_other_one_answer
         before["front-0"].send_signal(signal.SIGUSR1)
         many.wait_for_log("ERROR supervisor: front-0 has not answered for [0-9]+ s: the process is ended")
         many.wait_for_log("ERROR supervisor: front-0 was ended by SIGKILL: another one is started")
-        many.wait_for_log("front-0 is there again")
+        many.wait_for_log("front-0 is ready again")
         load.wait_for_more()
     assert load.errors == []
     assert max(client.num_broken for client in load.clients) <= 1
@@ -243,7 +243,7 @@ def test_a_process_that_is_stopped_under_load_is_ended_and_costs_nobody_an_answe
     with Load(server) as load:
         before[name].suspend()
         server.wait_for_log(f"ERROR supervisor: .*{name}.*: the process is ended")
-        server.wait_for_log(f"{name} is there again")
+        server.wait_for_log(f"{name} is ready again")
         load.wait_for_more()
     assert load.errors == []
     assert server.metric("bei_process_hangs_total", process=name) >= 1
@@ -289,7 +289,7 @@ def test_rebuilt_artifacts_are_swapped_in_by_all_processes_and_broken_ones_by_no
     for result, count in (("swapped", 3), ("refused", 2), ("unchanged", 1)):
         assert many.metric_of_all("bei_swaps_total", result=result) == count
     children(many)["front-0"].kill()  # what takes its place serves what is served now
-    many.wait_for_log("front-0 is there again")
+    many.wait_for_log("front-0 is ready again")
     assert {vectors_of(many.embed([[1, 2]]))[0][PLACE] for _ in range(8)} == {4}
 
 
@@ -341,7 +341,7 @@ def test_after_sigterm_what_waits_for_an_engine_that_does_not_come_is_refused_in
         check_error(answer.result(DEADLINE_S), 503, "shutting_down")
     assert server.wait_exit() == 0
     assert time.monotonic() - sent_s < 2.0 + READY_AGAIN_S  # and not ten minutes
-    assert any("there has been nobody to answer: what waits for its answer gets 503" in line for line in server.log)
+    assert any("requests that wait for an answer get 503" in line for line in server.log)
     assert not any(process.is_running() for process in processes.values())
 
 
@@ -354,7 +354,7 @@ def test_processes_that_are_started_again_serve_what_is_served_until_sighup(star
         put_in_place(tmp_path / "next", tmp_path / "tiny")  # and no SIGHUP
         for name in ("engine-0", "front-0"):
             children(server)[name].kill()
-            server.wait_for_log(f"{name} is there again")
+            server.wait_for_log(f"{name} is ready again")
             load.wait_for_more()
         assert {answer.build for client in load.clients for answer in client.answers} == {1}
         assert {httpx.get(f"{server.url}/info", timeout=DEADLINE_S).json()["digest"] for _ in range(8)} == {digest}

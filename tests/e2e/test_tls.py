@@ -152,7 +152,7 @@ def test_a_new_certificate_is_for_new_connections_and_ends_no_old_one(
         assert kept_open.get("/health").status_code == 200
         shutil.copy(made["second"].cert, pair.cert)
         server.send_signal(signal.SIGHUP)
-        server.wait_for_log("ERROR the certificate is as before.*tls_key")  # its key is not there yet
+        server.wait_for_log("ERROR the certificate stays as it was.*tls_key")  # its key is not there yet
         assert "first" in subject(server, authority)
         shutil.copy(made["second"].key, pair.key)
         server.send_signal(signal.SIGHUP)
@@ -199,7 +199,7 @@ def test_files_that_cannot_be_used_are_one_line_at_the_start(
     start = ["serve", artifact.path, "--port", "0"]
     assert "tls_cert and tls_key belong together" in fails([*start, "--tls-cert", pair.cert], env, tmp_path)
     other = Pair(pair.cert, made["second"].key)
-    assert "is not that of tls_cert" in fails([*start, *flags(other)], env, tmp_path)
+    assert "does not belong to tls_cert" in fails([*start, *flags(other)], env, tmp_path)
     missing = Pair(tmp_path / "nowhere.pem", pair.key)
     assert "nowhere.pem cannot be read: No such file" in fails([*start, *flags(missing)], env, tmp_path)
     encrypted = Pair(pair.cert, tmp_path / "encrypted.pem")

@@ -299,9 +299,9 @@ HOSTILE: dict[str, Hostile] = {
     "file listed twice": Hostile(
         lambda folder: seal(folder, {**(content := manifest_of(folder)), "files": content["files"] * 2}), "twice"
     ),
-    "size below zero": Hostile(lambda folder: list_again(folder, TOKENIZER, -1), "a size or sha256 that cannot be"),
+    "size below zero": Hostile(lambda folder: list_again(folder, TOKENIZER, -1), "an invalid size or sha256"),
     "sha256 of another form": Hostile(
-        lambda folder: list_again(folder, TOKENIZER, 5, "../" * 21 + "x"), "a size or sha256 that cannot be"
+        lambda folder: list_again(folder, TOKENIZER, 5, "../" * 21 + "x"), "an invalid size or sha256"
     ),
     "no engine": Hostile(without_engine, "nothing in engine/"),
     "weights beside the engine": Hostile(
@@ -361,14 +361,16 @@ HOSTILE: dict[str, Hostile] = {
     "no library": Hostile(says("source", "transformers", value=""), "source.transformers: it has 0 characters"),
     "no target": Hostile(says("target", value=""), "target is ''"),
     "a target that is a path": Hostile(says("target", value="../cpu"), "target is '../cpu', which is no name"),
-    "an unknown precision": Hostile(says("precision", value="fp13"), "precision is 'fp13', and there are fp32"),
+    "an unknown precision": Hostile(says("precision", value="fp13"), "precision is 'fp13', and must be one of fp32"),
     "no precision": Hostile(says("precision", value=""), "precision is ''"),
     "layers below zero": Hostile(says("spec", "num_layers", value=-1), "spec.num_layers is -1"),
     "no vocabulary": Hostile(says("spec", "vocab_size", value=0), "spec.vocab_size is 0"),
     "a vocabulary beyond int32": Hostile(says("spec", "vocab_size", value=10**12), "spec.vocab_size is 1000000000000"),
     "a width below zero": Hostile(says("spec", "hidden_size", value=-8), "spec.hidden_size is -8"),
     "no tasks": Hostile(says("tasks", value=[]), "tasks is empty"),
-    "an unknown task": Hostile(says("tasks", value=["embed", "exec"]), "tasks has 'exec', and there are embed"),
+    "an unknown task": Hostile(
+        says("tasks", value=["embed", "exec"]), "tasks has 'exec', and each must be one of embed"
+    ),
     "a task twice": Hostile(says("tasks", value=["embed", "embed"]), "tasks has 'embed' twice"),
     "a task without its output": Hostile(says("tasks", value=["embed", "rerank"]), "the task rerank reads logits"),
     "no outputs": Hostile(says("outputs", value=[]), "reads embedding, which the engine does not give"),
@@ -382,9 +384,9 @@ HOSTILE: dict[str, Hostile] = {
     "token embeddings a sequence": Hostile(kind("embed_tokens", "token_embedding"), "a row a token, not a sequence"),
     # What belongs to an output.
     "embedding without its output": Hostile(
-        says_all(tasks=["embed_sparse"], outputs=[output("sparse")]), "embedding says how the output of this name"
+        says_all(tasks=["embed_sparse"], outputs=[output("sparse")]), "embedding and the output of this name"
     ),
-    "an output without embedding": Hostile(says("embedding", value=None), "embedding says how the output of this name"),
+    "an output without embedding": Hostile(says("embedding", value=None), "embedding and the output of this name"),
     "vectors of no components": Hostile(
         says("embedding", "matryoshka_dimensions", value=[4, 0]), "matryoshka_dimensions has 0"
     ),
@@ -418,7 +420,7 @@ HOSTILE: dict[str, Hostile] = {
         says("roles", value={"query": {**ROLE, "expansion": {**EXPANSION, "padding_id": -1}}}), "in no vocabulary"
     ),
     "a role that skips what cannot be": Hostile(
-        says("roles", value={"query": {**ROLE, "skip_ids": [-5]}}), "skips a token that cannot be"
+        says("roles", value={"query": {**ROLE, "skip_ids": [-5]}}), "skips a token id that is negative or too large"
     ),
     "a role with a table of dense vectors": Hostile(
         says("roles", value={"query": {**ROLE, "table": True}}),
@@ -427,7 +429,7 @@ HOSTILE: dict[str, Hostile] = {
     "a role with a table that is not there": Hostile(
         kind("embed_sparse", "sparse", roles={"query": {**ROLE, "table": True}}), "files has no token_weights.npy"
     ),
-    "a table larger than its vocabulary": Hostile(large_table, "which is not to be read: it has"),
+    "a table larger than its vocabulary": Hostile(large_table, "which bei does not read: it has"),
     "a route that a terminal obeys": Hostile(
         says("routes", value={"default": "document", "absent": ["\x1b]0;x\x07"]}), "routes: .* cannot be printed"
     ),
@@ -458,18 +460,20 @@ HOSTILE: dict[str, Hostile] = {
     "a threshold of 7": Hostile(certificate("thresholds", "p1", value=7.0), "the threshold p1 is 7"),
     "an overlap of 2": Hostile(certificate("outputs", 0, "ranking_overlap", value=2.0), "ranking_overlap or max_abs"),
     "a difference below zero": Hostile(
-        certificate("outputs", 0, "max_abs_difference", value=-1.0), "max_abs_difference that cannot be"
+        certificate("outputs", 0, "max_abs_difference", value=-1.0), "invalid ranking_overlap or max_abs_difference"
     ),
-    "passed although it failed": Hostile(certificate("outputs", 0, "failures", value=["mean"]), "passed is true, aga"),
-    "failed for no reason": Hostile(certificate("passed", value=False), "passed is false, against"),
-    "passed on nothing": Hostile(certificate("outputs", value=[]), "compares nothing"),
-    "passed without thresholds": Hostile(certificate("thresholds", value=None), "compares nothing"),
+    "passed although it failed": Hostile(
+        certificate("outputs", 0, "failures", value=["mean"]), "passed is true, which"
+    ),
+    "failed for no reason": Hostile(certificate("passed", value=False), "passed is false, which"),
+    "passed on nothing": Hostile(certificate("outputs", value=[]), "lacks texts, outputs or thresholds"),
+    "passed without thresholds": Hostile(certificate("thresholds", value=None), "lacks texts, outputs or thresholds"),
     "another kind than the manifest's": Hostile(certificate("kind", value="self-consistency"), "the manifest says ref"),
-    "more texts than there are": Hostile(certificate("num_texts", value=5), "it is of 5 of 1 texts"),
-    "texts below zero": Hostile(certificate("num_texts", value=-1), "it is of -1 of 1 texts"),
+    "more texts than there are": Hostile(certificate("num_texts", value=5), "it compares 5 of 1 texts"),
+    "texts below zero": Hostile(certificate("num_texts", value=-1), "it compares -1 of 1 texts"),
     "no worst text": Hostile(certificate("outputs", 0, "worst_texts", value=[]), "has no worst_texts"),
     "figures of an output that is not there": Hostile(
-        certificate("outputs", 0, "output", value="logits"), "figures of 'logits', which the engine does not give"
+        certificate("outputs", 0, "output", value="logits"), "figures for 'logits', which the engine does not give"
     ),
     # The tokenizer: whoever inspects does not read it.
     "tokenizer nested deep": Hostile(

@@ -95,13 +95,13 @@ def layers_chart(record: QuantizationRecord, name: str) -> str:
         y = 4 + index * _ROW
         length = max(1.0, layer.sensitivity / largest * (_RIGHT - _LABELS - 110))
         fill = f'fill="url(#{name}-hatch)"' if layer.is_high else 'class="bar"'
-        note = f"{layer.sensitivity:{form}}" + ", left high" * layer.is_high
+        note = f"{layer.sensitivity:{form}}" + ", not quantized" * layer.is_high
         parts.append(f'<text class="name" x="{_LABELS - 6:.1f}" y="{y + 11}">{safe(layer.layer)}</text>')
         parts.append(
             f'<rect {fill} x="{_LABELS:.1f}" y="{y}" width="{length:.1f}" height="{_ROW - 4}"/>'
             f'<text class="value" x="{_LABELS + length + 5:.1f}" y="{y + 11}">{note}</text>'
         )
-    words = (f"{layer.layer} {layer.sensitivity:{form}}{', left high' * layer.is_high}" for layer in layers)
+    words = (f"{layer.layer} {layer.sensitivity:{form}}{', not quantized' * layer.is_high}" for layer in layers)
     what = "What quantizing a layer changes of the outputs" if record.has_effects else "Error of each layer's product"
     title = f"{what}, the largest first"
     return chart(name, title, "; ".join(words), 8 + len(layers) * _ROW, parts)

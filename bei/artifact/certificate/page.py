@@ -141,7 +141,7 @@ def _quantization(record: QuantizationRecord) -> Iterator[str]:
             ("Calibration", record.calibration),
             ("Calibration texts", f"{record.num_texts:,} texts, {record.num_tokens:,} tokens"),
             ("SHA-256 of those texts", record.texts_sha256),
-            ("Layers left high", f"{num_high} of {len(record.layers)}"),
+            ("Layers not quantized", f"{num_high} of {len(record.layers)}"),
         ]
     )
     if record.layers:

@@ -42,7 +42,7 @@ def remedies(certificate: Certificate) -> list[str]:
 def _remedies(certificate: Certificate) -> Iterator[str]:
     if certificate.quantization is not None:
         yield "calibrate on more texts"
-        yield "leave more layers high (--max-highprec-layers)"
+        yield "leave more layers unquantized (--max-highprec-layers)"
     yield "choose a higher precision"
     if any(row.failures for row in certificate.outputs):
         yield "lower --min-cosine"

@@ -77,8 +77,8 @@ def check_words(load: LoadPlan) -> None:
         lengths = lengths_of(getattr(load, name), name)
         if lengths.kind != "lognormal" and lengths.least < NUM_SERIAL_WORDS:
             raise ConfigError(
-                f"Load {load.name}: generated texts have at least {NUM_SERIAL_WORDS} words, which number them; "
-                f"{name} must not be less (or give --texts FILE)."
+                f"Load {load.name}: generated texts need at least {NUM_SERIAL_WORDS} words, which number them: raise "
+                f"{name}, or give --texts FILE."
             )
 
 

@@ -39,41 +39,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("servers", nargs="+", metavar="URL", help="servers to measure (or NAME=URL), in turn and with the same texts")
-    add("--dialect", choices=DIALECTS, default="openai", help="how they are asked (default: openai)")
+    add("--dialect", choices=DIALECTS, default="openai", help="API that requests use (default: openai)")
     add(
         "--model",
         action="append",
         metavar="NAME",
-        help="the model; several times: one for each server (default: the one there is)",
+        help="model to ask for; several times: one for each server (default: the only one that is served)",
     )
-    add("--path", help="route, where it is not the dialect's")
+    add("--path", help="route, in place of the dialect's")
     loads = parser.add_argument_group("load")
     add = loads.add_argument
     add("--concurrency", type=int, metavar="N", help=f"closed loop: so many requests at once (default: {_CONCURRENCY})")
     add("--rate", type=float, metavar="X", help="open loop: so many requests a second, however long answers take")
     add("--rates", metavar="X,X", help="open loop at one rate after the other")
-    add("--arrivals", choices=("poisson", "constant"), default="poisson", help="of open loops (default: poisson)")
+    add(
+        "--arrivals",
+        choices=("poisson", "constant"),
+        default="poisson",
+        help="how requests of open loops arrive (default: poisson)",
+    )
     add("--inputs", default="1", metavar="LENGTH", help="texts of a request (default: 1)")
     add(
         "--words",
         default=_WORDS,
         metavar="LENGTH",
-        help="of a text: N, uniform:N:N or lognormal:MEAN:SIGMA[:MOST] (default: 20)",
+        help="words of a text: N, uniform:N:N or lognormal:MEAN:SIGMA[:MOST] (default: 20)",
     )
-    add("--query-words", default=_QUERY_WORDS, metavar="LENGTH", help="of a reranker's query (default: 8)")
+    add("--query-words", default=_QUERY_WORDS, metavar="LENGTH", help="words of a reranker's query (default: 8)")
     add("--lane", choices=("interactive", "bulk"), help="send X-Bei-Lane")
-    add("--max-connections", type=int, default=1000, metavar="N", help="of an open loop (default: 1000)")
+    add(
+        "--max-connections",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="most connections of an open loop (default: 1000)",
+    )
     add(
         "--load",
         action="append",
         metavar="NAME:KEY=VALUE,...",
-        help="a load of its own beside others; keys as the flags above",
+        help="one of several loads at the same time; keys as the flags above",
     )
     texts = parser.add_argument_group("texts")
     add = texts.add_argument
-    add("--texts", type=Path, metavar="FILE", help="a text a line (default: random English words)")
-    add("--repeat-texts", type=int, metavar="N", help="only so many texts, again and again (default: no two are alike)")
-    add("--seed", type=int, default=0, metavar="N", help="of texts and arrivals (default: 0)")
+    add("--texts", type=Path, metavar="FILE", help="file with a text a line (default: random English words)")
+    add(
+        "--repeat-texts",
+        type=int,
+        metavar="N",
+        help="use only so many texts, again and again (default: no two are alike)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="seed of texts and arrivals (default: 0)")
     run = parser.add_argument_group("run")
     add = run.add_argument
     add(
@@ -81,17 +97,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="of each point, behind the warm-up (default: 30)",
+        help="time that is measured at each point, after the warm-up (default: 30)",
     )
-    add("--warmup", type=float, default=3.0, metavar="SECONDS", help="under load and not counted (default: 3)")
+    add(
+        "--warmup",
+        type=float,
+        default=3.0,
+        metavar="SECONDS",
+        help="time under load before each point that is not counted (default: 3)",
+    )
     add(
         "--timeout",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="for an answer, from when it was due (default: 30)",
+        help="longest wait for an answer, from when its request was due (default: 30)",
     )
-    add("--obey-retry-after", action="store_true", help="send what was refused (429, 503) again, when the server said")
+    add(
+        "--obey-retry-after",
+        action="store_true",
+        help="send refused requests (429, 503) again, after the time in Retry-After",
+    )
     add("--workers", type=int, default=1, metavar="N", help="processes that make load (default: 1)")
     add("--no-scrape", action="store_true", help="do not read /metrics of bei servers meanwhile")
     add("--out", metavar="PATH", help="write PATH.json and PATH.html")
@@ -103,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="VARIABLE",
         help="environment variable with an API key, sent as a bearer to all servers",
     )
-    add("--api-key-file", type=Path, metavar="FILE", help="file with it")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with an API key")
     add(
         "--header",
         action="append",
@@ -112,8 +138,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one more header; results keep its name only",
     )
     add("--tls-ca", metavar="FILE", help="PEM file of authorities that are trusted")
-    add("--tls-cert", metavar="FILE", help="PEM file of a client's certificate")
-    add("--tls-key", metavar="FILE", help="PEM file of its key")
+    add("--tls-cert", metavar="FILE", help="PEM file of the client's certificate")
+    add("--tls-key", metavar="FILE", help="PEM file of the certificate's key")
     add("--insecure", action="store_true", help="do not check the servers' certificates")
 
 
@@ -219,7 +245,10 @@ def _loads(options: dict[str, Any], texts: TextsPlan) -> list[LoadPlan]:
         if texts.file is None:
             check_words(load)
         elif (load.words, load.query_words) != (_WORDS, _QUERY_WORDS):
-            raise ConfigError(f"Load {load.name}: words are of random texts; those of --texts are as long as they are.")
+            raise ConfigError(
+                f"Load {load.name}: words and query_words are for random texts and have no effect with --texts: "
+                "leave them out."
+            )
     return loads
 
 

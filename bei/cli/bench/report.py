@@ -174,8 +174,8 @@ def _legend(result: Result) -> Iterator[str]:
         "nothing of each other do, and a latency counts from when the request was due: a server that stalls for a "
         "second delays all that were due in it, and the percentiles show them. A closed loop sends the next "
         "request when an answer has come: it shows how much a server does at a concurrency, but when the server "
-        "stalls nobody asks, and one long answer is all that is seen of it. Answers a second are of those that "
-        "came within the window; latencies are of requests that were due in it, however late their answers. A "
+        "stalls nobody asks, and one long answer is all that is seen of it. Answers a second count those that "
+        "came within the window; latencies count requests that were due in it, however late their answers. A "
         "percentile that so few answers cannot give is a dash.</p>"
     )
     if any(point.samples for point in result.points):

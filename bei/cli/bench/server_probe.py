@@ -126,10 +126,10 @@ class Probe:
 
 _REMEDIES = {
     401: ". --api-key-env VARIABLE or --api-key-file FILE gives an API key.",
-    403: ". The API key, if one was given, is not for this.",
+    403: ". The API key, if one was given, does not allow this.",
     404: ". Is it the right --dialect, --path and --model?",
-    429: ". It is under load already.",
-    503: ". It is not ready, or under load already.",
+    429: ". The server is under load already.",
+    503: ". The server is not ready, or under load already.",
 }
 
 

@@ -19,10 +19,12 @@ def warnings_of(result: Result) -> list[str]:
     found: list[str] = []
     if result.interrupted:
         found.append(
-            "The run was ended early: the last point is of the time until then, and points behind it are missing."
+            "The run was ended early: the last point covers the time until then, and later points are missing."
         )
     if result.setup.texts.repeated is not None:
-        found.append("Texts were repeated: a server that keeps answers, or shares equal inputs, is flattered.")
+        found.append(
+            "Texts were repeated: a server that caches answers, or computes equal inputs once, looks faster than it is."
+        )
     for point in result.points:
         for load in point.loads:
             found += (f"{named(result, point, load)}: {text}" for text in _of_load(result, point, load))
@@ -48,7 +50,7 @@ def _of_load(result: Result, point: PointResult, load: LoadResult) -> Iterator[s
     failed = {kind: count for kind, count in load.failures.items() if kind != "unanswered"}
     if failed:
         kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
-        yield f"{sum(failed.values())} of {load.num_due} requests failed ({kinds}), and percentiles are of the others."
+        yield f"{sum(failed.values())} of {load.num_due} requests failed ({kinds}), and percentiles leave them out."
     _, rate = plan_of_load(result, point, load)
     if rate is None or not load.latency.count:
         return

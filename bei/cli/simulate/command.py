@@ -41,29 +41,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--costs",
         str,
         "TABLE",
-        f"what steps cost: {', '.join(TABLES)} (assumed, of no measured GPU), or a file that bei tune has written "
+        f"what steps cost: {', '.join(TABLES)} (assumed, not measured), or a file that bei tune has written "
         f"(default: {_DEFAULT_COSTS})",
         _DEFAULT_COSTS,
     )
-    add("--devices", count, "N", "alike devices in front of one queue (default: 8)", 8)
+    add("--devices", count, "N", "identical devices that take steps from one queue (default: 8)", 8)
     add("--trace", str, "TRACE", f"{', '.join(WORKLOADS)}, or a file of requests (default: backfill)", "backfill")
-    add("--policies", _policies, "NAMES", f"with commas (default: {','.join(POLICIES)})", tuple(POLICIES))
+    add(
+        "--policies",
+        _policies,
+        "NAMES",
+        f"policies to compare, with commas (default: {','.join(POLICIES)})",
+        tuple(POLICIES),
+    )
     add(
         "--seconds", _number(0, above=True), "X", "length of the trace (default: 20; of a file, up to its last arrival)"
     )
-    add("--warm-seconds", seconds, "X", "at the start, not measured (default: a tenth of a synthetic trace)")
-    add("--load", _number(0, above=True), "X", "engine time of all that comes, of what there is (default: 0.8)")
-    add("--interactive-share", share, "X", "part of it that is single queries; in a backfill, of all there is (0.1)")
+    add(
+        "--warm-seconds",
+        seconds,
+        "X",
+        "seconds at the start that are not measured (default: a tenth of a synthetic trace)",
+    )
+    add(
+        "--load",
+        _number(0, above=True),
+        "X",
+        "share of the devices' time that all requests together need (default: 0.8)",
+    )
+    add(
+        "--interactive-share",
+        share,
+        "X",
+        "share of --load that is single queries; in a backfill, share of the devices' time (default: 0.1)",
+    )
     add("--bulk-texts", count, "N", "texts of a bulk request (default: 256)")
-    add("--concurrency", count, "N", f"requests of a backfill on their way (default: {_REQUESTS_A_STREAM} a stream)")
-    add("--seed", _whole, "N", "of a synthetic trace (default: 0)")
-    add("--step-cap-ms", _number(0, above=True), "X", "as of bei serve (default: what the costs ask for)")
-    add("--bulk-share", _number(0, 1, below=True), "X", "as of bei serve (default: 0.2)")
-    add("--front-request-ms", seconds, "X", "what a server does for a request beside the engine (default: 0)", 0.0)
+    add(
+        "--concurrency",
+        count,
+        "N",
+        f"requests of a backfill that are unanswered at any time (default: {_REQUESTS_A_STREAM} a stream)",
+    )
+    add("--seed", _whole, "N", "seed of a synthetic trace (default: 0)")
+    add("--step-cap-ms", _number(0, above=True), "X", "as for bei serve (default: chosen from the costs)")
+    add("--bulk-share", _number(0, 1, below=True), "X", "as for bei serve (default: 0.2)")
+    add("--front-request-ms", seconds, "X", "time of a server for a request, without the engine (default: 0)", 0.0)
     add("--front-text-us", seconds, "X", "... and for each of its texts (default: 0)", 0.0)
-    add("--front-cores", _whole, "N", "cores of a CPU engine that do this too; 0: the engine has its own device", 0)
-    add("--json", Path, "FILE", "write figures there")
-    add("--write-trace", Path, "FILE", "write the trace there, a JSON object a request, to be given to --trace")
+    add(
+        "--front-cores", _whole, "N", "cores of a CPU engine that do this work too; 0: the engine has its own device", 0
+    )
+    add("--json", Path, "FILE", "write the figures to this file")
+    add("--write-trace", Path, "FILE", "write the trace to this file, a JSON object a request, for --trace")
 
 
 def run(options: Mapping[str, Any]) -> str:
@@ -98,7 +126,10 @@ def _compared(options: Mapping[str, Any], fleet: Fleet, trace: Trace, described:
 def _rules(options: Mapping[str, Any]) -> SchedulingRules:
     given = {name: options[name] for name in _RULE_FLAGS if options[name] is not None}
     if given and "bei" not in options["policies"]:
-        raise ConfigError(f"{_flags(given)}: only the policy bei knows that, and --policies does not name it.")
+        raise ConfigError(
+            f"{_flags(given)}: only the policy bei uses that, and --policies does not name it: leave it out, or name "
+            "bei."
+        )
     found = {"bulk_share": given["bulk_share"]} if "bulk_share" in given else {}
     return SchedulingRules(step_cap_s=given.get("step_cap_ms", 0.0) / 1e3, **found)
 
@@ -108,7 +139,7 @@ def _trace(options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, A
     name = options["trace"]
     trace, described = _synthetic(name, options, fleet) if name in WORKLOADS else _stored(name, options)
     if options["concurrency"] is not None and not trace.backfill:
-        raise ConfigError("--concurrency is of a backfill, and the trace has none.")
+        raise ConfigError("--concurrency works with a backfill only, and the trace has none: leave it out.")
     described |= {"requests": len(trace.arrivals) + len(trace.backfill), "texts": trace.num_texts}
     return trace, described
 
@@ -116,7 +147,7 @@ def _trace(options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, A
 def _synthetic(name: str, options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, Any]]:
     if name == "backfill" and options["load"] is not None:
         raise ConfigError(
-            "--load: a backfill takes all that the devices have; --interactive-share says what queries do."
+            "--load has no effect on a backfill, which takes all of the devices' time: set --interactive-share instead."
         )
     given = {key: options[key] for key in (*_MIX_FLAGS, "seconds", "concurrency") if options[key] is not None}
     if name == "backfill":
@@ -129,13 +160,16 @@ def _synthetic(name: str, options: Mapping[str, Any], fleet: Fleet) -> tuple[Tra
     try:
         return WORKLOADS[name](fleet, mix), {"name": name, **kept, "warm_seconds": warm_s}
     except ValueError as error:
-        raise ConfigError(f"No such trace ({error}): give more --seconds, or more --load.") from error
+        raise ConfigError(f"The trace cannot be made ({error}): give more --seconds, or more --load.") from error
 
 
 def _stored(name: str, options: Mapping[str, Any]) -> tuple[Trace, dict[str, Any]]:
     given = {key: options[key] for key in _MIX_FLAGS if options[key] is not None}
     if given:
-        raise ConfigError(f"{_flags(given)}: that is of synthetic traces, {', '.join(WORKLOADS)}; a file has its own.")
+        raise ConfigError(
+            f"{_flags(given)}: only synthetic traces ({', '.join(WORKLOADS)}) use that, a trace in a file does not: "
+            "leave it out."
+        )
     concurrency = options["concurrency"] or _REQUESTS_A_STREAM
     try:
         trace = read_trace(Path(name), concurrency=concurrency, seconds=options["seconds"])

@@ -38,7 +38,7 @@ class CostTable:
 
     def __post_init__(self) -> None:
         if self.num_streams < 1:
-            raise ValueError(f"a device has streams, not {self.num_streams}")
+            raise ValueError(f"a device needs at least one stream, not {self.num_streams}")
 
     def model(self) -> CostModel:
         """A model of its own: what it observes changes no other's. Raises KeyError, TypeError or ValueError."""

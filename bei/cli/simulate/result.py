@@ -96,7 +96,7 @@ def figures(
     """The result of a run. Raises ValueError where the window is empty."""
     from_s, to_s = window_s
     if not from_s < to_s:
-        raise ValueError(f"nothing lies between {from_s} and {to_s} s")
+        raise ValueError(f"there is no time between {from_s} and {to_s} s")
     ended = [step for step in steps if from_s <= step.ended_s <= to_s]
     lanes = {lane: _lane(lane, answered, steps, from_s, to_s) for lane in LANES}
     return Result(window_s, lanes, _steps(ended, steps, num_streams, from_s, to_s), cut_texts)

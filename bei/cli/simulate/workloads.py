@@ -117,7 +117,7 @@ def _open_loop(
     times = _arrivals(rng_bulk, requests_a_second, mix.seconds, shape_of_bulk)
     bulk = _requests(rng_bulk, "bulk", mix.bulk_texts, times)
     if not queries and not bulk:
-        raise ValueError(f"nothing comes within {mix.seconds} s")
+        raise ValueError(f"no request arrives within {mix.seconds} s")
     return Trace(sorted([*queries, *bulk], key=lambda request: request.at_s or 0.0), seconds=mix.seconds)
 
 

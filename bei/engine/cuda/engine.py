@@ -73,7 +73,7 @@ class CudaEngine:
             log.warning("%s: cuda-twin is the slow form of target cuda, for tests: do not serve with it", manifest.name)
         if options.memory and not device.is_gpu:
             raise ConfigError(
-                f"gpu_megabytes is of a GPU's memory, and the artifact of {manifest.name} is for a CPU: leave it out."
+                f"gpu_megabytes limits a GPU's memory, and the artifact of {manifest.name} is for a CPU: leave it out."
             )
         _check_inputs(about.inputs)
         self._device = device

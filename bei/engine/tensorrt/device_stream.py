@@ -199,7 +199,7 @@ class DeviceStream:
                 raise
             for name, rows in answers.items():
                 if not np.allclose(rows, expected[name], rtol=_SAME_REL, atol=_SAME_ABS, equal_nan=True):
-                    raise EngineError(f"the recorded step of {sizes} answers otherwise than it did unrecorded")
+                    raise EngineError(f"the CUDA graph of {sizes} gives other results than the same step without it")
             resources.push(undone.pop_all())
         self._captured.append(step)
 

@@ -160,7 +160,7 @@ class EngineLink:
             elif isinstance(message, Failed):
                 self._end(message.number, arrived(message.error))
             elif not borrower.hears(frame):
-                raise AssertionError(f"an engine process says {type(message).__name__}")
+                raise AssertionError(f"unexpected message from an engine process: {type(message).__name__}")
             del frame, message  # they may hold the bytes of outputs
 
     def _end(self, number: int, result: Outputs | BeiError) -> None:

@@ -150,7 +150,7 @@ class RemoteEngines:
             finally:
                 self._devices.give(link)
         what_to_do = "ask another replica, as this one stops" if self._is_closing else "restart the server"
-        raise EngineDeadError(f"No engine process has come for {self._patience_s:.0f} s: {what_to_do}.")
+        raise EngineDeadError(f"No engine process has been available for {self._patience_s:.0f} s: {what_to_do}.")
 
     def warmup(self) -> None:
         """Nothing: engine processes have warmed theirs."""

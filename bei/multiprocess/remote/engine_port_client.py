@@ -266,7 +266,9 @@ class RemotePort:
                     self._give(channel, given)
                 else:
                     lost.append(given)
-        message = f"{_MOST_TRIES} processes ended, one after the other, while they had this input."
+        message = (
+            f"{_MOST_TRIES} processes ended, one after the other, while they had this input: do not send it again."
+        )
         self._fail(lost, EngineError(message))
         if is_over:
             _leave(session)
@@ -293,7 +295,7 @@ class RemotePort:
             with self._lock:
                 self._note(message)
         elif not borrower.hears(frame):
-            raise AssertionError(f"an engine port says {type(message).__name__}")
+            raise AssertionError(f"unexpected message from an engine port: {type(message).__name__}")
 
     def _settled(self, message: Answers, payload: npt.NDArray[np.uint8], borrower: Borrower) -> list[Answer]:
         """The answers that somebody waits for."""

@@ -169,4 +169,4 @@ def _handle(frame: Frame[Any], client: Client, port: ServedPort) -> None:
     elif isinstance(message, Bye):
         port.leave(client)
     else:
-        raise AssertionError(f"a front end says {type(message).__name__}")
+        raise AssertionError(f"unexpected message from a front end: {type(message).__name__}")

@@ -219,7 +219,7 @@ class EngineServer:
                 elif isinstance(message, Release):
                     client.lender.release(message.leases)
                 else:
-                    raise AssertionError(f"a batch manager says {type(message).__name__}")
+                    raise AssertionError(f"unexpected message from a batch manager: {type(message).__name__}")
                 del frame, message
         finally:
             with self._lock:

@@ -169,7 +169,10 @@ class SharedPage:
         first = _CELLS + self._num_cells * _CELL_WORDS
         place = self._claimed(first, _BUCKET_WORDS, _MOST_BUCKETS, f"{name}\0{what}")
         if place is None:
-            raise ConfigError(f"Since the start there have been {_MOST_BUCKETS} rates of API keys: restart the server.")
+            raise ConfigError(
+                f"API keys have had {_MOST_BUCKETS} rates since the start, and there can be no more: restart the "
+                "server."
+            )
         return place + _DIGEST_WORDS
 
     def _claimed(self, first: int, width: int, capacity: int, name: str) -> int | None:
@@ -179,7 +182,9 @@ class SharedPage:
         step = wanted[0] % capacity
         with self._claiming:
             if not self.lock(first, _PATIENCE_FOR_NAMES_S):
-                raise ConfigError("A process of this server holds what all share and does not run: restart the server.")
+                raise ConfigError(
+                    "A process of this server holds a lock that all share and does not run: restart the server."
+                )
             try:
                 for attempt in range(capacity):
                     place = first + (step + attempt) % capacity * width

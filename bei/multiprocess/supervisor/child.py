@@ -206,7 +206,7 @@ class Child:
         except (OSError, EOFError):
             return  # it has ended, or is about to
         except Exception:  # a border: another process takes the place of one that does not speak the protocol
-            log.exception("%s said what is no message, and is ended", self.name)
+            log.exception("%s sent an invalid message, and is ended", self.name)
             self.kill()
 
     async def _exactly(self, length: int) -> bytes:

@@ -276,7 +276,7 @@ class Fleet:
                 opened.add(key)
                 if child.place.role == "engine" and found.device != wanted[key].device:
                     log.warning(
-                        "%s: device %s is %s, and what steps cost was measured on %s",
+                        "%s: device %s is %s, but the costs of steps were measured on %s",
                         *(found.name, self._devices[child.place.index].name, found.device, wanted[key].device),
                     )
 
@@ -329,7 +329,7 @@ class Fleet:
         self._ready.add(child)
         async with self._became_ready:
             self._became_ready.notify_all()
-        log.info("%s is there again after %.1f s", child.name, time.monotonic() - started_s)
+        log.info("%s is ready again after %.1f s", child.name, time.monotonic() - started_s)
         return True
 
     def _listeners(self) -> list[int]:

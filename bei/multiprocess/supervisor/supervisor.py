@@ -173,13 +173,13 @@ class Supervisor:
         while away_s < _DRAIN_S:
             await asyncio.sleep(_LOOK_EVERY_S)
             away_s = 0.0 if self._fleet.can_answer() else away_s + _LOOK_EVERY_S
-        log.error("for %.0f s there has been nobody to answer: what waits for its answer gets 503", _DRAIN_S)
+        log.error("no process could answer for %.0f s: requests that wait for an answer get 503", _DRAIN_S)
         self._refuse_what_waits()
 
     def _abandon(self) -> None:
         if self._num_signals > 2:
             return
-        log.warning("second signal: what waits for its answer gets 503")
+        log.warning("second signal: requests that wait for an answer get 503")
         exit_soon()
         asyncio.get_running_loop().call_later(_ABANDON_S, self._give_up)
         self._refuse_what_waits()

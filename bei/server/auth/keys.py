@@ -97,7 +97,7 @@ def _take(bucket: Bucket | None, amount: float, name: str, what: str) -> None:
         return
     wait_s = bucket.ask(amount)
     if wait_s > 0:
-        message = f"The API key {name} may bring {bucket.rate:g} {what} a second: retry in {max(wait_s, 0.001):.3f} s."
+        message = f"The API key {name} may send {bucket.rate:g} {what} a second: retry in {max(wait_s, 0.001):.3f} s."
         raise RateLimitedError(message, wait_s)
 
 
@@ -149,7 +149,7 @@ class Keyring:
         try:
             self._install(await off_loop(self._read))
         except ConfigError as error:
-            log.error("the API keys are as before, the new ones cannot be had: %s", error)
+            log.error("the API keys stay as they were, the new ones cannot be read: %s", error)
 
     def _install(self, specs: Seq[KeySpec]) -> None:
         """Take these from the next request on; those under way have their Key."""

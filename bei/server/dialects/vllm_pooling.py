@@ -112,7 +112,7 @@ async def pool(body: PoolingRequest, call: Call) -> Reply:
             "encoding_format",
         )
     if task != "embed" and body.dimensions is not None:
-        raise InvalidRequestError("dimensions are of vectors: leave them out.", "dimensions")
+        raise InvalidRequestError("dimensions works with the task embed only: leave it out.", "dimensions")
     return await _POOLS[task](body, listed(body.input), call)
 
 

@@ -81,7 +81,7 @@ async def embedded(
         form.check(service.manifest, width, normalize, dimensions_param)
     is_sparse = forms[0].is_sparse
     if is_sparse and dimensions is not None:
-        raise InvalidRequestError(f"{dimensions_param} are of dense vectors: leave them out.", dimensions_param)
+        raise InvalidRequestError(f"{dimensions_param} works with dense vectors only: leave it out.", dimensions_param)
     call.check_answer(len(inputs) * (around_bytes + sum(form.num_bytes(width) for form in forms)))
     has_texts = any(isinstance(value, str) for value in inputs)
     chosen = asked_prompt(call, service, prompt_name, input_type, prompt, has_texts=has_texts)

@@ -82,7 +82,7 @@ class VectorForm(NamedTuple):
                 "sparse vectors are lists of indices and values: send encoding_format float.", "encoding_format"
             )
         if self.is_sparse and normalize:
-            raise InvalidRequestError("normalize is of dense vectors: leave it out.", "normalize")
+            raise InvalidRequestError("normalize works with dense vectors only: leave it out.", "normalize")
         if self.dtype != "sparse":
             check_form(self.dtype, manifest, width, normalize, param=self.param, dimensions_param=dimensions_param)
 
@@ -181,4 +181,6 @@ def vector_form(encoding_format: str | None, **fields: str | Seq[str] | None) ->
 
 
 def _contradiction(param: str, asked: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param} {asked} contradicts what else is asked: an answer has one form.", param)
+    return InvalidRequestError(
+        f"{param} {asked} contradicts what else the request asks for: ask for one form of vectors.", param
+    )

@@ -158,7 +158,7 @@ class Connection(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 if self.parser.get_method() == b"CONNECT":
-                    self._give_up(MethodNotAllowedError("CONNECT is for proxies, and this is none."))
+                    self._give_up(MethodNotAllowedError("CONNECT is for proxies, and this server is not one."))
                     return
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)

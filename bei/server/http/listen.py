@@ -92,7 +92,7 @@ class UnixSocket:
         except OSError as error:
             raise self._error(error.strerror or str(error)) from error
         if not stat.S_ISSOCK(kind):
-            raise self._error("it is there and no socket")
+            raise self._error("it exists and is not a socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
             try:

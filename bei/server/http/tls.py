@@ -42,7 +42,7 @@ class TLS:
         try:
             self.context = await off_loop(_context, *self._files)
         except ConfigError as error:
-            log.error("the certificate is as before, the new one cannot be used: %s", error)
+            log.error("the certificate stays as it was, the new one cannot be used: %s", error)
             return
         log.info("the certificate was read anew")
 
@@ -93,7 +93,9 @@ def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
         if is_encrypted:
             raise ConfigError(f"tls_key {key} is encrypted: store it without a passphrase.") from None
         if "MISMATCH" in reason:
-            raise ConfigError(f"tls_key {key} is not that of tls_cert {cert}: give its own.") from None
+            raise ConfigError(
+                f"tls_key {key} does not belong to tls_cert {cert}: give the key of that certificate."
+            ) from None
         raise ConfigError(f"tls_cert {cert} and tls_key {key} cannot be used ({reason}): make them anew.") from None
 
 

@@ -43,10 +43,10 @@ _TEXT = {"type": "string"}
 _ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
     TRUNCATED_HEADER: {"schema": _RANGES, "description": "Inputs that were cut: 0,4-7."},
     WARNING_HEADER: {"schema": _TEXT, "description": "Where the answer may not be what the client meant."},
-    "x-bei-shape": {"schema": _TEXT, "description": "Of bytes: the number of vectors, and of numbers in each: 2,384."},
-    "x-bei-dtype": {"schema": _TEXT, "description": "Of bytes: the numbers' type, by NumPy's name."},
-    "metadata": {"schema": _TEXT, "description": "vLLM's, of bytes: where each value begins and ends, as JSON."},
-    "retry-after": {"schema": _WHOLE, "description": "Seconds after which to come back."},
+    "x-bei-shape": {"schema": _TEXT, "description": "For bytes: the number of vectors, and of numbers in each: 2,384."},
+    "x-bei-dtype": {"schema": _TEXT, "description": "For bytes: the numbers' type, by NumPy's name."},
+    "metadata": {"schema": _TEXT, "description": "vLLM's, for bytes: where each value begins and ends, as JSON."},
+    "retry-after": {"schema": _WHOLE, "description": "Seconds after which to retry."},
     "retry-after-ms": {"schema": _WHOLE, "description": "The same in milliseconds."},
     "accept-encoding": {"schema": _TEXT, "description": "Codings of bodies that are decoded here."},
     "www-authenticate": {"schema": {"type": "string", "const": "Bearer"}, "description": "How to send an API key."},
@@ -364,7 +364,7 @@ def _header(name: str, schema: Any, description: str) -> dict[str, Any]:
 _REPORT = _header(
     REPORT_HEADER,
     {"type": "string", "enum": [*REPORT_VALUES]},
-    "Whether an input that is wrong costs the others nothing, and the answer says what became of each.",
+    "Whether a wrong input leaves the others unharmed, and the answer reports the state of each input.",
 )
 
 

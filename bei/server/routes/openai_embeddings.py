@@ -179,8 +179,8 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
     if len(texts) < len(inputs) and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
     if body.late_chunking and (form.is_sparse or len(texts) < len(inputs)):
-        what = "dense vectors" if form.is_sparse else "texts, not of token ids"
-        raise InvalidRequestError(f"late_chunking is of {what}: leave it out.", "late_chunking")
+        what = "dense vectors only" if form.is_sparse else "texts only, not with token ids"
+        raise InvalidRequestError(f"late_chunking works with {what}: leave it out.", "late_chunking")
     if body.late_chunking:
         found = Embedded(await _late_chunked(call, service, body, texts, form), form, None)
     else:

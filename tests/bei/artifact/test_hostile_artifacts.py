@@ -55,7 +55,7 @@ def test_a_hostile_artifact_is_refused_in_one_line(name: str, folder: Path) -> N
     assert re.search(hostile.message, message), message
     assert "\n" not in message
     assert len(message) < 1000
-    assert re.search(r"[Bb]uild|again|take it away|upgrade", message), "it says what to do"
+    assert re.search(r"[Bb]uild|again|delete it|upgrade", message), "it says what to do"
 
 
 # What is no attack.

@@ -45,13 +45,13 @@ def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "of the kind ''"),
-        ("ssh-rsa AAAA", "of the kind 'ssh-rsa', and ssh-ed25519 is needed"),
-        ("ssh-ed25519", "no key of 32 bytes"),
-        ("ssh-ed25519 AAAA", "no key of 32 bytes"),
-        ("ssh-ed25519 \u00e9", "no base64"),
-        (openssh_line(bytes(31)), "no key of 32 bytes"),
-        (openssh_line(bytes(33)), "no key of 32 bytes"),
+        ("", "its type is ''"),
+        ("ssh-rsa AAAA", "its type is 'ssh-rsa', and must be ssh-ed25519"),
+        ("ssh-ed25519", "does not hold a key of 32 bytes"),
+        ("ssh-ed25519 AAAA", "does not hold a key of 32 bytes"),
+        ("ssh-ed25519 \u00e9", "not base64"),
+        (openssh_line(bytes(31)), "does not hold a key of 32 bytes"),
+        (openssh_line(bytes(33)), "does not hold a key of 32 bytes"),
     ],
 )
 def test_a_line_that_is_no_such_key_is_refused(line: str, message: str) -> None:
@@ -115,7 +115,7 @@ def test_a_private_key_of_another_kind_is_named(tmp_path: Path) -> None:
         (b"", "no private key in PEM form"),
         (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "it is damaged"),
         (b"\xff\xfe", "is no text"),
-        (b"x" * 1_000_001, "1,000,000 bytes: this is no key"),
+        (b"x" * 1_000_001, "1,000,000 bytes, and cannot be a key"),
     ],
 )
 def test_a_file_that_is_no_private_key_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_a_file_holds_one_key_or_several_in_either_form(tmp_path: Path) -> None:
     [
         ("", "holds no key: put a public key there"),
         ("# only a comment\n", "holds no key"),
-        ("not a key\n", "line 1 that is no key"),
-        ("ssh-rsa AAAA me@here\n", "line 1 that cannot be used: it is of the kind 'ssh-rsa'"),
-        ("sk-ssh-ed25519@openssh.com AAAA\n", "of the kind 'sk-ssh-ed25519@openssh.com'"),
+        ("not a key\n", "line 1 that is not a key"),
+        ("ssh-rsa AAAA me@here\n", "line 1 that cannot be used: its type is 'ssh-rsa'"),
+        ("sk-ssh-ed25519@openssh.com AAAA\n", "its type is 'sk-ssh-ed25519@openssh.com'"),
         (
             "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
             "a public key that is no public key for Ed25519",

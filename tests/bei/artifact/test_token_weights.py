@@ -117,7 +117,7 @@ def test_a_file_that_is_no_table_of_the_vocabulary_is_refused(weights: Float32Ar
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / TOKEN_WEIGHTS, np.array([{}] * VOCAB_SIZE, object), allow_pickle=True)
-    with pytest.raises(ArtifactManifestError, match="is no table of weights"):
+    with pytest.raises(ArtifactManifestError, match="is not a table of weights"):
         read_token_weights(tmp_path / TOKEN_WEIGHTS, VOCAB_SIZE)
 
 
@@ -230,7 +230,7 @@ def test_texts_of_a_route_that_is_not_there_are_refused(asked: dict[str, str], t
     prompts = {"query": "", "document": ""}
     manifest = save_artifact(tmp_path / "tiny", routes=routes, prompts=prompts).manifest
     with pytest.raises(
-        InvalidRequestError, match=r"does not read '.*': it was built of one route of its Router"
+        InvalidRequestError, match=r"does not read '.*': it was built with one route of its Router"
     ) as info:
         asked_prompt(manifest, **asked)
     assert info.value.param in asked

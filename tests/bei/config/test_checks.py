@@ -19,7 +19,7 @@ TLS = {"tls_cert": "c", "tls_key": "k"}
     ("settings", "message"),
     [
         ({"tcp": False}, "tcp false leaves nothing to listen on"),
-        ({"uds_mode": "600"}, "uds_mode is of a unix socket"),
+        ({"uds_mode": "600"}, "uds_mode needs uds"),
         ({"uds": "s", "uds_mode": "0660"}, "uds_mode must be three octal digits"),
         ({"uds": "s", "uds_mode": "888"}, "uds_mode must be three octal digits"),
         ({"tls_cert": "c"}, "tls_cert and tls_key belong together"),

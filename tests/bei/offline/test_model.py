@@ -270,7 +270,7 @@ def test_an_artifact_is_verified_and_its_model_described(open_model: OpenModel, 
 
 def test_an_engine_that_computes_something_else_is_refused(open_model: OpenModel, tmp_path: Path) -> None:
     path = save_artifact(tmp_path / "other", canary=[1, 0, 0, 0, 0, 0, 0, 0]).path
-    with pytest.raises(EngineError, match="this machine computes something else"):
+    with pytest.raises(EngineError, match="this machine gives other results"):
         open_model(FakeEngine(LIMITS), path)
     wait_until(lambda: not own_threads(), "its threads end")
 

@@ -30,11 +30,11 @@ from tests.support.engines import NaNEngine, PickyEngine
     ("wrong", "kind", "message"),
     [
         ("", EmptyInputError, "inputs 1500 is an empty text"),
-        (float("nan"), MalformedRequestError, "inputs 1500 is of type float, and must be a text"),
-        (None, MalformedRequestError, "inputs 1500 is of type NoneType"),
-        (b"cat", MalformedRequestError, "inputs 1500 is of type bytes"),
+        (float("nan"), MalformedRequestError, "inputs 1500 has the type float, and must be a text"),
+        (None, MalformedRequestError, "inputs 1500 has the type NoneType"),
+        (b"cat", MalformedRequestError, "inputs 1500 has the type bytes"),
         (7, MalformedRequestError, "token ids of one input"),
-        ([2, "a"], MalformedRequestError, "not all in it are token ids"),
+        ([2, "a"], MalformedRequestError, "does not hold token ids alone"),
         ([2, 9999], InvalidRequestError, "Token ids must be from 0 to 127"),
         ([], InvalidRequestError, "token ids is empty"),
         ("cat \ud83d", InvalidTextError, "inputs 1500 has half a surrogate pair at 4"),
@@ -65,7 +65,7 @@ def test_a_wrong_input_is_named_and_with_a_report_costs_the_others_nothing(
 def test_pairs_are_tuples_or_lists_of_two() -> None:
     assert text_or_pair(["a", "b"], 0) == text_or_pair(("a", "b"), 0) == ("a", "b")
     for wrong in (("a",), ("a", "b", "c"), 1):
-        with pytest.raises(MalformedRequestError, match="inputs 3 is of type"):
+        with pytest.raises(MalformedRequestError, match="inputs 3 has the type"):
             text_or_pair(wrong, 3)
     with pytest.raises(EmptyInputError, match="inputs 3"):
         text_or_pair(("a", ""), 3)

@@ -126,7 +126,7 @@ def test_late_chunking_of_token_ids_is_refused(kinds: App) -> None:
     """They were embedded one by one, whatever else was in the document."""
     for ids in ([[5, 6], [7]], ["a", [7]]):
         response = post(kinds, "/v1/embeddings", {"input": ids, "model": "embedder", "late_chunking": True})
-        check_error(response, 400, "late_chunking is of texts, not of token ids", param="late_chunking")
+        check_error(response, 400, "late_chunking works with texts only, not with token ids", param="late_chunking")
 
 
 @pytest.mark.parametrize("unit_length", [False, True])

@@ -145,7 +145,7 @@ def test_a_loss_of_more_than_is_allowed_is_a_failure_with_figures() -> None:
     assert found.loss == pytest.approx(1 - 1 / math.log2(3), abs=1e-5)
     (failure,) = found.failures
     assert failure == (
-        "nDCG@10 0.63093 is 36.91% (standard error 0.00%) below the reference's 1.00000, and may be 0.50%"
+        "nDCG@10 0.63093 is 36.91% (standard error 0.00%) below the reference's 1.00000, and at most 0.50% is allowed"
     )
     assert made(3, max_loss=0.4).failures == []
 

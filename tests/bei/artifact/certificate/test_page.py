@@ -104,7 +104,7 @@ def test_what_the_certificate_says_is_on_the_page(page: str) -> None:
         "b" * 64,
         "1 of 2",
         "layers.0.mlp.down",
-        "0.2345, left high",
+        "0.2345, not quantized",
     ):
         assert said in text, said
 
@@ -249,7 +249,7 @@ def test_layers_are_drawn_by_their_error_and_those_left_high_are_marked() -> Non
     names = [text.text for text in svg.findall("text") if text.get("class") == "name"]
     values = [text.text for text in svg.findall("text") if text.get("class") == "value"]
     assert names == ["layers.0.mlp.down", "layers.0.attention.qkv"]
-    assert values == ["0.2345, left high", "0.0123"]
+    assert values == ["0.2345, not quantized", "0.0123"]
     assert [bar.get("fill") for bar in svg.findall("rect")] == ["url(#x-hatch)", None]
     assert [bar.get("class") for bar in svg.findall("rect")] == [None, "bar"]  # whose fill the style sheet has
 
@@ -263,7 +263,7 @@ def test_where_effects_on_the_outputs_were_measured_layers_are_drawn_by_these() 
     svg = drawn(layers_chart(record, "x"))
     assert [text.text for text in svg.findall("text") if text.get("class") == "name"] == ["effect", "own error"]
     values = [text.text for text in svg.findall("text") if text.get("class") == "value"]
-    assert values == ["3.4e-04, left high", "1.2e-05"]
+    assert values == ["3.4e-04, not quantized", "1.2e-05"]
     assert "changes of the outputs" in page_of(certificate(quantization=record))
     assert "changes of the outputs" not in page_of(certificate(quantization=QUANTIZATION))
 

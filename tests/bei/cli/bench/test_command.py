@@ -266,7 +266,7 @@ def test_a_server_that_is_not_there_or_answers_something_else_is_one_line(
         (["http://a", "--tls-key", "x"], "--tls-cert"),
         (["https://a", "--tls-ca", "/missing"], "TLS cannot be set up"),
         (["http://a", "--texts", "/missing"], "no texts|cannot be read"),
-        (["http://a", "--texts", __file__, "--words", "50"], "words are of random texts"),
+        (["http://a", "--texts", __file__, "--words", "50"], "words and query_words are for random texts"),
         (["http://a", "--out", "/missing/x"], "no folder"),
         (["http://a", "--api-key-env", "NOT_THERE"], "no API key"),
         (["http://a", "--header", "Authorization: x"], "--api-key-env"),

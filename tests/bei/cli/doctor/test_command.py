@@ -205,10 +205,10 @@ def test_it_knows_the_engines_that_load_engine_knows(tmp_path: Path, target: str
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--no-attention", "--head-sizes", "64"), "--head-sizes are of the attention layers that --no-attention"),
+        (("--no-attention", "--head-sizes", "64"), "--head-sizes has no effect with --no-attention"),
         (
             ("--target", "cpu", "--compute-capability", "89"),
-            "--compute-capability is of target tensorrt-rtx, not of cpu",
+            "--compute-capability works with target tensorrt-rtx only, not with cpu",
         ),
     ],
 )

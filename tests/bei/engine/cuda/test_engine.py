@@ -113,7 +113,7 @@ def test_recording_stops_where_its_memory_is_used_up(tmp_path: Path, caplog: pyt
 @pytest.mark.parametrize(
     ("break_it", "reason"),
     [
-        (lambda device: setattr(device, "records_numbers", True), "answers otherwise"),
+        (lambda device: setattr(device, "records_numbers", True), "gives other results"),
         (lambda device: setattr(device, "recording_error", RuntimeError("operation not permitted")), "not permitted"),
         (lambda device: setattr(device, "recording_error", RuntimeError("CUDA out of memory")), "out of memory"),
     ],
@@ -215,7 +215,7 @@ def test_an_engine_is_held_to_the_memory_that_it_was_given(
 
 def test_a_cpu_has_no_memory_of_a_gpu_to_bound(device: Simulated, tmp_path: Path) -> None:
     device.is_gpu = False
-    with pytest.raises(ConfigError, match="gpu_megabytes is of a GPU's memory"):
+    with pytest.raises(ConfigError, match="gpu_megabytes limits a GPU's memory"):
         engine_on(device, tmp_path / "twin", memory=3)
 
 

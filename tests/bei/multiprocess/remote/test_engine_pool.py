@@ -343,7 +343,7 @@ def test_a_manager_without_a_process_is_closed_soon_and_what_waits_fails(machine
         for request in requests:
             (error,) = asker.wait(request)
             assert type(error) is EngineDeadError
-            assert "No engine process has come for 0 s: ask another replica" in str(error)
+            assert "No engine process has been available for 0 s: ask another replica" in str(error)
         asker.port.close()
 
 

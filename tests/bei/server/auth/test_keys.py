@@ -208,7 +208,7 @@ def test_more_requests_than_the_rate_are_a_429_with_a_time_to_come_back(make_app
     app = rated(make_app, tmp_path, "requests_per_second: 0.01")
     assert ask(app, BEARER).status_code == 200
     response = ask(app, BEARER)
-    check_error(response, 429, "may bring 0.01 requests a second", code="rate_limited", type="rate_limit_error")
+    check_error(response, 429, "may send 0.01 requests a second", code="rate_limited", type="rate_limit_error")
     assert 95 <= int(response.headers["retry-after"]) <= 100
     assert 95_000 <= int(response.headers["retry-after-ms"]) <= 100_000
     assert ask(app, {"X-Api-Key": OTHER}).status_code == 200  # others are not concerned
@@ -220,7 +220,7 @@ def test_more_tokens_than_the_rate_are_a_429_and_nothing_stays_admitted(make_app
     app = rated(make_app, tmp_path, "tokens_per_second: 0.1")
     assert ask(app, BEARER, input=[[1] * 10]).status_code == 200
     response = ask(app, BEARER, input=[[1] * 10])
-    check_error(response, 429, "may bring 0.1 tokens a second", code="rate_limited")
+    check_error(response, 429, "may send 0.1 tokens a second", code="rate_limited")
     assert 90 <= int(response.headers["retry-after"]) <= 130  # ten tokens, special ones perhaps, at a tenth a second
     (service,) = app.models
     assert service._admission.num_open == 0
@@ -272,7 +272,7 @@ def test_where_the_new_keys_cannot_be_read_the_old_ones_stay(caplog: pytest.LogC
     asyncio.run(keys.reload())
     assert name_of(keys, "old") == "a"
     (record,) = (record for record in caplog.records if record.levelname == "ERROR")
-    assert record.getMessage() == "the API keys are as before, the new ones cannot be had: line 3 is wrong."
+    assert record.getMessage() == "the API keys stay as they were, the new ones cannot be read: line 3 is wrong."
 
 
 def test_a_reload_makes_no_new_allowance() -> None:
@@ -280,7 +280,7 @@ def test_a_reload_makes_no_new_allowance() -> None:
     source[:] = [spec(requests_per_second=0.02)]
     assert name_of(keys, SECRET) == "search"
     asyncio.run(keys.reload())
-    with pytest.raises(Exception, match=r"may bring 0.02 requests a second"):
+    with pytest.raises(Exception, match=r"may send 0.02 requests a second"):
         name_of(keys, SECRET)
 
 

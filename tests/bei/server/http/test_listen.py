@@ -107,7 +107,7 @@ def test_a_server_does_not_remove_the_socket_of_its_successor(path: str) -> None
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir], ids=["file", "folder"])
 def test_what_is_no_socket_is_never_removed(path: str, make: object) -> None:
     make(Path(path))  # type: ignore[operator]
-    with pytest.raises(ConfigError, match="it is there and no socket"):
+    with pytest.raises(ConfigError, match="it exists and is not a socket"):
         UnixSocket(path, "660")
     assert os.path.exists(path)
 

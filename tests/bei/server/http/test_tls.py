@@ -117,7 +117,7 @@ def of_another(pair: Pair) -> None:
         (lambda pair: pair.cert.write_text("nothing"), "tls_cert .* has no certificate in PEM form"),
         (lambda pair: pair.key.write_bytes(b"\xff\x00"), "tls_key .* has no private key in PEM form"),
         (lambda pair: shutil.copy(pair.key, pair.cert), "tls_cert .* has no certificate in PEM form"),
-        (of_another, "tls_key .* is not that of tls_cert"),
+        (of_another, "tls_key .* does not belong to tls_cert"),
         (encrypted, "tls_key .* is encrypted: store it without a passphrase"),
         (lambda pair: pair.key.write_text(pair.key.read_text().replace("M", "!", 1)), "cannot be used|is not that of"),
         (lambda pair: pair.cert.write_text(cut(pair.cert.read_text())), "cannot be used"),
@@ -182,7 +182,7 @@ def test_where_the_new_files_cannot_be_used_the_old_certificate_stays(
     shutil.copy(made["second"].cert, pair.cert)  # and its key is not there yet
     asyncio.run(server.reload())
     assert subject(server, authority) == "first"
-    assert "the certificate is as before, the new one cannot be used: tls_key" in caplog.text
+    assert "the certificate stays as it was, the new one cannot be used: tls_key" in caplog.text
 
 
 @pytest.mark.parametrize(
