@@ -19,12 +19,12 @@ def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
     what = f"{spec.architecture}, as it is built, has none"
     for name in ("normalize", "include_prompt"):
         if getattr(config, name) is not None and "embedding" not in outputs:
-            raise ConfigError(f"{name} is of dense embeddings, and {what}: leave it out.")
+            raise ConfigError(f"{name} works with dense embeddings only, and {what}: leave it out.")
     if config.prompts and not outputs & _PROMPTED:
-        raise ConfigError(f"prompts are of embeddings, and {what}: leave them out.")
+        raise ConfigError(f"prompts work with embeddings only, and {what}: leave them out.")
     tasks = {task for head in spec.heads for task in tasks_of(head, spec.hidden_size)}
     if config.rerank_body and "rerank" not in tasks:
         raise ConfigError(
-            f"rerank_body is of models that score pairs with one number, and {spec.architecture}, as it is built, can: "
-            f"{', '.join(sorted(tasks))}. Leave it out."
+            f"rerank_body needs a model that scores pairs with one number, and {spec.architecture}, as it is built, "
+            f"can only {', '.join(sorted(tasks))}. Leave it out."
         )

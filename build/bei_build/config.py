@@ -62,16 +62,16 @@ class BuildConfig:
     name: str | None = _option(None, "name the model is served under (default: the checkpoint's)")
     revision: str | None = _option(None, "revision of the hub repository")
     task: str = _option("auto", "auto: what the checkpoint's class and files say", TASKS)
-    pooling: str | None = _option(None, "pooling, against what the checkpoint says", POOLINGS)
-    normalize: bool | None = _option(None, "whether answers have unit length, against what the checkpoint says")
+    pooling: str | None = _option(None, "pooling, in place of the checkpoint's", POOLINGS)
+    normalize: bool | None = _option(None, "whether answers have unit length, in place of what the checkpoint says")
     include_prompt: bool | None = _option(
-        None, "whether a prompt's tokens count in the mean, against what the checkpoint says"
+        None, "whether a prompt's tokens count in the mean, in place of what the checkpoint says"
     )
     score_tokens: tuple[str, ...] = _option(
         (), "token of a language model whose score counts, or two to compare: no,yes"
     )
     relevant_label: str | None = _option(
-        None, "of a classifier of two labels that is built as a reranker, the label that means relevant"
+        None, "label that means relevant, for a classifier with two labels that is built as a reranker"
     )
     attention: str | None = _option(
         None, "which tokens see each other, where the checkpoint brings code of its own", ATTENTIONS
@@ -92,7 +92,7 @@ class BuildConfig:
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")
     rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")
     rerank_suffix: str = _option("", "text behind a pair, tokenized by itself")
-    rerank_instruction: str = _option("", "what {instruction} is if a request does not say")
+    rerank_instruction: str = _option("", "text for {instruction} if a request has none")
     prompts: dict[str, str] = field(
         default_factory=dict, metadata={"help": "prompts by name, beside the checkpoint's", "file_only": True}
     )
@@ -111,7 +111,9 @@ class BuildConfig:
         _TENSORRT,
     )
     latency_tokens: int = _option(512, "most tokens of a batch in the profile for single queries", targets=_TENSORRT)
-    latency_sequences: int = _option(8, "most sequences of a batch in it", targets=_TENSORRT)
+    latency_sequences: int = _option(
+        8, "most sequences of a batch in the profile for single queries", targets=_TENSORRT
+    )
     hardware_compatible: bool = _option(
         False, "a plan for every GPU from Ampere on, at some cost in speed", targets=("tensorrt",)
     )
@@ -119,16 +121,20 @@ class BuildConfig:
         False, "keep weights out of the plan: fine-tunes of one model can share it", targets=("tensorrt",)
     )
     plan_of: str | None = _option(
-        None, "artifact of such a model, built with --strip-weights, whose plan is taken", targets=("tensorrt",)
+        None, "artifact built with --strip-weights whose plan this build takes", targets=("tensorrt",)
     )
     timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=("tensorrt",))
     calibration_data: str | None = _of_quantization(
         None, "file of texts to calibrate quantization with: .txt, .jsonl, .csv, .tsv (default: bei's own list)"
     )
-    calibration_column: str | None = _of_quantization(None, "column of the texts in it (default: text)")
+    calibration_column: str | None = _of_quantization(
+        None, "column of the calibration texts in their file (default: text)"
+    )
     calibration_size: int = _of_quantization(128, "most texts to calibrate with")
-    calibration_length: int = _of_quantization(512, "most tokens of each")
-    calibration_seed: int = _of_quantization(0, "which texts are chosen, if there are more")
+    calibration_length: int = _of_quantization(512, "most tokens of a calibration text")
+    calibration_seed: int = _of_quantization(
+        0, "seed for the choice of texts, if there are more than --calibration-size"
+    )
     calibration_method: str = _of_quantization(
         "auto",
         "range of a layer's input: the largest value (max), a percentile, or what changes products least (mse); auto: "
@@ -136,9 +142,11 @@ class BuildConfig:
         ("auto", *get_args(Method)),
     )
     calibrate_with: str = _of_quantization(
-        "engine", "bei's own FP32 engine, or nvidia-modelopt on transformers' model", ("engine", "modelopt")
+        "engine",
+        "what measures inputs: bei's own FP32 engine, or nvidia-modelopt on transformers' model",
+        ("engine", "modelopt"),
     )
-    calibration_percentile: float = _of_quantization(_PERCENTILE, "percentile, if that is the method")
+    calibration_percentile: float = _of_quantization(_PERCENTILE, "percentile for --calibration-method percentile")
     fp8_outputs: bool = _of_quantization(
         False, "round queries, keys and values to fp8 too, for attention", targets=_TENSORRT, precisions=("fp8",)
     )
@@ -157,7 +165,7 @@ class BuildConfig:
         None, "seconds for verifying; held-out texts beyond them are left out, and the certificate counts them"
     )
     verify_retrieval: bool | None = _option(
-        None, "compare nDCG@10 on the bundled retrieval set too (default: of int8 and fp8)"
+        None, "compare nDCG@10 on the bundled retrieval set too (default: for int8 and fp8)"
     )
     keep_reference: bool = _option(
         False, "keep the reference's answers, so that bei verify can ask the engine on other machines"
@@ -167,9 +175,13 @@ class BuildConfig:
     sign_passphrase: str | None = field(
         default=None,
         repr=False,
-        metadata={"help": "passphrase of that key", "file_only": True, "secret": True},  # ps shows flags to everybody
+        metadata={
+            "help": "passphrase of the signing key",
+            "file_only": True,
+            "secret": True,
+        },  # ps shows flags to everybody
     )
-    sign_passphrase_file: str | None = _option(None, "file whose first line is the passphrase of that key")
+    sign_passphrase_file: str | None = _option(None, "file whose first line is the passphrase of the signing key")
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -185,14 +197,14 @@ class BuildConfig:
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
         self._check_quantization()
         if self.sign is None and self.sign_passphrase_file is not None:  # the variable may be there for bei sign
-            raise ConfigError("sign_passphrase_file is of a signing key: set sign too, or leave it out.")
+            raise ConfigError("sign_passphrase_file needs a signing key: set sign too, or leave it out.")
         if self.plan_of is not None and not self.strip_weights:
             raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")
         if len(self.score_tokens) > 2:
             raise ConfigError(f"score_tokens must be one or two tokens, such as no,yes; not {len(self.score_tokens)}.")
         self._check_rerank_template()
         if self.relevant_label is not None and self.task != "rerank":
-            raise ConfigError("relevant_label is of classifiers that are built as rerankers: add --task rerank.")
+            raise ConfigError("relevant_label needs a classifier that is built as a reranker: add --task rerank.")
         if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
             raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")
         self._check_verification()
@@ -215,7 +227,7 @@ class BuildConfig:
         if not 0 < self.calibration_percentile <= 100:
             raise ConfigError(f"calibration_percentile is between 0 and 100, not {self.calibration_percentile}.")
         if self.calibration_percentile != _PERCENTILE and self.calibration_method != "percentile":
-            raise ConfigError("calibration_percentile is of --calibration-method percentile: set both, or neither.")
+            raise ConfigError("calibration_percentile needs --calibration-method percentile: set both, or neither.")
         if self.max_highprec_layers is not None and self.max_highprec_layers < 0:
             raise ConfigError(f"max_highprec_layers is a number of layers, 0 for none, not {self.max_highprec_layers}.")
         if self.precision == "fp8" and self.strip_weights:

@@ -109,7 +109,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     if embedding and not is_said and checkpoint.family.has_layers:
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")
     if (routing := checkpoint.files.routing) and routing.absent:
-        progress.note(f"built is the route {routing.default} of the checkpoint's Router, which reads no other texts")
+        progress.note(f"only the route {routing.default} of the checkpoint's Router is built; it reads no other texts")
     _check_names(config, location)
     name = location.model.replace("/", "--")
     out = home_expanded(config.out or f"{name}-{config.target}-{precision}").resolve()
@@ -341,7 +341,7 @@ def _routes(checkpoint: Checkpoint) -> Routes | None:
         return None
     if checkpoint.spec.heads[0].output in ("logits", "token_logits"):
         raise CheckpointError(
-            "The checkpoint's Router has several routes and gives scores; bei builds embedders of those."
+            "The checkpoint's Router has several routes and gives scores; bei builds only embedders from such a Router."
         )
     return Routes(default=routing.default, absent=[*routing.absent])
 

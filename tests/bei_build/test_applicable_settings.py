@@ -56,7 +56,7 @@ def test_it_is_accepted_of_models_that_it_changes_and_of_no_others(
         if kind in kinds:
             check(folder, **settings)
         else:
-            with pytest.raises(ConfigError, match=rf"^{name} (is|are) of .*[Ll]eave (it|them) out\.$"):
+            with pytest.raises(ConfigError, match=rf"^{name} (works? with|needs) .*[Ll]eave (it|them) out\.$"):
                 check(folder, **settings)
 
 
@@ -64,14 +64,16 @@ def test_a_revision_is_of_the_hub_alone(checkpoints: dict[str, Path], monkeypatc
     folder = checkpoints["embedder"]
     monkeypatch.setattr(location, "_package_folder", lambda model: folder)
     for model, what in ((str(folder), "is a folder"), ("package", "is an installed package")):
-        with pytest.raises(ConfigError, match=rf"^revision main is of a repository on the hub, and {model} {what}"):
+        with pytest.raises(
+            ConfigError, match=rf"^revision main works with repositories on the hub only, and {model} {what}"
+        ):
             locate(model, "main")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "int8", "calibration_percentile": 99.0}, "of --calibration-method percentile: set both"),
+        ({"precision": "int8", "calibration_percentile": 99.0}, "needs --calibration-method percentile: set both"),
         ({**TEMPLATE, "rerank_instruction": "judge"}, r"rerank_instruction is for the slot \{instruction\}"),
     ],
     ids=str,

@@ -370,7 +370,7 @@ def test_a_score_that_config_json_calls_two_labels_is_named(tmp_path: Path) -> N
 
 def test_a_relevant_label_without_a_reranker_is_refused() -> None:
     for task in ("auto", "classify"):
-        with pytest.raises(ConfigError, match="relevant_label is of classifiers that are built as rerankers: add"):
+        with pytest.raises(ConfigError, match="relevant_label needs a classifier that is built as a reranker: add"):
             BuildConfig(model="x", task=task, relevant_label="LABEL_1")
 
 

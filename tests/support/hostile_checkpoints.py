@@ -267,7 +267,7 @@ def wide_dense(folder: Path) -> None:
 
 
 NO_MORE = "no model has more than"
-NOT_THERE = "is not to be read: "
+NOT_THERE = "bei does not read: "
 
 HOSTILE: dict[str, Hostile] = {
     # config.json.
@@ -344,7 +344,7 @@ HOSTILE: dict[str, Hostile] = {
         content("1_Pooling/config.json", '{"pooling_mode": "evil"}'), "asks for pooling 'evil'"
     ),
     "dense: 10^12 wide": Hostile(dense(out_features=10**12), "has shape", WeightsError),
-    "dense: -8 wide": Hostile(dense(out_features=-8), "at least 1 each"),
+    "dense: -8 wide": Hostile(dense(out_features=-8), "each must be at least 1"),
     "dense: true wide": Hostile(dense(out_features=True), "correct it to a value of type int"),
     "dense: of another width": Hostile(wide_dense, "32|33"),
     "dense: code in a pickle": Hostile(side_pickle, "was refused by torch's weights-only loader", WeightsError),

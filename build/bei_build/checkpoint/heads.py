@@ -194,8 +194,8 @@ def _as_scorer(
         return heads
     if (function := _function(config, files, 2)) != "softmax":
         raise ConfigError(
-            f"The checkpoint's two labels are scored by {function}, each by itself, and not against each other: it is "
-            "no reranker. Build it with --task classify."
+            f"The checkpoint's two labels are scored by {function}, each by itself, and not against each other: it "
+            "is not a reranker. Build it with --task classify."
         )
     names = _label_names(config, 2)
     if relevant is None and names != ("LABEL_0", "LABEL_1"):

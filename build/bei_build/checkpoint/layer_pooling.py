@@ -31,8 +31,8 @@ def with_layer_shares(spec: ModelSpec, folder: Path, config: Any) -> ModelSpec:
         )
     if spec.decoder or not spec.layers or any(head.token_layers for head in spec.heads):
         raise CheckpointError(
-            f"modules.json asks for {folder.name}, which bei builds of layers with nothing but a pooling behind them, "
-            f"not of {spec.architecture} with the outputs {', '.join(spec.dimensions)}."
+            f"modules.json asks for {folder.name}, which bei builds for models that have nothing but a pooling "
+            f"behind their layers, not for {spec.architecture} with the outputs {', '.join(spec.dimensions)}."
         )
     path = folder / "config.json"
     start = setting(path, read_object(path), "layer_start", int)

@@ -51,7 +51,7 @@ def locate(model: str, revision: str | None = None) -> Location:
 
 def _check_no_revision(revision: str | None, what: str) -> None:
     if revision is not None:
-        raise ConfigError(f"revision {revision} is of a repository on the hub, and {what}: leave it out.")
+        raise ConfigError(f"revision {revision} works with repositories on the hub only, and {what}: leave it out.")
 
 
 def check_entries(folder: Path) -> None:

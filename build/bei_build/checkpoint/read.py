@@ -191,8 +191,8 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     check_remote_code(raw, family, architecture, attention)
     if is_static and family.has_layers:
         raise CheckpointError(
-            f"modules.json asks for StaticEmbedding, but {path} describes a {architecture}: the two are not of one "
-            "checkpoint. Download it again."
+            f"modules.json asks for StaticEmbedding, but {path} describes a {architecture}: the two are not from the "
+            "same checkpoint. Download it again."
         )
     if family.stored_sizes:
         vocab_size, hidden_size = stored_shape("embeddings.word.weight", family, folder)

@@ -69,8 +69,8 @@ def check_unread_attention(
     else:
         return
     raise CheckpointError(
-        f"config.json has {unread}: it masks what comes later. Say which it should be: --attention bidirectional, or "
-        "--attention causal."
+        f"config.json has {unread}: without it, that class masks later tokens. Choose one: --attention "
+        "bidirectional, or --attention causal."
     )
 
 
@@ -92,7 +92,8 @@ def check_attention(spec: ModelSpec, asked: Attention | None, config: Any, max_s
     if getattr(config, "is_causal", None) is False and windows and max_seq_len > (longest := min(windows) + 1):
         raise ConfigError(
             f"{spec.architecture} has windows of {longest} tokens, and {said} does not say whether its own code "
-            f"keeps them. Texts of at most that many tokens are the same either way: say --max-seq-len {longest}."
+            "keeps them. Texts of at most that many tokens give the same vectors either way: set --max-seq-len "
+            f"{longest}."
         )
 
 

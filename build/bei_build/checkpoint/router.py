@@ -96,7 +96,7 @@ class _Router:
             return [(self._types[name], within(self._folder, name)) for name in self._structure[route]]
         except UnfitError as error:
             raise CheckpointError(
-                f"{self._path} names a module's folder that is not to be read: {error}. Download the checkpoint again."
+                f"{self._path} names a module's folder that bei does not read: {error}. Download the checkpoint again."
             ) from error
 
     def with_table(self) -> tuple[str | None, Routing | None]:

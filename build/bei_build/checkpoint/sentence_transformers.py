@@ -206,7 +206,9 @@ def _pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
 def _layers_pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
     settings = {**_pooled(modules[1:]), "layer_pooling": modules[0][1]}
     if settings["gives_scores"]:
-        raise CheckpointError("modules.json asks for scores of a WeightedLayerPooling; bei builds embeddings of it.")
+        raise CheckpointError(
+            "modules.json asks for scores of a WeightedLayerPooling; bei builds only embeddings from it."
+        )
     return settings
 
 
@@ -322,7 +324,7 @@ def _module_folder(folder: Path, path: str) -> Path:
         return within(folder, path)
     except UnfitError as error:
         raise CheckpointError(
-            f"{folder / 'modules.json'} names a module's folder that is not to be read: {error}. Download the "
+            f"{folder / 'modules.json'} names a module's folder that bei does not read: {error}. Download the "
             "checkpoint again."
         ) from error
 
@@ -350,7 +352,9 @@ def _dense(folder: Path, name: str) -> DenseSpec:
     if in_features is None or out_features is None:
         raise CheckpointError(f"{path} lacks in_features or out_features. Download the checkpoint again.")
     if in_features < 1 or out_features < 1:
-        raise CheckpointError(f"{path} has in_features {in_features} and out_features {out_features}: at least 1 each.")
+        raise CheckpointError(
+            f"{path} has in_features {in_features} and out_features {out_features}: each must be at least 1."
+        )
     bias = setting(path, config, "bias", bool)
     residual = bool(setting(path, config, "use_residual", bool))
     return DenseSpec(name, in_features, out_features, bias is not False, activation, residual=residual)

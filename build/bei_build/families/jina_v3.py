@@ -72,10 +72,10 @@ def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     missing = [key for key in _SAID if key not in raw]
     if missing:
         raise CheckpointError(
-            f"config.json does not say {missing[0]}, of which versions of its code have other defaults: add it."
+            f"config.json lacks {missing[0]}, whose default differs between versions of the model's code: add it."
         )
     if raw.get("rope_scaling") is not None:
-        raise CheckpointError("config.json has rope_scaling, which its code does not read: take it out.")
+        raise CheckpointError("config.json has rope_scaling, which the model's code does not read: take it out.")
     config = dict(raw)
     if config["position_embedding_type"] == "rotary":
         del config["position_embedding_type"]

@@ -30,10 +30,13 @@ def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         raise CheckpointError("config.json of NV-Embed lacks text_config or latent_attention_config.")
     wrong = [key for key in _SIZES if not isinstance(latent.get(key), int) or latent[key] < 1]
     if wrong:
-        raise CheckpointError(f"latent_attention_config has {wrong[0]} {latent.get(wrong[0])!r}: a number above 0.")
+        raise CheckpointError(
+            f"latent_attention_config has {wrong[0]} {latent.get(wrong[0])!r}: it must be a number above 0."
+        )
     if raw.get("padding_side", "right") != "right":
         raise CheckpointError(
-            "config.json has padding_side = 'left', with which the code counts instructions: 'right'."
+            "config.json has padding_side = 'left', by which the model's code counts the tokens of instructions; bei "
+            "supports only 'right'."
         )
     said = {"architectures": raw["architectures"], "latent_attention_config": latent}
     ours = {"unit_length": bool(latent.get("output_normalize")), "ends_in_eos": bool(raw.get("add_eos"))}

@@ -160,8 +160,8 @@ def with_more_high(job: Job, calibrated: Calibrated, share: float, progress: Pro
     needed, most = measured.needed(share), measured.most_high
     if more is None and measured.effects and needed > most:
         progress.note(
-            f"by their effects about {needed} of {len(measured.effects)} linear layers would have to be left high; "
-            f"{most} may be (--max-highprec-layers)"
+            f"by their effects about {needed} of {len(measured.effects)} linear layers would have to stay "
+            f"unquantized; {most} may (--max-highprec-layers)"
         )
     return more
 
@@ -179,7 +179,9 @@ def _with_effects(job: Job, calibrated: Calibrated, progress: Progress) -> Calib
         found = effects(spec, read, quantization, encodings, longest, job.root)
         step.details.append(f"what rounding each of {len(quantization.layers)} changes of the outputs")
     if found is None:
-        progress.note("the effects of layers on the outputs were not measured: they are left high by their own errors")
+        progress.note(
+            "the effects of layers on the outputs were not measured: their own errors choose which stay unquantized"
+        )
     return replace(calibrated, effects=found or {})
 
 

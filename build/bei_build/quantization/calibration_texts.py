@@ -44,7 +44,7 @@ def calibration_texts(path: str | None, column: str | None, size: int, seed: int
     if path is None:
         if column is not None:
             raise ConfigError(
-                "calibration_column is of a file of texts: say which with --calibration-data, or leave it out."
+                "calibration_column needs a file of texts: name one with --calibration-data, or leave it out."
             )
         found, source = _bundled(), "bei's own list"
     else:

@@ -67,12 +67,12 @@ class CudaCompiler:
         if not self._is_twin:
             if self._gpu.capability < _LEAST_CAPABILITY:
                 raise CompileError(
-                    f"{self._gpu.name} is of compute capability {self._gpu.capability / 10}, and PyTorch's kernels of "
+                    f"{self._gpu.name} has compute capability {self._gpu.capability / 10}, and PyTorch's kernels of "
                     f"attention need {_LEAST_CAPABILITY / 10}: build with --target tensorrt."
                 )
             if self._precision == "fp8" and self._gpu.capability < _FP8_FROM:
                 raise CompileError(
-                    f"{self._gpu.name} is of compute capability {self._gpu.capability / 10}, which does not compute in "
+                    f"{self._gpu.name} has compute capability {self._gpu.capability / 10}, which does not compute in "
                     "fp8: build with --precision bf16."
                 )
             libraries.load("triton", "triton", EXTRA, self._purpose)

@@ -172,8 +172,8 @@ def _difference(ours: Any, theirs: Any, path: str = "") -> str | None:
     if ours == theirs:
         return None
     if isinstance(ours, tuple) and any(isinstance(part, float) for part in ours):
-        return f"its {path} has other numbers than there"
-    return f"its {path} is {_said(ours)}, and there {_said(theirs)}"
+        return f"numbers of {path} differ"
+    return f"{path} is {_said(ours)} in the checkpoint, and {_said(theirs)} in that class"
 
 
 def _are_parts(value: Any) -> bool:

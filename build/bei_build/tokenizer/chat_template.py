@@ -24,7 +24,7 @@ from bei_build.tokenizer.artifact_tokenizer import special_tokens
 from bei_build.tokenizer.library_tokenizer import read_template
 
 _PURPOSE = "Reading a chat template"
-_REMEDY = "Say what a pair is to be with --rerank-prefix, --rerank-body and --rerank-suffix."
+_REMEDY = "Give the text of a pair with --rerank-prefix, --rerank-body and --rerank-suffix."
 _SLOTS = ("query", "document", "instruction")
 # Two sets of texts: a template that treats them alike gives one result. Blanks around them show whether they are kept.
 _MARKS = (
@@ -93,7 +93,7 @@ def derive_template(
         settings.form == "auto" and model_type not in _FLAT_TYPES and any(part in source for part in _STRUCTURED)
     )
     if "strftime_now" in source:
-        raise CheckpointError(f"The chat template in {folder} writes the time of its use: not supported. {_REMEDY}")
+        raise CheckpointError(f"The chat template in {folder} writes the current time: not supported. {_REMEDY}")
     arguments = {**special_tokens(folder), **settings.arguments}
 
     def render(marks: Mapping[str, str], roles: tuple[str, ...]) -> str:
@@ -106,7 +106,9 @@ def derive_template(
 
     shapes = {_shape(render, marks, instruction) for marks in _MARKS}
     if len(shapes) > 1:
-        raise CheckpointError(f"The chat template in {folder} treats texts by what they are: not supported. {_REMEDY}")
+        raise CheckpointError(
+            f"The chat template in {folder} treats some texts differently from others: not supported. {_REMEDY}"
+        )
     whole, default = shapes.pop()
     return _split(whole, default, tokenizer)
 
@@ -137,8 +139,8 @@ def _with_slots(rendered: str, marks: Mapping[str, str]) -> str:
     missing = [slot for slot in ("query", "document") if f"{{{slot}}}" not in rendered]
     if missing:
         raise CheckpointError(
-            f"The chat template does not write messages of the role {missing[0]} as they are, so the checkpoint alone "
-            f"does not say what a pair is to be. {_REMEDY}"
+            f"The chat template does not write messages of the role {missing[0]} as they are, so the checkpoint "
+            f"alone does not say how a pair is written. {_REMEDY}"
         )
     return rendered
 
@@ -157,8 +159,8 @@ def _split(whole: str, instruction: str, tokenizer: Tokenizer) -> RerankTemplate
     behind = added.search(whole, end)
     if end < len(whole) and behind is None:
         raise CheckpointError(
-            "The chat template ends in text without a special token, of which a long pair's cut would take some: not "
-            f"supported. {_REMEDY}"
+            "The chat template ends in text without a special token, so that cutting a long pair would cut that "
+            f"text: not supported. {_REMEDY}"
         )
     cut = behind.start() if behind else len(whole)
     for first in dict.fromkeys((last, 0)):
@@ -167,7 +169,7 @@ def _split(whole: str, instruction: str, tokenizer: Tokenizer) -> RerankTemplate
         )
         if all(_is_same(template, query, document, tokenizer) for query, document in _PROBES):
             return template
-    raise CheckpointError(f"The tokenizer joins the chat template's text with what stands in it. {_REMEDY}")
+    raise CheckpointError(f"The tokenizer joins the chat template's text with the texts in it. {_REMEDY}")
 
 
 def _is_same(template: RerankTemplate, query: str, document: str, tokenizer: Tokenizer) -> bool:

@@ -127,8 +127,8 @@ def check_model(stored: Tokenizer | None, library: LibraryTokenizer, reading: To
     if own != other:
         raise TokenizerError(
             f"tokenizer.json holds a vocabulary of {own}, and {library.library} reads it as one of {other}, with "
-            f"{library.tokenizer_class}: name the right tokenizer_class in tokenizer_config.json, or say whose way is "
-            "meant: --tokenizer file, or --tokenizer transformers."
+            f"{library.tokenizer_class}: name the right tokenizer_class in tokenizer_config.json, or choose one of "
+            "the two: --tokenizer file, or --tokenizer transformers."
         )
 
 
@@ -196,7 +196,7 @@ class _TransformersTokenizer:
             )
         except Exception as error:  # the tokenizers library raises bare Exception, a class in Python whatever it likes
             raise TokenizerError(
-                f"{self.library} ({self.tokenizer_class}) fails on a text ({error}): its files are not of one "
+                f"{self.library} ({self.tokenizer_class}) fails on a text ({error}): its files do not belong to one "
                 "tokenizer. Download them again, or take tokenizer.json as it stands: --tokenizer file."
             ) from error
         ids = found["input_ids"]

@@ -256,7 +256,8 @@ def other_reading(
     name, count = f"{library.library} ({library.tokenizer_class})", len(probes.texts) + len(probes.pairs)
     sentence = (
         f"{name} reads {len(others)} of {count} texts and pairs otherwise than tokenizer.json as it stands, such as "
-        f"{_shown(others[0])}; its way was taken (--tokenizer file: as it stands, as transformers 4 read most files)"
+        f"{_shown(others[0])}; the artifact reads them as that class does (--tokenizer file: as it stands, as "
+        "transformers 4 read most files)"
     )
     added = [token for token in library.surrounded_by.values() if token is not None]
     if not added:

@@ -58,7 +58,7 @@ def read_table(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Float32Ar
         if shape != (count,) or max(ids) >= count:
             raise CheckpointError(
                 f"{folder.name} (SparseStaticEmbedding) has weights of shape {list(shape or ())}, and the tokenizer "
-                f"{count} tokens: the two are not of one checkpoint. Download it again."
+                f"{count} tokens: the two are not from the same checkpoint. Download it again."
             )
         weights = store.read(_TENSOR)
     if not np.isfinite(weights).all():

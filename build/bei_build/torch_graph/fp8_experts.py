@@ -77,7 +77,7 @@ class FP8Experts(nn.Module):
             return self.each.reasons
         capability = torch.cuda.get_device_capability(device)
         against = {
-            f"{num_high} of {count} experts are left high": num_high > 0,
+            f"{num_high} of {count} experts are not quantized": num_high > 0,
             f"one product for all experts gives bfloat16, and the model computes in {self._dtype}": (
                 self._dtype is not torch.bfloat16
             ),

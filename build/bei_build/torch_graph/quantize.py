@@ -31,7 +31,7 @@ def check(spec: ModelSpec, quantization: Quantization, device: torch.device) -> 
     names = {layer.name for layer in linear_layers(spec)}
     for name, layer in quantization.layers.items():
         if name not in names:
-            raise CompileError(f"The quantization is of another model: this one has no linear layer {name}.")
+            raise CompileError(f"The quantization belongs to another model: this one has no linear layer {name}.")
         refused = {
             "a range for each token": layer.per_token,
             "products that are rounded too": layer.output_amax is not None,

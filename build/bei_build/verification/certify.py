@@ -131,7 +131,7 @@ def _with_more_high(work: Verification, share: float, progress: Progress) -> Ver
     shutil.rmtree(job.root / ENGINE_DIR)
     with progress.step("Compile again") as step:
         needs = job.compile(Numerics(job.precision, calibrated.quantization), step.say)
-        step.details.append(f"below the thresholds; left high: {', '.join(sorted(calibrated.high))}")
+        step.details.append(f"below the thresholds; not quantized any more: {', '.join(sorted(calibrated.high))}")
     return replace(work, manifest=job.describe(needs), calibrated=calibrated)
 
 

@@ -45,7 +45,7 @@ def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Pro
         if more is None:
             check_certificate(job.config, certificate, progress)
             return calibrated
-        progress.note(f"below the thresholds; left high: {', '.join(sorted(more.high))}")
+        progress.note(f"below the thresholds; not quantized any more: {', '.join(sorted(more.high))}")
         calibrated = more
 
 

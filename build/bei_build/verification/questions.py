@@ -115,8 +115,9 @@ def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkp
             fp32_compiler(config, compiler).check_able()
     elif absent is not None:
         raise ConfigError(
-            f"--no-verify: engines for {config.target} cannot run here ({absent}), so nothing would say what this one "
-            "is to answer. Leave it out; --verify-budget SECONDS bounds what is kept for verifying it."
+            f"--no-verify: engines for {config.target} cannot run here ({absent}), and without the reference's "
+            "answers this one could not be verified elsewhere. Leave it out; --verify-budget SECONDS bounds what is "
+            "kept for verifying it."
         )
 
 
@@ -192,7 +193,8 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
     if checkpoint.rowless:
         progress.note(
             f"{tokens.tokenizer_class} adds {', '.join(map(repr, checkpoint.rowless))}, for which the model has no "
-            "row: left out, so that texts which have it are read as other text, where transformers fails"
+            "row: the token is left out, and texts that contain it are read as ordinary text, where transformers "
+            "fails"
         )
     if checkpoint.reading.choice == "auto" and (code := own_code(checkpoint.folder)) is not None:
         progress.note(

@@ -118,7 +118,7 @@ class AdaptedStore(TensorStore):
         if found not in (matrix, table):
             raise WeightsError(
                 f"The adapters of {name} have the shapes {found[0]} and {found[1]}, but config.json says {count} "
-                f"adapters of rank {rank}: the two are not of the same checkpoint. Download it again."
+                f"adapters of rank {rank}: the two are not from the same checkpoint. Download it again."
             )
 
     @staticmethod

@@ -267,8 +267,8 @@ def _check_copy(store: TensorStore, tensor: str, copy: str) -> None:
     """Raise WeightsError where ``copy``, another name of ``tensor``, holds something else."""
     if store.shapes[tensor] != store.shapes[copy] or not np.array_equal(store.read(tensor), store.read(copy)):
         raise WeightsError(
-            f"Tensors {tensor} and {copy} are one in this architecture, and hold different values: take the one out "
-            "that is not the model's."
+            f"Tensors {tensor} and {copy} are the same weights in this architecture, and hold different values: take "
+            "the one out that is not the model's."
         )
 
 
@@ -278,7 +278,7 @@ def _check_computed(store: TensorStore, tensor: str, values: FloatArray) -> None
     if stored.shape != values.shape:
         raise WeightsError(
             f"Tensor {tensor} has shape {list(stored.shape)}, but config.json implies {list(values.shape)}: the two "
-            "are not of the same checkpoint. Download it again."
+            "are not from the same checkpoint. Download it again."
         )
     tolerance = _ROUNDED if store.type_of(tensor) in _NARROW else _EXACT
     if not np.allclose(stored, values, rtol=tolerance, atol=_SMALLEST):
@@ -341,8 +341,8 @@ def _compare(wanted: Shapes, stored: Shapes) -> None:
     if wrong:
         name = wrong[0]
         raise WeightsError(
-            f"Tensor {name} has shape {list(stored[name])}, but config.json implies {list(wanted[name])}"
-            f"{_and_more(wrong)}: the two are not of the same checkpoint. Download it again."
+            f"Tensor {name} has shape {list(stored[name])}, but config.json implies "
+            f"{list(wanted[name])}{_and_more(wrong)}: the two are not from the same checkpoint. Download it again."
         )
     if missing:
         raise WeightsError(f"Tensor {missing[0]} is missing{_and_more(missing)}. Download the checkpoint again.")

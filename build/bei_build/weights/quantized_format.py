@@ -46,8 +46,8 @@ def stored_fp8(said: Sequence[Mapping[str, Any]]) -> StoredFP8:
     caches = [each for each in settings if each.get("kv_cache_quant_algo") or each.get("kv_cache_scheme")]
     if len(algorithms) > 1:
         raise CheckpointError(
-            f"config.json and hf_quant_config.json name two formats ({', '.join(sorted(algorithms))}): they are not of "
-            "one checkpoint. Download it again."
+            f"config.json and hf_quant_config.json name two formats ({', '.join(sorted(algorithms))}): they are not "
+            "from the same checkpoint. Download it again."
         )
     if not algorithms and not caches:
         raise CheckpointError(

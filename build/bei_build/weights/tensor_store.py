@@ -338,7 +338,8 @@ def _no_integers(name: str, dtype: object) -> WeightsError:
 
 def _stored_twice(name: str, first: Path, second: Path) -> WeightsError:
     return WeightsError(
-        f"Tensor {name} is in {first.name} and in {second.name}: the two are not of one checkpoint. Download it again."
+        f"Tensor {name} is in {first.name} and in {second.name}: the two are not from the same checkpoint. Download "
+        "it again."
     )
 
 
@@ -352,7 +353,7 @@ def _shards(folder: Path, index: Path) -> Iterator[Path]:
             path = within(folder, name)
         except UnfitError as error:
             raise WeightsError(
-                f"{index.name} names a file that is not to be read: {error}. Download the checkpoint again."
+                f"{index.name} names a file that bei does not read: {error}. Download the checkpoint again."
             ) from error
         if not path.is_file():
             raise WeightsError(f"{index.name} names {name}, which is not in {folder}. Download the checkpoint again.")

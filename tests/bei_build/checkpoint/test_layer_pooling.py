@@ -134,7 +134,7 @@ def test_what_has_no_such_mean_is_refused(change: Callable[[Path], Any], message
 def test_a_decoder_behind_an_encoder_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path, "BartModel")
     layer_pooled(folder, 2, [1.0, 1.0])
-    refused(folder, CheckpointError, "of layers with nothing but a pooling behind them, not of BartModel")
+    refused(folder, CheckpointError, "nothing but a pooling behind their layers, not for BartModel")
 
 
 def test_layers_that_are_not_read_by_default_start_at_the_fourth(tmp_path: Path) -> None:

@@ -413,7 +413,7 @@ def test_own_code_counts_where_it_would_compute_what_is_built(key: str, is_refus
 def test_what_windows_become_is_not_guessed(tmp_path: Path) -> None:
     """GritLM's own code sees everything, whatever sliding_window says; others keep it."""
     folder = with_own_code(tmp_path / "mistral", "MistralForCausalLM", GRITLM, sliding_window=9)
-    with pytest.raises(ConfigError, match=r"windows of 9 tokens.*say --max-seq-len 9\."):
+    with pytest.raises(ConfigError, match=r"windows of 9 tokens.*set --max-seq-len 9\."):
         read(folder, "bidirectional")
     read(folder, "bidirectional", max_seq_len=9)
     read(folder, "causal")

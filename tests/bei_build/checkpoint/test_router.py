@@ -187,7 +187,7 @@ def _outside(folder: Path) -> None:
     [
         (_no_default, r"routes query, document, and no default; an artifact holds one: choose it with --route"),
         (_two_routers, "asks for two Routers"),
-        (_outside, "a module's folder that is not to be read"),
+        (_outside, "a module's folder that bei does not read"),
         ({"structure": {}}, "does not say which modules its routes are"),
         ({"structure": {"query": ["absent"]}}, "does not say which modules its routes are"),
         ({"structure": {"query": "query_Pooling"}}, "does not say which modules its routes are"),

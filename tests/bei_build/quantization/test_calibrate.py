@@ -171,7 +171,7 @@ def test_where_no_more_may_be_left_high_a_note_says_how_many_it_would_take() -> 
     said = io.StringIO()
     full = replace(calibrated_of({"a": 8.0, "b": 4.0, "c": 2.0, "d": 1.0, "e": 1.0}), high=frozenset("abc"))
     assert with_more_high(mock.Mock(spec=Job), full, 0.5, Progress(Console(file=said, width=200))) is None
-    assert "about 4 of 5 linear layers would have to be left high; 3 may be (--max-highprec-layers)" in said.getvalue()
+    assert "about 4 of 5 linear layers would have to stay unquantized; 3 may (--max-highprec-layers)" in said.getvalue()
 
 
 def test_where_effects_are_not_known_there_are_twice_as_many_by_their_own_errors() -> None:

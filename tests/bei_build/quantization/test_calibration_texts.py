@@ -88,5 +88,5 @@ def test_a_file_that_is_not_there_is_refused() -> None:
 
 
 def test_a_column_without_a_file_means_nothing() -> None:
-    with pytest.raises(ConfigError, match="calibration_column is of a file"):
+    with pytest.raises(ConfigError, match="calibration_column needs a file"):
         calibration_texts(None, "text", 10, 0)

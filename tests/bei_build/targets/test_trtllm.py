@@ -234,22 +234,26 @@ def _yarn(folder: Path) -> None:
 
 
 OTHERWISE: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
-    "mean pooling": (lambda _: None, {"pooling": "mean"}, "its heads[0].pooling is mean, and there last"),
+    "mean pooling": (lambda _: None, {"pooling": "mean"}, "heads[0].pooling is mean in the checkpoint, and last"),
     "states of tokens": (
         lambda _: None,
         {"token_states": True},
-        "its heads is embedding, token_embedding, and there embedding",
+        "heads is embedding, token_embedding in the checkpoint, and embedding",
     ),
     "a dense layer behind": (
         lambda folder: add_modules(folder, ("last",), (Dense(16), Normalize())),
         {},
-        "its heads[0].layers is a linear layer 32 to 16 (tail.0), and there none",
+        "heads[0].layers is a linear layer 32 to 16 (tail.0) in the checkpoint, and none",
     ),
-    "scores of tokens": (lambda _: None, {"score_tokens": ("t", "he")}, "its heads[0].output is logits, and there emb"),
+    "scores of tokens": (
+        lambda _: None,
+        {"score_tokens": ("t", "he")},
+        "heads[0].output is logits in the checkpoint, and emb",
+    ),
     "both directions": (
         lambda folder: change_config(folder, is_causal=False),
         {},
-        "its layers[0].attention.causal is False, and there True",
+        "layers[0].attention.causal is False in the checkpoint, and True",
     ),
     "a window": (
         lambda folder: change_config(
@@ -259,13 +263,13 @@ OTHERWISE: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
             layer_types=["full_attention"] * 2 + ["sliding_attention"],
         ),
         {},
-        "its layers[2].attention.window is 7, and there None",
+        "layers[2].attention.window is 7 in the checkpoint, and None",
     ),
-    "scaled rotations": (_yarn, {}, "its layers[0].attention.rope.inv_freq has other numbers than there"),
+    "scaled rotations": (_yarn, {}, "numbers of layers[0].attention.rope.inv_freq differ"),
     "another activation": (
         lambda folder: change_config(folder, hidden_act="gelu"),
         {},
-        "its layers[0].mlp.activation is gelu, and there silu",
+        "layers[0].mlp.activation is gelu in the checkpoint, and silu",
     ),
 }
 
@@ -282,13 +286,13 @@ def test_what_the_class_computes_otherwise_is_refused_by_name(what: str, tmp_pat
 
 def test_a_classifier_with_another_activation_is_refused(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "bert", task="ForSequenceClassification", num_labels=3, hidden_act="gelu_new")
-    assert "its layers[0].mlp.activation is gelu_tanh, and there gelu" in refusal(folder, tmp_path, "fp16")
+    assert "layers[0].mlp.activation is gelu_tanh in the checkpoint, and gelu" in refusal(folder, tmp_path, "fp16")
 
 
 def test_a_reward_model_with_a_window_is_refused(tmp_path: Path) -> None:
     changes = {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 3}
     folder = change_config(reward_model(tmp_path / "checkpoint"), **changes)
-    assert "its layers[0].attention.window is 7, and there None" in refusal(folder, tmp_path)
+    assert "layers[0].attention.window is 7 in the checkpoint, and None" in refusal(folder, tmp_path)
 
 
 @pytest.mark.parametrize(

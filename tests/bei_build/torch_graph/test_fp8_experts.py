@@ -116,7 +116,7 @@ def test_one_product_for_all_experts_computes_what_each_by_itself_does(
         ((9, 0), frozenset(), torch.bfloat16, "grouped", None),
         ((8, 9), frozenset(), torch.bfloat16, "rowwise", "capability 9.0, and this GPU has 8.9"),
         ((12, 0), frozenset(), torch.bfloat16, "rowwise", "this GPU has 12.0"),
-        ((9, 0), SOME_HIGH, torch.bfloat16, "rowwise", "2 of 8 experts are left high"),
+        ((9, 0), SOME_HIGH, torch.bfloat16, "rowwise", "2 of 8 experts are not quantized"),
         ((9, 0), frozenset(), torch.float16, "rowwise", "gives bfloat16, and the model computes in torch.float16"),
         ((9, 0), frozenset(), torch.float32, "plain", "the model computes in torch.float32"),
     ],

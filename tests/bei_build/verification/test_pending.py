@@ -137,11 +137,11 @@ def test_a_certificate_from_another_device_is_said(tmp_path: Path, caplog: pytes
     moved = msgspec.structs.replace(artifact.certificate, device="a CPU of last year")
     with caplog.at_level(logging.INFO):
         served(store.recertify(artifact, moved))
-    assert "its certificate is from a CPU of last year, this is" in caplog.text
+    assert "its certificate was made on a CPU of last year, this machine has" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO):
         served(store.recertify(artifact, artifact.certificate))
-    assert "its certificate is from" not in caplog.text
+    assert "its certificate was made on" not in caplog.text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -177,7 +177,7 @@ def test_a_signed_one_is_verified_at_every_start_and_left_as_it_was_signed(
     with pytest.raises(SystemExit) as stop:
         main(["verify", str(pending.path)])
     assert stop.value.code == 2
-    assert "take signature.json away, verify, and sign again" in capsys.readouterr().err
+    assert "delete signature.json, verify, and sign again" in capsys.readouterr().err
     assert store.load(pending.path) == signed
 
 

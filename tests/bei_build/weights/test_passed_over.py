@@ -130,7 +130,9 @@ def test_two_names_of_one_tensor_must_agree(case: str, first: str, second: str, 
     read(write_tensors(folder, {**tensors, second: expected.clone()})).weights().close()
     write_tensors(folder, {**tensors, second: changed_values(expected)})
     refused(
-        folder, WeightsError, "Tensors .* are one in this architecture, and hold different values: take the one out"
+        folder,
+        WeightsError,
+        "Tensors .* are the same weights in this architecture, and hold different values: take the one out",
     )
 
 

@@ -37,5 +37,7 @@ def take(path: Path, wanted: EngineRequirements, precision: str, limits: Limits,
                 f"not {value}. Build with the same settings on the same GPU, or without --plan-of."
             )
     if (path / ENGINE_DIR / TENSORRT_GRAPH).read_bytes() != (folder / TENSORRT_GRAPH).read_bytes():
-        raise CompileError(f"The plan of {path} is of another graph: the models differ in more than their weights.")
+        raise CompileError(
+            f"The plan of {path} was built from another graph: the models differ in more than their weights."
+        )
     shutil.copyfile(path / ENGINE_DIR / TENSORRT_PLAN, folder / TENSORRT_PLAN)

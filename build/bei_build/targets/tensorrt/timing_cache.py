@@ -41,8 +41,8 @@ def load(config: TensorRTModule.IBuilderConfig, path: Path, log: list[tuple[str,
     if not stored:
         return None
     return (
-        f"timing cache {path} is of another TensorRT or another GPU, or damaged: kernels were measured anew, and the "
-        f"file was replaced{' (' + '; '.join(reasons) + ')' if reasons else ''}"
+        f"timing cache {path} was made with another TensorRT or another GPU, or is damaged: kernels were measured "
+        f"anew, and the file was replaced{' (' + '; '.join(reasons) + ')' if reasons else ''}"
     )
 
 
