@@ -124,7 +124,7 @@ class Tracing:
         if status >= 500:
             attributes["error.type"] = str(status)
         if work.model is not None:
-            attributes |= {"bei.offline": work.model, "bei.inputs": work.num_inputs}
+            attributes |= {"bei.model": work.model, "bei.inputs": work.num_inputs}
         if work.lane is not None and timing.accepted_s is not None:
             attributes |= {"bei.lane": work.lane, "bei.tokens": timing.num_tokens}
         # As the two clocks stand now: the system's may have been set meanwhile.
