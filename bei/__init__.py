@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from bei.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from bei.offline.model import Model as Model
+    from bei.offline.results import Chunk as Chunk
+    from bei.offline.results import LabelScore as LabelScore
+    from bei.offline.results import Predictions as Predictions
+    from bei.offline.results import Rank as Rank
+    from bei.offline.results import Report as Report
+    from bei.offline.results import SparseVector as SparseVector
+    from bei.offline.results import Token as Token
+    from bei.tasks.entities import Entity as Entity
 else:
+    _MODULES = {
+        "Model": "bei.offline.model",
+        "Entity": "bei.tasks.entities",
+        **dict.fromkeys(
+            ("Chunk", "LabelScore", "Predictions", "Rank", "Report", "SparseVector", "Token"), "bei.offline.results"
+        ),
+    }
 
     def __getattr__(name: str) -> object:
-        """``bei.Model``, when it is asked for: it needs numpy and a tokenizer, and many who import bei do not."""
-        if name != "Model":
+        """``bei.Model`` and the types of its results, imported on first use: they need numpy and a tokenizer."""
+        if name not in _MODULES:
             raise AttributeError(f"module 'bei' has no attribute {name!r}")
-        from bei.offline.model import Model
-
-        return Model
+        return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""What a call asks for, as data: a task for any window of inputs, and how the windows' answers become one result."""
+"""A method of ``bei.Model`` as data: its options, its task for a window of inputs, and how windows become a result."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bei.core import Float32Array
 from bei.engine.postprocess import descending
 from bei.errors import BeiError
 from bei.offline.input_checks import Check
+from bei.offline.options import CallOptions
 from bei.offline.results import Predictions, Rank
 from bei.offline.windows import WINDOW
-from bei.port import Lane
 from bei.service.admission import Ticket
 from bei.service.submission import ModelInput
 
 T = TypeVar("T")
-InputT = TypeVar("InputT")
+InputT = TypeVar("InputT", bound=ModelInput)
 PartT = TypeVar("PartT")
 ResultT = TypeVar("ResultT")
 PartT_contra = TypeVar("PartT_contra", contravariant=True)
@@ -31,8 +31,8 @@ Vectors: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Answered(Generic[PartT]):
-    """The answer to a window: its part of the result, and what became of its inputs (``bei.tasks.partial.Fates``)."""
+class WindowResult(Generic[PartT]):
+    """The results of a window's inputs. ``truncated`` and the keys of ``errors`` are places in the window."""
 
     part: PartT
     num_tokens: int
@@ -41,31 +41,35 @@ class Answered(Generic[PartT]):
 
 
 class Collector(Protocol[PartT_contra, ResultT_co]):
-    """Makes one result of the parts of all windows, one at least, which come in order."""
+    """Joins the parts of all windows, at least one, which arrive in order."""
 
     def add(self, part: PartT_contra) -> None: ...
 
     def result(self) -> ResultT_co: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job(Generic[InputT, PartT, ResultT]):
-    """A task with its options.
+def _unchanged(inputs: Seq[ModelInput]) -> Seq[ModelInput]:
+    return inputs
 
-    ``check``: of an input and its place. ``run``: of a window, its ticket and, where a part of the answer will do, the
-    errors of inputs that are not to be tried. ``collector``: for so many inputs; None: nobody knows how many.
-    ``model_inputs``: what the model reads of inputs. ``stand_in``: what stands in the place of an input that is not to
-    be tried; None: every error is one of the whole call. ``bytes_per_token``: what answers grow by. ``param``: what
-    inputs are called. ``whole``: inputs are only tokenized, and to their ends.
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Generic[InputT, PartT, ResultT]):
+    """A task with the options of one call.
+
+    ``check``: validates an input, given its place. ``run``: computes a window; its last argument holds the errors of
+    inputs to be skipped, None where any error fails the call. ``collector``: takes the number of inputs, None where it
+    is not known. ``model_inputs``: the texts, pairs or ids that the model reads for some inputs. ``stand_in``: takes
+    the place of an invalid input; None: an invalid input fails the call. ``bytes_per_token``: growth of the results
+    with each token. ``param``: the name of the inputs in errors. ``whole``: inputs are tokenized without truncation,
+    and no engine runs.
     """
 
     name: str
+    options: CallOptions
     check: Check[InputT]
-    run: Callable[[Seq[InputT], Ticket, Mapping[int, BeiError] | None], Awaitable[Answered[PartT]]]
+    run: Callable[[Seq[InputT], Ticket, Mapping[int, BeiError] | None], Awaitable[WindowResult[PartT]]]
     collector: Callable[[int | None], Collector[PartT, ResultT]]
-    model_inputs: Callable[[Seq[InputT]], Seq[ModelInput]]
-    lane: Lane | None
-    timeout_s: float | None
+    model_inputs: Callable[[Seq[InputT]], Seq[ModelInput]] = _unchanged
     stand_in: InputT | None = None
     bytes_per_token: int = 0
     window_inputs: int = WINDOW
@@ -74,16 +78,16 @@ class Job(Generic[InputT, PartT, ResultT]):
 
 
 class Rows:
-    """Arrays with a row for each input become one: [count, ...], made when the first part says how wide it is."""
+    """Joins arrays with a row for each of ``count`` inputs: [count, ...], allocated at the first part."""
 
     def __init__(self, count: int | None) -> None:
         self._count = count
-        self._parts: list[Vectors] = []  # of as many inputs as come
+        self._parts: list[Vectors] = []  # where the count is not known
         self._whole: Vectors | None = None
         self._num_rows = 0
 
     def add(self, part: Vectors) -> None:
-        """The rows of the next window."""
+        """Append the rows of a window."""
         if self._count is None:
             self._parts.append(part)
             return
@@ -98,13 +102,13 @@ class Rows:
 
 
 class Entries(Generic[T]):
-    """Lists with an entry for each input become one."""
+    """Joins lists with an entry for each input."""
 
     def __init__(self, _: int | None) -> None:
         self._entries: list[T] = []
 
     def add(self, part: list[T]) -> None:
-        """The entries of the next window."""
+        """Append the entries of a window."""
         self._entries += part
 
     def result(self) -> list[T]:
@@ -113,33 +117,33 @@ class Entries(Generic[T]):
 
 
 class Labelled:
-    """Scores of labels."""
+    """Joins scores of the same labels."""
 
     def __init__(self, labels: list[str], count: int | None) -> None:
         self._labels = labels
         self._rows = Rows(count)
 
     def add(self, part: Predictions) -> None:
-        """Those of the next window."""
+        """Append the scores of a window."""
         self._rows.add(part.scores)
 
     def result(self) -> Predictions:
-        """All of them."""
+        """All scores."""
         return Predictions(self._labels, self._rows.result())
 
 
 class Ranking:
-    """Scores of documents, [n] of a window, become ranks: the ``top_n`` best, best first; None or 0: all."""
+    """Turns document scores, [n] a window, into the ``top_n`` best ranks, best first; None or 0: all."""
 
     def __init__(self, top_n: int | None, count: int | None) -> None:
         self._top_n = top_n
         self._rows = Rows(count)
 
     def add(self, part: Float32Array) -> None:
-        """Those of the next window."""
+        """Append the scores of a window."""
         self._rows.add(part)
 
     def result(self) -> list[Rank]:
-        """All of them."""
+        """The ranks of all documents so far."""
         scores = self._rows.result()
         return [Rank(index, float(scores[index])) for index in descending(scores)[: self._top_n or None]]

@@ -1,9 +1,9 @@
-"""The jobs of ``bei.Model``: the tasks that HTTP asks for, with the options of its requests.
+"""The table of ``bei.Model``'s methods: for each task of ``bei serve`` a function that makes a ``Method`` of a call.
 
-Every function checks the options, and that the model has the task; nothing is computed before the job is run. They
-raise InvalidRequestError and TaskNotSupportedError. Those for texts with prompts warn (UserWarning) where nobody said
-which prompt a model with prompts is to use, that for vectors where they are cut of a model that does not say that they
-may be; they are called by methods of the Model, whose caller the warning names.
+The functions check the options, and that the model has the task; they compute nothing. They raise InvalidRequestError
+and TaskNotSupportedError. They warn (UserWarning) if a model with prompts got none, and if ``dimensions`` shortens the
+vectors of a model whose config does not allow it. ``stacklevel`` names the caller of the Model's method, which is to
+call them directly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 from bei.core import Encoding, Float32Array
 from bei.errors import BeiError, EmptyInputError, InvalidRequestError
 from bei.offline.input_checks import TextOrIds, text, text_or_ids, text_or_pair
-from bei.offline.method import Answered, Entries, Job, Labelled, Ranking, Rows, Vectors
+from bei.offline.method import Entries, Labelled, Method, Ranking, Rows, Vectors, WindowResult
 from bei.offline.options import (
     EmbedOptions,
     EntityOptions,
@@ -51,11 +51,11 @@ VectorsT = TypeVar("VectorsT", bound=Vectors)
 _FLOAT_BYTES = 4
 _NO_ERRORS: Mapping[int, BeiError] = {}
 
-# From a warning to the caller of a Model's method: ``_prompt``, the function for the job, the method.
+# From a warning in ``_prompt`` to the caller of a Model's method: _prompt, the function below, the method, its caller.
 _TO_THE_CALLER = 4
 
 
-def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors, Vectors]:
+def embedding(service: InferenceService, given: Given) -> Method[TextOrIds, Vectors, Vectors]:
     """Vectors [n, width] of texts or token ids, zeros where an input has an error."""
     options = checked(EmbedOptions, given)
     embed.require(service, "embed")
@@ -71,7 +71,7 @@ def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors
         warnings.warn(f"{warning}.", UserWarning, stacklevel=_TO_THE_CALLER - 1)
     prompt, read = _prompt(service, options), _reading(options)
 
-    async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[Vectors]:
+    async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> WindowResult[Vectors]:
         answer = await embed.embed_inputs(
             service,
             inputs,
@@ -83,95 +83,89 @@ def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors
             wrong=wrong,
         )
         numbers = _owned(numbers_of(dtype, answer.vectors, answer.int8_largest))
-        return Answered(numbers, answer.num_tokens, answer.truncated, answer.errors)
+        return WindowResult(numbers, answer.num_tokens, answer.truncated, answer.errors)
 
-    return Job(
+    return Method(
         name="embed",
+        options=options,
         check=text_or_ids,
         run=run,
         collector=Rows,
-        model_inputs=_as_they_are,
-        lane=options.get("lane"),
-        timeout_s=options.get("timeout_s"),
         stand_in="",
     )
 
 
-def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, list[SparseVector], list[SparseVector]]:
+def sparse_embedding(
+    service: InferenceService, given: Given
+) -> Method[TextOrIds, list[SparseVector], list[SparseVector]]:
     """A sparse vector of each text or list of token ids, without entries where an input has an error."""
     options = checked(SparseOptions, given)
     embed.require(service, "embed_sparse")
     top_k, prompt, read = options.get("top_k"), _prompt(service, options), _reading(options)
     role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
 
-    async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[list[SparseVector]]:
+    async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> WindowResult[list[SparseVector]]:
         answer = await embed.embed_sparse(
             service, inputs, ticket=ticket, prompt=prompt, role=role, top_k=top_k, options=read, wrong=wrong
         )
         vectors = [SparseVector(indices, weights) for indices, weights in answer.vectors]
-        return Answered(vectors, answer.num_tokens, answer.truncated, answer.errors)
+        return WindowResult(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
-    return Job(
+    return Method(
         name="embed_sparse",
+        options=options,
         check=text_or_ids,
         run=run,
         collector=Entries[SparseVector],
-        model_inputs=_as_they_are,
-        lane=options.get("lane"),
-        timeout_s=options.get("timeout_s"),
         stand_in="",
     )
 
 
-def token_embedding(service: InferenceService, given: Given) -> Job[str, list[Float32Array], list[Float32Array]]:
+def token_embedding(service: InferenceService, given: Given) -> Method[str, list[Float32Array], list[Float32Array]]:
     """Vectors [tokens, width] of each text, [0, 0] where it has an error."""
     options = checked(PromptOptions, given)
     embed.require(service, "embed_tokens")
     prompt, read = _prompt(service, options), _reading(options)
     role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
 
-    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> Answered[list[Float32Array]]:
+    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Float32Array]]:
         answer = await embed.embed_tokens(
             service, inputs, ticket=ticket, prompt=prompt, role=role, options=read, wrong=wrong
         )
         vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache have the same arrays
-        return Answered(vectors, answer.num_tokens, answer.truncated, answer.errors)
+        return WindowResult(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
-    return Job(
+    return Method(
         name="embed_all",
+        options=options,
         check=text,
         run=run,
         collector=Entries[Float32Array],
-        model_inputs=_as_they_are,
-        lane=options.get("lane"),
-        timeout_s=options.get("timeout_s"),
         stand_in="",
         bytes_per_token=_FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0),
     )
 
 
-def classification(service: InferenceService, given: Given) -> Job[Input, Predictions, Predictions]:
+def classification(service: InferenceService, given: Given) -> Method[Input, Predictions, Predictions]:
     """Scores of the model's labels for texts or pairs."""
     options = checked(ScoreOptions, given)
     embed.require(service, "classify")
     raw, read = options.get("raw_scores", False), _reading(options)
     labels = service.manifest.classification.labels if service.manifest.classification else []
 
-    async def run(inputs: Seq[Input], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
+    async def run(inputs: Seq[Input], ticket: Ticket, _: Wrong) -> WindowResult[Predictions]:
         return _predicted(await embed.classify(service, inputs, ticket=ticket, raw=raw, options=read))
 
-    return Job(
+    return Method(
         name="classify",
+        options=options,
         check=text_or_pair,
         run=run,
         collector=partial(Labelled, labels),
-        model_inputs=_as_they_are,
-        lane=options.get("lane"),
-        timeout_s=options.get("timeout_s"),
     )
 
 
-def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) -> Job[str, Predictions, Predictions]:
+def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) -> Method[str, Predictions, Predictions]:
     """Scores of ``labels`` for texts, by a model of natural language inference."""
     options = checked(ZeroShotOptions, given)
     embed.nli_labels(service)
@@ -184,82 +178,80 @@ def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) ->
     hypotheses = [template.replace("{}", label, 1) for label in names]
     multi_label, read = options.get("multi_label", False), _reading(options)
 
-    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Predictions]:
         scores = await embed.zero_shot(
             service, inputs, hypotheses, ticket=ticket, multi_label=multi_label, options=read
         )
-        return Answered(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
+        return WindowResult(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     def pairs(inputs: Seq[str]) -> Seq[ModelInput]:
         return [(one, hypothesis) for one in inputs for hypothesis in hypotheses]
 
-    return Job(
+    return Method(
         name="zero_shot",
+        options=options,
         check=text,
         run=run,
         collector=partial(Labelled, names),
         model_inputs=pairs,
-        lane=options.get("lane"),
-        timeout_s=options.get("timeout_s"),
         window_inputs=max(1, WINDOW // len(names)),
     )
 
 
-def reranking(service: InferenceService, query: str, given: Given) -> Job[str, Float32Array, list[Rank]]:
+def reranking(service: InferenceService, query: str, given: Given) -> Method[str, Float32Array, list[Rank]]:
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
     embed.require(service, "rerank")
     asked = text(query, 0, "query")
     raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
 
-    async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Float32Array]:
+    async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Float32Array]:
         scores = await embed.rerank(
             service, asked, documents, ticket=ticket, raw=raw, instruction=instruction, options=read
         )
-        return Answered(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
+        return WindowResult(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     def pairs(documents: Seq[str]) -> Seq[ModelInput]:
         return [(asked, document) for document in documents]
 
-    return Job(
+    return Method(
         name="rerank",
+        options=options,
         check=partial(text, param="documents"),
         run=run,
         collector=partial(Ranking, options.get("top_n")),
         model_inputs=pairs,
-        lane=options.get("lane"),
-        timeout_s=options.get("timeout_s"),
         param="documents",
     )
 
 
-def token_classification(service: InferenceService, given: Given) -> Job[str, list[list[Entity]], list[list[Entity]]]:
+def token_classification(
+    service: InferenceService, given: Given
+) -> Method[str, list[list[Entity]], list[list[Entity]]]:
     """Labelled tokens or entities of each text."""
     options = checked(EntityOptions, given)
     embed.require(service, "classify_tokens")
     raw, read = options.get("raw_scores", False), _reading(options)
     aggregation = options.get("aggregation_strategy", "none")
 
-    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[list[list[Entity]]]:
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[list[Entity]]]:
         answer = await embed.classify_tokens(
             service, inputs, ticket=ticket, aggregation=aggregation, raw=raw, options=read
         )
         entities = await off_loop(lambda: [answer.entities_of(index) for index in range(len(inputs))])
-        return Answered(entities, answer.num_tokens, answer.truncated, _NO_ERRORS)
+        return WindowResult(entities, answer.num_tokens, answer.truncated, _NO_ERRORS)
 
-    return Job(
+    return Method(
         name="predict_tokens",
+        options=options,
         check=text,
         run=run,
         collector=Entries[list[Entity]],
-        model_inputs=_as_they_are,
-        lane=options.get("lane"),
-        timeout_s=options.get("timeout_s"),
         bytes_per_token=_FLOAT_BYTES * (service.manifest.dimension("token_logits") or 0),
     )
 
 
-def tokenization(service: InferenceService, given: Given) -> Job[str, list[list[Token]], list[list[Token]]]:
+def tokenization(service: InferenceService, given: Given) -> Method[str, list[list[Token]], list[list[Token]]]:
     """The tokens of each text, as the model would read them, but never cut."""
     options = checked(TokenizeOptions, given)
     asked = options.get("prompt_name"), options.get("input_type")
@@ -270,22 +262,20 @@ def tokenization(service: InferenceService, given: Given) -> Job[str, list[list[
         prompt = prompts.prompt_of(service.manifest, *asked)
         read = prompts.in_role(read, prompts.role_of(service.manifest, *asked))
 
-    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[list[list[Token]]]:
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[list[Token]]]:
         texts = prompts.prompted(prompt, inputs)
         encodings = await service.encode(texts, ticket=ticket, options=read)
         tokens = await off_loop(
             lambda: [_tokens(one, encoding, service.encoder) for one, encoding in zip(texts, encodings, strict=True)]
         )
-        return Answered(tokens, sum(encoding.num_tokens for encoding in encodings), [], _NO_ERRORS)
+        return WindowResult(tokens, sum(encoding.num_tokens for encoding in encodings), [], _NO_ERRORS)
 
-    return Job(
+    return Method(
         name="tokenize",
+        options=options,
         check=text,
         run=run,
         collector=Entries[list[Token]],
-        model_inputs=_as_they_are,
-        lane=options.get("lane"),
-        timeout_s=options.get("timeout_s"),
         whole=True,
     )
 
@@ -302,18 +292,16 @@ def _tokens(content: str, encoding: Encoding, encoder: TextEncoder) -> list[Toke
     ]
 
 
-def _predicted(scores: embed.Scores) -> Answered[Predictions]:
-    return Answered(Predictions(scores.labels, _owned(scores.values)), scores.num_tokens, scores.truncated, _NO_ERRORS)
+def _predicted(scores: embed.Scores) -> WindowResult[Predictions]:
+    return WindowResult(
+        Predictions(scores.labels, _owned(scores.values)), scores.num_tokens, scores.truncated, _NO_ERRORS
+    )
 
 
 def _owned(array: VectorsT) -> VectorsT:
     """``array``, or a copy if it is a view: of a single input it shows the row that equal inputs and the cache have
     too, and callers may change what they get."""
     return array if array.base is None else array.copy()
-
-
-def _as_they_are(inputs: Seq[ModelInput]) -> Seq[ModelInput]:
-    return inputs
 
 
 def _reading(options: ReadOptions) -> EncodingOptions:

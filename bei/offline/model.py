@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.manifest import Manifest
@@ -26,10 +27,9 @@ from bei.offline.options import (
     TokenizeOptions,
     ZeroShotOptions,
 )
-from bei.offline.progress import Progress
-from bei.offline.results import Chunk, Predictions, Rank, Report, SparseVector, Token
-from bei.offline.runner import Caller
-from bei.offline.service_thread import Host
+from bei.offline.results import Chunk, Predictions, Rank, SparseVector, Token
+from bei.offline.runner import Runner
+from bei.offline.service_thread import ServiceThread
 from bei.offline.settings import ModelSettings, configured
 from bei.offline.windows import WINDOW
 from bei.service.resolve import artifact_for, cache_of, default_artifact
@@ -43,67 +43,84 @@ Stream: TypeAlias = "Iterable[TextOrIds] | AsyncIterable[TextOrIds]"
 TextStream: TypeAlias = "Iterable[str] | AsyncIterable[str]"
 InputStream: TypeAlias = "Iterable[Input] | AsyncIterable[Input]"
 
+ClassT = TypeVar("ClassT")
 
+
+def _spelled_out(cls: type[ClassT]) -> type[ClassT]:
+    """Let ``inspect.signature`` and ``help`` show ``report`` and ``progress`` of the options, with their defaults."""
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, default, annotation in (("report", None, "Report | None"), ("progress", False, "Progress"))
+    ]
+    for method in vars(cls).values():
+        if inspect.isfunction(method) and "options" in method.__annotations__:
+            signature = inspect.signature(method)
+            *named, options = signature.parameters.values()
+            method.__signature__ = signature.replace(parameters=[*named, *shown, options])  # type: ignore[attr-defined]
+    return cls
+
+
+@_spelled_out
 class Model:
     """A model in this process: the engine, queue and tasks of ``bei serve`` without HTTP.
 
         with Model("all-MiniLM-L6-v2") as model:
             vectors = model.embed(["one text", "another"])  # float32 [2, 384]
 
-    Every method may be called from any thread, also from one with a running event loop; calls that are made at once
-    share the engine's steps, single texts first. Methods that begin with ``a`` are the same for callers on an event
-    loop: to cancel one takes its work back. Those that end in ``_iter`` read their inputs as they need them and give
-    chunks of results, for inputs without end. All others take any iterable too, and one text counts as a list of one.
-    However many inputs there are, a call has at most some thousand of them under way: what it holds beside them and its
-    result does not grow, and it waits where a server would refuse.
+    Every method may be called from any thread, also from one with a running event loop; concurrent calls share the
+    engine's steps, single texts first. Methods that begin with ``a`` are for callers on an event loop: cancelling one
+    cancels its work. Those that end in ``_iter`` read their inputs as they need them and yield chunks of results, for
+    inputs without end. All others take any iterable too, and one text counts as a list of one. A call has at most some
+    thousand inputs in flight: its memory, beside its inputs and its result, does not grow, and it waits where a server
+    would refuse.
 
-    ``report`` is filled with what became of the inputs. With a report ``embed``, ``embed_sparse`` and ``embed_all`` go
-    on without inputs that are wrong, or that the engine fails on. ``progress``: True draws a bar on standard error; a
-    function gets how many inputs are done, and how many there are (None: unknown). The other options are the fields of
-    HTTP's requests (``bei.offline.options``); what cannot be honoured is refused by name.
+    ``report`` is filled with counts, truncated inputs and errors. With a report ``embed``, ``embed_sparse`` and
+    ``embed_all`` go on without inputs that are invalid, or that the engine fails on. ``progress``: True draws a bar on
+    standard error; a function gets the numbers of inputs done and of all inputs (None: unknown). The other options are
+    the fields of HTTP requests (``bei.offline.options``); an option that does not apply is refused by name.
 
-    All methods raise InvalidRequestError and its subclasses for what is wrong with a call, TaskNotSupportedError,
-    DeadlineExceededError, EngineError, ShuttingDownError once the Model is closed, and ForkedProcessError in a process
-    that was forked from the one that made it (``bei.errors``).
+    All methods raise InvalidRequestError and its subclasses for an invalid call, TaskNotSupportedError,
+    DeadlineExceededError, EngineError, ShuttingDownError once the Model is closed, and ForkedProcessError in a fork of
+    the process that made it (``bei.errors``).
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Unpack[ModelSettings]) -> None:
         """Load ``model``, verify it, and wait until it answers as it did at build time.
 
-        ``model`` is what ``bei serve`` takes: the path of an artifact, or a checkpoint (a folder, an installed package,
-        a repository of the hub), built first and kept; None: all-MiniLM-L6-v2. ``settings`` are those of ``bei serve``
-        that are not about a network, over its ``BEI_*`` variables. The first time on a machine the engine's steps are
+        ``model``: as for ``bei serve``: the path of an artifact, or a checkpoint (a folder, an installed package, a
+        repository of the hub), built first and kept; None: all-MiniLM-L6-v2. ``settings``: those of ``bei serve``
+        without the network's, over its ``BEI_*`` variables. The first time on a machine the engine's steps are
         measured, for up to 25 s (``tune="off"``: not at all).
 
-        Raises ConfigError, ArtifactError, CheckpointError and what else a start of ``bei serve`` ends with.
+        Raises ConfigError, ArtifactError, CheckpointError, and all else that a start of ``bei serve`` may raise.
         """
         config = configured(settings)
         with ExitStack() as stack:
             found = default_artifact(config, stack) if model is None else artifact_for(os.fspath(model), config, stack)
             if not isinstance(found, Path):
                 cache_of(config).keep_bound(config.cache_max_bytes)  # now, as this one is in use
-            host = Host(found, config, stack.pop_all())
-        self._caller = Caller(host, config.interactive_inputs)
+            thread = ServiceThread(found, config, stack.pop_all())
+        self._runner = Runner(thread, config.interactive_inputs)
 
     @property
     def name(self) -> str:
-        """What ``bei serve`` calls the model."""
+        """The model's name on ``bei serve``."""
         return self.manifest.name
 
     @property
     def manifest(self) -> Manifest:
-        """What the model is: its tasks, prompts, labels, the width of its vectors, the most tokens of an input."""
-        return self._caller.service.manifest
+        """The model's tasks, prompts, labels, width of vectors, and most tokens of an input."""
+        return self._runner.service.manifest
 
     @property
     def certificate(self) -> Certificate:
-        """How far the engine is from the reference."""
-        return self._caller.service.certificate
+        """The measured differences between the engine and the reference."""
+        return self._runner.service.certificate
 
     def close(self) -> None:
-        """End the threads and free the engine; blocks until then, for a step at most. Calls that are under way in
-        other threads end with ShuttingDownError. In a fork it does nothing. May be called twice."""
-        self._caller.host.close()
+        """End the threads and free the engine; blocks for a step at most. Calls in flight in other threads raise
+        ShuttingDownError. No-op in a fork, and the second time."""
+        self._runner.thread.close()
 
     async def aclose(self) -> None:
         """As ``close``, for a caller on an event loop."""
@@ -127,334 +144,143 @@ class Model:
 
     # Vectors.
 
-    def embed(
-        self,
-        inputs: Iterable[TextOrIds],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[EmbedOptions],
-    ) -> Vectors:
+    def embed(self, inputs: Iterable[TextOrIds], **options: Unpack[EmbedOptions]) -> Vectors:
         """Vectors of texts, or of lists of token ids, which are used exactly as given.
 
-        float32 [n, width] unless ``output_dtype`` says otherwise, row i for input i; [n, width / 8] where it is binary
-        or ubinary. With a report the row of an input with an error is made of zeros.
+        float32 [n, width] unless ``output_dtype`` says otherwise, row i for input i; [n, width / 8] for binary and
+        ubinary. With a report the row of an input with an error is zero.
         """
-        return self._caller.gathered(methods.embedding(self._caller.service, options), inputs, report, progress)
+        return self._runner.gather(methods.embedding(self._runner.service, options), inputs)
 
-    async def aembed(
-        self,
-        inputs: Iterable[TextOrIds],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[EmbedOptions],
-    ) -> Vectors:
+    async def aembed(self, inputs: Iterable[TextOrIds], **options: Unpack[EmbedOptions]) -> Vectors:
         """As ``embed``."""
-        job = methods.embedding(self._caller.service, options)
-        return await self._caller.async_gathered(job, inputs, report, progress)
+        return await self._runner.async_gather(methods.embedding(self._runner.service, options), inputs)
 
     def embed_iter(
-        self,
-        inputs: Iterable[TextOrIds],
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[EmbedOptions],
+        self, inputs: Iterable[TextOrIds], *, chunk_size: int = WINDOW, **options: Unpack[EmbedOptions]
     ) -> Iterator[Chunk[TextOrIds, Vectors]]:
         """As ``embed``, in chunks."""
-        job = methods.embedding(self._caller.service, options)
-        return self._caller.chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.chunks(methods.embedding(self._runner.service, options), inputs, chunk_size)
 
     def aembed_iter(
-        self,
-        inputs: Stream,
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[EmbedOptions],
+        self, inputs: Stream, *, chunk_size: int = WINDOW, **options: Unpack[EmbedOptions]
     ) -> AsyncIterator[Chunk[TextOrIds, Vectors]]:
         """As ``embed_iter``; ``inputs`` may be asynchronous too."""
-        job = methods.embedding(self._caller.service, options)
-        return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.async_chunks(methods.embedding(self._runner.service, options), inputs, chunk_size)
 
-    def embed_sparse(
-        self,
-        inputs: Iterable[TextOrIds],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[SparseOptions],
-    ) -> list[SparseVector]:
-        """Weights of entries of the vocabulary, those above zero. With a report an input with an error has none."""
-        return self._caller.gathered(methods.sparse_embedding(self._caller.service, options), inputs, report, progress)
+    def embed_sparse(self, inputs: Iterable[TextOrIds], **options: Unpack[SparseOptions]) -> list[SparseVector]:
+        """The positive weights of vocabulary entries. With a report an input with an error has none."""
+        return self._runner.gather(methods.sparse_embedding(self._runner.service, options), inputs)
 
-    async def aembed_sparse(
-        self,
-        inputs: Iterable[TextOrIds],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[SparseOptions],
-    ) -> list[SparseVector]:
+    async def aembed_sparse(self, inputs: Iterable[TextOrIds], **options: Unpack[SparseOptions]) -> list[SparseVector]:
         """As ``embed_sparse``."""
-        job = methods.sparse_embedding(self._caller.service, options)
-        return await self._caller.async_gathered(job, inputs, report, progress)
+        return await self._runner.async_gather(methods.sparse_embedding(self._runner.service, options), inputs)
 
     def embed_sparse_iter(
-        self,
-        inputs: Iterable[TextOrIds],
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[SparseOptions],
+        self, inputs: Iterable[TextOrIds], *, chunk_size: int = WINDOW, **options: Unpack[SparseOptions]
     ) -> Iterator[Chunk[TextOrIds, list[SparseVector]]]:
         """As ``embed_sparse``, in chunks."""
-        job = methods.sparse_embedding(self._caller.service, options)
-        return self._caller.chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.chunks(methods.sparse_embedding(self._runner.service, options), inputs, chunk_size)
 
     def aembed_sparse_iter(
-        self,
-        inputs: Stream,
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[SparseOptions],
+        self, inputs: Stream, *, chunk_size: int = WINDOW, **options: Unpack[SparseOptions]
     ) -> AsyncIterator[Chunk[TextOrIds, list[SparseVector]]]:
         """As ``embed_sparse_iter``; ``inputs`` may be asynchronous too."""
-        job = methods.sparse_embedding(self._caller.service, options)
-        return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.async_chunks(methods.sparse_embedding(self._runner.service, options), inputs, chunk_size)
 
-    def embed_all(
-        self,
-        inputs: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[PromptOptions],
-    ) -> list[Float32Array]:
+    def embed_all(self, inputs: Iterable[str], **options: Unpack[PromptOptions]) -> list[Float32Array]:
         """A vector for each token of each text, special tokens included: float32 [tokens, width] for text i. Models for
         late interaction read queries and documents as ``input_type`` says. With a report a text with an error has
         [0, 0]."""
-        return self._caller.gathered(methods.token_embedding(self._caller.service, options), inputs, report, progress)
+        return self._runner.gather(methods.token_embedding(self._runner.service, options), inputs)
 
-    async def aembed_all(
-        self,
-        inputs: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[PromptOptions],
-    ) -> list[Float32Array]:
+    async def aembed_all(self, inputs: Iterable[str], **options: Unpack[PromptOptions]) -> list[Float32Array]:
         """As ``embed_all``."""
-        job = methods.token_embedding(self._caller.service, options)
-        return await self._caller.async_gathered(job, inputs, report, progress)
+        return await self._runner.async_gather(methods.token_embedding(self._runner.service, options), inputs)
 
     def embed_all_iter(
-        self,
-        inputs: Iterable[str],
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[PromptOptions],
+        self, inputs: Iterable[str], *, chunk_size: int = WINDOW, **options: Unpack[PromptOptions]
     ) -> Iterator[Chunk[str, list[Float32Array]]]:
         """As ``embed_all``, in chunks, which are smaller where texts are long."""
-        job = methods.token_embedding(self._caller.service, options)
-        return self._caller.chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.chunks(methods.token_embedding(self._runner.service, options), inputs, chunk_size)
 
     def aembed_all_iter(
-        self,
-        inputs: TextStream,
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[PromptOptions],
+        self, inputs: TextStream, *, chunk_size: int = WINDOW, **options: Unpack[PromptOptions]
     ) -> AsyncIterator[Chunk[str, list[Float32Array]]]:
         """As ``embed_all_iter``; ``inputs`` may be asynchronous too."""
-        job = methods.token_embedding(self._caller.service, options)
-        return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.async_chunks(methods.token_embedding(self._runner.service, options), inputs, chunk_size)
 
     # Scores.
 
-    def rerank(
-        self,
-        query: str,
-        documents: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[RerankOptions],
-    ) -> list[Rank]:
+    def rerank(self, query: str, documents: Iterable[str], **options: Unpack[RerankOptions]) -> list[Rank]:
         """The places of ``documents`` with their scores against ``query``, best first."""
-        job = methods.reranking(self._caller.service, query, options)
-        return self._caller.gathered(job, documents, report, progress)
+        return self._runner.gather(methods.reranking(self._runner.service, query, options), documents)
 
-    async def arerank(
-        self,
-        query: str,
-        documents: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[RerankOptions],
-    ) -> list[Rank]:
+    async def arerank(self, query: str, documents: Iterable[str], **options: Unpack[RerankOptions]) -> list[Rank]:
         """As ``rerank``."""
-        job = methods.reranking(self._caller.service, query, options)
-        return await self._caller.async_gathered(job, documents, report, progress)
+        return await self._runner.async_gather(methods.reranking(self._runner.service, query, options), documents)
 
-    def classify(
-        self,
-        inputs: Iterable[Input],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[ScoreOptions],
-    ) -> Predictions:
+    def classify(self, inputs: Iterable[Input], **options: Unpack[ScoreOptions]) -> Predictions:
         """Scores of the model's labels for texts, or for pairs of texts that the model reads together."""
-        return self._caller.gathered(methods.classification(self._caller.service, options), inputs, report, progress)
+        return self._runner.gather(methods.classification(self._runner.service, options), inputs)
 
-    async def aclassify(
-        self,
-        inputs: Iterable[Input],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[ScoreOptions],
-    ) -> Predictions:
+    async def aclassify(self, inputs: Iterable[Input], **options: Unpack[ScoreOptions]) -> Predictions:
         """As ``classify``."""
-        job = methods.classification(self._caller.service, options)
-        return await self._caller.async_gathered(job, inputs, report, progress)
+        return await self._runner.async_gather(methods.classification(self._runner.service, options), inputs)
 
     def classify_iter(
-        self,
-        inputs: Iterable[Input],
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[ScoreOptions],
+        self, inputs: Iterable[Input], *, chunk_size: int = WINDOW, **options: Unpack[ScoreOptions]
     ) -> Iterator[Chunk[Input, Predictions]]:
         """As ``classify``, in chunks."""
-        job = methods.classification(self._caller.service, options)
-        return self._caller.chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.chunks(methods.classification(self._runner.service, options), inputs, chunk_size)
 
     def aclassify_iter(
-        self,
-        inputs: InputStream,
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[ScoreOptions],
+        self, inputs: InputStream, *, chunk_size: int = WINDOW, **options: Unpack[ScoreOptions]
     ) -> AsyncIterator[Chunk[Input, Predictions]]:
         """As ``classify_iter``; ``inputs`` may be asynchronous too."""
-        job = methods.classification(self._caller.service, options)
-        return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.async_chunks(methods.classification(self._runner.service, options), inputs, chunk_size)
 
     def zero_shot(
-        self,
-        inputs: Iterable[str],
-        labels: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[ZeroShotOptions],
+        self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ZeroShotOptions]
     ) -> Predictions:
         """Scores of ``labels`` for texts, by a model of natural language inference. Those of a text sum to 1, unless
-        ``multi_label`` asks for probabilities of their own."""
-        job = methods.zero_shot(self._caller.service, labels, options)
-        return self._caller.gathered(job, inputs, report, progress)
+        ``multi_label`` asks for independent probabilities."""
+        return self._runner.gather(methods.zero_shot(self._runner.service, labels, options), inputs)
 
     async def azero_shot(
-        self,
-        inputs: Iterable[str],
-        labels: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[ZeroShotOptions],
+        self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ZeroShotOptions]
     ) -> Predictions:
         """As ``zero_shot``."""
-        job = methods.zero_shot(self._caller.service, labels, options)
-        return await self._caller.async_gathered(job, inputs, report, progress)
+        return await self._runner.async_gather(methods.zero_shot(self._runner.service, labels, options), inputs)
 
     # Tokens.
 
-    def predict_tokens(
-        self,
-        inputs: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[EntityOptions],
-    ) -> list[list[Entity]]:
+    def predict_tokens(self, inputs: Iterable[str], **options: Unpack[EntityOptions]) -> list[list[Entity]]:
         """The labelled tokens of each text or, with ``aggregation_strategy``, its entities, in the text's order."""
-        job = methods.token_classification(self._caller.service, options)
-        return self._caller.gathered(job, inputs, report, progress)
+        return self._runner.gather(methods.token_classification(self._runner.service, options), inputs)
 
-    async def apredict_tokens(
-        self,
-        inputs: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[EntityOptions],
-    ) -> list[list[Entity]]:
+    async def apredict_tokens(self, inputs: Iterable[str], **options: Unpack[EntityOptions]) -> list[list[Entity]]:
         """As ``predict_tokens``."""
-        job = methods.token_classification(self._caller.service, options)
-        return await self._caller.async_gathered(job, inputs, report, progress)
+        return await self._runner.async_gather(methods.token_classification(self._runner.service, options), inputs)
 
     def predict_tokens_iter(
-        self,
-        inputs: Iterable[str],
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[EntityOptions],
+        self, inputs: Iterable[str], *, chunk_size: int = WINDOW, **options: Unpack[EntityOptions]
     ) -> Iterator[Chunk[str, list[list[Entity]]]]:
         """As ``predict_tokens``, in chunks, which are smaller where texts are long."""
-        job = methods.token_classification(self._caller.service, options)
-        return self._caller.chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.chunks(methods.token_classification(self._runner.service, options), inputs, chunk_size)
 
     def apredict_tokens_iter(
-        self,
-        inputs: TextStream,
-        *,
-        chunk_size: int = WINDOW,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[EntityOptions],
+        self, inputs: TextStream, *, chunk_size: int = WINDOW, **options: Unpack[EntityOptions]
     ) -> AsyncIterator[Chunk[str, list[list[Entity]]]]:
         """As ``predict_tokens_iter``; ``inputs`` may be asynchronous too."""
-        job = methods.token_classification(self._caller.service, options)
-        return self._caller.async_chunks(job, inputs, chunk_size, report, progress)
+        return self._runner.async_chunks(
+            methods.token_classification(self._runner.service, options), inputs, chunk_size
+        )
 
-    def tokenize(
-        self,
-        inputs: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[TokenizeOptions],
-    ) -> list[list[Token]]:
-        """The tokens of each text, as the model would read them, but never cut. No engine is asked."""
-        return self._caller.gathered(methods.tokenization(self._caller.service, options), inputs, report, progress)
+    def tokenize(self, inputs: Iterable[str], **options: Unpack[TokenizeOptions]) -> list[list[Token]]:
+        """The tokens of each text, as the model would read them, but never cut. No engine runs."""
+        return self._runner.gather(methods.tokenization(self._runner.service, options), inputs)
 
-    async def atokenize(
-        self,
-        inputs: Iterable[str],
-        *,
-        report: Report | None = None,
-        progress: Progress = False,
-        **options: Unpack[TokenizeOptions],
-    ) -> list[list[Token]]:
+    async def atokenize(self, inputs: Iterable[str], **options: Unpack[TokenizeOptions]) -> list[list[Token]]:
         """As ``tokenize``."""
-        job = methods.tokenization(self._caller.service, options)
-        return await self._caller.async_gathered(job, inputs, report, progress)
+        return await self._runner.async_gather(methods.tokenization(self._runner.service, options), inputs)

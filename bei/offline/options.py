@@ -1,15 +1,18 @@
-"""What a call of a Model may say beside its inputs: the fields that requests have, under the same names."""
+"""Options of a Model's calls: the fields of HTTP requests, under the same names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypedDict, TypeVar
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from bei.config.sources import nearest
 from bei.errors import InvalidRequestError, MalformedRequestError
+from bei.offline.progress import Progress
+from bei.offline.results import Report
 from bei.port import Lane
 from bei.tasks.entities import Aggregation
 from bei.tasks.vector_formats import DenseDType
@@ -19,21 +22,25 @@ OptionsT = TypeVar("OptionsT")
 
 _Count = Annotated[int, Meta(ge=1)]
 _Seconds = Annotated[float, Meta(gt=0)]
+_LOCAL = ("report", "progress")
 
 
 class CallOptions(TypedDict, total=False):
-    """``lane``: interactive or bulk; None: lists by their size, everything else is bulk. ``timeout_s``: seconds from
-    the beginning of the call, after which it ends with DeadlineExceededError; None: never."""
+    """``lane``: interactive or bulk; None: lists by their size, all else bulk. ``timeout_s``: seconds from the start of
+    the call until it raises DeadlineExceededError; None: no limit. ``report`` and ``progress`` are no fields of
+    requests: see ``Report`` and ``Progress``."""
 
     lane: Lane | None
     timeout_s: _Seconds | None
+    report: Report | None
+    progress: Progress
 
 
 class ReadOptions(CallOptions, total=False):
-    """How inputs are tokenized. ``truncate`` None: as the setting ``auto_truncate``; False: a text that is too long is
-    an InputTooLongError. ``truncation_direction``: the side that is cut off, unless said the model's own.
-    ``truncate_prompt_tokens``: fewer tokens than the model takes, special ones counted; -1: as many as it takes.
-    ``add_special_tokens``: True unless said otherwise."""
+    """How inputs are tokenized. ``truncate``: None: as the setting ``auto_truncate``; False: a text that is too long
+    raises InputTooLongError. ``truncation_direction``: the side that is cut off; None: the model's own.
+    ``truncate_prompt_tokens``: at most this many tokens, special ones included; -1: as many as the model takes.
+    ``add_special_tokens``: True by default."""
 
     truncate: bool | None
     truncation_direction: Literal["left", "right"] | None
@@ -42,8 +49,8 @@ class ReadOptions(CallOptions, total=False):
 
 
 class PromptOptions(ReadOptions, total=False):
-    """The prompt of texts: one of the model's by ``prompt_name``, the one for ``input_type`` (query, document, or a
-    prompt's name), or ``prompt`` itself, in front of texts or around {text}; None: the model's default prompt."""
+    """The prompt of texts: one of the model's by ``prompt_name``, the one for ``input_type`` (query, document, or the
+    name of a prompt), or the literal ``prompt``, in front of texts or around {text}; None: the model's default."""
 
     prompt_name: str | None
     input_type: str | None
@@ -51,8 +58,8 @@ class PromptOptions(ReadOptions, total=False):
 
 
 class EmbedOptions(PromptOptions, total=False):
-    """``dimensions``: vectors are cut to so many components. ``normalize``: to unit length; None: as the checkpoint
-    says. ``output_dtype``: what the numbers are (``bei.tasks.vector_formats``); None: float32."""
+    """``dimensions``: shortens vectors to this width. ``normalize``: to unit length; None: as the checkpoint says.
+    ``output_dtype``: number format (``bei.tasks.vector_formats``); None: float32."""
 
     dimensions: _Count | None
     normalize: bool | None
@@ -60,33 +67,33 @@ class EmbedOptions(PromptOptions, total=False):
 
 
 class SparseOptions(PromptOptions, total=False):
-    """``top_k``: only so many of the largest weights; None: all."""
+    """``top_k``: keeps the largest weights; None: all."""
 
     top_k: _Count | None
 
 
 class ScoreOptions(ReadOptions, total=False):
-    """``raw_scores``: logits in the place of probabilities."""
+    """``raw_scores``: logits instead of probabilities."""
 
     raw_scores: bool
 
 
 class RerankOptions(ScoreOptions, total=False):
-    """``top_n``: only so many of the best documents; None or 0: all. ``instruction``: for models whose template has a
-    slot for one."""
+    """``top_n``: returns the best documents only; None or 0: all. ``instruction``: for models whose template has a slot
+    for one."""
 
     top_n: Annotated[int, Meta(ge=0)] | None
     instruction: str | None
 
 
 class EntityOptions(ScoreOptions, total=False):
-    """``aggregation_strategy``: how tokens are joined to entities (``bei.tasks.entities``); "none" unless said otherwise."""
+    """``aggregation_strategy``: how tokens are joined to entities (``bei.tasks.entities``); "none" by default."""
 
     aggregation_strategy: Aggregation
 
 
 class ZeroShotOptions(ReadOptions, total=False):
-    """``multi_label``: each label has a probability of its own. ``hypothesis_template``: a sentence with {} for the
+    """``multi_label``: each label has an independent probability. ``hypothesis_template``: a sentence with {} for the
     label."""
 
     multi_label: bool
@@ -94,8 +101,7 @@ class ZeroShotOptions(ReadOptions, total=False):
 
 
 class TokenizeOptions(CallOptions, total=False):
-    """``prompt_name`` and ``input_type``: as of texts that are embedded. ``add_special_tokens``: True unless said
-    otherwise."""
+    """``prompt_name`` and ``input_type``: as in PromptOptions. ``add_special_tokens``: True by default."""
 
     prompt_name: str | None
     input_type: str | None
@@ -104,18 +110,25 @@ class TokenizeOptions(CallOptions, total=False):
 
 def checked(kind: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
     """``given`` as ``kind``, a TypedDict. Raises InvalidRequestError that names the option."""
-    known: frozenset[str] = kind.__optional_keys__  # type: ignore[attr-defined]
-    for name in given:
-        if name not in known:
+    fields = _request_fields(kind)  # type: ignore[arg-type]  # mypy takes a class for unhashable
+    options = dict(given)
+    for name in [name for name in given if name not in _LOCAL]:
+        if name not in fields:
             raise InvalidRequestError(
-                f"There is no option {name!r} here.{nearest(name, sorted(known), 'options')}", name
+                f"There is no option {name!r} here.{nearest(name, sorted(fields), 'options')}", name
             )
         value = given[name]
         if isinstance(value, str):
             check_characters(value, name, name)
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$.")
-        name = place.rstrip("`")
-        raise MalformedRequestError(f"{name} is not valid: {what}.", name) from error
+        try:
+            options[name] = msgspec.convert(value, fields[name])
+        except msgspec.ValidationError as error:
+            raise MalformedRequestError(f"{name} is not valid: {error}.", name) from error
+    return cast("OptionsT", options)
+
+
+@lru_cache
+def _request_fields(kind: type) -> dict[str, Any]:
+    """The types of an option class's fields by name, without those that are no fields of requests."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hint for name, hint in hints.items() if name not in _LOCAL}

@@ -1,133 +1,214 @@
-"""Runs jobs on a host, for threads and for event loops: lists to one result, streams to chunks."""
+"""Runs methods on a service thread, for callers in threads and on event loops: inputs to one result, or to chunks."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
-from contextlib import aclosing, closing
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Sized
+from contextlib import AbstractContextManager, aclosing, closing
+from functools import partial
+from typing import Generic, TypeVar
 
-from bei.errors import InvalidRequestError, MalformedRequestError
-from bei.offline.method import Job
-from bei.offline.progress import Progress, reporting
-from bei.offline.results import Chunk, Report
-from bei.offline.running_call import ModelCall
-from bei.offline.service_thread import Host
+from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
+from bei.offline.method import Method, WindowResult
+from bei.offline.progress import reporting
+from bei.offline.results import Chunk
+from bei.offline.service_thread import ServiceThread
+from bei.offline.windows import Cutter, InFlight, Window, bounds
+from bei.port import Lane
 from bei.service.service import InferenceService
+from bei.service.submission import ModelInput
 from bei.utils.threads import off_loop
 
-InputT = TypeVar("InputT")
+InputT = TypeVar("InputT", bound=ModelInput)
 PartT = TypeVar("PartT")
 ResultT = TypeVar("ResultT")
 
-# A list with more inputs is checked in a thread, where its caller is an event loop: so many take 0.2 ms.
+# On an event loop longer lists are checked in a thread: this many take 0.2 ms.
 _MANY_INPUTS = 1_000
 
 
-class Caller:
-    """Whatever the methods of a Model do. When nobody holds it any more, its host stops by itself.
+class Runner:
+    """Runs a Model's methods. The service thread stops when the runner is garbage-collected.
 
-    ``interactive_inputs``: a list of at most so many inputs may be interactive without saying so.
+    ``interactive_inputs``: the longest list that may be interactive by default.
     """
 
-    def __init__(self, host: Host, interactive_inputs: int) -> None:
-        self.host = host
+    def __init__(self, thread: ServiceThread, interactive_inputs: int) -> None:
+        self.thread = thread
         self._interactive_inputs = interactive_inputs
-        # Not waited for, as the garbage collector comes in any thread. At the interpreter's exit all hosts are closed.
-        weakref.finalize(self, host.stop).atexit = False
+        # stop does not wait: garbage is collected in any thread. At exit ``service_thread`` closes all of them.
+        weakref.finalize(self, thread.stop).atexit = False
 
     @property
     def service(self) -> InferenceService:
-        """For its facts. Raises ForkedProcessError."""
-        return self.host.service
+        """To read facts from. Raises ForkedProcessError."""
+        return self.thread.service
 
-    def gathered(
-        self, job: Job[InputT, PartT, ResultT], inputs: Iterable[object], report: Report | None, progress: Progress
-    ) -> ResultT:
+    def gather(self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object]) -> ResultT:
         """The result of all ``inputs``; one text is a list of one. Blocks."""
-        call = self._call(job, inputs, report)
+        call = self._call(method, inputs)
         call.check_list()
-        collector = job.collector(call.count)
-        with reporting(progress, call.count, job.name) as advance, closing(call.answers()) as found:
-            for window, answered in found:
-                collector.add(answered.part)
-                advance(len(window.inputs))
+        collector = method.collector(call.count)
+        with closing(call.chunks()) as chunks:
+            for chunk in chunks:
+                collector.add(chunk.results)
         call.check_any()
         return collector.result()
 
-    async def async_gathered(
-        self, job: Job[InputT, PartT, ResultT], inputs: Iterable[object], report: Report | None, progress: Progress
-    ) -> ResultT:
-        """As ``gathered``, on the caller's event loop."""
-        call = self._call(job, inputs, report)
+    async def async_gather(self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object]) -> ResultT:
+        """As ``gather``, on the caller's event loop."""
+        call = self._call(method, inputs)
         if (call.count or 0) > _MANY_INPUTS:
             await off_loop(call.check_list)
         else:
             call.check_list()
-        collector = job.collector(call.count)
-        with reporting(progress, call.count, job.name) as advance:
-            async with aclosing(call.async_answers()) as found:
-                async for window, answered in found:
-                    collector.add(answered.part)
-                    advance(len(window.inputs))
+        collector = method.collector(call.count)
+        async with aclosing(call.async_chunks()) as chunks:
+            async for chunk in chunks:
+                collector.add(chunk.results)
         call.check_any()
         return collector.result()
 
     def chunks(
-        self,
-        job: Job[InputT, PartT, ResultT],
-        inputs: Iterable[object],
-        size: int,
-        report: Report | None,
-        progress: Progress,
+        self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object], size: int
     ) -> Iterator[Chunk[InputT, PartT]]:
-        """``inputs`` in chunks of ``size``, with their results, each as soon as it is there. Blocks."""
-        return self._chunks(self._stream(job, _iterable(inputs), size, report), progress)
+        """``inputs`` in chunks of ``size`` with their results, each as soon as it is computed. Blocks."""
+        return self._stream(method, _iterable(inputs), size).chunks()
 
     def async_chunks(
-        self,
-        job: Job[InputT, PartT, ResultT],
-        inputs: Iterable[object] | AsyncIterable[object],
-        size: int,
-        report: Report | None,
-        progress: Progress,
+        self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object] | AsyncIterable[object], size: int
     ) -> AsyncIterator[Chunk[InputT, PartT]]:
         """As ``chunks``, on the caller's event loop."""
         given = inputs if isinstance(inputs, AsyncIterable) else _iterable(inputs)
-        return self._async_chunks(self._stream(job, given, size, report), progress)
-
-    def _chunks(self, call: ModelCall[InputT, PartT, ResultT], progress: Progress) -> Iterator[Chunk[InputT, PartT]]:
-        with reporting(progress, call.count, call.job.name) as advance, closing(call.answers()) as found:
-            for window, answered in found:
-                advance(len(window.inputs))
-                yield Chunk(window.start, window.inputs, answered.part)
-
-    async def _async_chunks(
-        self, call: ModelCall[InputT, PartT, ResultT], progress: Progress
-    ) -> AsyncIterator[Chunk[InputT, PartT]]:
-        with reporting(progress, call.count, call.job.name) as advance:
-            async with aclosing(call.async_answers()) as found:
-                async for window, answered in found:
-                    advance(len(window.inputs))
-                    yield Chunk(window.start, window.inputs, answered.part)
+        return self._stream(method, given, size).async_chunks()
 
     def _call(
-        self, job: Job[InputT, PartT, ResultT], inputs: Iterable[object], report: Report | None
-    ) -> ModelCall[InputT, PartT, ResultT]:
+        self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object]
+    ) -> _RunningCall[InputT, PartT, ResultT]:
         given = _iterable(inputs)
         is_short = isinstance(given, Sized) and len(given) <= self._interactive_inputs
-        return ModelCall(self.host, job, given, report, None if is_short else "bulk", job.window_inputs)
+        return _RunningCall(self, method, given, None if is_short else "bulk", method.window_inputs)
 
     def _stream(
-        self,
-        job: Job[InputT, PartT, ResultT],
-        inputs: Iterable[object] | AsyncIterable[object],
-        size: int,
-        report: Report | None,
-    ) -> ModelCall[InputT, PartT, ResultT]:
+        self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object] | AsyncIterable[object], size: int
+    ) -> _RunningCall[InputT, PartT, ResultT]:
         if not isinstance(size, int) or size < 1:
             raise InvalidRequestError(f"chunk_size must be at least 1, not {size!r}.", "chunk_size")
-        return ModelCall(self.host, job, inputs, report, "bulk", size)
+        return _RunningCall(self, method, inputs, "bulk", size)
+
+
+class _RunningCall(Generic[InputT, PartT, ResultT]):
+    """``method`` for all of ``inputs``, which are checked as they are read.
+
+    ``lane``: unless the options name one; None: by the size of each window. ``count``: the number of inputs, None while
+    it is not known.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        method: Method[InputT, PartT, ResultT],
+        inputs: Iterable[object] | AsyncIterable[object],
+        lane: Lane | None,
+        window_inputs: int,
+    ) -> None:
+        self.count = len(inputs) if isinstance(inputs, Sized) else None
+        self._runner = runner  # a stream keeps the service thread alive
+        self._service = runner.service
+        self._method = method
+        self._inputs = inputs
+        options = method.options
+        self._report = options.get("report")
+        self._lane = options.get("lane") or lane
+        timeout_s = options.get("timeout_s")
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        # With a report an invalid input fails alone, where the method has a stand-in for it.
+        self._stand_in = None if self._report is None else method.stand_in
+        limits = bounds(window_inputs, method.bytes_per_token)
+        lengths = self._service.estimated_lengths
+
+        def num_tokens_of(value: InputT) -> int:
+            return sum(lengths(method.model_inputs([value]), whole=method.whole))
+
+        self._cutter = Cutter(method.check, num_tokens_of, limits, self._stand_in)
+        self._in_flight: InFlight[InputT, WindowResult[PartT]] = InFlight(limits)
+        self._num_done = 0
+
+    def check_list(self) -> None:
+        """Raise the first error of a list's inputs, before anything is computed for the others."""
+        if self._stand_in is None and isinstance(self._inputs, (list, tuple)):
+            for index, value in enumerate(self._inputs):
+                self._method.check(value, index)
+
+    def check_any(self) -> None:
+        """Raise EmptyInputError if there was no input."""
+        if not self._num_done:
+            raise EmptyInputError(f"{self._method.param} is empty: give at least one.", self._method.param)
+
+    def chunks(self) -> Generator[Chunk[InputT, PartT], None, None]:
+        """Each window's results, in order; the next window is read when there is room for it. Blocks.
+
+        The first error ends the call. What is in flight then, or when the generator is closed, is cancelled.
+        """
+        assert isinstance(self._inputs, Iterable)  # others are for event loops
+        with self._reporting() as advance, closing(self._in_flight) as in_flight:
+            for value in self._inputs:
+                if self._submit(self._cutter.add(value)):
+                    while in_flight.is_due:
+                        yield self._taken(in_flight.oldest.result(), advance)
+            self._submit(self._cutter.rest())
+            while in_flight:
+                yield self._taken(in_flight.oldest.result(), advance)
+
+    async def async_chunks(self) -> AsyncGenerator[Chunk[InputT, PartT], None]:
+        """As ``chunks``, on the caller's event loop."""
+        with self._reporting() as advance, closing(self._in_flight) as in_flight:
+            async for value in _async(self._inputs):
+                if self._submit(self._cutter.add(value)):
+                    while in_flight.is_due:
+                        yield self._taken(await asyncio.wrap_future(in_flight.oldest), advance)
+            self._submit(self._cutter.rest())
+            while in_flight:
+                yield self._taken(await asyncio.wrap_future(in_flight.oldest), advance)
+
+    def _reporting(self) -> AbstractContextManager[Callable[[int], None]]:
+        return reporting(self._method.options.get("progress", False), self.count, self._method.name)
+
+    def _submit(self, window: Window[InputT] | None) -> bool:
+        """False if there is no window."""
+        if window is not None:
+            self._in_flight.add(window, self._runner.thread.submit(partial(self._run, window)))
+        return window is not None
+
+    async def _run(self, window: Window[InputT]) -> WindowResult[PartT]:
+        """On the service's event loop."""
+        errors = None if self._stand_in is None else window.errors
+        method, inputs = self._method, self._method.model_inputs(window.inputs)
+        with self._service.accept(inputs, lane=self._lane, deadline_s=self._deadline_s, whole=method.whole) as ticket:
+            return await method.run(window.inputs, ticket, errors)
+
+    def _taken(self, result: WindowResult[PartT], advance: Callable[[int], None]) -> Chunk[InputT, PartT]:
+        """Remove the oldest window, whose ``result`` this is, and report on it."""
+        window = self._in_flight.take()
+        self._num_done += len(window.inputs)
+        if self._report is not None:
+            self._report.num_inputs += len(window.inputs)
+            self._report.num_tokens += result.num_tokens
+            self._report.truncated += [window.start + place for place in result.truncated]
+            self._report.errors |= {window.start + place: error for place, error in result.errors.items()}
+        advance(len(window.inputs))
+        return Chunk(window.start, window.inputs, result.part)
+
+
+async def _async(inputs: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
+    if isinstance(inputs, AsyncIterable):
+        async for value in inputs:
+            yield value
+    else:
+        for value in inputs:
+            yield value
 
 
 def _iterable(inputs: object) -> Iterable[object]:

@@ -39,11 +39,11 @@ _FORKED = (
 
 # Of all Models of this process: their engines take turns, as those of a server do.
 _device = DeviceGate()
-_hosts: weakref.WeakSet[Host] = weakref.WeakSet()
+_threads: weakref.WeakSet[ServiceThread] = weakref.WeakSet()
 _process: int | None = None  # the one that made the first
 
 
-class Host:
+class ServiceThread:
     """Runs coroutines of a service. Raises ForkedProcessError wherever it is asked in a fork of its process."""
 
     def __init__(self, source: Path | Artifact, config: ServeConfig, held: ExitStack) -> None:
@@ -61,7 +61,7 @@ class Host:
         self._service: Future[InferenceService] = Future()
         self._thread = threading.Thread(target=self._run, args=(source, config, held), name="bei-model", daemon=True)
         self._thread.start()
-        _hosts.add(self)
+        _threads.add(self)
         try:
             self._service.result()
         except BaseException:  # raised again: whoever waits may also be interrupted
@@ -143,8 +143,8 @@ def _check_process() -> None:
 def _close_all() -> None:
     """Before the interpreter goes, and threads in the middle of a step with it."""
     give_up_s = time.monotonic() + _EXIT_S
-    hosts = list(_hosts)
-    for host in hosts:
-        host.stop()
-    for host in hosts:
-        host.close(max(0.0, give_up_s - time.monotonic()))
+    threads = list(_threads)
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.close(max(0.0, give_up_s - time.monotonic()))

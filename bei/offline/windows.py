@@ -1,14 +1,13 @@
-"""Back-pressure: the inputs of a call go to the service a window at a time, and only so many are under way at once.
+"""Back-pressure: a call submits its inputs in windows, and bounds what is in flight.
 
-So what a call holds, beside its inputs and its result, does not grow with their number, and its caller waits where a
-server would refuse. While a window is answered the next ones are queued already, and the engine has a choice.
+The memory of a call, beside its inputs and its result, does not grow with the number of inputs, and its caller waits
+where a server would refuse. Several windows are in flight, so the engine can choose from a full queue.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -19,11 +18,11 @@ from bei.offline.input_checks import Check
 InputT = TypeVar("InputT")
 AnswerT = TypeVar("AnswerT")
 
-# Inputs of a window. Steps of an engine hold tens of sequences; a call of the service costs 0.2 ms beside them.
+# Inputs of a window. A step of an engine holds tens of sequences; a call of the service costs 0.2 ms.
 WINDOW = 256
-# Of a call under way: inputs, their tokens, and bytes of answers that grow with tokens. The engine chooses sequences of
-# like lengths from what waits: from 128 texts it loses 4 % against all of them (docs/decisions.md, "Batches are cut
-# late"), from thousands nothing that could be measured.
+# In flight of a call: inputs, tokens, and bytes of results that grow with tokens. The engine picks sequences of similar
+# lengths from the queue: with 128 waiting texts it loses 4 % against all of them (docs/decisions.md, "Batches are cut
+# late"), with thousands nothing measurable.
 _MOST_INPUTS = 16 * WINDOW
 _MOST_TOKENS = 1 << 20
 _MOST_BYTES = 64 << 20
@@ -31,7 +30,7 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of one call: the most inputs and tokens of a window, and (about) of all windows under way."""
+    """The most inputs and tokens of a window, and (about) of all windows of a call in flight."""
 
     window_inputs: int
     window_tokens: int
@@ -40,15 +39,15 @@ class Bounds:
 
 
 def bounds(window_inputs: int, bytes_per_token: int) -> Bounds:
-    """``bytes_per_token``: what the answers grow by with every token."""
+    """The bounds of a call. ``bytes_per_token``: growth of its results with each token."""
     tokens = min(_MOST_TOKENS, _MOST_BYTES // bytes_per_token) if bytes_per_token else _MOST_TOKENS
     return Bounds(window_inputs, max(1, tokens // 16), max(_MOST_INPUTS, 4 * window_inputs), tokens)
 
 
 @dataclass(frozen=True)
 class Window(Generic[InputT]):
-    """Inputs of a call, one after the other. ``start``: how many came before them. ``errors``: what is wrong with
-    some, by their places in the window; something else stands there."""
+    """Consecutive inputs of a call. ``start``: the number of inputs before it. ``errors`` of invalid inputs by their
+    places in the window; a stand-in takes their place in ``inputs``."""
 
     start: int
     inputs: list[InputT]
@@ -59,7 +58,7 @@ class Window(Generic[InputT]):
 class Cutter(Generic[InputT]):
     """Checks inputs and groups them into windows, in order.
 
-    ``stand_in`` takes the place of an input that is wrong; None: that is an error of the call.
+    ``stand_in`` takes the place of an invalid input; None: ``add`` raises its error.
     """
 
     def __init__(
@@ -74,24 +73,8 @@ class Cutter(Generic[InputT]):
         self._errors: dict[int, BeiError] = {}
         self._num_tokens = 0
 
-    def windows(self, inputs: Iterable[object]) -> Iterator[Window[InputT]]:
-        """Those of ``inputs``. Raises InvalidRequestError, and what ``inputs`` raises."""
-        for value in inputs:
-            if self._add(value):
-                yield self._cut()
-        if self._inputs:
-            yield self._cut()
-
-    async def async_windows(self, inputs: AsyncIterable[object]) -> AsyncIterator[Window[InputT]]:
-        """As ``windows``."""
-        async for value in inputs:
-            if self._add(value):
-                yield self._cut()
-        if self._inputs:
-            yield self._cut()
-
-    def _add(self, value: object) -> bool:
-        """Whether the window is full with it."""
+    def add(self, value: object) -> Window[InputT] | None:
+        """The window that is full with ``value``, None while there is room. Raises InvalidRequestError."""
         place = len(self._inputs)
         try:
             checked = self._check(value, self._start + place)
@@ -102,78 +85,56 @@ class Cutter(Generic[InputT]):
             checked = self._stand_in
         self._inputs.append(checked)
         self._num_tokens += self._num_tokens_of(checked)
-        return len(self._inputs) >= self._bounds.window_inputs or self._num_tokens >= self._bounds.window_tokens
+        is_full = len(self._inputs) >= self._bounds.window_inputs or self._num_tokens >= self._bounds.window_tokens
+        return self.rest() if is_full else None
 
-    def _cut(self) -> Window[InputT]:
+    def rest(self) -> Window[InputT] | None:
+        """The last window, None if no input is left."""
+        if not self._inputs:
+            return None
         window = Window(self._start, self._inputs, self._errors, self._num_tokens)
         self._start += len(self._inputs)
         self._inputs, self._errors, self._num_tokens = [], {}, 0
         return window
 
 
-class Flow(Generic[InputT, AnswerT]):
-    """The windows of one call that are under way, the oldest first. ``submit`` gives a window to the service."""
+class InFlight(Generic[InputT, AnswerT]):
+    """The windows of a call that were submitted, oldest first, each with the future of its answer."""
 
-    def __init__(self, submit: Callable[[Window[InputT]], Future[AnswerT]], bounds: Bounds) -> None:
-        self._submit = submit
+    def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._under_way: deque[tuple[Window[InputT], Future[AnswerT]]] = deque()
+        self._windows: deque[tuple[Window[InputT], Future[AnswerT]]] = deque()
         self._num_inputs = self._num_tokens = 0
 
-    def answers(self, windows: Iterator[Window[InputT]]) -> Generator[tuple[Window[InputT], AnswerT], None, None]:
-        """Each of ``windows`` with its answer, in order. Blocks until there is one; the next window is read when there
-        is room for it. The first error ends the call; what is still under way then, or when nobody wants more, is
-        cancelled."""
-        try:
-            for window in windows:
-                self._add(window)
-                while self._is_due:
-                    answer = self._oldest.result()
-                    yield self._take(), answer
-            while self._under_way:
-                answer = self._oldest.result()
-                yield self._take(), answer
-        finally:
-            self._cancel()
-
-    async def async_answers(
-        self, windows: AsyncIterator[Window[InputT]]
-    ) -> AsyncGenerator[tuple[Window[InputT], AnswerT], None]:
-        """As ``answers``, on the caller's event loop."""
-        try:
-            async for window in windows:
-                self._add(window)
-                while self._is_due:
-                    answer = await asyncio.wrap_future(self._oldest)
-                    yield self._take(), answer
-            while self._under_way:
-                answer = await asyncio.wrap_future(self._oldest)
-                yield self._take(), answer
-        finally:
-            self._cancel()
+    def __len__(self) -> int:
+        return len(self._windows)
 
     @property
-    def _is_due(self) -> bool:
-        """Whether the oldest answer is to be taken before another window is read."""
+    def oldest(self) -> Future[AnswerT]:
+        """The answer to take next."""
+        return self._windows[0][1]
+
+    @property
+    def is_due(self) -> bool:
+        """True if the oldest answer is to be taken before more inputs are read."""
         is_full = self._num_inputs >= self._bounds.inputs or self._num_tokens >= self._bounds.tokens
-        return bool(self._under_way) and (is_full or self._oldest.done())
+        return bool(self._windows) and (is_full or self.oldest.done())
 
-    @property
-    def _oldest(self) -> Future[AnswerT]:
-        return self._under_way[0][1]
-
-    def _add(self, window: Window[InputT]) -> None:
-        self._under_way.append((window, self._submit(window)))
+    def add(self, window: Window[InputT], answer: Future[AnswerT]) -> None:
+        """Append a window that was submitted."""
+        self._windows.append((window, answer))
         self._num_inputs += len(window.inputs)
         self._num_tokens += window.num_tokens
 
-    def _take(self) -> Window[InputT]:
-        window, _ = self._under_way.popleft()
+    def take(self) -> Window[InputT]:
+        """Remove the oldest window."""
+        window, _ = self._windows.popleft()
         self._num_inputs -= len(window.inputs)
         self._num_tokens -= window.num_tokens
         return window
 
-    def _cancel(self) -> None:
-        for _, future in self._under_way:
+    def close(self) -> None:
+        """Cancel what is left."""
+        for _, future in self._windows:
             future.cancel()
-        self._under_way.clear()
+        self._windows.clear()

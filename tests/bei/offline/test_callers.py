@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei import Model
+from bei import Model, Report
 from bei.errors import EmptyInputError, InvalidRequestError, ShuttingDownError
-from bei.offline.results import Report
 from tests.bei.offline.conftest import OpenModel
 from tests.bei.offline.given import expected, own_threads, texts
 from tests.e2e.process import wait_until
@@ -24,7 +23,7 @@ from tests.support.services import entered, run_async
 
 def nothing_is_left(model: Model) -> bool:
     """Neither requests nor sequences."""
-    service = model._caller.service
+    service = model._runner.service
     return service.num_open == 0 and service.num_waiting == 0
 
 

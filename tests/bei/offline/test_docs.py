@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
+import bei
 from bei import Model
 from bei.config.settings import ServeConfig
 from bei.offline import options
@@ -38,6 +40,25 @@ def test_all_settings_are_described_and_of_the_server_s_types() -> None:
     assert set(re.findall(r"`([a-z_]+)`", paragraph)) == ModelSettings.__optional_keys__
     ours, theirs = get_type_hints(ModelSettings), get_type_hints(ServeConfig)
     assert {name: hint for name, hint in ours.items() if hint != theirs[name]}.keys() == {"cache_dir"}  # also a Path
+
+
+def test_the_types_that_it_names_are_imported_from_bei() -> None:
+    (names,) = re.findall(r"The types are imported from `bei`: (.*?)\.", section("Methods"))
+    for name in re.findall(r"`(\w+)`", names):
+        assert getattr(bei, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        bei.Nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_signatures_spell_the_options_out_that_are_no_fields_of_requests() -> None:
+    assert str(inspect.signature(Model.embed)) == (
+        "(self, inputs: 'Iterable[TextOrIds]', *, report: 'Report | None' = None, progress: 'Progress' = False, "
+        "**options: 'Unpack[EmbedOptions]') -> 'Vectors'"
+    )
+    assert str(inspect.signature(Model.aembed_iter)) == (
+        "(self, inputs: 'Stream', *, chunk_size: 'int' = 256, report: 'Report | None' = None, "
+        "progress: 'Progress' = False, **options: 'Unpack[EmbedOptions]') -> 'AsyncIterator[Chunk[TextOrIds, Vectors]]'"
+    )
 
 
 def test_its_code_is_python() -> None:

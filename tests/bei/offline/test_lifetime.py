@@ -43,7 +43,7 @@ def test_a_call_is_in_the_lane_that_a_request_would_be_in(
     asker.start()
 
     def waiting() -> dict[Lane, int]:
-        lanes = model._caller.service._port.stats().lanes
+        lanes = model._runner.service._port.stats().lanes
         return {name: stats.num_sequences for name, stats in lanes.items() if stats.num_sequences}
 
     wait_until(lambda: waiting() == {lane: count}, "all of it waits, and in this lane")
@@ -56,7 +56,7 @@ def test_a_deadline_ends_a_call(open_model: OpenModel) -> None:
     model = open_model(GatedEngine(LIMITS))
     with pytest.raises(DeadlineExceededError):
         model.embed(texts(600), timeout_s=0.05)
-    wait_until(lambda: model._caller.service.num_waiting == 0, "what waited is given back")
+    wait_until(lambda: model._runner.service.num_waiting == 0, "what waited is given back")
 
 
 def test_a_closed_model_says_so_and_may_be_closed_again(open_model: OpenModel) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bei import Model
+from bei import Chunk, Model, Predictions, Rank, Report, SparseVector
 from bei.artifact.manifest import Artifact
 from bei.core import Float32Array
 from bei.engine.fake import FakeEngine
@@ -26,7 +26,6 @@ from bei.errors import (
     MalformedRequestError,
 )
 from bei.offline import windows as flow
-from bei.offline.results import Chunk, Predictions, Rank, SparseVector
 from tests.bei.offline.conftest import OpenModel
 from tests.bei.offline.given import expected, own_threads, texts
 from tests.e2e.process import wait_until
@@ -74,7 +73,7 @@ def test_a_stream_gives_what_is_there_before_its_source_ends(model: Model) -> No
         chunk = next(stream)
         assert chunk.start == start
     del stream
-    wait_until(lambda: model._caller.service.num_open == 0, "what was under way is given back")
+    wait_until(lambda: model._runner.service.num_open == 0, "what was under way is given back")
 
 
 def test_a_call_reads_only_so_far_ahead(open_model: OpenModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +109,7 @@ def test_long_texts_count_by_their_tokens_and_wide_answers_by_their_bytes() -> N
     assert plain.tokens == 1 << 20
     assert wide.tokens * 4 * 768 <= 64 << 20
     cutter = flow.Cutter(lambda value, _: str(value), len, wide, None)
-    windows = list(cutter.windows(["a" * 1000] * 100))
+    windows = [window for window in [*map(cutter.add, ["a" * 1000] * 100), cutter.rest()] if window]
     assert {len(window.inputs) for window in windows[:-1]} == {-(-wide.window_tokens // 1000)}
     assert [window.start for window in windows] == [
         sum(len(w.inputs) for w in windows[:i]) for i in range(len(windows))
@@ -128,7 +127,7 @@ def test_what_the_source_raises_ends_the_call_and_gives_back_what_was_under_way(
 
     with pytest.raises(LookupError, match="no more"):
         model.embed(broken())
-    wait_until(lambda: model._caller.service.num_open == 0, "what was under way is given back")
+    wait_until(lambda: model._runner.service.num_open == 0, "what was under way is given back")
 
 
 async def aiter_of() -> AsyncIterator[str]:
@@ -281,18 +280,22 @@ def types_that_callers_see(model: Model) -> None:
     assert_type(model.embed_sparse(["a"], top_k=4), list[SparseVector])
     assert_type(model.rerank("a", ["b"], top_n=1), list[Rank])
     assert_type(model.classify([("a", "b")]), Predictions)
-    for chunk in model.embed_all_iter(["a"], input_type="query"):
+    assert_type(model.embed(["a"], report=Report(), progress=print), npt.NDArray[Any])
+    for chunk in model.embed_all_iter(["a"], input_type="query", report=Report(), progress=True):
         assert_type(chunk, Chunk[str, list[Float32Array]])
     model.embed(["a"], dimension=4)  # type: ignore[call-arg]
     model.embed(["a"], dimensions="4")  # type: ignore[arg-type]
     model.embed_sparse(["a"], dimensions=4)  # type: ignore[call-arg]
+    model.embed(["a"], chunk_size=4)  # type: ignore[call-arg]
+    model.embed(["a"], report=True)  # type: ignore[arg-type]
+    model.embed_iter(aiter_of())  # type: ignore[arg-type]
 
 
 def test_texts_that_are_tokenized_count_with_all_of_their_length(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """So few of them are under way at once, and none of them is interactive."""
     monkeypatch.setattr(flow, "_MOST_TOKENS", 16 * 1000)
     tickets: list[Any] = []
-    service = model._caller.service
+    service = model._runner.service
     accept = service.accept
 
     def noted(*inputs: Any, **asked: Any) -> Any:

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei import Model
+from bei import Model, Predictions
 from bei.artifact.certificate.canary import canary_row
 from bei.artifact.manifest import Classification, OutputInfo
 from bei.core import Float32Array
 from bei.errors import BeiError, TaskNotSupportedError
-from bei.offline.results import Predictions
 from bei.tasks.entities import Entity
 from tests.bei.server.app import App
 from tests.bei.server.kinds import KINDS, KindEngine, answer, fake_output, post, save_kind

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bei import Report
 from bei.engine.fake import FakeEngine
 from bei.errors import (
     EmptyInputError,
@@ -18,7 +19,6 @@ from bei.errors import (
     NonFiniteOutputError,
 )
 from bei.offline.input_checks import text_or_pair
-from bei.offline.results import Report
 from tests.bei.offline.conftest import OpenModel
 from tests.bei.offline.given import expected, texts
 from tests.e2e.process import wait_until
@@ -78,7 +78,7 @@ def test_what_the_engine_fails_on_is_an_error_or_stands_in_the_report(open_model
     given[333] = "z z"
     with pytest.raises(EngineError):
         model.embed(given)
-    wait_until(lambda: model._caller.service.num_open == 0, "the others are given back")
+    wait_until(lambda: model._runner.service.num_open == 0, "the others are given back")
     report = Report()
     vectors = model.embed(given, report=report)
     assert [(place, type(error)) for place, error in report.errors.items()] == [(333, EngineError)]
