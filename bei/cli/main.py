@@ -165,8 +165,7 @@ def _exit(code: int) -> None:
 
 
 def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    from bei.cli.doctor.attention import HEAD_SIZES
-    from bei.cli.doctor.targets import ELSEWHERE, TARGETS
+    from bei.cli.doctor.targets import ELSEWHERE, HEAD_SIZES, TARGETS
 
     sizes, elsewhere = (",".join(map(str, numbers)) for numbers in (HEAD_SIZES, ELSEWHERE))
     parser.add_argument("--json", action="store_true", help="machine-readable")
@@ -334,8 +333,8 @@ def _inspect(options: dict[str, Any]) -> None:
 def _doctor(options: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from bei.cli.doctor.attention import HEAD_SIZES
-    from bei.cli.doctor.collect import examine
+    from bei.cli.doctor.report import examine
+    from bei.cli.doctor.targets import HEAD_SIZES
     from bei.cli.doctor.text import as_text, show
 
     if options["no_attention"] and options["head_sizes"] != HEAD_SIZES:

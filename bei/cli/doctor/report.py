@@ -1,130 +1,164 @@
-"""What ``bei doctor`` finds, as ``--json`` has it. A field that is None was not to be had; ``unknown`` says why."""
+"""``examine``: the whole report of ``bei doctor``, with its sentences on abilities, gaps and next steps."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
-Verdict: TypeAlias = Literal["yes", "no", "unknown"]
+from bei.cli.doctor.facts import (
+    Cpu,
+    InstalledPackage,
+    LibraryFacts,
+    Nvidia,
+    System,
+    Unknowns,
+    cpu_facts,
+    libraries,
+    nvidia_facts,
+    packages,
+    system_facts,
+)
+from bei.cli.doctor.targets import (
+    HEAD_SIZES,
+    TARGETS,
+    AttentionLayer,
+    Builder,
+    TargetFacts,
+    attention_facts,
+    gpu_remedy,
+    target_facts,
+)
+from bei.errors import BeiError
 
-# Why there is, or is not, a GPU that CUDA can use.
-GpuState: TypeAlias = Literal["ready", "absent", "no driver", "hidden", "old driver", "no cuda-python", "failed"]
-
-
-class System(msgspec.Struct, frozen=True, kw_only=True):
-    """``glibc``: its version, or another C library's name. ``open_files``: soft and hard limit; -1 is unlimited."""
-
-    bei: str
-    python: str
-    system: str
-    glibc: str
-    open_files: tuple[int, int] | None
-    cache_dir: str | None
-    cache_writable: bool | None
-    cache_free_bytes: int | None
-
-
-class Cpu(msgspec.Struct, frozen=True, kw_only=True):
-    """``instruction_sets``: those that matter to engines. ``computes_in``: OpenVINO's words (BF16, INT8, ...)."""
-
-    model: str | None
-    architecture: str
-    usable_cores: int
-    instruction_sets: dict[str, bool] | None
-    computes_in: list[str] | None
-    memory_bytes: int | None
-    available_bytes: int | None
-    container_limit_bytes: int | None
+_FEWEST_FILES = 4096
 
 
-class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """An installed distribution, or None for its version. ``purpose``: what bei needs it for."""
-
-    name: str
-    version: str | None
-    purpose: str
-
-
-class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of CUDA. ``capability`` 89 is compute capability 8.9."""
-
-    index: int
-    name: str
-    capability: int
-    memory_bytes: int
-    free_bytes: int | None
-
-
-class Nvidia(msgspec.Struct, frozen=True, kw_only=True):
-    """``driver``: its own version. ``driver_cuda``: the newest CUDA it serves, 13000 is 13.0. ``problem``: CUDA's."""
-
-    state: GpuState
-    problem: str
-    driver: str | None
-    driver_cuda: int | None
-    gpus: list[GpuFacts]
-
-
-class LibraryFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """TensorRT or TensorRT-RTX. ``problem`` is empty where it can be loaded and is of a version that bei knows."""
-
-    target: str
-    title: str
-    version: str | None
-    problem: str
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """A verdict and, unless it is yes, its reason."""
-
-    verdict: Verdict
-    reason: str = ""
-
-
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """``precisions``: those it builds in on this machine; ``auto``: what auto means. ``next_step`` is empty for none.
-
-    ``cannot_run``: why what is built here has to be verified and served elsewhere; empty where it runs here.
-    """
-
-    name: str
-    can_build: Answer
-    can_serve: Answer
-    cannot_run: str
-    precisions: list[str]
-    auto: str | None
-    next_step: str
-
-    @property
-    def verdicts(self) -> tuple[Verdict, Verdict]:
-        """Of building and of serving."""
-        return self.can_build.verdict, self.can_serve.verdict
-
-
-class AttentionLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether there is a fused kernel for one attention layer. ``capability`` None: for this machine's GPU."""
-
-    target: str
-    capability: int | None
-    precision: str
-    form: str
-    head_size: int
-    fused: Verdict
-    reason: str
-    seconds: float
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything. ``summary``, ``unknown`` and ``to_do`` are sentences, drawn from the rest."""
+class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report, as ``--json`` prints it. ``summary``, ``unknown`` and ``to_do`` are sentences."""
 
     summary: list[str]
     system: System
     cpu: Cpu
-    packages: list[Package]
+    packages: list[InstalledPackage]
     nvidia: Nvidia
     libraries: list[LibraryFacts]
-    targets: list[Target]
+    targets: list[TargetFacts]
     attention: list[AttentionLayer]
     unknown: list[str]
     to_do: list[str]
+
+
+def examine(
+    builder: Builder | BeiError,
+    *,
+    target: str | None = None,
+    head_sizes: tuple[int, ...] = HEAD_SIZES,
+    capabilities: tuple[str, ...] = (),
+    with_attention: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+    root: Path = Path("/"),
+) -> MachineReport:
+    """Examine this machine.
+
+    ``builder``: a BeiError says why there is none. ``target``: examine this one only. ``say`` is called with the
+    current step. ``root``: the folder of /proc and /sys, for stand-ins of other machines.
+    """
+    unknowns = Unknowns()
+    say("system, CPU, GPUs, libraries")
+    system, cpu, nvidia = system_facts(unknowns), cpu_facts(root, unknowns), nvidia_facts(root, unknowns)
+    installed, found = packages(), libraries()
+    names = TARGETS if target is None else (target,)
+    targets = [target_facts(name, builder, capabilities, nvidia, unknowns) for name in names]
+    layers: list[AttentionLayer] = []
+    untried = ["fused attention: not tried, as --no-attention says"]
+    if with_attention:
+        wanted = [library for library in found if library.target in names]
+        layers, untried = attention_facts(builder, wanted, nvidia, head_sizes, capabilities, say)
+    return MachineReport(
+        summary=_summary(targets, cpu, nvidia),
+        system=system,
+        cpu=cpu,
+        packages=installed,
+        nvidia=nvidia,
+        libraries=found,
+        targets=targets,
+        attention=layers,
+        unknown=list(dict.fromkeys([*unknowns, *untried, *_unknown_always()])),
+        to_do=_to_do(targets, system, installed, nvidia, target),
+    )
+
+
+def _summary(targets: Sequence[TargetFacts], cpu: Cpu, nvidia: Nvidia) -> list[str]:
+    """The first lines: a sentence for each target that can do something, then one for the others."""
+    sentences = [_ability(target, cpu, nvidia) for target in targets if "yes" in target.verdicts]
+    left = [target for target in targets if "yes" not in target.verdicts]
+    unknown = [target.name for target in left if "unknown" in target.verdicts]
+    unable = [target.name for target in left if "unknown" not in target.verdicts]
+    if unknown:
+        sentences.append(f"It is not known whether this machine can build or serve for {', '.join(unknown)}.")
+    if unable:
+        sentences.append(f"This machine can neither build nor serve for {', '.join(unable)}.")
+    return sentences
+
+
+def _ability(target: TargetFacts, cpu: Cpu, nvidia: Nvidia) -> str:
+    means = _cpu_means(target, cpu) if target.name == "cpu" else _gpu_means(target, nvidia)
+    what = f"for {target.name}{f' ({means})' if means else ''}"
+    if target.verdicts == ("yes", "yes"):
+        if target.cannot_run:
+            return f"This machine can build and serve {what}, and does not run what it builds: {target.cannot_run}."
+        return f"This machine can build and serve {what}."
+    if target.can_build.verdict == "yes":
+        why = target.cannot_run or "see Targets"
+        return f"This machine can build {what}, and cannot serve it: {why}."
+    return f"This machine can serve {what} what was built elsewhere, and cannot build it, see Targets."
+
+
+def _cpu_means(target: TargetFacts, cpu: Cpu) -> str:
+    precision = target.auto or ("bf16" if "BF16" in (cpu.computes_in or []) else "fp32")
+    return ", ".join([precision, *([unit] if (unit := _matrix_unit(cpu, precision)) else [])])
+
+
+def _matrix_unit(cpu: Cpu, precision: str) -> str:
+    """The CPU's best instruction set for ``precision``; empty if not known."""
+    there = [name for name, is_there in (cpu.instruction_sets or {}).items() if is_there]
+    best = ("AMX_BF16", "AVX512_BF16", "BF16") if precision == "bf16" else ("AVX-512", "AVX2", "SVE", "NEON")
+    return next((name for name in best if name in there), "").replace("AMX_BF16", "AMX")
+
+
+def _gpu_means(target: TargetFacts, nvidia: Nvidia) -> str:
+    where = [nvidia.gpus[0].name] if nvidia.gpus and not target.cannot_run else []
+    return ", ".join([*([target.auto] if target.auto else []), *where])
+
+
+def _unknown_always() -> list[str]:
+    """Facts that bei doctor never determines."""
+    offline = " (HF_HUB_OFFLINE is set: builds do not try it)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    return [
+        f"whether the hub can be reached: bei doctor opens no connections{offline}",
+        "how fast this machine is: bei tune measures an artifact",
+    ]
+
+
+def _to_do(
+    targets: Sequence[TargetFacts],
+    system: System,
+    installed: Sequence[InstalledPackage],
+    nvidia: Nvidia,
+    asked: str | None,
+) -> list[str]:
+    """Next steps. ``asked``: the user's --target, or None."""
+    steps = [f"{target.name}: {target.next_step}" for target in targets if target.next_step]
+    remedy = gpu_remedy(nvidia) if nvidia.state not in ("ready", "absent") and asked != "cpu" else ""
+    if remedy and not any(remedy in step for step in steps):
+        steps.append(f"GPU: {remedy}")
+    if "torch" in [package.name for package in installed if package.version is None]:
+        steps.append("torch: with it (its CPU build will do) builds are verified against the HF model itself")
+    if system.cache_writable is False:
+        steps.append(f"cache: {system.cache_dir} cannot be written; set BEI_CACHE_DIR")
+    if system.open_files and 0 <= system.open_files[1] < _FEWEST_FILES:
+        steps.append(f"open files: the limit of {system.open_files[1]} also limits connections; raise it (ulimit -Hn)")
+    return steps

@@ -1,15 +1,17 @@
-"""What can be built and served here, asked of the functions that ``bei build`` and ``bei serve`` use."""
+"""Targets that can be built and served here, by the functions of ``bei build`` and ``bei serve``; fused attention."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
-from bei.cli.doctor.guarded import Unknowns, reason_of
-from bei.cli.doctor.report import Answer, Nvidia, Target
-from bei.cli.doctor.system import lacking_for_builds
+import msgspec
+
+from bei.cli.doctor.facts import LibraryFacts, Nvidia, Unknowns, lacking_for_builds, reason_of
 from bei.engine.nvidia import LIBRARIES, RTX_CAPABILITIES, current_gpu, load_cuda, load_library
 from bei.engine.openvino import cpu_capabilities
 from bei.engine.pytorch import LEAST, found_gpu, load_torch
@@ -30,6 +32,7 @@ ENGINES = {
     "cuda": "bei.engine.cuda",
     "trtllm": "bei.engine.trtllm",
 }
+HEAD_SIZES = (32, 64, 80, 96, 128, 256)
 ELSEWHERE = ("89", "120")  # compute capabilities that tensorrt-rtx is asked about where this machine has none
 
 _BUILDS_ON_ITS_GPU = ("tensorrt", "cuda")
@@ -38,8 +41,52 @@ _BUILDS_ON_ITS_GPU = ("tensorrt", "cuda")
 _TORCH_REMEDY = f"install a build of PyTorch with CUDA, {'.'.join(map(str, LEAST))} or newer"
 
 
+Verdict: TypeAlias = Literal["yes", "no", "unknown"]
+
+
+class Ability(msgspec.Struct, frozen=True):
+    """A verdict and, unless it is yes, its reason."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """``precisions``: those it builds in on this machine; ``auto``: the one that auto resolves to.
+
+    ``cannot_run``: why an artifact built here must be verified and served elsewhere; empty if it runs here.
+    ``next_step``: empty if there is nothing to do.
+    """
+
+    name: str
+    can_build: Ability
+    can_serve: Ability
+    cannot_run: str
+    precisions: list[str]
+    auto: str | None
+    next_step: str
+
+    @property
+    def verdicts(self) -> tuple[Verdict, Verdict]:
+        """Of building and of serving."""
+        return self.can_build.verdict, self.can_serve.verdict
+
+
+class AttentionLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """``fused``: yes if a fused kernel exists for one attention layer. ``capability`` None: on this machine's GPU."""
+
+    target: str
+    capability: int | None
+    precision: str
+    form: str
+    head_size: int
+    fused: Verdict
+    reason: str
+    seconds: float
+
+
 class Compiler(Protocol):
-    """What is asked of a compiler of the builder, ``bei_build.targets.base.Compiler``."""
+    """The part of ``bei_build.targets.base.Compiler`` that is used here."""
 
     precisions: tuple[str, ...]
 
@@ -50,12 +97,17 @@ class Compiler(Protocol):
     def cannot_run(self) -> str | None: ...
 
 
+class NotInThisVersionError(BeiError):
+    """Installing something would not help."""
+
+
 @dataclass(frozen=True)
 class Builder:
-    """The builder, as the CLI hands it over.
+    """The builder, as the CLI passes it on.
 
-    ``compiler_for``: of a target and compute capabilities; none are this machine's. ``probed``: of a target, whether
-    each of ``(capability, precision, form, head size)`` has a fused kernel, as ``bei_build.targets.attention_probe``.
+    ``compiler_for``: makes a compiler for a target and compute capabilities; none: this machine's. ``probed``: for a
+    target and each ``(capability, precision, form, head size)``: whether there is a fused kernel
+    (``bei_build.targets.attention_probe``).
     """
 
     targets: tuple[str, ...]
@@ -67,62 +119,56 @@ class Builder:
 
 def target_facts(
     name: str, builder: Builder | BeiError, capabilities: tuple[str, ...], nvidia: Nvidia, unknowns: Unknowns
-) -> Target:
-    """``builder``: the error that says why there is none. ``capabilities``: what tensorrt-rtx builds for, or ()."""
-    compiler, build_error = _compiler(name, builder, capabilities, nvidia, unknowns)
+) -> TargetFacts:
+    """``builder``: a BeiError says why there is none. ``capabilities``: those that tensorrt-rtx builds for, or ()."""
     serve_errors = list(_why_no_serving(name))
-    is_built = compiler is not None and build_error is None
-    cannot_run = (
-        unknowns.ask(f"whether this machine runs what it builds for {name}", compiler.cannot_run)
-        if (compiler is not None and is_built)
-        else None
-    )
-    return Target(
+    cannot_run, precisions, auto, build_error = None, list[str](), None, None
+    try:
+        compiler = _compiler(name, builder, capabilities, nvidia, unknowns)
+    except Exception as error:  # a compiler's library may raise anything; the verdict on it is "unknown"
+        build_error = error
+    else:
+        cannot_run = unknowns.ask(f"whether this machine runs what it builds for {name}", compiler.cannot_run)
+        precisions = _precisions(compiler)
+        auto = unknowns.ask(f"what precision auto is for {name}", compiler.resolve_precision, "auto")
+    return TargetFacts(
         name=name,
-        can_build=_answer([build_error] if build_error else []),
-        can_serve=_answer(serve_errors),
+        can_build=_ability([build_error] if build_error else []),
+        can_serve=_ability(serve_errors),
         cannot_run=cannot_run or "",
-        precisions=_precisions(compiler) if compiler is not None and is_built else [],
-        auto=unknowns.ask(f"what precision auto is for {name}", compiler.resolve_precision, "auto")
-        if compiler is not None and is_built
-        else None,
+        precisions=precisions,
+        auto=auto,
         next_step=_next_step(name, build_error, serve_errors, nvidia),
     )
 
 
-class NotInThisVersionError(BeiError):
-    """Nothing that is installed would help."""
-
-
 def _compiler(
     name: str, builder: Builder | BeiError, capabilities: tuple[str, ...], nvidia: Nvidia, unknowns: Unknowns
-) -> tuple[Compiler | None, Exception | None]:
-    """The compiler, and why it cannot build here; None for neither."""
+) -> Compiler:
+    """A compiler that can build here. Raises the error that says why there is none."""
     if isinstance(builder, BeiError):
-        return None, builder
+        raise builder
     if name not in builder.targets:
-        return None, NotInThisVersionError(f"this version of bei has no target {name} yet")
+        raise NotInThisVersionError(f"this version of bei has no target {name} yet")
     lacking = unknowns.ask("whether all packages that builds need are installed", lacking_for_builds)
     if lacking:
-        extra = {"trtllm": "build"}.get(name, name)  # that of trtllm is for serving
-        return None, MissingDependencyError(lacking[0], extra, "Building an artifact")
-    asked: list[tuple[str, ...]] = [()]
-    if name == "tensorrt-rtx":  # it builds for GPUs that are not here
-        asked = [capabilities] if capabilities else [*([()] if nvidia.state == "ready" else []), ELSEWHERE]
-    error: Exception | None = None
-    for choice in asked:
-        try:
-            compiler = builder.compiler_for(name, choice)
-            compiler.check_able()
-        except Exception as why:  # a compiler's library may raise anything; what is no BeiError is "unknown"
-            error = why
-        else:
-            return compiler, None
-    return None, error
+        extra = {"trtllm": "build"}.get(name, name)  # the extra trtllm is for serving
+        raise MissingDependencyError(lacking[0], extra, "Building an artifact")
+    if name == "tensorrt-rtx" and not capabilities:  # it builds for GPUs that are not here
+        if nvidia.state == "ready":
+            with contextlib.suppress(Exception):
+                return _able(builder.compiler_for(name, ()))
+        capabilities = ELSEWHERE
+    return _able(builder.compiler_for(name, capabilities if name == "tensorrt-rtx" else ()))
+
+
+def _able(compiler: Compiler) -> Compiler:
+    compiler.check_able()
+    return compiler
 
 
 def _precisions(compiler: Compiler) -> list[str]:
-    """Those that a build would accept on this machine."""
+    """The precisions that a build accepts on this machine."""
     accepted = []
     for precision in compiler.precisions:
         try:
@@ -133,25 +179,20 @@ def _precisions(compiler: Compiler) -> list[str]:
 
 
 def _why_no_serving(name: str) -> Iterator[Exception]:
-    """Each thing that an engine of the target would miss on this machine."""
+    """An error for each requirement of the target's engine that this machine lacks."""
     module = ENGINES.get(name)
     if module is None or importlib.util.find_spec(module) is None:
         yield NotInThisVersionError("this version of bei has no engine for it yet")
         return
     purpose = f"Serving for the target {name}"
-    checks: list[Callable[[], object]] = [
-        lambda: load_cuda(purpose, name),
-        lambda: _check_gpu(name, purpose),
-    ]
-    if name == "cpu":
-        checks = [cpu_capabilities]
-    elif name == "cuda":
-        checks = [lambda: found_gpu(load_torch(purpose), purpose)]
-    elif name in LIBRARIES:
-        checks.insert(0, lambda: load_library(name, purpose))
-    else:
-        checks.insert(0, lambda: _find("tensorrt_llm", name, purpose))
-    for check in checks:
+    gpu: list[Callable[[], object]] = [lambda: load_cuda(purpose, name), lambda: _check_gpu(name, purpose)]
+    checks: dict[str, list[Callable[[], object]]] = {
+        "cpu": [cpu_capabilities],
+        "cuda": [lambda: found_gpu(load_torch(purpose), purpose)],
+        "trtllm": [lambda: _find("tensorrt_llm", name, purpose), *gpu],
+        **{library: [lambda: load_library(name, purpose), *gpu] for library in LIBRARIES},
+    }
+    for check in checks[name]:
         try:
             check()
         except Exception as error:  # a foreign library may raise anything; what is no BeiError is "unknown"
@@ -170,21 +211,21 @@ def _check_gpu(name: str, purpose: str) -> None:
 
 
 def _find(package: str, extra: str, purpose: str) -> None:
-    """Importing TensorRT-LLM takes the GPU and a minute, so it is only looked for."""
+    """Raise MissingDependencyError without importing: TensorRT-LLM's import takes the GPU and a minute."""
     if importlib.util.find_spec(package) is None:
         raise MissingDependencyError(package, extra, purpose)
 
 
-def _answer(errors: Sequence[Exception]) -> Answer:
+def _ability(errors: Sequence[Exception]) -> Ability:
     if not errors:
-        return Answer("yes")
+        return Ability("yes")
     reasons = list(dict.fromkeys(reason_of(error) for error in errors))
     is_known = all(isinstance(error, BeiError) for error in errors)
-    return Answer("no" if is_known else "unknown", " ".join(reasons))
+    return Ability("no" if is_known else "unknown", " ".join(reasons))
 
 
 def _next_step(name: str, build_error: Exception | None, serve_errors: list[Exception], nvidia: Nvidia) -> str:
-    """What the user can do about the errors; empty where nothing can be done, or need be."""
+    """A remedy for the errors; empty if there is none, or no error."""
     if any(isinstance(error, NotInThisVersionError) for error in serve_errors) and build_error is not None:
         return ""
     to_build = _remedies([build_error] if build_error else [], name, nvidia)
@@ -210,7 +251,7 @@ def _remedies(errors: Sequence[Exception], name: str, nvidia: Nvidia) -> list[st
 
 
 def gpu_remedy(nvidia: Nvidia) -> str:
-    """What gives this machine a GPU that CUDA can use; empty where it has one."""
+    """How to give this machine a GPU that CUDA can use; empty if it has one."""
     cuda = f"CUDA {nvidia.driver_cuda // 1000}.{nvidia.driver_cuda % 1000 // 10}" if nvidia.driver_cuda else "no CUDA"
     return {
         "ready": "",
@@ -222,3 +263,65 @@ def gpu_remedy(nvidia: Nvidia) -> str:
         "no cuda-python": "pip install 'bei[tensorrt]'",
         "failed": f"see what nvidia-smi says about {nvidia.problem or 'the GPU'}",
     }[nvidia.state]
+
+
+# Fused attention.
+
+
+def attention_facts(
+    builder: Builder | BeiError,
+    libraries: Sequence[LibraryFacts],
+    nvidia: Nvidia,
+    head_sizes: Sequence[int],
+    capabilities: tuple[str, ...],
+    say: Callable[[str], None],
+) -> tuple[list[AttentionLayer], list[str]]:
+    """Build each layer to see if there is a kernel for it; also sentences on layers that were not tried, and why.
+
+    TensorRT builds for this machine's GPU only; TensorRT-RTX for ``capabilities``, else for this machine's GPU, else
+    for ``ELSEWHERE``.
+    """
+    if isinstance(builder, BeiError):
+        return [], [f"fused attention: {builder}"]
+    layers: list[AttentionLayer] = []
+    untried = []
+    for library in libraries:
+        if library.problem:
+            untried.append(f"fused attention with {library.title}: {library.problem}")
+        elif library.target == "tensorrt" and nvidia.state != "ready":
+            untried.append(f"fused attention with {library.title}: it builds for the GPU of this machine only")
+        else:
+            layers += _layers(builder, library, _capabilities(library, nvidia, capabilities), head_sizes, say)
+    return layers, untried
+
+
+def _capabilities(library: LibraryFacts, nvidia: Nvidia, asked: tuple[str, ...]) -> list[int | None]:
+    if library.target == "tensorrt":
+        return [None]
+    if not asked and nvidia.gpus:
+        return [nvidia.gpus[0].capability]
+    return [int(capability) for capability in asked or ELSEWHERE]
+
+
+def _layers(
+    builder: Builder,
+    library: LibraryFacts,
+    capabilities: list[int | None],
+    head_sizes: Sequence[int],
+    say: Callable[[str], None],
+) -> Iterator[AttentionLayer]:
+    asked = list(itertools.product(capabilities, builder.precisions, builder.forms, head_sizes))
+    answers = builder.probed(library.target, asked)
+    for index, (capability, precision, form, head_size) in enumerate(asked, 1):
+        say(f"{library.title}: attention layer {index} of {len(asked)} ({precision}, {form}, heads of {head_size})")
+        answer = next(answers)
+        yield AttentionLayer(
+            target=library.target,
+            capability=capability,
+            precision=precision,
+            form=form,
+            head_size=head_size,
+            fused=answer.fused,
+            reason=answer.reason,
+            seconds=answer.seconds,
+        )

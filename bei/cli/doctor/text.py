@@ -1,4 +1,4 @@
-"""The report for people: sentences first, then tables. Plain text where it is not printed to a terminal."""
+"""The report as text: sentences first, then tables; without colours unless it is printed to a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from bei.cli.doctor.report import AttentionLayer, Cpu, LibraryFacts, Nvidia, Report, System, Target
+from bei.cli.doctor.facts import Cpu, LibraryFacts, Nvidia, System
+from bei.cli.doctor.report import MachineReport
+from bei.cli.doctor.targets import AttentionLayer, TargetFacts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +22,7 @@ _COLORS = {"yes": "green", "no": "red", "unknown": "yellow"}
 _FILE_WIDTH = 100
 
 
-def as_text(report: Report, width: int = _FILE_WIDTH) -> str:
+def as_text(report: MachineReport, width: int = _FILE_WIDTH) -> str:
     """Without colours, for a file or a pipe."""
     from rich.console import Console
 
@@ -29,7 +31,7 @@ def as_text(report: Report, width: int = _FILE_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: MachineReport, console: Console) -> None:
     """Print to ``console``."""
     for line in report.summary:
         console.print(line, style="bold", markup=False, highlight=False)
@@ -64,7 +66,7 @@ def _table(*headers: str) -> Table:
 
 
 def _pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
-    """Two columns. The values are no markup: ``bei[cpu]`` is to be read as it stands."""
+    """Two columns. Values are not parsed as markup, as ``bei[cpu]`` would vanish."""
     from rich.text import Text
 
     table = _table()
@@ -111,8 +113,8 @@ def _nvidia_rows(nvidia: Nvidia, libraries: Sequence[LibraryFacts]) -> Iterator[
         yield library.title, f"{library.version}, loaded" if not library.problem else library.problem
 
 
-def _target_rows(targets: Sequence[Target]) -> Iterator[tuple[str, str | Text]]:
-    """A line of verdicts a target, then why, and what to do."""
+def _target_rows(targets: Sequence[TargetFacts]) -> Iterator[tuple[str, str | Text]]:
+    """For each target a line of verdicts, then reasons and the next step."""
     for target in targets:
         yield target.name, _verdict_line(target)
         for what, answer in (("build", target.can_build), ("serve", target.can_serve)):
@@ -124,7 +126,7 @@ def _target_rows(targets: Sequence[Target]) -> Iterator[tuple[str, str | Text]]:
             yield "", f"next: {target.next_step}"
 
 
-def _verdict_line(target: Target) -> Text:
+def _verdict_line(target: TargetFacts) -> Text:
     from rich.text import Text
 
     line = Text()
@@ -138,7 +140,7 @@ def _verdict_line(target: Target) -> Text:
 
 
 def _attention_tables(layers: Sequence[AttentionLayer]) -> Iterator[tuple[str, Table, list[str]]]:
-    """A table for each set of equal answers: capabilities share one, and so do precisions within it."""
+    """A table for each set of equal answers, which capabilities share; within it precisions share rows."""
     matrices: dict[tuple[str, tuple[_Row, ...]], list[int | None]] = {}
     for target, capability in dict.fromkeys((layer.target, layer.capability) for layer in layers):
         matrix = _matrix(layer for layer in layers if (layer.target, layer.capability) == (target, capability))

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from bei.cli.doctor import targets
-from bei.cli.doctor.collect import examine
-from bei.cli.doctor.report import Report, Target
-from bei.cli.doctor.targets import Builder
+from bei.cli.doctor.report import MachineReport, examine
+from bei.cli.doctor.targets import Builder, TargetFacts
 from bei.engine.nvidia import current_gpu, load_cuda, load_library
 from bei.errors import BeiError, ConfigError
 
@@ -177,10 +176,10 @@ def with_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(targets.ENGINES, target, "bei.engine.fake")
 
 
-def examined(root: Path, builder: StandInBuilder | BeiError | None = None, **options: Any) -> Report:
+def examined(root: Path, builder: StandInBuilder | BeiError | None = None, **options: Any) -> MachineReport:
     standing_in = StandInBuilder() if builder is None else builder
     return examine(standing_in if isinstance(standing_in, BeiError) else standing_in.builder(), root=root, **options)
 
 
-def target_of(report: Report, name: str) -> Target:
+def target_of(report: MachineReport, name: str) -> TargetFacts:
     return next(target for target in report.targets if target.name == name)

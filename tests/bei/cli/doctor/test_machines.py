@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from bei.cli.doctor import targets
-from bei.cli.doctor.report import Report
+from bei.cli.doctor.report import MachineReport
 from bei.errors import ConfigError, MissingDependencyError
 from tests.bei.cli.doctor.machines import (
     GRAVITON,
@@ -33,7 +33,7 @@ def _only_what_is_installed_by_the_test(monkeypatch: pytest.MonkeyPatch) -> None
         install_library(monkeypatch, name, None)
     Cuda(driver_cuda=0, count_status="cudaErrorInsufficientDriver").install(monkeypatch)
     monkeypatch.setattr("bei.cli.doctor.targets.lacking_for_builds", list)
-    monkeypatch.setattr("bei.cli.doctor.cpu.cpu_capabilities", lambda: ["FP32", "BF16", "INT8"])
+    monkeypatch.setattr("bei.cli.doctor.facts.cpu_capabilities", lambda: ["FP32", "BF16", "INT8"])
     monkeypatch.setattr("bei.cli.doctor.targets.cpu_capabilities", list)
     with_engines(monkeypatch)
 
@@ -43,7 +43,7 @@ def l40s(monkeypatch: pytest.MonkeyPatch) -> None:
     Cuda().install(monkeypatch)
 
 
-def to_do(report: Report, name: str) -> str:
+def to_do(report: MachineReport, name: str) -> str:
     return next(step for step in report.to_do if step.startswith(f"{name}: "))
 
 
@@ -260,7 +260,7 @@ def test_what_this_version_has_not_is_said_plainly_and_nothing_is_to_be_installe
 
 
 def test_a_cpu_without_avx_512_computes_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bei.cli.doctor.cpu.cpu_capabilities", lambda: ["FP32", "INT8"])
+    monkeypatch.setattr("bei.cli.doctor.facts.cpu_capabilities", lambda: ["FP32", "INT8"])
     report = examined(machine(tmp_path, cpuinfo=OLD_XEON), StandInBuilder(best_on_cpu="fp32"))
     assert report.summary[0] == "This machine can build and serve for cpu (fp32, AVX2)."
     assert target_of(report, "cpu").precisions == ["fp32", "int8"]
