@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.hub_matrix import tokenizers
 from tests.support.checkpoints import MAX_TOKENS
 
 Settings = dict[str, Any]
@@ -148,4 +149,40 @@ EMBEDDINGGEMMA: Settings = {
     "num_attention_heads": 3,
     "head_dim": 20,
     "use_bidirectional_attention": True,
+}
+MOE: Settings = decoder(4, 2, num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+JINA_V3: Settings = {**ROBERTA, "max_position_embeddings": MAX_TOKENS, **rope(theta=20000.0)}
+
+
+def gte(theta: float, factor: float, num_types: int) -> Settings:
+    """GTE's settings with the remote code's NTK scaling: its base is multiplied, its frequencies are divided."""
+    head_dim = ENCODER["hidden_size"] // ENCODER["num_attention_heads"]
+    scaled = rope("linear", theta * factor, factor=factor ** (2 / head_dim))
+    return {**ENCODER, "type_vocab_size": num_types, **scaled}
+
+
+GPT2: Settings = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
+NEO: Settings = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 48,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 16,
+}
+LUKE: Settings = {**ROBERTA, "entity_vocab_size": 8, "entity_emb_size": 16}
+XLNET: Settings = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}
+MOBILE: Settings = {
+    **ENCODER,
+    "hidden_size": 64,
+    "embedding_size": 32,
+    "intra_bottleneck_size": 32,
+    "true_hidden_size": 32,
+}
+_TOWER: Settings = {name: value for name, value in ENCODER.items() if name != "max_position_embeddings"}
+CLIP: Settings = {
+    "text_config": {**ENCODER, "vocab_size": tokenizers.clip().get_vocab_size(), "eos_token_id": 2},
+    "vision_config": {**_TOWER, "image_size": 8, "patch_size": 4},
+    "projection_dim": 24,
 }

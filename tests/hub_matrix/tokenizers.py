@@ -88,6 +88,13 @@ def gemma_lm() -> Tokenizer:
     return framed(unigram_tokenizer(), "<bos> $A", "<bos>")
 
 
+def gemma_words() -> Tokenizer:
+    """Gemma's with a word as the token that counts."""
+    tokenizer = gemma_lm()
+    tokenizer.add_tokens(["Yes"])
+    return tokenizer
+
+
 def mbart() -> Tokenizer:
     """mBART's: an end and the language behind a text."""
     return framed(unigram_tokenizer(), "$A </s> en_XX", "</s>", "en_XX")

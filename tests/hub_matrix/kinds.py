@@ -1,0 +1,190 @@
+"""Structures that repositories share, by the name that ``repositories/*.yaml`` gives as ``kind``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from bei.core import Encoding
+from tests.bei_build.families import jina, nomic
+from tests.hub_matrix import shapes, stored, tokenizers
+from tests.hub_matrix.structures import Late, Settings, Structure, Template
+from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
+
+UNIT = (Normalize(),)
+
+
+# Vectors.
+
+
+def embedder(hf_class: str, settings: Settings, pooling: str = "mean", *, unit: bool = True, **more: Any) -> Structure:
+    """An embedder with sentence-transformers' files."""
+    given: dict[str, Any] = {"modules": True, "tail": UNIT if unit else (), **more}
+    return Structure("embed", hf_class, settings, pooling=pooling, **given)
+
+
+def bare(hf_class: str, settings: Settings, pooling: str = "mean", **more: Any) -> Structure:
+    """A checkpoint without files that say that it embeds, and how: the user does. Vectors get unit length."""
+    options = {"task": "embed", "pooling": pooling, **more.pop("options", {})}
+    return Structure("embed", hf_class, settings, pooling=pooling, tail=UNIT, options=options, **more)
+
+
+def nomic_bert(pooling: str = "mean", changes: Settings | None = None) -> Structure:
+    """NomicBERT as its own code saves it, which transformers' class reads in part; ``changes`` are of config.json."""
+    return Structure(
+        "embed",
+        tokenizer=unigram_tokenizer,
+        prepare=(partial(nomic.save, **(changes or {})), partial(stored.tokenizer_class, name="XLMRobertaTokenizer")),
+        states=_nomic_states,
+        pooling=pooling,
+        tail=UNIT,
+        options={"pooling": pooling},
+        max_tokens=nomic.LONGEST,
+        files={"config.json": {"model_type": "nomic_bert", "architectures": ["NomicBertModel"]}},
+    )
+
+
+def _nomic_states(folder: Path) -> Callable[[Encoding], torch.Tensor]:
+    return nomic.Oracle(folder).states
+
+
+def jina_bert(code: str = "PAPERS", tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer) -> Structure:
+    """JinaBERT v2, which transformers does not have. ``code``: PAPERS or CODE."""
+    repository = {"PAPERS": jina.PAPERS, "CODE": jina.CODE}[code]
+    return Structure(
+        "embed",
+        tokenizer=tokenizer,
+        prepare=(
+            partial(jina.save, code=repository, tokenizer=tokenizer),
+            *((partial(stored.tokenizer_class, name="RobertaTokenizer"),) if tokenizer is bpe_tokenizer else ()),
+        ),
+        states=_jina_states(repository),
+        tail=UNIT,
+        options={"pooling": "mean"},
+        max_tokens=jina.LONGEST,
+        files={"config.json": {"model_type": "bert", "architectures": ["JinaBertForMaskedLM"]}},
+    )
+
+
+def _jina_states(code: str, prefix: str = "") -> Callable[[Path], Callable[[Encoding], torch.Tensor]]:
+    def states_of(folder: Path) -> Callable[[Encoding], torch.Tensor]:
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in read_tensors(folder).items()}
+        return partial(jina.states, tensors, code=code)
+
+    return states_of
+
+
+def late_interaction(width: int = 16, query: str = "[Q] ", document: str = "[D] ", **more: Any) -> Structure:
+    """Vectors of tokens, in PyLate's files unless ``more`` says otherwise."""
+    given: dict[str, Any] = {
+        "hf_class": "ModernBertModel",
+        "settings": shapes.MODERN,
+        "tokenizer": tokenizers.pylate,
+        "prepare": (stored.pylate,),
+        **more,
+    }
+    mask = {"mask": given.pop("mask")} if "mask" in given else {}
+    return Structure("embed_tokens", late=Late(width, query, document, **mask), **given)
+
+
+# Scores.
+
+
+def comparison(hf_class: str, settings: Settings, options: Settings, **more: Any) -> Structure:
+    """A language model whose scores of one or two tokens count, behind a template that the user gives."""
+    template = Template(
+        options.get("rerank_prefix", ""),
+        options["rerank_body"],
+        options.get("rerank_suffix", ""),
+        options["score_tokens"],
+    )
+    settings = {**settings, "max_position_embeddings": 1024}
+    given = {"tokenizer": tokenizers.plain, "function": "sigmoid", "template": template, "options": options, **more}
+    return Structure("rerank", hf_class, settings, **given)
+
+
+def jina_reranker() -> Structure:
+    """JinaBERT with one label."""
+    config = {"model_type": "bert", "architectures": ["JinaBertForSequenceClassification"]}
+    saved = partial(jina.save, prefix="bert.", architectures=config["architectures"], id2label={"0": "LABEL_0"})
+    return Structure(
+        "rerank",
+        function="sigmoid",
+        prepare=(saved, stored.one_label),
+        states=_jina_states(jina.PAPERS, "bert."),
+        max_tokens=jina.LONGEST,
+        files={"config.json": config},
+    )
+
+
+def deberta_classifier(labels: int, settings: Settings | None = None, **more: Any) -> Structure:
+    """DeBERTa v3's; ``settings`` are changes."""
+    settings = {**shapes.DEBERTA, **(settings or {})}
+    return Structure(
+        "classify", "DebertaV2ForSequenceClassification", settings, labels=labels, tokenizer=unigram_tokenizer, **more
+    )
+
+
+# What is refused.
+
+
+def config_only(model_type: str, architecture: str, **more: Any) -> Structure:
+    """A repository of which only config.json is told."""
+    config = {"model_type": model_type, "architectures": [architecture], **more}
+    return Structure("embed", files={"config.json": config})
+
+
+def one_module(module: str) -> Structure:
+    """modules.json with one module of sentence-transformers for more than texts."""
+    entry = {"idx": 0, "name": "0", "path": "0_CLIPModel", "type": f"sentence_transformers.models.{module}"}
+    return Structure("embed", files={"modules.json": [entry]})
+
+
+def quantized(method: str, **more: Any) -> Structure:
+    """Qwen3 with a ``quantization_config``."""
+    changes = {"quantization_config": {"quant_method": method, **more}}
+    return Structure("embed", "Qwen3Model", shapes.QWEN3_06, tokenizers.ends_in_text_end, changes=changes)
+
+
+_CLASSIFIER = partial(Structure, "classify")
+
+KINDS: dict[str, Callable[..., Structure]] = {
+    # With sentence-transformers' files.
+    "embedder": embedder,
+    "bert": partial(embedder, "BertModel", shapes.ENCODER),
+    "xlm": partial(embedder, "XLMRobertaModel", shapes.ROBERTA, tokenizer=unigram_tokenizer),
+    "roberta": partial(embedder, "RobertaModel", shapes.ROBERTA, tokenizer=bpe_tokenizer),
+    "modern": partial(embedder, "ModernBertModel", shapes.MODERN, tokenizer=bpe_tokenizer),
+    "mpnet": partial(embedder, "MPNetModel", shapes.MPNET, tokenizer=tokenizers.mpnet),
+    "t5": partial(embedder, "T5EncoderModel", settings=shapes.T5, tokenizer=tokenizers.t5, max_tokens=512),
+    "last": partial(embedder, pooling="last", tokenizer=tokenizers.plain),
+    # Without.
+    "bare": bare,
+    "encoder": partial(bare, settings=shapes.ENCODER),
+    "language_model": partial(bare, pooling="last", tokenizer=tokenizers.plain),
+    "nomic": nomic_bert,
+    "jina": jina_bert,
+    "late_interaction": late_interaction,
+    "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),
+    "comparison": comparison,
+    "jina_reranker": jina_reranker,
+    "classifier": _CLASSIFIER,
+    "bert_classifier": partial(_CLASSIFIER, "BertForSequenceClassification", shapes.ENCODER),
+    "roberta_classifier": partial(
+        _CLASSIFIER, "RobertaForSequenceClassification", shapes.ROBERTA, tokenizer=bpe_tokenizer
+    ),
+    "xlm_classifier": partial(
+        _CLASSIFIER, "XLMRobertaForSequenceClassification", shapes.ROBERTA, tokenizer=unigram_tokenizer
+    ),
+    "distilbert_classifier": partial(_CLASSIFIER, "DistilBertForSequenceClassification", shapes.DISTILBERT),
+    "deberta_classifier": deberta_classifier,
+    "tagger": partial(Structure, "classify_tokens", labels=9),
+    "config_only": config_only,
+    "one_module": one_module,
+    "quantized": quantized,
+}
