@@ -1,4 +1,4 @@
-"""Inputs of a Model, checked one by one: what a JSON decoder and the routes of ``bei serve`` check of a request's."""
+"""Checks of a Model's inputs, one by one: those that a JSON decoder and the routes of ``bei serve`` make."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ InputT = TypeVar("InputT")
 
 TextOrIds: TypeAlias = "str | list[int]"
 
-# An input and its place -> the input; raises InvalidRequestError that names the place.
+# Takes an input and its place, returns the input; raises InvalidRequestError that names the place.
 Check: TypeAlias = Callable[[object, int], InputT]
 
 
 def text(value: object, index: int, param: str = "inputs") -> str:
-    """``value``, a text that is not empty."""
+    """Check that ``value`` is a text, and not empty."""
     if not isinstance(value, str):
         raise _malformed(value, index, param, "a text")
     if not value:
@@ -30,7 +30,7 @@ def text(value: object, index: int, param: str = "inputs") -> str:
 
 
 def text_or_ids(value: object, index: int) -> TextOrIds:
-    """``value``, a text, or the token ids of one input."""
+    """Check that ``value`` is a text, or the token ids of one input."""
     if not isinstance(value, list):
         if isinstance(value, str):
             return text(value, index)
@@ -45,7 +45,7 @@ def text_or_ids(value: object, index: int) -> TextOrIds:
 
 
 def text_or_pair(value: object, index: int) -> Input:
-    """``value``, a text, or two that the model reads together."""
+    """Check that ``value`` is a text, or two that the model reads together."""
     if isinstance(value, str):
         return text(value, index)
     if not isinstance(value, (tuple, list)) or len(value) != 2:

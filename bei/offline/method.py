@@ -77,7 +77,7 @@ class Method(Generic[InputT, PartT, ResultT]):
     whole: bool = False
 
 
-class Rows:
+class RowCollector:
     """Joins arrays with a row for each of ``count`` inputs: [count, ...], allocated at the first part."""
 
     def __init__(self, count: int | None) -> None:
@@ -101,7 +101,7 @@ class Rows:
         return np.concatenate(self._parts) if self._whole is None else self._whole[: self._num_rows]
 
 
-class Entries(Generic[T]):
+class ListCollector(Generic[T]):
     """Joins lists with an entry for each input."""
 
     def __init__(self, _: int | None) -> None:
@@ -116,12 +116,12 @@ class Entries(Generic[T]):
         return self._entries
 
 
-class Labelled:
+class PredictionCollector:
     """Joins scores of the same labels."""
 
     def __init__(self, labels: list[str], count: int | None) -> None:
         self._labels = labels
-        self._rows = Rows(count)
+        self._rows = RowCollector(count)
 
     def add(self, part: Predictions) -> None:
         """Append the scores of a window."""
@@ -132,12 +132,12 @@ class Labelled:
         return Predictions(self._labels, self._rows.result())
 
 
-class Ranking:
+class RankCollector:
     """Turns document scores, [n] a window, into the ``top_n`` best ranks, best first; None or 0: all."""
 
     def __init__(self, top_n: int | None, count: int | None) -> None:
         self._top_n = top_n
-        self._rows = Rows(count)
+        self._rows = RowCollector(count)
 
     def add(self, part: Float32Array) -> None:
         """Append the scores of a window."""

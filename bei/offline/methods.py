@@ -17,7 +17,15 @@ from typing import TypeAlias, TypeVar
 from bei.core import Encoding, Float32Array
 from bei.errors import BeiError, EmptyInputError, InvalidRequestError
 from bei.offline.input_checks import TextOrIds, text, text_or_ids, text_or_pair
-from bei.offline.method import Entries, Labelled, Method, Ranking, Rows, Vectors, WindowResult
+from bei.offline.method import (
+    ListCollector,
+    Method,
+    PredictionCollector,
+    RankCollector,
+    RowCollector,
+    Vectors,
+    WindowResult,
+)
 from bei.offline.options import (
     EmbedOptions,
     EntityOptions,
@@ -90,7 +98,7 @@ def embedding(service: InferenceService, given: Given) -> Method[TextOrIds, Vect
         options=options,
         check=text_or_ids,
         run=run,
-        collector=Rows,
+        collector=RowCollector,
         stand_in="",
     )
 
@@ -116,7 +124,7 @@ def sparse_embedding(
         options=options,
         check=text_or_ids,
         run=run,
-        collector=Entries[SparseVector],
+        collector=ListCollector[SparseVector],
         stand_in="",
     )
 
@@ -132,7 +140,7 @@ def token_embedding(service: InferenceService, given: Given) -> Method[str, list
         answer = await embed.embed_tokens(
             service, inputs, ticket=ticket, prompt=prompt, role=role, options=read, wrong=wrong
         )
-        vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache have the same arrays
+        vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache share arrays
         return WindowResult(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
     return Method(
@@ -140,7 +148,7 @@ def token_embedding(service: InferenceService, given: Given) -> Method[str, list
         options=options,
         check=text,
         run=run,
-        collector=Entries[Float32Array],
+        collector=ListCollector[Float32Array],
         stand_in="",
         bytes_per_token=_FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0),
     )
@@ -161,7 +169,7 @@ def classification(service: InferenceService, given: Given) -> Method[Input, Pre
         options=options,
         check=text_or_pair,
         run=run,
-        collector=partial(Labelled, labels),
+        collector=partial(PredictionCollector, labels),
     )
 
 
@@ -192,7 +200,7 @@ def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) ->
         options=options,
         check=text,
         run=run,
-        collector=partial(Labelled, names),
+        collector=partial(PredictionCollector, names),
         model_inputs=pairs,
         window_inputs=max(1, WINDOW // len(names)),
     )
@@ -219,7 +227,7 @@ def reranking(service: InferenceService, query: str, given: Given) -> Method[str
         options=options,
         check=partial(text, param="documents"),
         run=run,
-        collector=partial(Ranking, options.get("top_n")),
+        collector=partial(RankCollector, options.get("top_n")),
         model_inputs=pairs,
         param="documents",
     )
@@ -246,7 +254,7 @@ def token_classification(
         options=options,
         check=text,
         run=run,
-        collector=Entries[list[Entity]],
+        collector=ListCollector[list[Entity]],
         bytes_per_token=_FLOAT_BYTES * (service.manifest.dimension("token_logits") or 0),
     )
 
@@ -275,7 +283,7 @@ def tokenization(service: InferenceService, given: Given) -> Method[str, list[li
         options=options,
         check=text,
         run=run,
-        collector=Entries[list[Token]],
+        collector=ListCollector[list[Token]],
         whole=True,
     )
 
@@ -299,8 +307,8 @@ def _predicted(scores: embed.Scores) -> WindowResult[Predictions]:
 
 
 def _owned(array: VectorsT) -> VectorsT:
-    """``array``, or a copy if it is a view: of a single input it shows the row that equal inputs and the cache have
-    too, and callers may change what they get."""
+    """``array``, or a copy of a view: for a single input it is a view of a row that equal inputs and the cache share,
+    and callers may modify their results."""
     return array if array.base is None else array.copy()
 
 

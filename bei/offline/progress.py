@@ -1,4 +1,4 @@
-"""How far a call is: a bar on standard error, or a function of the caller's."""
+"""Progress of a call: a bar on standard error, or a callback."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-# True draws a bar; a function gets how many inputs are done, and how many there are (None: nobody knows), in the
-# caller's own thread.
+# True draws a bar; a function gets the numbers of inputs done and of all inputs (None: not known), in the caller's
+# thread.
 Progress: TypeAlias = bool | Callable[[int, int | None], object]
 
 
 @contextmanager
 def reporting(progress: Progress, total: int | None, what: str) -> Iterator[Callable[[int], None]]:
-    """A function to be called with how many more inputs are done. ``what`` stands in front of the bar."""
+    """Yield a function that advances the progress by a number of inputs. ``what``: the bar's label."""
     if callable(progress):
         yield _counting(progress, total)
     elif progress:

@@ -1,4 +1,4 @@
-"""What the methods of ``bei.Model`` give, where it is not an array."""
+"""Results of ``bei.Model``'s methods that are not arrays; importable from ``bei``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ ResultT = TypeVar("ResultT")
 
 
 class SparseVector(NamedTuple):
-    """The entries of the vocabulary whose weights are above zero: ``indices`` int32 [k], ascending, ``values`` float32
-    [k]."""
+    """The vocabulary entries with positive weights: ``indices`` int32 [k], ascending, ``values`` float32 [k]."""
 
     indices: Int32Array
     values: Float32Array
@@ -24,7 +23,7 @@ class SparseVector(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A document by its place in the list that was ranked, and its score: a probability, or the logit."""
+    """A document's place in the ranked list, and its score: a probability, or the logit."""
 
     index: int
     score: float
@@ -70,8 +69,8 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Chunk(Generic[InputT, ResultT]):
-    """Some inputs of a stream, one after the other, with their results. ``start``: how many came before them. With a
-    report an input that has an error is an empty text here."""
+    """Consecutive inputs of a stream, with their results. ``start``: the number of inputs before them. With a report
+    an input with an error is an empty text here."""
 
     start: int
     inputs: list[InputT]
@@ -80,11 +79,11 @@ class Chunk(Generic[InputT, ResultT]):
 
 @dataclass
 class Report:
-    """What became of the inputs of one call, by their places. It is filled while the call runs.
+    """Counts, truncations and errors of one call, filled while it runs.
 
-    ``num_inputs`` and ``num_tokens``: those that are done, special tokens included. ``truncated``: those that were cut
-    to what the model takes. ``errors``: those that have no result, of ``embed``, ``embed_sparse`` and ``embed_all``,
-    which go on without them if they are given a report; elsewhere, and without a report, the first error is raised.
+    ``num_inputs`` and ``num_tokens``: done so far, special tokens included. ``truncated``: places of inputs that were
+    cut to what the model takes. ``errors``: by place, of inputs without a result. Only ``embed``, ``embed_sparse`` and
+    ``embed_all`` go on without such inputs; other methods, and calls without a report, raise the first error.
     """
 
     num_inputs: int = 0

@@ -15,7 +15,7 @@ from bei.offline.method import Method, WindowResult
 from bei.offline.progress import reporting
 from bei.offline.results import Chunk
 from bei.offline.service_thread import ServiceThread
-from bei.offline.windows import Cutter, InFlight, Window, bounds
+from bei.offline.windows import Cutter, InFlight, InputWindow, bounds
 from bei.port import Lane
 from bei.service.service import InferenceService
 from bei.service.submission import ModelInput
@@ -155,10 +155,12 @@ class _RunningCall(Generic[InputT, PartT, ResultT]):
         assert isinstance(self._inputs, Iterable)  # others are for event loops
         with self._reporting() as advance, closing(self._in_flight) as in_flight:
             for value in self._inputs:
-                if self._submit(self._cutter.add(value)):
+                if window := self._cutter.add(value):
+                    self._submit(window)
                     while in_flight.is_due:
                         yield self._taken(in_flight.oldest.result(), advance)
-            self._submit(self._cutter.rest())
+            if window := self._cutter.rest():
+                self._submit(window)
             while in_flight:
                 yield self._taken(in_flight.oldest.result(), advance)
 
@@ -166,23 +168,22 @@ class _RunningCall(Generic[InputT, PartT, ResultT]):
         """As ``chunks``, on the caller's event loop."""
         with self._reporting() as advance, closing(self._in_flight) as in_flight:
             async for value in _async(self._inputs):
-                if self._submit(self._cutter.add(value)):
+                if window := self._cutter.add(value):
+                    self._submit(window)
                     while in_flight.is_due:
                         yield self._taken(await asyncio.wrap_future(in_flight.oldest), advance)
-            self._submit(self._cutter.rest())
+            if window := self._cutter.rest():
+                self._submit(window)
             while in_flight:
                 yield self._taken(await asyncio.wrap_future(in_flight.oldest), advance)
 
     def _reporting(self) -> AbstractContextManager[Callable[[int], None]]:
         return reporting(self._method.options.get("progress", False), self.count, self._method.name)
 
-    def _submit(self, window: Window[InputT] | None) -> bool:
-        """False if there is no window."""
-        if window is not None:
-            self._in_flight.add(window, self._runner.thread.submit(partial(self._run, window)))
-        return window is not None
+    def _submit(self, window: InputWindow[InputT]) -> None:
+        self._in_flight.add(window, self._runner.thread.submit(partial(self._run, window)))
 
-    async def _run(self, window: Window[InputT]) -> WindowResult[PartT]:
+    async def _run(self, window: InputWindow[InputT]) -> WindowResult[PartT]:
         """On the service's event loop."""
         errors = None if self._stand_in is None else window.errors
         method, inputs = self._method, self._method.model_inputs(window.inputs)

@@ -1,6 +1,6 @@
-"""An InferenceService on an event loop and a thread of its own, for callers in any thread.
+"""An InferenceService with its own event loop and thread, for callers in any thread.
 
-Threads are daemons: a process that ends without ``close`` ends all the same, when the step that runs is over.
+The threads are daemons: a process may exit without ``close``; it waits for the running step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bei.service.service import InferenceService
 
 T = TypeVar("T")
 
-# A process that exits waits at most so long for steps that run: libraries of engines may not like to lose them.
+# An exiting process waits at most this long for running steps, which engines' libraries may not survive losing.
 _EXIT_S = 5.0
 
 _CLOSED = "This Model is closed: make another one."
@@ -37,21 +37,19 @@ _FORKED = (
     "multiprocessing.get_context('spawn'), and make a Model in each."
 )
 
-# Of all Models of this process: their engines take turns, as those of a server do.
+# Shared by all Models of this process: their engines take turns, as in a server.
 _device = DeviceGate()
 _threads: weakref.WeakSet[ServiceThread] = weakref.WeakSet()
-_process: int | None = None  # the one that made the first
+_process: int | None = None  # the id of the process that made the first Model
 
 
 class ServiceThread:
-    """Runs coroutines of a service. Raises ForkedProcessError wherever it is asked in a fork of its process."""
+    """Runs coroutines of a service. Raises ForkedProcessError in a fork of its process."""
 
     def __init__(self, source: Path | Artifact, config: ServeConfig, held: ExitStack) -> None:
         """Load the artifact ``source`` and wait until it answers as it did at build time.
 
-        ``held``, which keeps it where it is, is closed when the engine has been.
-
-        Raises what ``load_service`` raises.
+        ``held`` keeps the artifact in place, and is closed after the engine. Raises what ``load_service`` raises.
         """
         _check_process()
         self._lock = threading.RLock()  # a finalizer may come while it is held
@@ -64,18 +62,18 @@ class ServiceThread:
         _threads.add(self)
         try:
             self._service.result()
-        except BaseException:  # raised again: whoever waits may also be interrupted
+        except BaseException:  # also KeyboardInterrupt while waiting
             self.stop()
             raise
 
     @property
     def service(self) -> InferenceService:
-        """To be asked for facts; its coroutines are to be submitted."""
+        """To read facts from; run its coroutines by ``submit``."""
         _check_process()
         return self._service.result()
 
     def submit(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Run ``work`` on the service's event loop. To cancel the future cancels it. Raises ShuttingDownError."""
+        """Run ``work`` on the service's event loop. Cancelling the future cancels it. Raises ShuttingDownError."""
         _check_process()
         with self._lock:
             if self._is_closing:
@@ -83,17 +81,17 @@ class ServiceThread:
             return asyncio.run_coroutine_threadsafe(self._answered(work), self._loop)
 
     def stop(self) -> None:
-        """Let everything under way end with ShuttingDownError, then the threads and the engine. Returns at once."""
+        """End calls in flight with ShuttingDownError, then the threads and the engine. Does not wait."""
         if _process != os.getpid():
-            return  # they are another process's
+            return  # the threads are another process's
         with self._lock:
             if not self._is_closing:
                 self._is_closing = True
-                with contextlib.suppress(RuntimeError):  # the loop is closed: the service could not be made
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the service failed to load
                     self._loop.call_soon_threadsafe(self._stopped.set)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """``stop``, and wait until all has ended, or until ``timeout_s`` have passed."""
+        """``stop``, and wait for the thread to end, for at most ``timeout_s``."""
         if _process == os.getpid():
             self.stop()
             self._thread.join(timeout_s)
@@ -116,22 +114,22 @@ class ServiceThread:
         try:
             service = load_service(source, config, Metrics(), _device)
             await service.check_ready()
-        except BaseException as error:  # a border: it is raised in the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             self._service.set_exception(error)
         else:
             self._service.set_result(service)
             await self._stopped.wait()
             service.begin_drain()
             service.abandon()
-            # Whatever was submitted has its task: it came before the event, and nothing comes after it.
+            # All submitted work has its task by now: ``submit`` refuses work once the event is set.
             await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
         finally:
             if service is not None:
-                service.close()  # blocks, and nobody is left whom it could keep waiting
+                service.close()  # blocks, but the loop has no other work left
 
 
 def _check_process() -> None:
-    """Raise ForkedProcessError unless this process made the first Model, or nobody did."""
+    """Raise ForkedProcessError if another process made the first Model."""
     global _process
     if _process is None:
         _process = os.getpid()
@@ -141,7 +139,7 @@ def _check_process() -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """Before the interpreter goes, and threads in the middle of a step with it."""
+    """Close all before the interpreter exits, which would kill threads in the middle of a step."""
     give_up_s = time.monotonic() + _EXIT_S
     threads = list(_threads)
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Which settings of ``bei serve`` a Model has: those of engine, tokenizers, queue and cache; none of the network."""
+"""The settings of ``bei serve`` that a Model has: those of engine, tokenizers, queue and cache, not the network's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bei.errors import ConfigError
 
 
 class ModelSettings(TypedDict, total=False):
-    """As the fields of ``bei.config.settings.ServeConfig`` (docs/reference.md, "Settings of bei serve")."""
+    """Fields of ``bei.config.settings.ServeConfig`` (docs/reference.md, "Settings of bei serve")."""
 
     engine_threads: int
     engine_streams: int | None
@@ -35,8 +35,7 @@ class ModelSettings(TypedDict, total=False):
 
 
 def configured(settings: Mapping[str, object]) -> ServeConfig:
-    """``settings`` over ``BEI_*`` variables over defaults. Raises ConfigError, also for a setting that a Model has
-    not."""
+    """``settings`` over ``BEI_*`` variables over defaults. Raises ConfigError, also for a setting that no Model has."""
     names = sorted(ModelSettings.__optional_keys__)
     for name in settings:
         if name not in names:

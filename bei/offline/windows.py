@@ -45,7 +45,7 @@ def bounds(window_inputs: int, bytes_per_token: int) -> Bounds:
 
 
 @dataclass(frozen=True)
-class Window(Generic[InputT]):
+class InputWindow(Generic[InputT]):
     """Consecutive inputs of a call. ``start``: the number of inputs before it. ``errors`` of invalid inputs by their
     places in the window; a stand-in takes their place in ``inputs``."""
 
@@ -73,7 +73,7 @@ class Cutter(Generic[InputT]):
         self._errors: dict[int, BeiError] = {}
         self._num_tokens = 0
 
-    def add(self, value: object) -> Window[InputT] | None:
+    def add(self, value: object) -> InputWindow[InputT] | None:
         """The window that is full with ``value``, None while there is room. Raises InvalidRequestError."""
         place = len(self._inputs)
         try:
@@ -88,11 +88,11 @@ class Cutter(Generic[InputT]):
         is_full = len(self._inputs) >= self._bounds.window_inputs or self._num_tokens >= self._bounds.window_tokens
         return self.rest() if is_full else None
 
-    def rest(self) -> Window[InputT] | None:
+    def rest(self) -> InputWindow[InputT] | None:
         """The last window, None if no input is left."""
         if not self._inputs:
             return None
-        window = Window(self._start, self._inputs, self._errors, self._num_tokens)
+        window = InputWindow(self._start, self._inputs, self._errors, self._num_tokens)
         self._start += len(self._inputs)
         self._inputs, self._errors, self._num_tokens = [], {}, 0
         return window
@@ -103,7 +103,7 @@ class InFlight(Generic[InputT, AnswerT]):
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._windows: deque[tuple[Window[InputT], Future[AnswerT]]] = deque()
+        self._windows: deque[tuple[InputWindow[InputT], Future[AnswerT]]] = deque()
         self._num_inputs = self._num_tokens = 0
 
     def __len__(self) -> int:
@@ -120,13 +120,13 @@ class InFlight(Generic[InputT, AnswerT]):
         is_full = self._num_inputs >= self._bounds.inputs or self._num_tokens >= self._bounds.tokens
         return bool(self._windows) and (is_full or self.oldest.done())
 
-    def add(self, window: Window[InputT], answer: Future[AnswerT]) -> None:
+    def add(self, window: InputWindow[InputT], answer: Future[AnswerT]) -> None:
         """Append a window that was submitted."""
         self._windows.append((window, answer))
         self._num_inputs += len(window.inputs)
         self._num_tokens += window.num_tokens
 
-    def take(self) -> Window[InputT]:
+    def take(self) -> InputWindow[InputT]:
         """Remove the oldest window."""
         window, _ = self._windows.popleft()
         self._num_inputs -= len(window.inputs)
