@@ -37,7 +37,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class ReadOptions(CallOptions, total=False):
-    """How inputs are tokenized. ``truncate``: None: as the setting ``auto_truncate``; False: a text that is too long
+    """Options of tokenization. ``truncate``: None: as the setting ``auto_truncate``; False: a text that is too long
     raises InputTooLongError. ``truncation_direction``: the side that is cut off; None: the model's own.
     ``truncate_prompt_tokens``: at most this many tokens, special ones included; -1: as many as the model takes.
     ``add_special_tokens``: True by default."""

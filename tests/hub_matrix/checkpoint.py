@@ -1,4 +1,4 @@
-"""From a structure to a folder as the repository has it, with random weights."""
+"""Writes a structure as the folder that the repository has, with random weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def save(structure: Structure, folder: Path) -> Any:
 
 
 def _tokenizer(structure: Structure) -> Tokenizer:
-    """As its class saves it, where one is named: special tokens and a normalizer may be the class's."""
+    """The tokenizer, saved by its class if one is named: the class may add special tokens and a normalizer."""
     tokenizer = structure.tokenizer()
     if not structure.named_tokenizer_class:
         return tokenizer
@@ -108,7 +108,7 @@ def _add_modules(structure: Structure, folder: Path) -> None:
 
 
 def _add_mixed_modules(structure: Structure, folder: Path, width: int) -> None:
-    """As ``add_modules``, with LayerNorm modules too."""
+    """``add_modules`` that knows LayerNorm modules too."""
     add_modules(folder, (structure.pooling,), (), hidden=width)
     modules = json.loads((folder / "modules.json").read_text())
     for index, layer in enumerate(structure.tail, start=2):

@@ -51,13 +51,13 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def expected_answers(structure: Structure, model: Any, folder: Path) -> Answers:
-    """What the repository's own code answers to TEXTS, or to PAIRS, by task."""
+    """The answers of the repository's own code to TEXTS, or to PAIRS, by task."""
     with torch.no_grad():
         return {task: [row.numpy() for row in rows] for task, rows in _Oracle(structure, model, folder).answers()}
 
 
 def _vector(features: Any) -> torch.Tensor:
-    """CLIP's, which transformers from 5 on gives with the states."""
+    """CLIP's vector, which transformers 5 returns with the states."""
     vectors: torch.Tensor = features if isinstance(features, torch.Tensor) else features.pooler_output
     return vectors[0]
 
@@ -96,7 +96,7 @@ class _Oracle:
         return encoded
 
     def _inputs(self, tokens: Tokens) -> dict[str, torch.Tensor]:
-        """What the model is given."""
+        """The model's arguments."""
         last = self._structure.last_token
         ids = torch.tensor([[*tokens.ids, *([self._tokenizer.token_to_id(last)] if last else [])]])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -107,7 +107,7 @@ class _Oracle:
         return inputs
 
     def _states(self, tokens: Tokens) -> torch.Tensor:
-        """The last layer's, [tokens, hidden]."""
+        """The last layer's states, [tokens, hidden]."""
         if self._states_of:
             types = np.array(tokens.type_ids, np.int32)
             return self._states_of(Encoding(np.array(tokens.ids, np.int32), types))
@@ -120,7 +120,7 @@ class _Oracle:
         return self._structure.behind(self._folder, states) if self._structure.behind else states
 
     def _logits(self, tokens: Tokens) -> torch.Tensor:
-        """What the class with a head gives."""
+        """The output of the class with a head."""
         logits: torch.Tensor = self._model(**self._inputs(tokens)).logits[0]
         return logits
 
@@ -251,7 +251,7 @@ class _Oracle:
         return rows
 
     def _late_weight(self) -> torch.Tensor:
-        """Of PyLate's module, with that of its residual, or among the original ColBERT's weights."""
+        """The weight of PyLate's module, plus its residual's, or of the original ColBERT."""
         path = self._folder / "1_Dense" / WEIGHTS
         tensors = load_file(path if path.is_file() else self._folder / WEIGHTS)
         return tensors["linear.weight"] + tensors.get("residual.weight", torch.zeros(()))

@@ -29,7 +29,7 @@ _DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "coverage.md"
 
 
 def written_rows() -> Rows:
-    """Those of the page that is there: class, texts, pairs, and how many of both tokenizer.json gives otherwise."""
+    """Rows of the stored page: class, texts, pairs, and the number of both that tokenizer.json encodes otherwise."""
     _, _, section = _DOCUMENT.read_text().partition(HEADING)
     cells = [line.strip("| ").split(" | ") for line in section.split("\n## ")[0].splitlines() if line.startswith("| ")]
     return {name: tuple(row) for name, *row in cells if name in NAMES}
@@ -51,7 +51,7 @@ def measured_rows() -> Rows:
 
 
 def section(rows: Rows) -> str:
-    """The page's."""
+    """The page's section."""
     return "\n".join(
         [
             HEADING,

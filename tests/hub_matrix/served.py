@@ -1,4 +1,4 @@
-"""What an artifact answers, by bei's service and tasks: all that a server does but HTTP."""
+"""Answers of an artifact by bei's service and tasks: a server without HTTP."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _dense(service: InferenceService, indices: Int32Array, weights: Float32Array
 
 
 async def _token_embeddings(service: InferenceService, structure: Structure) -> Sequence[Float32Array]:
-    """Of queries and of documents; without sides (BGE-M3) of texts."""
+    """Vectors of queries and of documents; of texts if the model has no sides (BGE-M3)."""
     vectors: list[Float32Array] = []
     for side in ("query", "document") if structure.late else (None,):
         prompt = prompts.prompt_of(service.manifest, input_type=side)

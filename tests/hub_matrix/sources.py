@@ -1,4 +1,4 @@
-"""Where the facts of each structure were read: class, keys of config.json, files, names of tensors, pooling, tokenizer.
+"""Sources of each structure's facts: class, keys of config.json, files, names of tensors, pooling, tokenizer.
 
 A reference is ``github:OWNER/NAME PATH`` (at the commit in COMMITS: a library's code, tests and documents, or a copy of
 the repository's own files), ``transformers:PATH`` (of the installed package), ``card:REPOSITORY`` (the text of a model

@@ -1,4 +1,7 @@
-"""How repositories store their weights and tokenizers, where ``save_pretrained`` of today stores them otherwise."""
+"""Preparers: they change a saved checkpoint to what a repository has, where ``save_pretrained`` writes something else.
+
+Each takes the folder, then the arguments that ``repositories/*.yaml`` gives. ``..._of`` compute what such layers do.
+"""
 
 from __future__ import annotations
 
@@ -149,12 +152,12 @@ _NEW_NAMES = {
 
 
 def flash_names(folder: Path) -> None:
-    """As jinaai/xlm-roberta-flash-implementation has them: query, key and value are one matrix."""
+    """Names of jinaai/xlm-roberta-flash-implementation: query, key and value are one matrix."""
     _renamed(folder, _FLASH_NAMES, {".self.query": (".self.query", ".self.key", ".self.value")})
 
 
 def new_names(folder: Path) -> None:
-    """As Alibaba-NLP/new-impl has them: query, key and value are one matrix, and so are the MLP's two."""
+    """Names of Alibaba-NLP/new-impl: query, key and value are one matrix, and so are the MLP's two."""
     joined = {
         ".self_attn.q_proj": (".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.v_proj"),
         ".mlp.up_proj": (".mlp.up_proj", ".mlp.gate_proj"),
@@ -212,7 +215,7 @@ def two_layers(folder: Path) -> None:
 
 
 def two_layers_of(folder: Path, states: torch.Tensor) -> torch.Tensor:
-    """What they compute of ``states``."""
+    """The score that ``two_layers`` compute of ``states``."""
     tensors, functional = read_tensors(folder), torch.nn.functional
     first, second = ((tensors[f"score.{i}.weight"], tensors[f"score.{i}.bias"]) for i in (0, 2))
     return functional.linear(functional.relu(functional.linear(states[-1], *first)), *second)
@@ -226,7 +229,7 @@ def one_layer(folder: Path) -> None:
 
 
 def one_layer_of(folder: Path, states: torch.Tensor) -> torch.Tensor:
-    """What it computes of ``states``."""
+    """The states that ``one_layer`` computes of ``states``."""
     return torch.nn.functional.linear(states, read_tensors(folder)["linear.weight"])
 
 
@@ -314,7 +317,7 @@ def ends_in_scores(folder: Path) -> None:
 
 
 def one_label(folder: Path) -> None:
-    """Of the three labels that ``jina.save`` writes the first."""
+    """Keep the first of the three labels that ``jina.save`` writes."""
     tensors = read_tensors(folder)
     write_tensors(folder, {n: t[:1] if n.startswith("classifier.") else t for n, t in tensors.items()})
 

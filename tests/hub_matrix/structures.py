@@ -1,4 +1,4 @@
-"""What an entry of the list is: a real repository, and its structure made small."""
+"""An entry of the list: a real repository, and its structure made small."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Late:
 
 @dataclass(frozen=True)
 class Structure:
-    """A repository's structure: what is written, and what its own code computes of it.
+    """A repository's structure: the files to write, and what its own code computes of them.
 
     ``hf_class`` with ``settings`` makes the weights and answers; None: ``prepare`` writes everything, and ``states``
     answers, or nobody does (such a repository must be refused). ``tokenizer_class``: that of tokenizer_config.json,
@@ -104,19 +104,19 @@ class Structure:
 
     @property
     def named_tokenizer_class(self) -> str:
-        """What tokenizer_config.json names; "" where there is none, and transformers goes by the model's type."""
+        """The class in tokenizer_config.json; "" if there is none, and transformers goes by the model's type."""
         usual = (name for start, name in CLASSES.items() if (self.hf_class or "").startswith(start))
         return self.tokenizer_class or next(usual, "")
 
     @property
     def architecture(self) -> str:
-        """As config.json names it; "" where none does."""
+        """The name in config.json; "" if there is none."""
         named = {"architectures": [self.hf_class or ""], **self._config, **self.changes}.get("architectures")
         return str((named or [""])[0])
 
     @property
     def model_type(self) -> str:
-        """As config.json names it; "" where none does."""
+        """The name in config.json; "" if there is none."""
         own = getattr(transformers, self.hf_class).config_class.model_type if self.hf_class else ""
         return str({"model_type": own, **self._config, **self.changes}.get("model_type") or "")
 
@@ -128,7 +128,7 @@ class Structure:
 
     @property
     def can_be_compared(self) -> bool:
-        """Whether something beside bei says what is right."""
+        """True if there is a reference to compare with."""
         return bool(self.hf_class or self.states or self.static)
 
 
@@ -152,5 +152,5 @@ class Entry:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Where its facts were read; none: they are from memory."""
+        """References that were read; none: the facts are from memory."""
         return SOURCES.get(self.repository) or OF_CLASSES.get(self.repository, ())

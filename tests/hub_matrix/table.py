@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 def rows(verdicts: Mapping[str, Verdict]) -> Iterator[Row]:
-    """Those of all repositories; ``verdicts`` by the first repository of each entry."""
+    """Rows of all repositories; ``verdicts`` by the first repository of each entry."""
     for chapter, entries in CHAPTERS.items():
         for entry in entries:
             yield from entry_rows(entry, verdicts[entry.repository], chapter)

@@ -1,4 +1,4 @@
-"""What bei does with a structure: builds it and answers as it should, refuses it by name, or is at fault."""
+"""The verdict on a structure: bei builds it and answers like the reference, refuses it by name, or is at fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def is_fault(self) -> bool:
-        """Whether bei must be mended."""
+        """True for a defect of bei."""
         return self.kind in ("WRONG", "CRASHES")
 
     def __str__(self) -> str:

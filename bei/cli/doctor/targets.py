@@ -68,7 +68,7 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdicts(self) -> tuple[Verdict, Verdict]:
-        """Of building and of serving."""
+        """The verdicts on building and on serving."""
         return self.can_build.verdict, self.can_serve.verdict
 
 
@@ -251,7 +251,7 @@ def _remedies(errors: Sequence[Exception], name: str, nvidia: Nvidia) -> list[st
 
 
 def gpu_remedy(nvidia: Nvidia) -> str:
-    """How to give this machine a GPU that CUDA can use; empty if it has one."""
+    """The remedy for a missing GPU, or one that CUDA cannot use; empty if there is a usable one."""
     cuda = f"CUDA {nvidia.driver_cuda // 1000}.{nvidia.driver_cuda % 1000 // 10}" if nvidia.driver_cuda else "no CUDA"
     return {
         "ready": "",

@@ -25,8 +25,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture
 def open_model(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenModel]:
-    """``open_model(engine)``: the tiny artifact over ``engine``; ``path`` is another's, the rest are settings. The
-    canary of the start passes a gate."""
+    """``open_model(engine, path=None, **settings)``: a Model of the tiny artifact, or of ``path``, over ``engine``. A
+    gated engine lets the canary of the start through."""
     with ExitStack() as stack:
 
         def opened(engine: FakeEngine, path: Path | None = None, **settings: Any) -> Model:

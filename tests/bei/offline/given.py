@@ -1,4 +1,4 @@
-"""Texts of these tests, what the fake engine makes of them, and the threads of Models."""
+"""Texts of these tests, their vectors by the fake engine, and the threads of Models."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _WORDS = [f"{first}{second} cat" for first in "abcdefghij" for second in "klmnop
 
 
 def texts(count: int) -> list[str]:
-    """Different ones, most of them of other lengths than their neighbours."""
+    """Distinct texts; most differ from their neighbours in length."""
     return [f"{_WORDS[i % 100]} {'the ' * (i % 7)}{_WORDS[i // 100 % 100]}" for i in range(count)]
 
 
 def expected(given: list[str]) -> Float32Array:
-    """Their vectors."""
+    """The vectors that the fake engine computes."""
     return expected_vectors([token_ids(text) for text in given])
 
 
 def own_threads() -> list[str]:
-    """Those that end with their Model."""
+    """Names of running threads that end with their Model."""
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("bei-") and not name.startswith("bei-offload")]

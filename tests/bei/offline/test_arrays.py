@@ -1,4 +1,4 @@
-"""The arrays that a Model gives belong to their caller: to change one changes no other answer, and not the cache."""
+"""Arrays that a Model returns belong to the caller: changing one changes no other result, nor the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callers on event loops and in many threads: what they get, and what becomes of work that they cancel."""
+"""Callers on event loops and in many threads: results, errors, cancellation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.services import entered, run_async
 
 
 def nothing_is_left(model: Model) -> bool:
-    """Neither requests nor sequences."""
+    """True if no request is open and no sequence waits."""
     service = model._runner.service
     return service.num_open == 0 and service.num_waiting == 0
 

@@ -1,4 +1,4 @@
-"""How urgent calls are, and how they end: deadlines, closing, and Models that nobody holds."""
+"""Lanes of calls, deadlines, closing, and Models that are garbage-collected."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def types_that_callers_see(model: Model) -> None:
 
 
 def test_texts_that_are_tokenized_count_with_all_of_their_length(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few of them are under way at once, and none of them is interactive."""
+    """Few such texts are in flight at once, and none is interactive."""
     monkeypatch.setattr(flow, "_MOST_TOKENS", 16 * 1000)
     tickets: list[Any] = []
     service = model._runner.service

@@ -1,4 +1,4 @@
-"""Every method of a Model gives what its route answers, and refuses what the route refuses, in the same words."""
+"""Every method of a Model returns what its route answers, and raises the errors that the route answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 
 def canary_of(kind: str) -> dict[str, Any]:
-    """What the certificate of a kind says, but for the embedder's, which is the default."""
+    """Certificates by kind; the embedder's is the default."""
     ((name, width),) = KINDS[kind][1].items()
     return {} if kind == "embedder" else {"canary": canary(name, width), "output": name}
 
@@ -74,7 +74,7 @@ def canary(name: str, width: int) -> list[float]:
 
 
 def floats(values: object) -> Float32Array:
-    """Numbers of JSON, as the float32 that they were."""
+    """JSON's numbers as float32."""
     return np.asarray(values, np.float32)
 
 

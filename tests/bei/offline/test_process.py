@@ -1,4 +1,4 @@
-"""Processes that have a Model: forks, ends without ``close``, and what a Model leaves alone. Each is one of its own."""
+"""Processes with a Model: forks, exit without ``close``, settings of the process that a Model leaves alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Run = Callable[[str], subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(artifact: Artifact, tmp_path: Path) -> Run:
-    """``run(code)``: a process that does it to its end, which must be exit code 0 without a word on standard error."""
+    """``run(code)`` in a new process, which must exit with code 0 and print nothing on standard error."""
 
     def ran(code: str) -> subprocess.CompletedProcess[str]:
         quiet = ("-W", "ignore::DeprecationWarning")  # of forks, where Python warns of what this is about
@@ -126,7 +126,7 @@ def test_a_process_that_does_not_close_its_model_ends_without_waiting_for_it(run
 
 
 def test_threads_that_outlive_the_main_one_get_their_answers(run: Run) -> None:
-    """Python waits for them, but its pools take nothing any more: large windows are computed without."""
+    """Python joins such threads at exit, when its pools accept no more work: large windows do without the pool."""
     done = run(
         """
         from bei.tasks import embed as tasks

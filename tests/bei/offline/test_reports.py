@@ -1,4 +1,4 @@
-"""Inputs that are wrong, or that the engine fails on: errors of the call, or entries of its report."""
+"""Invalid inputs, and inputs that the engine fails on: errors of the call, or entries of its report."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def machine(folder: Path, *, cpuinfo: str = XEON, driver: str = "", has_device: 
 
 @dataclass
 class Cuda:
-    """cuda.bindings.runtime: statuses first, as the real one. ``count_status`` is what counting devices gives."""
+    """A stand-in of cuda.bindings.runtime. ``count_status``: the status of cudaGetDeviceCount."""
 
     driver_cuda: int = 13000
     count_status: str = "cudaSuccess"
@@ -57,7 +57,7 @@ class Cuda:
     memory_status: str = "cudaSuccess"
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In the place of cuda-python; NVML does not work, so the kernel's version of the driver counts."""
+        """Replace cuda-python; NVML fails, so the driver's version is the kernel's."""
         statuses = pytest.importorskip("cuda.bindings.runtime").cudaError_t
         good = statuses.cudaSuccess
         properties = [
@@ -84,7 +84,7 @@ class Cuda:
 
 
 def install_library(monkeypatch: pytest.MonkeyPatch, name: str, version: str | None) -> None:
-    """A module ``name`` of ``version``; None: it is not installed."""
+    """Install a module ``name`` of ``version``; None: uninstall it."""
     if version is None:
         monkeypatch.setattr(sys, "meta_path", [_Missing(name), *sys.meta_path])
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -95,7 +95,7 @@ def install_library(monkeypatch: pytest.MonkeyPatch, name: str, version: str | N
 
 
 class _Missing:
-    """Python's own answer for a module that is not there, whatever is installed where the tests run."""
+    """A finder that raises Python's own error for a module, even if it is installed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,7 +107,7 @@ class _Missing:
 
 @dataclass
 class StandInCompiler:
-    """``check``: raises where it cannot build. ``reason_not_to_run``: what cannot_run says."""
+    """``check``: raises if it cannot build. ``reason_not_to_run``: the result of ``cannot_run``."""
 
     check: Callable[[], object]
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp32")
@@ -128,7 +128,7 @@ class StandInCompiler:
 
 @dataclass
 class StandInBuilder:
-    """Compilers that check libraries and GPU as the real ones do; ``asked`` keeps what attention layers were asked."""
+    """Its compilers check libraries and GPU as the real ones do; ``asked`` records the probed attention layers."""
 
     best_on_cpu: str = "bf16"
     cpu_check: Callable[[], object] = lambda: None
@@ -171,7 +171,7 @@ class StandInBuilder:
 
 
 def with_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this version of bei had an engine for TensorRT: a module that is there stands for it."""
+    """Pretend that this version of bei has an engine for TensorRT."""
     for target in ("tensorrt", "tensorrt-rtx"):
         monkeypatch.setitem(targets.ENGINES, target, "bei.engine.fake")
 

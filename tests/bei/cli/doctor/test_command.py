@@ -40,7 +40,7 @@ PATH = os.pathsep.join([str(ROOT), str(ROOT / "build")])
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run in a process of its own, as a user does."""
+    """Run ``bei doctor`` in a new process."""
     return subprocess.run(
         [sys.executable, "-m", "bei", "doctor", *arguments],
         capture_output=True,

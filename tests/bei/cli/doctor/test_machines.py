@@ -1,4 +1,4 @@
-"""What bei doctor says of machines that are not here."""
+"""Reports of ``bei doctor`` on stand-ins of other machines."""
 
 from __future__ import annotations
 
