@@ -18,13 +18,13 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from bei import __version__
 from bei.config.settings import ServeConfig
 from bei.config.sources import load
 from bei.engine.nvidia import LIBRARIES, current_gpu, load_cuda, load_library
 from bei.engine.openvino import cpu_capabilities
 from bei.errors import BeiError, MissingDependencyError
 from bei.utils.cpu_count import usable_cores
+from bei.version import __version__
 
 ValueT = TypeVar("ValueT")
 
