@@ -49,7 +49,7 @@ _HALF_COSTS_AGE_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One thing that can be removed. ``last_used_s`` is since the epoch; ``in_use``: by a process, at this moment."""
 
     kind: Kind
@@ -64,7 +64,7 @@ class Entry:
         return self.path.name
 
 
-class Use:
+class EntryUse:
     """While it is open, nobody removes the entry at ``path``. A context manager."""
 
     def __init__(self, path: Path, lock: FileLock) -> None:
@@ -72,7 +72,7 @@ class Use:
         self._lock = lock
         lock.touch()
 
-    def __enter__(self) -> Use:
+    def __enter__(self) -> EntryUse:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,11 +90,11 @@ class ModelCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def use(self, entry: str) -> Use:
+    def use(self, entry: str) -> EntryUse:
         """Keep ``entry``, whether it is there or about to be built. Raises ConfigError."""
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            return Use(self.folder / entry, acquire(self.folder / f".{entry}.used", shared=True))
+            return EntryUse(self.folder / entry, acquire(self.folder / f".{entry}.used", shared=True))
 
     @contextmanager
     def building(self, entry: str) -> Iterator[None]:
@@ -107,7 +107,7 @@ class ModelCache:
                 shutil.rmtree(path, ignore_errors=True)
             yield
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """All there are, the last used first. Raises OSError where the folder cannot be read."""
         if not self.folder.is_dir():
             return []
@@ -125,7 +125,7 @@ class ModelCache:
         older_than_s: float | None = None,
         everything: bool = False,
         dry_run: bool = False,
-    ) -> list[Entry]:
+    ) -> list[CacheEntry]:
         """Remove, and return, leftovers and what has not been used for ``older_than_s``; then, the least recently used
         first, as many entries as it takes for the rest to have at most ``max_bytes``. ``everything``: all of them.
 
@@ -161,12 +161,12 @@ class ModelCache:
                 shown_size(max_bytes),
             )
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[CacheEntry]:
         """For somebody who has ``_LOCK``: it takes each entry's own for a moment, which others would see as use."""
         found = [*self._artifacts(), *self._costs()]
         return sorted(found, key=lambda entry: entry.last_used_s, reverse=True)
 
-    def _artifacts(self) -> Iterator[Entry]:
+    def _artifacts(self) -> Iterator[CacheEntry]:
         for name in sorted(os.listdir(self.folder)):
             match = _USED.fullmatch(name)
             if match is None:
@@ -176,16 +176,16 @@ class ModelCache:
             path = self.folder / entry
             if path.is_dir() and not path.is_symlink():
                 in_use = _is_held(marker)
-                yield Entry("artifact", path, _size(path), time.time() if in_use else used_s, in_use)
+                yield CacheEntry("artifact", path, _size(path), time.time() if in_use else used_s, in_use)
             for half in self._halves(entry):
-                yield Entry("leftover", half, _size(half), used_s, _is_held(self.folder / f".{entry}.lock"))
+                yield CacheEntry("leftover", half, _size(half), used_s, _is_held(self.folder / f".{entry}.lock"))
 
     def _halves(self, entry: str) -> list[Path]:
         pattern = re.compile(_HALF.format(entry=re.escape(entry)))
         paths = [self.folder / name for name in os.listdir(self.folder) if pattern.fullmatch(name)]
         return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
-    def _costs(self) -> Iterator[Entry]:
+    def _costs(self) -> Iterator[CacheEntry]:
         folder = self.folder / COSTS
         if not folder.is_dir():
             return
@@ -196,9 +196,9 @@ class ModelCache:
                 continue
             used_s = _changed_s(path)
             is_fresh = is_half and time.time() - used_s < _HALF_COSTS_AGE_S
-            yield Entry("leftover" if is_half else "costs", path, _size(path), used_s, is_fresh)
+            yield CacheEntry("leftover" if is_half else "costs", path, _size(path), used_s, is_fresh)
 
-    def _removed(self, entry: Entry) -> bool:
+    def _removed(self, entry: CacheEntry) -> bool:
         """Whether it is gone. It steps aside first: whoever comes meanwhile finds a whole entry or none."""
         if entry.path.parent != self.folder:
             entry.path.unlink(missing_ok=True)
@@ -240,7 +240,7 @@ class ModelCache:
             ) from error
 
 
-def _chosen(entries: Seq[Entry], max_bytes: int | None, older_than_s: float | None) -> list[Entry]:
+def _chosen(entries: Seq[CacheEntry], max_bytes: int | None, older_than_s: float | None) -> list[CacheEntry]:
     """Which of ``entries``, the last used first, are to be removed."""
     now_s = time.time()
     free = [entry for entry in entries if not entry.in_use]

@@ -24,7 +24,7 @@ from bei.artifact.certificate.record import (
     Verification,
 )
 from bei.artifact.sides import Role, Routes, Side
-from bei.artifact.signature import Signed
+from bei.artifact.signature import ArtifactSignature
 from bei.core import Limits, ScoreFunction
 
 SCHEMA_VERSION = 10
@@ -42,7 +42,7 @@ TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights: where the engine
 CUDA_PACKAGE = "model.pt2"  # in engine/, targets cuda and cuda-twin
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the weights came from. ``sha256`` covers every checkpoint file that was read; ``transformers`` is the
     version of the library that has read them: where versions differ, what it makes of a config counts.
     """
@@ -214,7 +214,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     schema_version: int
     bei_version: str
     name: str
-    source: Source
+    source: CheckpointSource
     tasks: list[str]
     spec: SpecSummary
     outputs: list[OutputInfo]
@@ -255,7 +255,7 @@ class Artifact(msgspec.Struct, frozen=True):
     path: Path
     manifest: Manifest
     certificate: Certificate
-    signed: Signed | None = None
+    signed: ArtifactSignature | None = None
 
     @property
     def engine_dir(self) -> Path:

@@ -45,7 +45,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     signature: str
 
 
-class Signed(msgspec.Struct, frozen=True, kw_only=True):
+class ArtifactSignature(msgspec.Struct, frozen=True, kw_only=True):
     """Whose signature an artifact has. ``public_key``: 32 bytes. ``is_checked``: the signature holds; False where that
     could not be found out, as the package cryptography is not installed."""
 
@@ -59,7 +59,7 @@ class Signed(msgspec.Struct, frozen=True, kw_only=True):
         return fingerprint(self.public_key)
 
 
-def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> Signed:
+def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> ArtifactSignature:
     """Sign the artifact in ``folder``, whose manifest has ``digest``, at once or not at all. Raises OSError."""
     public_key = key.public_key().public_bytes_raw()
     record = _Record(
@@ -73,10 +73,10 @@ def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> Signed
         file = Path(scratch) / SIGNATURE
         file.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
         os.replace(file, folder / SIGNATURE)
-    return Signed(algorithm=ALGORITHM, public_key=public_key, is_checked=True)
+    return ArtifactSignature(algorithm=ALGORITHM, public_key=public_key, is_checked=True)
 
 
-def read_signature(folder: Path, digest: str) -> Signed | None:
+def read_signature(folder: Path, digest: str) -> ArtifactSignature | None:
     """The signature of the artifact in ``folder``, whose manifest has ``digest``; None where there is none.
 
     Raises ArtifactSignatureError where it cannot be read, is of another manifest, or does not hold.
@@ -97,13 +97,13 @@ def read_signature(folder: Path, digest: str) -> Signed | None:
     is_good = _holds(public_key, signature, digest)
     if is_good is False:
         raise ArtifactSignatureError(f"{file} does not hold: {fingerprint(public_key)} has not signed this. {_REMEDY}")
-    return Signed(algorithm=record.algorithm, public_key=public_key, is_checked=is_good is not None)
+    return ArtifactSignature(algorithm=record.algorithm, public_key=public_key, is_checked=is_good is not None)
 
 
 _REMEDY = "Copy the artifact anew from its source; if you know what was changed, take the file away and sign again."
 
 
-def check_trusted(folder: Path, signed: Signed | None, trusted: Set[bytes]) -> None:
+def check_trusted(folder: Path, signed: ArtifactSignature | None, trusted: Set[bytes]) -> None:
     """Raise ArtifactUntrustedError unless the artifact in ``folder`` is ``signed`` by one of the ``trusted`` keys (32
     bytes each); MissingDependencyError where its signature could not be checked."""
     if signed is None:

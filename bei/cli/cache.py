@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from datetime import datetime, timezone
 from typing import Any
 
-from bei.artifact.cache import Entry, ModelCache
+from bei.artifact.cache import CacheEntry, ModelCache
 from bei.config.settings import UNLIMITED, ServeConfig
 from bei.config.sources import load
 from bei.errors import ConfigError
@@ -72,7 +72,7 @@ def _cache(options: dict[str, Any]) -> tuple[ServeConfig, ModelCache]:
     return config, ModelCache(home_expanded(config.cache_dir))
 
 
-def _as_json(cache: ModelCache, entries: Seq[Entry], max_bytes: int | None) -> str:
+def _as_json(cache: ModelCache, entries: Seq[CacheEntry], max_bytes: int | None) -> str:
     return json.dumps(
         {
             "cache_dir": str(cache.folder),
@@ -94,7 +94,7 @@ def _as_json(cache: ModelCache, entries: Seq[Entry], max_bytes: int | None) -> s
     )
 
 
-def _as_text(cache: ModelCache, entries: Seq[Entry], max_bytes: int | None) -> str:
+def _as_text(cache: ModelCache, entries: Seq[CacheEntry], max_bytes: int | None) -> str:
     """Measurements are a line together."""
     from rich import box
     from rich.console import Console
@@ -122,7 +122,7 @@ def _as_text(cache: ModelCache, entries: Seq[Entry], max_bytes: int | None) -> s
     return "\n".join(printable(line.rstrip()) for line in (head, *stream.getvalue().rstrip().splitlines()))
 
 
-def _state(entry: Entry) -> str:
+def _state(entry: CacheEntry) -> str:
     if entry.kind == "leftover":
         return "being built" if entry.in_use else "left by a killed build"
     return "in use" if entry.in_use else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bei.artifact.certificate.record import Agreement, Certificate, Histogram, QuantizationRecord
+from bei.artifact.certificate.record import Agreement, Certificate, CosineHistogram, QuantizationRecord
 from bei.artifact.manifest import Artifact
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _figures(row: Agreement) -> Iterator[tuple[str, str]]:
     yield from ((name, f"{value:.6f}") for name, value in named if value is not None)
 
 
-def _histogram(histogram: Histogram) -> Iterator[tuple[str, str, str]]:
+def _histogram(histogram: CosineHistogram) -> Iterator[tuple[str, str, str]]:
     """The closest to 1 first; ranges that nothing lies beyond are left out."""
     last = max(place for place, count in enumerate(histogram.counts) if count)
     highest = max(histogram.counts)

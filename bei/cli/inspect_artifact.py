@@ -13,7 +13,7 @@ import msgspec
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.manifest import Artifact, Package, Plan, Tokenization
 from bei.artifact.sides import Role
-from bei.artifact.signature import Signed
+from bei.artifact.signature import ArtifactSignature
 from bei.utils.untrusted_files import printable
 
 _ASKED = " (as bei build --attention said)"
@@ -124,7 +124,7 @@ def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:
     ]
 
 
-def _signature_rows(signed: Signed | None) -> list[tuple[str, str]]:
+def _signature_rows(signed: ArtifactSignature | None) -> list[tuple[str, str]]:
     if signed is None:
         return [("signed by", "nobody")]
     unchecked = [] if signed.is_checked else [("signature", "NOT CHECKED: pip install 'bei[sign]'")]

@@ -15,7 +15,7 @@ from bei.utils import libraries
 
 
 @dataclass(frozen=True)
-class Library:
+class NvidiaLibrary:
     """``modules``: names it is imported under, the first that is installed counts. Versions from ``least`` on and below
     ``below`` are known to have what is used of it."""
 
@@ -36,9 +36,9 @@ LIBRARIES = {
     library.target: library
     for library in (
         # 11.1 moved the lengths of TRT_Attention to inputs 4 and 5, where our graph has them.
-        Library("tensorrt", "TensorRT", ("tensorrt",), (11, 1), (12, 0)),
+        NvidiaLibrary("tensorrt", "TensorRT", ("tensorrt",), (11, 1), (12, 0)),
         # 1.7 is the one that was run; its parser is that of TensorRT 11.
-        Library("tensorrt-rtx", "TensorRT-RTX", ("tensorrt_rtx", "tensorrt_rtx_bindings"), (1, 7), (2, 0)),
+        NvidiaLibrary("tensorrt-rtx", "TensorRT-RTX", ("tensorrt_rtx", "tensorrt_rtx_bindings"), (1, 7), (2, 0)),
     )
 }
 

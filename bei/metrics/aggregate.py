@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from prometheus_client.core import Metric
 
-from bei.metrics.tei import Answered
+from bei.metrics.tei import AnsweredRequests
 
 _SUMMED: Final = ("counter", "histogram")
 
@@ -50,7 +50,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
     """What one process knows, or several together. ``answered`` and ``embedders`` are for TEI's names of metrics."""
 
     families: list[Family]
-    answered: list[Answered] = []
+    answered: list[AnsweredRequests] = []
     embedders: list[str] = []
 
     def encode(self) -> bytes:
@@ -61,7 +61,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-def snapshot_of(families: Iterable[Metric], answered: Iterable[Answered], embedders: Iterable[str]) -> Snapshot:
+def snapshot_of(families: Iterable[Metric], answered: Iterable[AnsweredRequests], embedders: Iterable[str]) -> Snapshot:
     """Of metrics as a registry collects them."""
     return Snapshot(
         [
@@ -101,7 +101,7 @@ def together(answers: Iterable[bytes]) -> Snapshot:
             requests[method, status] += number
     return Snapshot(
         [_merged(families) for families in by_name.values()],
-        [Answered(method, status, number) for (method, status), number in requests.items()],
+        [AnsweredRequests(method, status, number) for (method, status), number in requests.items()],
         sorted({name for snapshot in snapshots for name in snapshot.embedders}),
     )
 

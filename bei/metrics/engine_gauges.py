@@ -20,7 +20,7 @@ _LANE = ("model", "lane")
 
 
 @dataclass
-class Source:
+class GaugeSource:
     """Where the gauges of a model come from. ``ports``: while a model is swapped two, the newer one last; none once it
     is closed."""
 
@@ -33,12 +33,12 @@ class PortGauges:
     """The gauges of all models. Those of a closed model are 0; what two ports of one hold is summed up."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, GaugeSource] = {}
         registry.register(self)
 
-    def of(self, model: str) -> Source:
+    def of(self, model: str) -> GaugeSource:
         """To be filled by whoever knows."""
-        return self._sources.setdefault(model, Source())
+        return self._sources.setdefault(model, GaugeSource())
 
     def describe(self) -> list[GaugeMetricFamily]:
         """The families alone, in the order in which ``collect`` fills them."""

@@ -2,7 +2,7 @@
 
 Counters of a second are a row of a ring; rows of seconds that are over for a minute are cleared when time goes on. To
 count costs a few increments, whatever is asked about later. Processes of one host have one clock, so windows of
-several can be put together second by second (``Window``).
+several can be put together second by second (``MinuteWindow``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FIRST_STATUS, _STATUSES = 100, 500  # statuses are from 100 to 599
 _WIDTH = _STATUSES + _BUCKETS  # of a group: a column a status, then a column a bucket
 
 
-class Window(NamedTuple):
+class MinuteWindow(NamedTuple):
     """What a ring holds: ``rows`` of seconds, the oldest first, of which the last, ``second`` of the clock, is not
     over; ``covered_s``: how much time they cover, less than a minute soon after the start."""
 
@@ -49,14 +49,14 @@ class Window(NamedTuple):
     covered_s: float
     rows: npt.NDArray[Any]
 
-    def packed(self) -> PackedWindow:
+    def packed(self) -> PackedMinuteWindow:
         """For another process."""
         places = np.flatnonzero(self.rows)
         values = self.rows.ravel()[places].astype(np.float64)
-        return PackedWindow(self.second, self.covered_s, places.astype(np.int32).tobytes(), values.tobytes())
+        return PackedMinuteWindow(self.second, self.covered_s, places.astype(np.int32).tobytes(), values.tobytes())
 
 
-class PackedWindow(msgspec.Struct, array_like=True, frozen=True):
+class PackedMinuteWindow(msgspec.Struct, array_like=True, frozen=True):
     """A Window without its zeros: ``places`` int32 in the table, ``values`` float64, both as raw bytes."""
 
     second: int
@@ -64,21 +64,21 @@ class PackedWindow(msgspec.Struct, array_like=True, frozen=True):
     places: bytes
     values: bytes
 
-    def unpacked_like(self, window: Window) -> Window:
+    def unpacked_like(self, window: MinuteWindow) -> MinuteWindow:
         """With rows as wide as those of ``window``."""
         rows = np.zeros_like(window.rows)
         rows.ravel()[np.frombuffer(self.places, np.int32)] = np.frombuffer(self.values)
-        return Window(self.second, self.covered_s, rows)
+        return MinuteWindow(self.second, self.covered_s, rows)
 
 
-def summed(windows: Seq[Window]) -> Window:
+def summed(windows: Seq[MinuteWindow]) -> MinuteWindow:
     """What all have counted, at least one; second by second, up to the last one that any of them knows."""
     second = max(window.second for window in windows)
     rows = np.zeros_like(windows[0].rows)
     for window in windows:
         behind = min(second - window.second, len(rows))
         rows[: len(rows) - behind] += window.rows[behind:]
-    return Window(second, max(window.covered_s for window in windows), rows)
+    return MinuteWindow(second, max(window.covered_s for window in windows), rows)
 
 
 class _Ring:
@@ -101,12 +101,12 @@ class _Ring:
             self._second = second
         return second % _ROWS * self.width
 
-    def window(self) -> Window:
+    def window(self) -> MinuteWindow:
         """A copy, as it is now."""
         row = self.place() // self.width
         now_s = self._clock()
         covered_s = max(1e-3, min(now_s - self._began_s, WINDOW_S + now_s % 1))
-        return Window(self._second, covered_s, np.roll(self.table, -row - 1, axis=0))
+        return MinuteWindow(self._second, covered_s, np.roll(self.table, -row - 1, axis=0))
 
 
 class Percentiles(NamedTuple):
@@ -146,12 +146,12 @@ class RecentRequests:
         if status < 400:
             flat[place + _STATUSES + _bucket(seconds)] += 1
 
-    def window(self) -> Window:
+    def window(self) -> MinuteWindow:
         """The last minute, for ``request_counts``."""
         return self._ring.window()
 
 
-def request_counts(window: Window) -> dict[str, RequestCounts]:
+def request_counts(window: MinuteWindow) -> dict[str, RequestCounts]:
     """By group."""
     return {group: _counts(window.rows[:, index]) for index, group in enumerate(GROUPS)}
 
@@ -214,13 +214,13 @@ class RecentSteps:
             for index, value in enumerate(counted):
                 self._ring.flat[place + index] += value
 
-    def window(self) -> Window:
+    def window(self) -> MinuteWindow:
         """The last minute, for ``step_sums``."""
         with self._lock:
             return self._ring.window()
 
 
-def step_sums(window: Window) -> StepSums:
+def step_sums(window: MinuteWindow) -> StepSums:
     """Of the last minute."""
     steps, sequences, tokens, slots, engine_s = window.rows.sum(axis=0).tolist()
     by_second = window.rows[:-1, 2].astype(int).tolist()

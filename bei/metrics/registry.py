@@ -21,7 +21,7 @@ from bei.metrics.counter import Count, Counter
 from bei.metrics.engine_gauges import PortGauges, WaitS
 from bei.metrics.histogram import Histogram, Series
 from bei.metrics.last_minute import RecentRequests, RecentSteps
-from bei.metrics.tei import Answered, te_exposition
+from bei.metrics.tei import AnsweredRequests, te_exposition
 from bei.port import LANES, Lane, PortStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -206,9 +206,9 @@ class Metrics:
         """A process of the server hangs and is ended."""
         self.process_hangs.labels(process).inc()
 
-    def _answered_of_models(self) -> list[Answered]:
+    def _answered_of_models(self) -> list[AnsweredRequests]:
         return [
-            Answered(request.method, request.status, count)
+            AnsweredRequests(request.method, request.status, count)
             for request, count in list(self._answered.items())
             if request.route in self.model_routes
         ]
@@ -216,7 +216,7 @@ class Metrics:
     def _rendered(
         self,
         families: list[Metric],
-        answered: Iterable[Answered],
+        answered: Iterable[AnsweredRequests],
         embedders: AbstractSet[str],
         processes: Iterable[str],
         silent: Iterable[str],

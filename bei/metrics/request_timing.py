@@ -26,7 +26,7 @@ from bei.metrics.request_stages import (
 from bei.port import Item, StepTimes
 
 
-class Seconds(NamedTuple):
+class StageSeconds(NamedTuple):
     """From the request's acceptance until an input is with the engine port, until its step begins, until it ends."""
 
     tokenization_s: float
@@ -91,9 +91,9 @@ class CallTimes:
         return sum(self._num_tokens)
 
     @property
-    def sums(self) -> Seconds:
+    def sums(self) -> StageSeconds:
         """Of all inputs that were answered."""
-        return Seconds(self._tokenization_s, self._queue_s, self._inference_s)
+        return StageSeconds(self._tokenization_s, self._queue_s, self._inference_s)
 
 
 class Timing:
@@ -155,11 +155,13 @@ class Timing:
         """Of all inputs, special tokens included."""
         return sum([call.num_tokens for call in self._calls])
 
-    def means(self) -> Seconds:
+    def means(self) -> StageSeconds:
         """Over the inputs that were answered, of all calls, which are done; 0 where none was."""
         num_answered = max(1, sum([call.num_answered for call in self._calls]))
-        totals = (sum(sums) for sums in zip(Seconds(0.0, 0.0, 0.0), *(call.sums for call in self._calls), strict=True))
-        return Seconds(*(total / num_answered for total in totals))
+        totals = (
+            sum(sums) for sums in zip(StageSeconds(0.0, 0.0, 0.0), *(call.sums for call in self._calls), strict=True)
+        )
+        return StageSeconds(*(total / num_answered for total in totals))
 
     @cached_property
     def stages(self) -> list[Stage]:

@@ -33,7 +33,7 @@ Labels: TypeAlias = Mapping[str, str]
 Key: TypeAlias = tuple[str, tuple[str, str] | None]
 
 
-class Answered(NamedTuple):
+class AnsweredRequests(NamedTuple):
     """So many requests to a model were answered with ``status``. ``method``: TEI's word for one input or several, empty
     where the request was refused before its inputs were known."""
 
@@ -43,7 +43,10 @@ class Answered(NamedTuple):
 
 
 def te_exposition(
-    families: Iterable[Metric], answered: Iterable[Answered], routes: AbstractSet[str], embedders: AbstractSet[str]
+    families: Iterable[Metric],
+    answered: Iterable[AnsweredRequests],
+    routes: AbstractSet[str],
+    embedders: AbstractSet[str],
 ) -> str:
     """Exposition text of our ``families`` under TEI's names. ``routes`` are those that ask a model, ``embedders`` the
     models that embed; all others predict."""
@@ -69,7 +72,7 @@ def te_exposition(
     return "".join(text)
 
 
-def _requests(answered: Iterable[Answered]) -> Iterator[str]:
+def _requests(answered: Iterable[AnsweredRequests]) -> Iterator[str]:
     counts, successes, failures = (Counter(dict.fromkeys(names, 0)) for names in (_METHODS, _METHODS, _FAILURES))
     for method, status, number in answered:
         if method:

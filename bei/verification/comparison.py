@@ -14,7 +14,7 @@ from bei.artifact.certificate.labels import kl_divergence, label_agreement
 from bei.artifact.certificate.record import (
     Agreement,
     Certificate,
-    Histogram,
+    CosineHistogram,
     QuantizationRecord,
     RetrievalAgreement,
     Thresholds,
@@ -23,7 +23,7 @@ from bei.artifact.certificate.record import (
 from bei.artifact.manifest import Classification
 from bei.core import Float32Array
 from bei.errors import VerificationError
-from bei.verification.answers import EngineAnswers, HeldOut, Rows
+from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows
 from bei.verification.rank_correlation import kendall_tau, spearman
 
 # Distances from a cosine of 1 between which a histogram counts: half a decade each, so that what is above 0.99999 can
@@ -55,7 +55,7 @@ class ReferenceAnswers:
 
 
 @dataclass(frozen=True)
-class Meaning:
+class OutputMeaning:
     """What scores of labels mean: ``ranks``, those of a reranker, or ``classification``, probabilities of labels."""
 
     ranks: bool = False
@@ -68,7 +68,7 @@ def compare(
     questions: HeldOut,
     thresholds: Thresholds,
     *,
-    meaning: Meaning | None = None,
+    meaning: OutputMeaning | None = None,
     quantization: QuantizationRecord | None = None,
     retrieval: RetrievalAgreement | None = None,
 ) -> Certificate:
@@ -86,7 +86,7 @@ def compare(
         )
     texts = questions.texts[:num_texts]
     outputs = [
-        _agreement(name, answers.rows[name][:num_texts], expected[name], texts, thresholds, meaning or Meaning())
+        _agreement(name, answers.rows[name][:num_texts], expected[name], texts, thresholds, meaning or OutputMeaning())
         for name in names
     ]
     missed = [row.failures for row in outputs] + ([retrieval.failures] if retrieval else [])
@@ -120,7 +120,7 @@ def _agreement(
     expected: Sequence[Float32Array],
     texts: Sequence[str],
     thresholds: Thresholds,
-    meaning: Meaning,
+    meaning: OutputMeaning,
 ) -> Agreement:
     """One output's row of the certificate."""
     # NaN and Inf have no place in a certificate: such an answer counts as the opposite of what it should be.
@@ -165,7 +165,7 @@ class _OfScores(NamedTuple):
 
 
 def _figures_of_scores(
-    actual: Sequence[Float32Array], expected: Sequence[Float32Array], output: str, meaning: Meaning
+    actual: Sequence[Float32Array], expected: Sequence[Float32Array], output: str, meaning: OutputMeaning
 ) -> _OfScores:
     """The figures that only scores of labels have, by what they mean."""
     if output not in _LABELS:
@@ -183,10 +183,10 @@ def _figures_of_scores(
     )
 
 
-def _histogram(cosines: npt.NDArray[np.float64]) -> Histogram:
+def _histogram(cosines: npt.NDArray[np.float64]) -> CosineHistogram:
     places = np.searchsorted(HISTOGRAM_EDGES, np.round(1.0 - cosines, 6), side="right")
     counts: list[int] = np.bincount(places, minlength=len(HISTOGRAM_EDGES) + 1).tolist()
-    return Histogram(edges=list(HISTOGRAM_EDGES), counts=counts)
+    return CosineHistogram(edges=list(HISTOGRAM_EDGES), counts=counts)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from bei.artifact.certificate.record import RetrievalAgreement
 from bei.core import Encoding, Engine, Float32Array
-from bei.verification.answers import Rows, batches, joined, run
+from bei.verification.engine_answers import Rows, batches, joined, run
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 
@@ -22,7 +22,7 @@ _SCORE_DIGITS = 5  # of a score, as a share of its query's largest: near ties go
 _LEAST_SKILL = 0.5
 
 
-class Ranking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetrievalRanking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How rows of ``output`` rank documents, and which documents answer which query.
 
     ``grades[q]`` has the documents that answer query q, and how well. ``candidates[q]`` are those that are ranked for
@@ -46,7 +46,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class RetrievalQuestions:
     """What is asked for ``ranking``: an encoding a row, in its order."""
 
-    ranking: Ranking
+    ranking: RetrievalRanking
     encodings: list[Encoding]
 
 
@@ -112,7 +112,7 @@ def ndcgs(questions: RetrievalQuestions, rows: Rows) -> list[float]:
     return found
 
 
-def _grades(ranking: Ranking, query: int) -> npt.NDArray[np.float64]:
+def _grades(ranking: RetrievalRanking, query: int) -> npt.NDArray[np.float64]:
     """Of the documents that are ranked for ``query``, in their order."""
     known = ranking.grades[query]
     documents = range(ranking.num_documents) if ranking.candidates is None else ranking.candidates[query]
@@ -125,7 +125,7 @@ def _ndcg_of_order(grades: npt.NDArray[np.float64]) -> float:
     return float(grades[:_DEPTH] @ _discounts(len(grades)) / (best @ _discounts(len(best))))
 
 
-def _chance(ranking: Ranking) -> float:
+def _chance(ranking: RetrievalRanking) -> float:
     """What a random order has on average."""
     found = []
     for query in range(len(ranking.grades)):
@@ -159,7 +159,7 @@ def _scores(questions: RetrievalQuestions, rows: Sequence[Float32Array]) -> list
 
 
 def _similarities(
-    queries: npt.NDArray[np.float64], documents: npt.NDArray[np.float64], ranking: Ranking
+    queries: npt.NDArray[np.float64], documents: npt.NDArray[np.float64], ranking: RetrievalRanking
 ) -> npt.NDArray[np.float64]:
     """[queries, documents]: the larger the closer."""
     if ranking.unit_length or ranking.similarity == "cosine":

@@ -24,9 +24,9 @@ from bei.artifact.manifest import REFERENCE_DIR, Artifact, Manifest
 from bei.core import Encoding, Engine, Float32Array
 from bei.errors import ArtifactManifestError, ConfigError, VerificationError
 from bei.utils.untrusted_files import check_unpacked, read_bounded
-from bei.verification.answers import HeldOut, ask_engine
-from bei.verification.comparison import Meaning, ReferenceAnswers, compare, kept_canary
-from bei.verification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval
+from bei.verification.comparison import OutputMeaning, ReferenceAnswers, compare, kept_canary
+from bei.verification.engine_answers import HeldOut, ask_engine
+from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, agreement, ask_retrieval
 
 _RECORD = "reference.json"
 _ANSWERS = "answers.npz"
@@ -48,7 +48,7 @@ class RetrievalReference:
 
 
 class _RetrievalRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    ranking: Ranking
+    ranking: RetrievalRanking
     ndcgs: list[float]
 
 
@@ -65,9 +65,9 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retrieval: _RetrievalRecord | None = None
 
 
-def meaning_of(manifest: Manifest) -> Meaning:
+def meaning_of(manifest: Manifest) -> OutputMeaning:
     """What the scores that a model gives mean."""
-    return Meaning(ranks="rerank" in manifest.tasks, classification=manifest.classification)
+    return OutputMeaning(ranks="rerank" in manifest.tasks, classification=manifest.classification)
 
 
 def keep(

@@ -6,7 +6,7 @@ import logging
 from contextlib import closing
 from pathlib import Path
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import remedies
 from bei.artifact.manifest import Artifact
@@ -26,7 +26,7 @@ def verify(path: Path) -> tuple[Artifact, bool]:
     raises; ArtifactError, DeviceNotFoundError, MissingDependencyError, OSError where the folder cannot be written;
     ArtifactSignatureError for a signed one, since a new certificate changes the manifest that was signed.
     """
-    artifact = artifacts.load(path)
+    artifact = store.load(path)
     if artifact.signed is not None:
         raise ArtifactSignatureError(
             f"{path} is signed by {artifact.signed.key}, and a new certificate would not be: take {SIGNATURE} away, "
@@ -35,7 +35,7 @@ def verify(path: Path) -> tuple[Artifact, bool]:
     check_stored(artifact)  # before gigabytes are loaded, by a library that may not be here
     with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
         completed, is_good = complete(artifact, engine)
-    return artifacts.recertify(artifact, completed.certificate), is_good
+    return store.recertify(artifact, completed.certificate), is_good
 
 
 def verified(artifact: Artifact, engine: Engine) -> Artifact:
@@ -65,7 +65,7 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
         log.info("%s: its certificate is not written, since it is signed: it is verified at every start", name)
         return completed
     try:
-        return artifacts.recertify(artifact, completed.certificate)
+        return store.recertify(artifact, completed.certificate)
     except OSError as error:
         log.warning("%s: its certificate cannot be written (%s): it is verified at every start", name, error)
         return completed

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from bei.artifact.certificate.record import Agreement, Histogram, QuantizationRecord, Thresholds
+from bei.artifact.certificate.record import Agreement, CosineHistogram, QuantizationRecord, Thresholds
 from bei.utils.html.bar_chart import chart
 from bei.utils.html.document import safe
 
@@ -45,7 +45,7 @@ def histogram_chart(row: Agreement, thresholds: Thresholds | None, name: str) ->
     return chart(name, title, "; ".join(_in_words(histogram)), 204, parts)
 
 
-def _threshold_lines(histogram: Histogram, thresholds: Thresholds) -> list[str]:
+def _threshold_lines(histogram: CosineHistogram, thresholds: Thresholds) -> list[str]:
     parts = []
     # The mean's label stands higher: where thresholds are close together, so are their labels.
     for kind, value, y in (("min", thresholds.min, 24), ("p1", thresholds.p1, 24), ("mean", thresholds.mean, 10)):
@@ -56,7 +56,7 @@ def _threshold_lines(histogram: Histogram, thresholds: Thresholds) -> list[str]:
     return parts
 
 
-def _place(histogram: Histogram, distance: float) -> float:
+def _place(histogram: CosineHistogram, distance: float) -> float:
     """Where a cosine so far from 1 lies: logarithmic within a range, as the ranges are."""
     edges = histogram.edges
     index = bisect_right(edges, distance)
@@ -69,7 +69,7 @@ def _place(histogram: Histogram, distance: float) -> float:
     return _RIGHT - (index + share) * (_RIGHT - _LEFT) / len(histogram.counts)
 
 
-def _in_words(histogram: Histogram) -> Iterator[str]:
+def _in_words(histogram: CosineHistogram) -> Iterator[str]:
     edges, last = histogram.edges, len(histogram.counts) - 1
     for place, count in enumerate(histogram.counts):
         if count:

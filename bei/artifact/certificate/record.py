@@ -24,7 +24,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ndcg_loss: float | None = None
 
 
-class Histogram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CosineHistogram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many cosines lie where, by their distances 1 - cosine from 1.
 
     ``edges`` ascend. ``counts`` has one more: distances below ``edges[0]``, then those from ``edges[i - 1]`` up to
@@ -74,7 +74,7 @@ class OutputAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class Agreement(OutputAgreement, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same with the histogram of its cosines, and the ten ``worst_texts``, the worst first."""
 
-    histogram: Histogram
+    histogram: CosineHistogram
     worst_texts: list[WorstText]
 
 
@@ -161,7 +161,7 @@ class QuantizationRecord(Calibration, frozen=True, kw_only=True, forbid_unknown_
         return any(layer.effect is not None for layer in self.layers)
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReferenceComparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine was compared with, where, and on how much (docs/architecture.md, a build's life).
 
     ``kind`` is "self-consistency" where the reference is bei's own FP32 engine, which shares the graph: what is wrong
@@ -190,7 +190,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     canary_output: str
 
 
-class Certificate(Comparison, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The compiled engine against the reference on held-out texts.
 
     ``canary_row`` is what the engine itself gave as ``canary_output`` for ``canary_text`` (vectors at unit length; of

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from bei.cli.bench.texts import NUM_SERIAL_WORDS, Lengths, lengths_of
+from bei.cli.bench.texts import NUM_SERIAL_WORDS, LengthDistribution, lengths_of
 from bei.errors import ConfigError
 
 Arrivals = Literal["poisson", "constant"]
@@ -19,7 +19,7 @@ Arrivals = Literal["poisson", "constant"]
 
 class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One load. ``concurrency``: a closed loop; ``rate`` (requests a second): an open one; neither: at the rates of a
-    sweep. ``inputs`` of a request and ``words`` of a text are distributions (``bei.cli.bench.texts.Lengths``)."""
+    sweep. ``inputs`` of a request and ``words`` of a text are distributions (``bei.cli.bench.texts.LengthDistribution``)."""
 
     name: str
     rate: float | None = None
@@ -66,7 +66,7 @@ class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lane = f", lane {self.lane}" if self.lane else ""
         return f"{kind}; {self.inputs} inputs of {self.words} words{lane}"
 
-    def lengths(self, name: Literal["inputs", "words", "query_words"]) -> Lengths:
+    def lengths(self, name: Literal["inputs", "words", "query_words"]) -> LengthDistribution:
         """One of its distributions."""
         return lengths_of(getattr(self, name), name)
 
@@ -112,7 +112,7 @@ def _number(text: str, kind: type[float] | type[int], what: str) -> float | int:
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerShare:
     """What one of several workers does of a load."""
 
     worker: int

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from bei.cli.bench.recording import curve
-from bei.cli.bench.result import LoadResult, PointResult, Result, read_result
+from bei.cli.bench.result import BenchResult, LoadResult, PointResult, read_result
 from bei.cli.bench.terminal import ms, rendered
 from bei.errors import ComparisonError
 from bei.utils.html import line_chart as lines
@@ -23,7 +23,7 @@ _FIGURES = ("answers/s", "P50", "P90", "P99", "P99.9", "max")
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedLoad:
     """A load at a point in both. ``figures``: name, before, after, and after over before."""
 
     server: str
@@ -40,12 +40,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ResultComparison:
     """Two results that measured the same; ``notes`` say what else differs."""
 
-    before: Result
-    after: Result
-    rows: list[Row]
+    before: BenchResult
+    after: BenchResult
+    rows: list[ComparedLoad]
     notes: list[str]
 
 
@@ -60,20 +60,20 @@ def compare(options: dict[str, Any]) -> int:
     return 0
 
 
-def compared(before: Result, after: Result) -> Comparison:
+def compared(before: BenchResult, after: BenchResult) -> ResultComparison:
     """Raises ComparisonError, which names everything that differs and must not."""
     differences = list(_differences(before, after))
     if differences:
         raise ComparisonError(f"These results do not measure the same: {'; '.join(differences)}.")
     rows = [
-        Row(new_point.server, new_point.rate, old.name, old, new)
+        ComparedLoad(new_point.server, new_point.rate, old.name, old, new)
         for old_point, new_point in _pairs(before, after)
         for old, new in zip(old_point.loads, new_point.loads, strict=True)
     ]
-    return Comparison(before, after, rows, list(_notes(before, after)))
+    return ResultComparison(before, after, rows, list(_notes(before, after)))
 
 
-def _differences(before: Result, after: Result) -> Iterator[str]:
+def _differences(before: BenchResult, after: BenchResult) -> Iterator[str]:
     for name in _SAME:
         old, new = getattr(before.setup, name), getattr(after.setup, name)
         if name == "texts":  # the file's place does not matter, its content does
@@ -90,7 +90,7 @@ def _differences(before: Result, after: Result) -> Iterator[str]:
             yield f"the {which} was ended early"
 
 
-def _load_differences(before: Result, after: Result) -> Iterator[str]:
+def _load_differences(before: BenchResult, after: BenchResult) -> Iterator[str]:
     old, new = ({load.name: load for load in result.setup.loads} for result in (before, after))
     if list(old) != list(new):
         yield f"loads {', '.join(old)} and {', '.join(new)}"
@@ -106,7 +106,7 @@ def _shown(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _pairs(before: Result, after: Result) -> Iterator[tuple[PointResult, PointResult]]:
+def _pairs(before: BenchResult, after: BenchResult) -> Iterator[tuple[PointResult, PointResult]]:
     """Points of the same rate and server; where each result has one server, whatever its name."""
     order = {server.name: number for number, server in enumerate(before.servers)}
     old = {(order[point.server], point.rate): point for point in before.points}
@@ -115,7 +115,7 @@ def _pairs(before: Result, after: Result) -> Iterator[tuple[PointResult, PointRe
         yield old[order[point.server], point.rate], point
 
 
-def _notes(before: Result, after: Result) -> Iterator[str]:
+def _notes(before: BenchResult, after: BenchResult) -> Iterator[str]:
     for name in ("duration_s", "warmup_s", "workers", "header_names"):
         old, new = getattr(before.setup, name), getattr(after.setup, name)
         if old != new:
@@ -139,7 +139,7 @@ def _figures(load: LoadResult) -> list[float | None]:
     return [load.requests_per_s, found.p50, found.p90, found.p99, found.p999, found.max]
 
 
-def as_text(comparison: Comparison, before: Path, after: Path) -> str:
+def as_text(comparison: ResultComparison, before: Path, after: Path) -> str:
     """For a terminal."""
     header = ("server", "load", "asked/s", "", *_FIGURES, "failed")
     shown: list[list[str]] = []
@@ -153,14 +153,14 @@ def as_text(comparison: Comparison, before: Path, after: Path) -> str:
     return "\n".join([*lines_, rendered(header, shown, num_names=2), *comparison.notes])
 
 
-def _cells(row: Row) -> tuple[list[str], list[str], list[str]]:
+def _cells(row: ComparedLoad) -> tuple[list[str], list[str], list[str]]:
     figures = list(row.figures)
     old = [ms(value) for _, value, _, _ in figures]
     new = [ms(value) for _, _, value, _ in figures]
     return old, new, ["-" if ratio is None else f"{ratio:.3f}" for _, _, _, ratio in figures]
 
 
-def page(comparison: Comparison, before: Path, after: Path) -> str:
+def page(comparison: ResultComparison, before: Path, after: Path) -> str:
     """As a page that needs nothing but itself."""
     parts = ["<h1>Two loads compared</h1>"]
     named = [("A", before, comparison.before), ("B", after, comparison.after)]
@@ -182,7 +182,7 @@ def page(comparison: Comparison, before: Path, after: Path) -> str:
     return document("Two loads compared", parts, lines.STYLE)
 
 
-def _chart(row: Row, name: str, comparison: Comparison) -> str:
+def _chart(row: ComparedLoad, name: str, comparison: ResultComparison) -> str:
     curves = [(label, curve(load.histogram)) for label, load in (("A", row.before), ("B", row.after))]
     shown = [
         Line(label, [(tail(each), value) for each, value in points], number % NUM_COLORS + 1, number)

@@ -6,15 +6,15 @@ import importlib.metadata
 import platform
 from pathlib import Path
 
-from bei.cli.bench.result import Machine
+from bei.cli.bench.result import GeneratorMachine
 from bei.utils.cpu_count import usable_cores
 
 _PACKAGES = ("bei", "hdrhistogram", "httptools", "msgspec")
 
 
-def machine_facts() -> Machine:
+def machine_facts() -> GeneratorMachine:
     """No name and no address: results are passed on."""
-    return Machine(
+    return GeneratorMachine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=_cpu(),
         cores=usable_cores(),

@@ -17,7 +17,7 @@ Check = Callable[[bytes, int], "str | None"]
 
 
 @dataclass(frozen=True)
-class Dialect:
+class BenchDialect:
     """How one route is asked. ``body(texts, query, model)``: of the ``texts`` of a request; ``query`` for rerankers.
     ``needs_model``: servers want to be told which model they serve."""
 
@@ -173,17 +173,17 @@ def _ranks(indices: Sequence[int], num_inputs: int) -> str | None:
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
-        Dialect("openai", "/v1/embeddings", "embeddings in base64", _openai, _check_openai),
-        Dialect("openai-float", "/v1/embeddings", "embeddings as numbers", _openai_floats, _check_openai),
-        Dialect("tei", "/embed", "text-embeddings-inference: embeddings", _tei, _check_tei, needs_model=False),
-        Dialect("rerank", "/v1/rerank", "Cohere, Jina, vLLM, Infinity", _rerank, _check_rerank, has_query=True),
-        Dialect(
+        BenchDialect("openai", "/v1/embeddings", "embeddings in base64", _openai, _check_openai),
+        BenchDialect("openai-float", "/v1/embeddings", "embeddings as numbers", _openai_floats, _check_openai),
+        BenchDialect("tei", "/embed", "text-embeddings-inference: embeddings", _tei, _check_tei, needs_model=False),
+        BenchDialect("rerank", "/v1/rerank", "Cohere, Jina, vLLM, Infinity", _rerank, _check_rerank, has_query=True),
+        BenchDialect(
             *("tei-rerank", "/rerank", "text-embeddings-inference: scores", _tei_rerank, _check_tei_rerank),
             has_query=True,
             needs_model=False,
         ),
-        Dialect("classify", "/classify", "vLLM, Infinity", _classify, _check_classify),
-        Dialect(
+        BenchDialect("classify", "/classify", "vLLM, Infinity", _classify, _check_classify),
+        BenchDialect(
             *("tei-predict", "/predict", "text-embeddings-inference: labels", _tei_predict, _check_tei_predict),
             needs_model=False,
         ),

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from bei.cli.bench.http1 import Answer, NotHttpError
-from bei.cli.bench.sockets import Channel, Wire
+from bei.cli.bench.http1 import HttpResponse, NotHttpError
+from bei.cli.bench.sockets import ClientConnection, Network
 
 # What became of a request that has no HTTP status.
 BROKEN, UNANSWERED, TIMED_OUT, UNREACHABLE, NOT_HTTP = 0, -1, -2, -3, -4
@@ -28,7 +28,7 @@ _LONGEST_WAIT_S = 1.0
 _TRY_AGAIN = frozenset((429, 503))
 
 
-class Request:
+class LoadRequest:
     """One request, with all its tries. ``due_s``: when the first one was due, ``try_due_s``: when this one was.
 
     ``taken_s``: when the driver came to it; ``sent_s``: when it was given to a connection, -1 where it never was.
@@ -52,15 +52,17 @@ class Request:
         self.link: _Link | None = None
 
 
-class Sink(Protocol):
+class RequestSink(Protocol):
     """Who writes down what happens."""
 
-    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
+    def ended(
+        self, request: LoadRequest, done_s: float, fate: int, answer: HttpResponse | None, again_s: float | None
+    ) -> None:
         """A try has ended: ``fate`` is its status, or one of the above; ``again_s``: it is made anew after so long."""
 
 
 @dataclass
-class Stream:
+class RequestStream:
     """One kind of traffic. ``concurrency`` makes it a closed loop, ``arrivals`` (seconds, ascending) an open one.
 
     ``content()``: the next request and how many inputs it has; None: no more (of a closed loop). ``retry``, on 429 and
@@ -70,7 +72,7 @@ class Stream:
 
     name: str
     content: Callable[[], tuple[bytes, int] | None]
-    sink: Sink
+    sink: RequestSink
     concurrency: int | None = None
     arrivals: Iterator[float] | None = None
     max_connections: int = 1000
@@ -83,15 +85,15 @@ class Stream:
 class _Traffic:
     """A stream under way."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: RequestStream) -> None:
         if (stream.concurrency is None) == (stream.arrivals is None):
             raise ValueError("a stream has either a concurrency or arrivals")
         self.stream = stream
         self.is_open_loop = stream.arrivals is not None
         self.most_links = stream.max_connections if stream.concurrency is None else stream.concurrency
-        self.backlog: deque[Request] = deque()
-        self.deadlines: deque[Request] = deque()  # by when they were due
-        self.unanswered: dict[Request, None] = {}
+        self.backlog: deque[LoadRequest] = deque()
+        self.deadlines: deque[LoadRequest] = deque()  # by when they were due
+        self.unanswered: dict[LoadRequest, None] = {}
         self.idle: list[_Link] = []
         self.num_links = 0
         self.num_total: int | None = None  # None: more may come
@@ -104,7 +106,7 @@ class _Traffic:
         """Whether every request there is has ended."""
         return self.num_finished == self.num_total
 
-    def next_request(self, due_s: float) -> Request | None:
+    def next_request(self, due_s: float) -> LoadRequest | None:
         """The next one, or None."""
         if self.num_started == self.num_total:
             return None
@@ -112,7 +114,7 @@ class _Traffic:
         if made is None:
             self.num_total = self.num_started
             return None
-        request = Request(self, self.num_started, *made, due_s)
+        request = LoadRequest(self, self.num_started, *made, due_s)
         self.num_started += 1
         self.unanswered[request] = None
         if self.stream.timeout_s < math.inf:
@@ -123,13 +125,13 @@ class _Traffic:
 class _Link:
     """A connection, with at most one request on its way."""
 
-    def __init__(self, driver: Driver, traffic: _Traffic) -> None:
+    def __init__(self, driver: LoadDriver, traffic: _Traffic) -> None:
         self.driver = driver
         self.traffic = traffic
-        self.request: Request | None = None
-        self.answer = Answer(keeps_body=traffic.stream.keeps_body)
+        self.request: LoadRequest | None = None
+        self.answer = HttpResponse(keeps_body=traffic.stream.keeps_body)
         self.num_used = 0
-        self.channel: Channel
+        self.channel: ClientConnection
 
     def received(self, data: bytes) -> None:
         self.driver.received(self, data)
@@ -138,7 +140,7 @@ class _Link:
         self.driver.ended(self, reason)
 
 
-class Driver:
+class LoadDriver:
     """Runs streams to their end.
 
     No request starts once ``seconds`` have passed or the stream called ``lead`` is over (whichever is given); what is
@@ -148,8 +150,8 @@ class Driver:
 
     def __init__(
         self,
-        wire: Wire,
-        streams: Sequence[Stream],
+        wire: Network,
+        streams: Sequence[RequestStream],
         *,
         seconds: float | None = None,
         lead: str | None = None,
@@ -284,7 +286,7 @@ class Driver:
         if (request := traffic.next_request(now)) is not None:
             self._start(request)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: LoadRequest) -> None:
         """Send over an idle connection or a new one, or wait for one."""
         traffic = request.stream
         if traffic.idle:
@@ -340,7 +342,7 @@ class Driver:
         else:
             self._finish(request, UNREACHABLE if reason else BROKEN, None)
 
-    def _answered(self, link: _Link, request: Request) -> None:
+    def _answered(self, link: _Link, request: LoadRequest) -> None:
         answer = link.answer
         link.request = None
         if answer.keeps_connection:
@@ -358,7 +360,7 @@ class Driver:
         link.channel.close()
         link.traffic.num_links -= 1
 
-    def _time_out(self, request: Request) -> None:
+    def _time_out(self, request: LoadRequest) -> None:
         if not request.is_done:
             if request.link is not None:
                 self._drop(request.link)
@@ -366,7 +368,7 @@ class Driver:
 
     # What follows.
 
-    def _finish(self, request: Request, fate: int, answer: Answer | None) -> None:
+    def _finish(self, request: LoadRequest, fate: int, answer: HttpResponse | None) -> None:
         """Write down what happened, then do what follows from it."""
         now, traffic = self.now(), request.stream
         request.link = None
@@ -400,11 +402,11 @@ class Driver:
         elif not traffic.is_open_loop:
             self._follow(traffic)
 
-    def _try_again(self, request: Request) -> None:
+    def _try_again(self, request: LoadRequest) -> None:
         if not request.is_done:
             self._start(request)
 
-    def _again_s(self, stream: Stream, fate: int, answer: Answer | None) -> float | None:
+    def _again_s(self, stream: RequestStream, fate: int, answer: HttpResponse | None) -> float | None:
         """Seconds after which the stream's policy tries again, or None."""
         may = self._stopped_s is None or not self._abandons_waiting
         if fate not in _TRY_AGAIN or stream.retry == "never" or self._is_aborted or not may:
@@ -412,7 +414,7 @@ class Driver:
         return stream.poll_s if stream.retry == "poll" else retry_after_s(answer)
 
 
-def retry_after_s(answer: Answer | None) -> float | None:
+def retry_after_s(answer: HttpResponse | None) -> float | None:
     """What an answer says of when to come back: ``retry-after-ms``, else ``retry-after`` in seconds; None: nothing."""
     if answer is None:
         return None

@@ -27,7 +27,7 @@ class NotHttpError(Exception):
     """What came is no answer of HTTP/1.1."""
 
 
-class Answer:
+class HttpResponse:
     """The answers of one connection, one after the other: ``begin``, then ``feed`` until it says that one is whole.
 
     ``keeps_body`` False: bodies are counted, and only their first bytes kept.

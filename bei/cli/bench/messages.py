@@ -6,16 +6,16 @@ import msgspec
 
 from bei.cli.bench.arrivals import LoadPlan
 from bei.cli.bench.recording import Interval
-from bei.cli.bench.target import Target, TlsPlan
+from bei.cli.bench.target import BenchTarget, TlsPlan
 from bei.cli.bench.texts import TextsPlan
 
 
-class Task(msgspec.Struct, frozen=True):
+class WorkerTask(msgspec.Struct, frozen=True):
     """One point of a run for one worker. Its window is ``warmup_s`` to ``warmup_s + duration_s``."""
 
     worker: int
     num_workers: int
-    target: Target
+    target: BenchTarget
     tls: TlsPlan
     headers: dict[str, str]
     dialect: str
@@ -31,7 +31,7 @@ class Task(msgspec.Struct, frozen=True):
     seed: int
 
 
-class Go(msgspec.Struct, frozen=True):
+class StartPoint(msgspec.Struct, frozen=True):
     """Begin when CLOCK_MONOTONIC says ``started_s``."""
 
     started_s: float
@@ -45,24 +45,24 @@ class LoadReport(msgspec.Struct, frozen=True):
     intervals: list[Interval]
 
 
-class Tick(msgspec.Struct, frozen=True, tag="tick"):
+class PointProgress(msgspec.Struct, frozen=True, tag="tick"):
     """So far. ``cpu_s``: the worker's, since the window began."""
 
     loads: list[LoadReport]
     cpu_s: float
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The worker can begin."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
     """It cannot: ``message`` is for people."""
 
     message: str
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class PointDone(msgspec.Struct, frozen=True, tag="done"):
     """The point is over. ``cpu_s``: the worker's within the window, which for it was ``window_s`` long."""
 
     loads: list[LoadReport]
@@ -72,4 +72,4 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     window_s: float
 
 
-FromWorker = Tick | Ready | Failed | Done
+FromWorker = PointProgress | WorkerReady | WorkerFailed | PointDone

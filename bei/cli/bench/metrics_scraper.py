@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from bei.cli.bench.result import ServerSample
-from bei.cli.bench.target import Target
+from bei.cli.bench.target import BenchTarget
 
 _TIMEOUT_S = 5.0
 _LANES = ("interactive", "bulk")
@@ -23,10 +23,10 @@ _READ = re.compile(
 )
 
 # Values by metric and lane (empty where it has none), summed over models.
-Values = Mapping[tuple[str, str], float]
+MetricValues = Mapping[tuple[str, str], float]
 
 
-def values_of(text: str) -> Values:
+def values_of(text: str) -> MetricValues:
     """Those of the exposition ``text`` that are read here."""
     values: dict[tuple[str, str], float] = defaultdict(float)
     for name, labels, value in _LINE.findall(text):
@@ -36,7 +36,7 @@ def values_of(text: str) -> Values:
     return values
 
 
-def get(target: Target, tls: ssl.SSLContext | None, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+def get(target: BenchTarget, tls: ssl.SSLContext | None, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     """GET ``path`` behind the target's host: status and body. Raises OSError, HTTPException."""
     connection = (
         http.client.HTTPSConnection(target.host, target.port, timeout=_TIMEOUT_S, context=tls)
@@ -51,17 +51,17 @@ def get(target: Target, tls: ssl.SSLContext | None, path: str, headers: Mapping[
         connection.close()
 
 
-class Scraper:
+class MetricsScraper:
     """Asks ``/metrics`` every ``interval_s`` in a thread of its own, from ``begin`` to ``end``."""
 
     def __init__(
-        self, target: Target, tls: ssl.SSLContext | None, headers: Mapping[str, str], interval_s: float
+        self, target: BenchTarget, tls: ssl.SSLContext | None, headers: Mapping[str, str], interval_s: float
     ) -> None:
         self._target = target
         self._tls = tls
         self._headers = headers
         self._interval_s = interval_s
-        self._scrapes: list[tuple[float, Values]] = []
+        self._scrapes: list[tuple[float, MetricValues]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="bei-bench-scraper")
 
@@ -88,7 +88,7 @@ class Scraper:
                 self._scrapes.append((time.monotonic(), values_of(body.decode(errors="replace"))))
 
 
-def samples_of(scrapes: list[tuple[float, Values]]) -> list[ServerSample]:
+def samples_of(scrapes: list[tuple[float, MetricValues]]) -> list[ServerSample]:
     """What happened between each scrape and the next; those that end before time 0 are left out."""
     return [
         _sample(at_s, until_s - at_s, before, after)
@@ -97,7 +97,7 @@ def samples_of(scrapes: list[tuple[float, Values]]) -> list[ServerSample]:
     ]
 
 
-def _sample(at_s: float, lasts_s: float, before: Values, after: Values) -> ServerSample:
+def _sample(at_s: float, lasts_s: float, before: MetricValues, after: MetricValues) -> ServerSample:
     def grown(name: str, lane: str = "") -> float:
         return after.get((name, lane), 0.0) - before.get((name, lane), 0.0)
 

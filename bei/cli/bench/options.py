@@ -11,8 +11,8 @@ from typing import Any
 
 from bei.cli.bench.arrivals import LoadPlan, check_words, load_of
 from bei.cli.bench.dialects import DIALECTS
-from bei.cli.bench.result import Setup
-from bei.cli.bench.target import Target, TlsPlan, headers_of, key_of, target_of
+from bei.cli.bench.result import BenchSetup
+from bei.cli.bench.target import BenchTarget, TlsPlan, headers_of, key_of, target_of
 from bei.cli.bench.texts import TextsPlan, plan_of
 from bei.errors import ConfigError
 
@@ -126,11 +126,11 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """A run, checked. ``models``: one a server, None where it is to be found out."""
 
-    setup: Setup
-    targets: list[Target]
+    setup: BenchSetup
+    targets: list[BenchTarget]
     models: list[str | None]
     path: str | None
     tls: TlsPlan
@@ -141,7 +141,7 @@ class Plan:
     fails_on_errors: bool
 
 
-def plan_from(options: dict[str, Any]) -> Plan:
+def plan_from(options: dict[str, Any]) -> BenchPlan:
     """Raises ConfigError for what cannot be or contradicts itself."""
     targets = _targets(options["servers"])
     models = options["model"] or [None]
@@ -157,7 +157,7 @@ def plan_from(options: dict[str, Any]) -> Plan:
     if options["path"] is not None and not options["path"].startswith("/"):
         raise ConfigError(f"--path must begin with a slash, not {options['path']!r}.")
     texts = plan_of(options["texts"], options["seed"], options["repeat_texts"])
-    return Plan(
+    return BenchPlan(
         setup=_setup(options, texts),
         targets=targets,
         models=models * len(targets) if len(models) == 1 else models,
@@ -171,7 +171,7 @@ def plan_from(options: dict[str, Any]) -> Plan:
     )
 
 
-def _targets(given: Sequence[str]) -> list[Target]:
+def _targets(given: Sequence[str]) -> list[BenchTarget]:
     targets = [target_of(text, number) for number, text in enumerate(given, 1)]
     names = [target.name for target in targets]
     if len(set(names)) < len(names):
@@ -179,9 +179,9 @@ def _targets(given: Sequence[str]) -> list[Target]:
     return targets
 
 
-def _setup(options: dict[str, Any], texts: TextsPlan) -> Setup:
+def _setup(options: dict[str, Any], texts: TextsPlan) -> BenchSetup:
     duration_s = options["duration"]
-    return Setup(
+    return BenchSetup(
         dialect=options["dialect"],
         loads=_loads(options, texts),
         texts=texts,

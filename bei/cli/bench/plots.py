@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bei.cli.bench.recording import curve
-from bei.cli.bench.result import LoadResult, PointResult, Result, ServerFacts, ServerSample
+from bei.cli.bench.result import BenchResult, LoadResult, PointResult, ServerFacts, ServerSample
 from bei.cli.bench.warnings import plan_of_load
 from bei.utils.html.line_chart import NUM_COLORS, Axis, Line, line_chart, linear_axis, log_axis, percentile_axis, tail
 
 
-def sweep_charts(result: Result) -> Iterator[str]:
+def sweep_charts(result: BenchResult) -> Iterator[str]:
     """Latency and answers against the rate of a sweep: two charts for the load that is swept, one for each other."""
     for index, plan in enumerate(result.setup.loads):
         of_load = [
@@ -33,7 +33,7 @@ def sweep_charts(result: Result) -> Iterator[str]:
         yield line_chart(f"sweep-answers-{index}", title, lines, x, y, height=170)
 
 
-def _latency_lines(result: Result, of_load: Sequence[tuple[str, float, LoadResult]]) -> Iterator[Line]:
+def _latency_lines(result: BenchResult, of_load: Sequence[tuple[str, float, LoadResult]]) -> Iterator[Line]:
     """One server: a colour a percentile. Several: a colour a server, a dash a percentile."""
     for color, server in _colored(result):
         own = [(rate, load.latency) for name, rate, load in of_load if name == server.name]
@@ -46,7 +46,7 @@ def _latency_lines(result: Result, of_load: Sequence[tuple[str, float, LoadResul
             yield Line("P99", [(rate, found.p99) for rate, found in own], 3)
 
 
-def percentile_chart(result: Result, points: Sequence[PointResult], name: str) -> str:
+def percentile_chart(result: BenchResult, points: Sequence[PointResult], name: str) -> str:
     """The percentile curves of all loads of ``points``."""
     found = [(point, load, curve(load.histogram)) for point in points for load in point.loads]
     lines = [
@@ -72,7 +72,7 @@ def latency_chart(point: PointResult, name: str) -> str:
     return line_chart(name, "Latency over time", lines, _time_axis(point), _ms_axis(lines))
 
 
-def throughput_chart(result: Result, point: PointResult, name: str) -> str:
+def throughput_chart(result: BenchResult, point: PointResult, name: str) -> str:
     """Answers a second over time, failures where there are any, and what was asked for."""
     lines: list[Line] = []
     for number, load in enumerate(point.loads):
@@ -127,7 +127,7 @@ def _values(lines: Sequence[Line]) -> list[float]:
     return [value for line in lines for _, value in line.shown]
 
 
-def _colored(result: Result) -> Iterator[tuple[int, ServerFacts]]:
+def _colored(result: BenchResult) -> Iterator[tuple[int, ServerFacts]]:
     for number, server in enumerate(result.servers):
         yield number % NUM_COLORS + 1, server
 

@@ -12,15 +12,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bei.cli.bench.recording import Merged
-from bei.cli.bench.result import PointResult, Setup
+from bei.cli.bench.recording import MergedIntervals
+from bei.cli.bench.result import BenchSetup, PointResult
 from bei.cli.bench.workers import PointRecord
 
 
-class Live:
+class ProgressDisplay:
     """Use as a context manager around the points."""
 
-    def __init__(self, setup: Setup, num_points: int, console: Console | None = None) -> None:
+    def __init__(self, setup: BenchSetup, num_points: int, console: Console | None = None) -> None:
         self._setup = setup
         self._num_points = num_points
         self._console = console or Console(stderr=True)
@@ -30,7 +30,7 @@ class Live:
         self._title = ""
         self._shown_s = -1.0  # elapsed seconds of the point
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> ProgressDisplay:
         if self._live is not None:
             self._live.start()
         return self
@@ -70,7 +70,7 @@ class Live:
         for load in setup.loads:
             found = record.loads[load.name]
             # The last interval that all workers have reported.
-            last = found.intervals[max(found.intervals)] if found.intervals else Merged()
+            last = found.intervals[max(found.intervals)] if found.intervals else MergedIntervals()
             p50, p99 = found.total.latency.percentiles_ms([50, 99])
             table.add_row(
                 load.name,

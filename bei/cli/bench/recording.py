@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from hdrh.histogram import HdrHistogram
 
-from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Request
-from bei.cli.bench.http1 import Answer
+from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, LoadRequest
+from bei.cli.bench.http1 import HttpResponse
 
 # 2 ** 32 microseconds are over an hour; what is longer counts as so long.
 _MOST_US = (1 << 32) - 1
@@ -45,7 +45,7 @@ class PackedHistogram(msgspec.Struct, frozen=True):
     max_us: int = 0
 
 
-class Histogram:
+class LatencyHistogram:
     """Latencies. Exact but for percentiles, which are up to 0.1 % too high."""
 
     def __init__(self) -> None:
@@ -157,12 +157,14 @@ class LoadRecorder:
         self._closed: list[Interval] = []
         self._current = Interval(index=0)
         self._failures: Counter[str] = Counter()
-        self._latency = Histogram()
-        self._lateness = Histogram()
+        self._latency = LatencyHistogram()
+        self._lateness = LatencyHistogram()
         self.errors: list[str] = []
 
-    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
-        """A try has ended (``bei.cli.bench.driver.Sink``)."""
+    def ended(
+        self, request: LoadRequest, done_s: float, fate: int, answer: HttpResponse | None, again_s: float | None
+    ) -> None:
+        """A try has ended (``bei.cli.bench.driver.RequestSink``)."""
         since_s = done_s - self._begin_s
         is_recorded = self._begin_s <= request.due_s < self._end_s
         if since_s < 0:
@@ -185,7 +187,7 @@ class LoadRecorder:
             if self._is_open_loop:
                 self._lateness.record(request.taken_s - request.due_s)
 
-    def _problem(self, request: Request, fate: int, answer: Answer | None) -> str | None:
+    def _problem(self, request: LoadRequest, fate: int, answer: HttpResponse | None) -> str | None:
         """The kind of failure; None: the answer is good."""
         if answer is None:
             return KINDS[fate]
@@ -213,7 +215,7 @@ class LoadRecorder:
         interval.latency, interval.lateness = self._latency.packed(), self._lateness.packed()
         if interval.answers or interval.retries or interval.failures:
             self._closed.append(interval)
-        self._failures, self._latency, self._lateness = Counter(), Histogram(), Histogram()
+        self._failures, self._latency, self._lateness = Counter(), LatencyHistogram(), LatencyHistogram()
 
     def take(self, now_s: float, *, is_last: bool = False) -> list[Interval]:
         """The intervals that are over at ``now_s`` and were not taken before; all where ``is_last``."""
@@ -226,14 +228,14 @@ class LoadRecorder:
         return taken
 
 
-class Merged:
+class MergedIntervals:
     """Intervals of the same index of several processes, as they come in; and the sum of all."""
 
     def __init__(self) -> None:
         self.answers = self.inputs = self.bytes_received = self.retries = 0
         self.failures: Counter[str] = Counter()
-        self.latency = Histogram()
-        self.lateness = Histogram()
+        self.latency = LatencyHistogram()
+        self.lateness = LatencyHistogram()
 
     def add(self, interval: Interval) -> None:
         """One more."""
@@ -246,9 +248,9 @@ class Merged:
         self.lateness.add(interval.lateness)
 
 
-def merged(intervals: Iterable[Interval]) -> Merged:
+def merged(intervals: Iterable[Interval]) -> MergedIntervals:
     """The sum of intervals."""
-    total = Merged()
+    total = MergedIntervals()
     for interval in intervals:
         total.add(interval)
     return total
@@ -256,7 +258,7 @@ def merged(intervals: Iterable[Interval]) -> Merged:
 
 def curve(packed: PackedHistogram, num_points: int = 60) -> list[tuple[float, float]]:
     """Points (percentile, ms) of the percentile curve, ever closer to 100 as far as the latencies carry it."""
-    histogram = Histogram()
+    histogram = LatencyHistogram()
     histogram.add(packed)
     if not histogram.count:
         return []

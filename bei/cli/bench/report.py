@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from bei.cli.bench import plots
-from bei.cli.bench.result import IntervalResult, Result, ServerFacts, ServerSample
+from bei.cli.bench.result import BenchResult, IntervalResult, ServerFacts, ServerSample
 from bei.cli.bench.terminal import ms, row_of
 from bei.cli.bench.warnings import MOST_CPU_SHARE, named
 from bei.utils.html import line_chart
@@ -22,7 +22,7 @@ details {{ margin: .75rem 0; }} summary {{ cursor: pointer; color: var(--quiet);
 """
 
 
-def report_page(result: Result) -> str:
+def report_page(result: BenchResult) -> str:
     """The page."""
     names = " and ".join(server.name if len(result.servers) > 1 else server.url for server in result.servers)
     parts = [
@@ -40,7 +40,7 @@ def report_page(result: Result) -> str:
     return document(f"Load on {names}", parts, _STYLE)
 
 
-def _verdict(result: Result) -> Iterator[str]:
+def _verdict(result: BenchResult) -> Iterator[str]:
     if not result.warnings:
         yield (
             '<p class="verdict pass"><strong>No warnings</strong> Every request was answered as the dialect asks, '
@@ -53,7 +53,7 @@ def _verdict(result: Result) -> Iterator[str]:
     yield f'<div class="verdict {kind}"><strong>{count}</strong><ul>{items}</ul></div>'
 
 
-def _results(result: Result) -> Iterator[str]:
+def _results(result: BenchResult) -> Iterator[str]:
     yield "<h2>Results</h2>"
     header = [
         "Server",
@@ -85,17 +85,17 @@ def _results(result: Result) -> Iterator[str]:
         yield "<ul>" + "".join(f"<li><bdi>{safe(error)}</bdi></li>" for error in errors) + "</ul>"
 
 
-def _sweep(result: Result) -> Iterator[str]:
+def _sweep(result: BenchResult) -> Iterator[str]:
     yield "<h2>Against the rate</h2>"
     yield from plots.sweep_charts(result)
 
 
-def _curves(result: Result) -> Iterator[str]:
+def _curves(result: BenchResult) -> Iterator[str]:
     yield "<h2>Percentiles</h2>"
     yield plots.percentile_chart(result, result.points, "percentiles")
 
 
-def _points(result: Result) -> Iterator[str]:
+def _points(result: BenchResult) -> Iterator[str]:
     yield "<h2>Over time</h2>"
     for number, point in enumerate(result.points):
         if len(result.points) > 1:
@@ -109,7 +109,7 @@ def _points(result: Result) -> Iterator[str]:
             yield from plots.server_charts(point, point.samples, f"server-{number}")
 
 
-def _generator(result: Result) -> Iterator[str]:
+def _generator(result: BenchResult) -> Iterator[str]:
     yield "<h2>The generator</h2>"
     yield (
         f'<p class="quiet">A process that makes load and uses more than {MOST_CPU_SHARE:.0%} of a core, or sends late, '
@@ -130,7 +130,7 @@ def _generator(result: Result) -> Iterator[str]:
     yield table("Shares of a core; lateness in milliseconds from due until the generator came to it", header, rows)
 
 
-def _setup(result: Result) -> Iterator[str]:
+def _setup(result: BenchResult) -> Iterator[str]:
     setup, machine = result.setup, result.machine
     yield "<h2>What was measured</h2>"
     rows = [("Command", shlex.join(result.command)), ("Dialect", setup.dialect)]
@@ -151,7 +151,7 @@ def _setup(result: Result) -> Iterator[str]:
         yield '<p class="quiet">The server shared its machine with the generator, which took its time from it.</p>'
 
 
-def _texts(result: Result) -> str:
+def _texts(result: BenchResult) -> str:
     texts = result.setup.texts
     if texts.file is not None:
         source = f"{texts.num_lines} lines of {texts.file} (SHA-256 {texts.sha256})"
@@ -167,7 +167,7 @@ def _server(server: ServerFacts) -> str:
     return f"{server.url}{model}{', ' + server.software if server.software else ''}"
 
 
-def _legend(result: Result) -> Iterator[str]:
+def _legend(result: BenchResult) -> Iterator[str]:
     yield "<h2>How to read it</h2>"
     yield (
         '<p class="quiet">An open loop sends at its rate whatever becomes of the requests, as users who know '
@@ -188,7 +188,7 @@ def _legend(result: Result) -> Iterator[str]:
 # All that the JSON has, as it has it.
 
 
-def _all_figures(result: Result) -> Iterator[str]:
+def _all_figures(result: BenchResult) -> Iterator[str]:
     yield "<h2>All figures</h2>"
     content = msgspec.to_builtins(result)
     about = {key: value for key, value in content.items() if key != "points"}

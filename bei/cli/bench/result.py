@@ -20,7 +20,7 @@ PERCENTILES = {"p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, 
 _MOST_BYTES = 500_000_000
 
 
-class Latency(msgspec.Struct, frozen=True):
+class LatencyFigures(msgspec.Struct, frozen=True):
     """Of good answers to requests that were due in the window: from when they were due (of a closed loop: sent)."""
 
     count: int
@@ -61,7 +61,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     failures: dict[str, int]
     retries: int
     reconnects: int
-    latency: Latency
+    latency: LatencyFigures
     lateness_p50: float | None
     lateness_p99: float | None
     lateness_max: float | None
@@ -113,7 +113,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
     info: dict[str, Any] | None
 
 
-class Machine(msgspec.Struct, frozen=True):
+class GeneratorMachine(msgspec.Struct, frozen=True):
     """Where the load was made."""
 
     system: str
@@ -123,7 +123,7 @@ class Machine(msgspec.Struct, frozen=True):
     packages: dict[str, str]
 
 
-class Setup(msgspec.Struct, frozen=True):
+class BenchSetup(msgspec.Struct, frozen=True):
     """What was asked: results are comparable where these agree."""
 
     dialect: str
@@ -139,7 +139,7 @@ class Setup(msgspec.Struct, frozen=True):
     header_names: list[str]
 
 
-class Result(msgspec.Struct, frozen=True):
+class BenchResult(msgspec.Struct, frozen=True):
     """A run."""
 
     schema: int
@@ -148,8 +148,8 @@ class Result(msgspec.Struct, frozen=True):
     command: list[str]
     interrupted: bool
     warnings: list[str]
-    setup: Setup
-    machine: Machine
+    setup: BenchSetup
+    machine: GeneratorMachine
     servers: list[ServerFacts]
     points: list[PointResult]
 
@@ -165,12 +165,12 @@ class Result(msgspec.Struct, frozen=True):
         )
 
 
-def write_result(result: Result, path: Path) -> None:
+def write_result(result: BenchResult, path: Path) -> None:
     """As JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
-def read_result(path: Path) -> Result:
+def read_result(path: Path) -> BenchResult:
     """Raises BenchError."""
     try:
         content = read_bounded(path, _MOST_BYTES)
@@ -178,7 +178,7 @@ def read_result(path: Path) -> Result:
         schema = msgspec.json.decode(found.get("schema", b"null"))
         if schema != SCHEMA:
             raise BenchError(f"{path} is no result of this bei bench: its schema is {schema}, not {SCHEMA}.")
-        return msgspec.json.decode(content, type=Result)
+        return msgspec.json.decode(content, type=BenchResult)
     except FileNotFoundError:
         raise BenchError(f"{path} is not there.") from None
     except (OSError, UnfitError, msgspec.MsgspecError) as error:

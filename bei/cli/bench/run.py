@@ -13,28 +13,28 @@ import msgspec
 
 from bei import __version__
 from bei.cli.bench.cpu_use import machine_facts
-from bei.cli.bench.messages import Task
-from bei.cli.bench.metrics_scraper import Scraper
-from bei.cli.bench.options import Plan, plan_from
-from bei.cli.bench.progress import Live
-from bei.cli.bench.recording import Histogram, Merged
+from bei.cli.bench.messages import WorkerTask
+from bei.cli.bench.metrics_scraper import MetricsScraper
+from bei.cli.bench.options import BenchPlan, plan_from
+from bei.cli.bench.progress import ProgressDisplay
+from bei.cli.bench.recording import LatencyHistogram, MergedIntervals
 from bei.cli.bench.report import report_page
 from bei.cli.bench.result import (
     PERCENTILES,
     SCHEMA,
+    BenchResult,
     IntervalResult,
-    Latency,
+    LatencyFigures,
     LoadResult,
     PointResult,
-    Result,
     ServerFacts,
     write_result,
 )
-from bei.cli.bench.server_probe import Probe
+from bei.cli.bench.server_probe import ServerProbe
 from bei.cli.bench.target import shown_command
 from bei.cli.bench.terminal import summary
 from bei.cli.bench.warnings import warnings_of
-from bei.cli.bench.workers import Fleet, LoadRecord, PointRecord
+from bei.cli.bench.workers import LoadRecord, LoadWorkers, PointRecord
 
 
 def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:
@@ -42,10 +42,10 @@ def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:
     the run was ended early. Raises ConfigError, BenchError."""
     plan = plan_from(options)
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    probes = [Probe(plan, target, model) for target, model in zip(plan.targets, plan.models, strict=True)]
+    probes = [ServerProbe(plan, target, model) for target, model in zip(plan.targets, plan.models, strict=True)]
     servers = [probe.examine() for probe in probes]
     points, is_interrupted = _measure(plan, servers, [probe.path for probe in probes])
-    result = Result(
+    result = BenchResult(
         schema=SCHEMA,
         bei=__version__,
         started=started,
@@ -66,7 +66,7 @@ def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:
     return 1 if plan.fails_on_errors and result.num_failed else 0
 
 
-def _written(result: Result, out: Path | None) -> list[Path]:
+def _written(result: BenchResult, out: Path | None) -> list[Path]:
     if out is None:
         return []
     as_json, as_html = Path(f"{out}.json"), Path(f"{out}.html")
@@ -75,12 +75,12 @@ def _written(result: Result, out: Path | None) -> list[Path]:
     return [as_json, as_html]
 
 
-def _measure(plan: Plan, servers: Sequence[ServerFacts], paths: Sequence[str]) -> tuple[list[PointResult], bool]:
+def _measure(plan: BenchPlan, servers: Sequence[ServerFacts], paths: Sequence[str]) -> tuple[list[PointResult], bool]:
     """All points; servers take turns at each rate, so that what changes on the machine meets them alike."""
     rates: list[float | None] = [*plan.setup.rates] if plan.setup.rates else [None]
     num_points = len(rates) * len(servers)
     points: list[PointResult] = []
-    with Fleet(plan.setup.workers) as fleet, Live(plan.setup, num_points) as live:
+    with LoadWorkers(plan.setup.workers) as fleet, ProgressDisplay(plan.setup, num_points) as live:
         for rate in rates:
             for number, facts in enumerate(servers):
                 tasks = tasks_of(plan, number, facts, paths[number], rate)
@@ -106,12 +106,12 @@ def _measure(plan: Plan, servers: Sequence[ServerFacts], paths: Sequence[str]) -
     return points, False
 
 
-def tasks_of(plan: Plan, number: int, facts: ServerFacts, path: str, rate: float | None) -> list[Task]:
+def tasks_of(plan: BenchPlan, number: int, facts: ServerFacts, path: str, rate: float | None) -> list[WorkerTask]:
     """A point's task for each worker."""
     setup = plan.setup
     loads = [msgspec.structs.replace(load, rate=rate) if load.is_swept else load for load in setup.loads]
     return [
-        Task(
+        WorkerTask(
             worker=worker,
             num_workers=setup.workers,
             target=plan.targets[number],
@@ -133,15 +133,15 @@ def tasks_of(plan: Plan, number: int, facts: ServerFacts, path: str, rate: float
     ]
 
 
-def _scraper(plan: Plan, number: int, facts: ServerFacts) -> Scraper | None:
+def _scraper(plan: BenchPlan, number: int, facts: ServerFacts) -> MetricsScraper | None:
     target = plan.targets[number]
     if not plan.scrapes or facts.info is None:
         return None
     tls = plan.tls.context() if target.is_https else None
-    return Scraper(target, tls, plan.headers, max(1.0, plan.setup.interval_s))
+    return MetricsScraper(target, tls, plan.headers, max(1.0, plan.setup.interval_s))
 
 
-def point_of(plan: Plan, facts: ServerFacts, rate: float | None, record: PointRecord) -> PointResult:
+def point_of(plan: BenchPlan, facts: ServerFacts, rate: float | None, record: PointRecord) -> PointResult:
     """The figures of what the workers have reported."""
     setup = plan.setup
     measured_s = setup.duration_s
@@ -187,15 +187,17 @@ def load_result(name: str, record: LoadRecord, measured_s: float, interval_s: fl
         lateness_p99=_rounded(lateness[1]),
         lateness_max=_rounded(total.lateness.max_ms),
         errors=record.errors,
-        intervals=[_interval(index * interval_s, record.intervals.get(index, Merged())) for index in range(num_shown)],
+        intervals=[
+            _interval(index * interval_s, record.intervals.get(index, MergedIntervals())) for index in range(num_shown)
+        ],
         histogram=total.latency.packed(),
     )
 
 
-def _latency(histogram: Histogram) -> Latency:
+def _latency(histogram: LatencyHistogram) -> LatencyFigures:
     values = histogram.percentiles_ms(list(PERCENTILES.values()))
     figures = dict(zip(PERCENTILES, map(_rounded, values), strict=True))
-    return Latency(
+    return LatencyFigures(
         count=histogram.count,
         mean=_rounded(histogram.mean_ms),
         min=_rounded(histogram.min_ms),
@@ -204,7 +206,7 @@ def _latency(histogram: Histogram) -> Latency:
     )
 
 
-def _interval(at_s: float, merged: Merged) -> IntervalResult:
+def _interval(at_s: float, merged: MergedIntervals) -> IntervalResult:
     p50, p90, p99 = map(_rounded, merged.latency.percentiles_ms([50, 90, 99]))
     return IntervalResult(
         at_s=round(at_s, 3),

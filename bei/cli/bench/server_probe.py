@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 from bei.cli.bench.arrivals import LoadPlan
-from bei.cli.bench.dialects import DIALECTS, Dialect
+from bei.cli.bench.dialects import DIALECTS, BenchDialect
 from bei.cli.bench.metrics_scraper import get
-from bei.cli.bench.options import Plan
+from bei.cli.bench.options import BenchPlan
 from bei.cli.bench.result import ServerFacts
-from bei.cli.bench.target import Target, merged_headers
+from bei.cli.bench.target import BenchTarget, merged_headers
 from bei.cli.bench.texts import GeneratedTexts
 from bei.errors import BenchError
 
@@ -24,14 +24,14 @@ _OTHER_TEXTS = 1 << 30  # where the numbers of these texts begin: a run never co
 _MODELS = ("/v1/models", "/models")
 
 
-class Probe:
+class ServerProbe:
     """One server."""
 
-    def __init__(self, plan: Plan, target: Target, model: str | None) -> None:
+    def __init__(self, plan: BenchPlan, target: BenchTarget, model: str | None) -> None:
         self._plan = plan
         self._target = target
         self._tls = plan.tls.context() if target.is_https else None
-        self._dialect: Dialect = DIALECTS[plan.setup.dialect]
+        self._dialect: BenchDialect = DIALECTS[plan.setup.dialect]
         self._model = model
         self.path = target.path(plan.path or self._dialect.path)
 

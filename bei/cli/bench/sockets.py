@@ -21,7 +21,7 @@ _TRY_S = 5.0  # for each of several addresses
 _EXACT_S = 0.05  # shorter waits are exact; epoll alone waits whole milliseconds
 
 
-class Handler(Protocol):
+class ConnectionHandler(Protocol):
     """Who has a channel."""
 
     def received(self, data: bytes) -> None:
@@ -31,7 +31,7 @@ class Handler(Protocol):
         """The channel is closed, for ``reason`` where it was never open (else empty). Nothing comes any more."""
 
 
-class Channel(Protocol):
+class ClientConnection(Protocol):
     """A connection, or one that is being made."""
 
     def send(self, data: bytes) -> None:
@@ -41,13 +41,13 @@ class Channel(Protocol):
         """End it; the handler is not told."""
 
 
-class Wire(Protocol):
+class Network(Protocol):
     """What the driver has of the world."""
 
     def now(self) -> float:
         """Seconds of a clock that never goes back."""
 
-    def connect(self, handler: Handler) -> Channel:
+    def connect(self, handler: ConnectionHandler) -> ClientConnection:
         """Begin a connection to the server. Raises OSError."""
 
     def wait(self, timeout_s: float) -> None:
@@ -57,7 +57,7 @@ class Wire(Protocol):
         """Close what is open."""
 
 
-class Address:
+class ServerAddress:
     """Where a server is, looked up once: of several addresses (localhost's) the first at which somebody listens. Raises
     OSError."""
 
@@ -76,23 +76,23 @@ def _is_listening(family: socket.AddressFamily, address: tuple[Any, ...]) -> boo
         return tried.connect_ex(address) == 0
 
 
-class SocketWire:
+class SocketNetwork:
     """The real one, on Linux."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._closing: list[socket.socket] = []
-        self._channels: set[SocketChannel] = set()
+        self._channels: set[SocketConnection] = set()
 
     def now(self) -> float:
         """CLOCK_MONOTONIC, which all processes share."""
         return time.monotonic()
 
-    def connect(self, handler: Handler) -> SocketChannel:
+    def connect(self, handler: ConnectionHandler) -> SocketConnection:
         """Begin a connection. Raises OSError."""
-        channel = SocketChannel(self, self._address, handler)
+        channel = SocketConnection(self, self._address, handler)
         self._channels.add(channel)
         return channel
 
@@ -120,7 +120,7 @@ class SocketWire:
         if self._handlers.pop(number, None) is not None:
             self._epoll.unregister(number)
 
-    def forget(self, channel: SocketChannel, its_socket: socket.socket) -> None:
+    def forget(self, channel: SocketConnection, its_socket: socket.socket) -> None:
         """Close a channel's socket once all events at hand are handled: its number must not be given anew before."""
         self.unwatch(its_socket.fileno())
         self._channels.discard(channel)
@@ -138,10 +138,10 @@ class SocketWire:
             self._closing.pop().close()
 
 
-class SocketChannel:
+class SocketConnection:
     """A TCP connection. What is sent before it is open waits."""
 
-    def __init__(self, wire: SocketWire, address: Address, handler: Handler) -> None:
+    def __init__(self, wire: SocketNetwork, address: ServerAddress, handler: ConnectionHandler) -> None:
         self._wire = wire
         self._address = address
         self._handler = handler

@@ -40,7 +40,7 @@ class TlsPlan(msgspec.Struct, frozen=True):
         return context
 
 
-class Target(msgspec.Struct, frozen=True):
+class BenchTarget(msgspec.Struct, frozen=True):
     """A server. ``prefix``: the path of its URL, without a slash at the end."""
 
     name: str
@@ -69,7 +69,7 @@ class Target(msgspec.Struct, frozen=True):
         return "/" + "/".join([*prefix, *parts[shared:]])
 
 
-def target_of(text: str, number: int = 1) -> Target:
+def target_of(text: str, number: int = 1) -> BenchTarget:
     """``http://host:port/prefix``, or ``NAME=URL``. Raises ConfigError."""
     name, url = re.fullmatch(r"(?:([A-Za-z0-9][\w.-]{0,31})=)?(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     try:
@@ -87,7 +87,7 @@ def target_of(text: str, number: int = 1) -> Target:
         raise ConfigError("The URL has characters that must be escaped (%20).")
     is_https = parts.scheme == "https"
     prefix = parts.path.rstrip("/")
-    return Target(name or f"server {number}", is_https, parts.hostname, port or (443 if is_https else 80), prefix)
+    return BenchTarget(name or f"server {number}", is_https, parts.hostname, port or (443 if is_https else 80), prefix)
 
 
 def key_of(variable: str | None, file: Path | None) -> str | None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bei.cli.bench.result import LoadResult, PointResult, Result
+from bei.cli.bench.result import BenchResult, LoadResult, PointResult
 from bei.cli.bench.warnings import plan_of_load
 from bei.utils.untrusted_files import printable
 
@@ -18,7 +18,7 @@ _WIDTH = 120
 _HEADER = ("server", "load", "asked/s", "answers/s", "inputs/s", "P50", "P90", "P99", "P99.9", "max", "failed", "CPU")
 
 
-def summary(result: Result) -> str:
+def summary(result: BenchResult) -> str:
     """What was measured, and what to know about it."""
     rows = [row_of(result, point, load) for point in result.points for load in point.loads]
     shown = rendered(_HEADER, rows, num_names=2)
@@ -31,7 +31,7 @@ def summary(result: Result) -> str:
     return "\n".join([shown, *map(printable, notes)])
 
 
-def row_of(result: Result, point: PointResult, load: LoadResult) -> list[str]:
+def row_of(result: BenchResult, point: PointResult, load: LoadResult) -> list[str]:
     """A load at a point."""
     latency = load.latency
     _, rate = plan_of_load(result, point, load)

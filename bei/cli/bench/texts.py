@@ -27,7 +27,7 @@ _MOST_LENGTH = 100_000
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthDistribution:
     """A distribution of whole numbers from 1 on: ``fixed`` (a), ``uniform`` (a to b) or ``lognormal`` (mean a, sigma of
     the logarithm b, at most c)."""
 
@@ -51,7 +51,7 @@ class Lengths:
         return 1 if self.kind == "lognormal" else int(self.a)
 
 
-def lengths_of(text: str, setting: str) -> Lengths:
+def lengths_of(text: str, setting: str) -> LengthDistribution:
     """Of ``20``, ``fixed:20``, ``uniform:5:60`` or ``lognormal:58:0.85[:330]``. Raises ConfigError."""
     kind, *parts = text.split(":")
     if not parts:
@@ -72,7 +72,7 @@ def lengths_of(text: str, setting: str) -> Lengths:
         raise ConfigError(
             f"{setting} must be a whole number, uniform:LEAST:MOST or lognormal:MEAN:SIGMA[:MOST], not {text!r}."
         )
-    return Lengths(kind, *values)
+    return LengthDistribution(kind, *values)
 
 
 class TextsPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class TextsPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Texts(Protocol):
     """A supply of texts without end."""
 
-    def take(self, lengths: Lengths) -> str:
+    def take(self, lengths: LengthDistribution) -> str:
         """The next text. ``lengths`` in words; a file's lines are as long as they are."""
 
 
@@ -126,7 +126,7 @@ def texts_of(plan: TextsPlan, worker: int, num_workers: int) -> Texts:
     return RepeatedTexts(one_supply, plan.repeated)
 
 
-class Numbered:
+class WordNumbers:
     """Numbers in words of a list, each number once: numbers that follow each other have nothing in common."""
 
     def __init__(self, words: Sequence[str], num_words: int) -> None:
@@ -155,10 +155,10 @@ class GeneratedTexts:
         words, counts = zip(*_frequencies(), strict=True)
         self._rng = random.Random(f"{seed} {worker}")
         self._pool = self._rng.choices(words, counts, k=_POOL)
-        self._numbered = Numbered(words, NUM_SERIAL_WORDS)
+        self._numbered = WordNumbers(words, NUM_SERIAL_WORDS)
         self._numbers = itertools.count(worker, num_workers)
 
-    def take(self, lengths: Lengths) -> str:
+    def take(self, lengths: LengthDistribution) -> str:
         """At least as many words as number it."""
         rest = lengths.draw(self._rng) - NUM_SERIAL_WORDS
         words = self._numbered[next(self._numbers)]
@@ -175,10 +175,10 @@ class FileTexts:
 
     def __init__(self, lines: Sequence[str], worker: int, num_workers: int) -> None:
         self.lines = lines
-        self._laps = Numbered([word for word, _ in _frequencies()], 1)
+        self._laps = WordNumbers([word for word, _ in _frequencies()], 1)
         self._numbers = itertools.count(worker, num_workers)
 
-    def take(self, lengths: Lengths) -> str:
+    def take(self, lengths: LengthDistribution) -> str:
         """The next line."""
         lap, place = divmod(next(self._numbers), len(self.lines))
         return self.lines[place] if lap == 0 else f"{self._laps[lap][0]} {self.lines[place]}"
@@ -190,9 +190,9 @@ class RepeatedTexts:
     def __init__(self, source: Texts, count: int) -> None:
         self._source = source
         self._count = count
-        self._rounds: dict[Lengths, Iterator[str]] = {}
+        self._rounds: dict[LengthDistribution, Iterator[str]] = {}
 
-    def take(self, lengths: Lengths) -> str:
+    def take(self, lengths: LengthDistribution) -> str:
         """The next one of these lengths."""
         if lengths not in self._rounds:
             self._rounds[lengths] = itertools.cycle([self._source.take(lengths) for _ in range(self._count)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bei.cli.bench.arrivals import LoadPlan
-from bei.cli.bench.result import LoadResult, PointResult, Result
+from bei.cli.bench.result import BenchResult, LoadResult, PointResult
 
 # Of a core: a worker that is busier sends late, whatever the server does.
 MOST_CPU_SHARE = 0.8
@@ -14,7 +14,7 @@ _MOST_LATENESS_SHARE, _LEAST_LATENESS_MS = 0.1, 1.0
 _LEAST_ANSWERED_SHARE = 0.95
 
 
-def warnings_of(result: Result) -> list[str]:
+def warnings_of(result: BenchResult) -> list[str]:
     """One sentence each, the gravest first."""
     found: list[str] = []
     if result.interrupted:
@@ -30,7 +30,7 @@ def warnings_of(result: Result) -> list[str]:
     return found
 
 
-def named(result: Result, point: PointResult, load: LoadResult | None = None) -> str:
+def named(result: BenchResult, point: PointResult, load: LoadResult | None = None) -> str:
     """A point in words, as short as it may be in this result."""
     parts = [point.server] if len(result.servers) > 1 else []
     parts += [f"{point.rate:g} requests/s"] if point.rate is not None else []
@@ -38,13 +38,13 @@ def named(result: Result, point: PointResult, load: LoadResult | None = None) ->
     return ", ".join(parts) or "The run"
 
 
-def plan_of_load(result: Result, point: PointResult, load: LoadResult) -> tuple[LoadPlan, float | None]:
+def plan_of_load(result: BenchResult, point: PointResult, load: LoadResult) -> tuple[LoadPlan, float | None]:
     """What was asked of a load, and its rate at this point; None: a closed loop."""
     plan = next(one for one in result.setup.loads if one.name == load.name)
     return plan, point.rate if plan.is_swept else plan.rate
 
 
-def _of_load(result: Result, point: PointResult, load: LoadResult) -> Iterator[str]:
+def _of_load(result: BenchResult, point: PointResult, load: LoadResult) -> Iterator[str]:
     failed = {kind: count for kind, count in load.failures.items() if kind != "unanswered"}
     if failed:
         kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())

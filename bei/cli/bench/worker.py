@@ -17,13 +17,22 @@ from functools import partial
 
 import msgspec
 
-from bei.cli.bench.arrivals import LoadPlan, Share
+from bei.cli.bench.arrivals import LoadPlan, WorkerShare
 from bei.cli.bench.dialects import DIALECTS
-from bei.cli.bench.driver import Driver, Stream
+from bei.cli.bench.driver import LoadDriver, RequestStream
 from bei.cli.bench.http1 import head_of, request_of
-from bei.cli.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
+from bei.cli.bench.messages import (
+    FromWorker,
+    LoadReport,
+    PointDone,
+    PointProgress,
+    StartPoint,
+    WorkerFailed,
+    WorkerReady,
+    WorkerTask,
+)
 from bei.cli.bench.recording import LoadRecorder
-from bei.cli.bench.sockets import Address, SocketWire, allow_files
+from bei.cli.bench.sockets import ServerAddress, SocketNetwork, allow_files
 from bei.cli.bench.target import merged_headers
 from bei.cli.bench.texts import Texts, texts_of
 from bei.errors import BeiError
@@ -33,7 +42,7 @@ STOP = b"stop"
 _STDIN = 0
 
 
-class Worker:
+class LoadWorker:
     """Does tasks, one after the other. Each server gets the same texts, and none of them twice."""
 
     def __init__(self) -> None:
@@ -45,18 +54,18 @@ class Worker:
         while (line := self._read_line()) is not None:
             if line == STOP:
                 continue  # it came when the point was over
-            task = msgspec.json.decode(line, type=Task)
+            task = msgspec.json.decode(line, type=WorkerTask)
             try:
                 point = _Point(task, self._supply(task))
             except (BeiError, OSError) as error:
-                self._say(Failed(str(error)))
+                self._say(WorkerFailed(str(error)))
                 continue
-            self._say(Ready())
+            self._say(WorkerReady())
             if (line := self._read_line()) is None:
                 return
-            point.run(msgspec.json.decode(line, type=Go).started_s, self._say)
+            point.run(msgspec.json.decode(line, type=StartPoint).started_s, self._say)
 
-    def _supply(self, task: Task) -> Texts:
+    def _supply(self, task: WorkerTask) -> Texts:
         if task.target.name not in self._texts:
             self._texts[task.target.name] = texts_of(task.texts, task.worker, task.num_workers)
         return self._texts[task.target.name]
@@ -79,29 +88,29 @@ class Worker:
 class _Point:
     """One point: the streams of a task, and what they have recorded."""
 
-    def __init__(self, task: Task, texts: Texts) -> None:
+    def __init__(self, task: WorkerTask, texts: Texts) -> None:
         self._task = task
         self._begin_s = task.warmup_s
         self._end_s = task.warmup_s + task.duration_s
         self._recorders: dict[str, LoadRecorder] = {}
-        self._wire = SocketWire(
-            Address(task.target.host, task.target.port, task.tls.context() if task.target.is_https else None)
+        self._wire = SocketNetwork(
+            ServerAddress(task.target.host, task.target.port, task.tls.context() if task.target.is_https else None)
         )
-        share = Share(task.worker, task.num_workers)
+        share = WorkerShare(task.worker, task.num_workers)
         streams = [stream for load in task.loads if (stream := self._stream(load, share, texts)) is not None]
-        self._driver = Driver(self._wire, streams, seconds=self._end_s)
+        self._driver = LoadDriver(self._wire, streams, seconds=self._end_s)
         self._cpu_from_s = 0.0
         self._cpu_s = 0.0
         self._window_from_s: float | None = None
         self._window_s = 0.0
 
-    def _stream(self, load: LoadPlan, share: Share, texts: Texts) -> Stream | None:
+    def _stream(self, load: LoadPlan, share: WorkerShare, texts: Texts) -> RequestStream | None:
         """A load's stream; None where it has so few connections that none is this worker's."""
         task, dialect = self._task, DIALECTS[self._task.dialect]
         window = (self._begin_s, self._end_s, task.interval_s)
         recorder = LoadRecorder(*window, dialect.check, is_open_loop=load.concurrency is None)
         head = head_of("POST", task.path, task.target.authority, merged_headers(task.headers, load.lane))
-        stream = Stream(
+        stream = RequestStream(
             name=load.name,
             content=_requests(load, head, texts, task, random.Random(f"{task.seed} {load.name} {task.worker}")),
             sink=recorder,
@@ -131,7 +140,7 @@ class _Point:
         self._end()
         done_s = driver.now()
         say(
-            Done(
+            PointDone(
                 loads=self._reports(done_s, is_last=True),
                 errors={name: recorder.errors for name, recorder in self._recorders.items() if recorder.errors},
                 reconnects={name: driver.counts(name)[2] for name in self._recorders},
@@ -156,7 +165,7 @@ class _Point:
     def _tick(self, number: int, say: Callable[[FromWorker], None]) -> None:
         now = self._driver.now()
         cpu_s = self._cpu_s or time.process_time() - self._cpu_from_s
-        say(Tick(self._reports(now), cpu_s))
+        say(PointProgress(self._reports(now), cpu_s))
         self._driver.at(self._begin_s + (number + 1) * self._task.interval_s, partial(self._tick, number + 1, say))
 
     def _reports(self, now_s: float, *, is_last: bool = False) -> list[LoadReport]:
@@ -168,7 +177,7 @@ class _Point:
 
 
 def _requests(
-    load: LoadPlan, head: bytes, texts: Texts, task: Task, rng: random.Random
+    load: LoadPlan, head: bytes, texts: Texts, task: WorkerTask, rng: random.Random
 ) -> Callable[[], tuple[bytes, int]]:
     """The requests of a load, made one by one: a text takes a few microseconds, and their number is not known."""
     dialect = DIALECTS[task.dialect]
@@ -188,7 +197,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_files()
     try:
-        Worker().run()
+        LoadWorker().run()
     except BrokenPipeError:  # the coordinator is gone
         os._exit(1)
 

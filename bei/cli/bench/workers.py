@@ -15,8 +15,17 @@ from types import TracebackType
 
 import msgspec
 
-from bei.cli.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
-from bei.cli.bench.recording import Merged
+from bei.cli.bench.messages import (
+    FromWorker,
+    LoadReport,
+    PointDone,
+    PointProgress,
+    StartPoint,
+    WorkerFailed,
+    WorkerReady,
+    WorkerTask,
+)
+from bei.cli.bench.recording import MergedIntervals
 from bei.cli.bench.worker import STOP
 from bei.errors import BenchError
 
@@ -29,8 +38,8 @@ _DECODER: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
 class LoadRecord:
     """One load of all workers, as far as they have reported."""
 
-    intervals: dict[int, Merged] = field(default_factory=lambda: defaultdict(Merged))
-    total: Merged = field(default_factory=Merged)
+    intervals: dict[int, MergedIntervals] = field(default_factory=lambda: defaultdict(MergedIntervals))
+    total: MergedIntervals = field(default_factory=MergedIntervals)
     in_flight: dict[int, int] = field(default_factory=dict)  # by worker
     errors: list[str] = field(default_factory=list)
     num_reconnects: int = 0
@@ -55,7 +64,7 @@ class PointRecord:
     is_interrupted: bool = False
 
 
-class Fleet:
+class LoadWorkers:
     """Worker processes. Use as a context manager: they end with it."""
 
     def __init__(self, num_workers: int) -> None:
@@ -66,7 +75,7 @@ class Fleet:
             assert process.stdout is not None
             self._selector.register(process.stdout, selectors.EVENT_READ, number)
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> LoadWorkers:
         return self
 
     def __exit__(
@@ -87,20 +96,20 @@ class Fleet:
             assert process.stdout is not None
             process.stdout.close()
 
-    def measure(self, tasks: Sequence[Task], on_tick: Callable[[PointRecord], None]) -> PointRecord:
+    def measure(self, tasks: Sequence[WorkerTask], on_tick: Callable[[PointRecord], None]) -> PointRecord:
         """Run a point: a task for each worker. Ctrl-C ends it early. Raises BenchError."""
         for number, task in enumerate(tasks):
             self._send(number, msgspec.json.encode(task))
         waiting = set(range(len(tasks)))
         while waiting:
             for number, message in self._messages(None):
-                if isinstance(message, Failed):
+                if isinstance(message, WorkerFailed):
                     raise BenchError(message.message)
-                assert isinstance(message, Ready)
+                assert isinstance(message, WorkerReady)
                 waiting.discard(number)
         record = PointRecord({load.name: LoadRecord() for load in tasks[0].loads}, started_s=time.monotonic() + _LEAD_S)
         for number in range(len(tasks)):
-            self._send(number, msgspec.json.encode(Go(record.started_s)))
+            self._send(number, msgspec.json.encode(StartPoint(record.started_s)))
         self._listen(record, len(tasks), on_tick)
         return record
 
@@ -110,7 +119,7 @@ class Fleet:
             try:
                 for number, message in self._messages(0.2):
                     self._take(record, number, message)
-                    if isinstance(message, Done):
+                    if isinstance(message, PointDone):
                         waiting.discard(number)
                 record.elapsed_s = time.monotonic() - record.started_s
                 on_tick(record)
@@ -123,11 +132,11 @@ class Fleet:
 
     @staticmethod
     def _take(record: PointRecord, number: int, message: FromWorker) -> None:
-        assert isinstance(message, (Tick, Done))
+        assert isinstance(message, (PointProgress, PointDone))
         for report in message.loads:
             record.loads[report.name].add(number, report)
         record.cpu_s[number] = message.cpu_s
-        if isinstance(message, Done):
+        if isinstance(message, PointDone):
             record.window_s[number] = message.window_s
             for name, errors in message.errors.items():
                 known = record.loads[name].errors

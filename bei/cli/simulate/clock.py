@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 
-class Clock:
+class SimulatedClock:
     """Jumps from event to event. Events of one instant happen in the order in which they were set."""
 
     def __init__(self) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.simulate.devices import TABLES, Fleet, read_table
-from bei.cli.simulate.http_time import Front
+from bei.cli.simulate.devices import TABLES, SimulatedDevices, read_table
+from bei.cli.simulate.http_time import HttpTime
 from bei.cli.simulate.policies import POLICIES
-from bei.cli.simulate.report import Comparison, table
+from bei.cli.simulate.report import PolicyComparison, table
 from bei.cli.simulate.simulator import simulate
 from bei.cli.simulate.trace import Trace, read_trace, write_trace
-from bei.cli.simulate.workloads import WORKLOADS, Mix
+from bei.cli.simulate.workloads import WORKLOADS, TrafficMix
 from bei.errors import ConfigError
 from bei.scheduler.scheduler import SchedulingRules
 
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: Mapping[str, Any]) -> str:
     """Simulate, write the files that were asked for, and return a table. Raises ConfigError, OSError."""
-    fleet = Fleet(read_table(options["costs"]), options["devices"])
+    fleet = SimulatedDevices(read_table(options["costs"]), options["devices"])
     trace, described = _trace(options, fleet)
     if options["write_trace"]:
         write_trace(options["write_trace"], trace)
@@ -78,9 +78,11 @@ def run(options: Mapping[str, Any]) -> str:
     return table(comparison)
 
 
-def _compared(options: Mapping[str, Any], fleet: Fleet, trace: Trace, described: Mapping[str, Any]) -> Comparison:
+def _compared(
+    options: Mapping[str, Any], fleet: SimulatedDevices, trace: Trace, described: Mapping[str, Any]
+) -> PolicyComparison:
     rules = _rules(options)
-    front = Front(options["front_request_ms"] / 1e3, options["front_text_us"] / 1e6, options["front_cores"])
+    front = HttpTime(options["front_request_ms"] / 1e3, options["front_text_us"] / 1e6, options["front_cores"])
     results = {}
     for name in options["policies"]:
         policy = POLICIES[name](fleet.table.model(), rules)
@@ -90,7 +92,7 @@ def _compared(options: Mapping[str, Any], fleet: Fleet, trace: Trace, described:
             raise ConfigError(
                 f"Nothing is measured ({error}): give fewer --warm-seconds, or a longer trace."
             ) from error
-    return Comparison(
+    return PolicyComparison(
         fleet.table.name, fleet.table.source, fleet.table.is_assumed, fleet.num_devices, described, results
     )
 
@@ -103,7 +105,7 @@ def _rules(options: Mapping[str, Any]) -> SchedulingRules:
     return SchedulingRules(step_cap_s=given.get("step_cap_ms", 0.0) / 1e3, **found)
 
 
-def _trace(options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, Any]]:
+def _trace(options: Mapping[str, Any], fleet: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
     """The trace, and what it is."""
     name = options["trace"]
     trace, described = _synthetic(name, options, fleet) if name in WORKLOADS else _stored(name, options)
@@ -113,7 +115,7 @@ def _trace(options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, A
     return trace, described
 
 
-def _synthetic(name: str, options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, Any]]:
+def _synthetic(name: str, options: Mapping[str, Any], fleet: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
     if name == "backfill" and options["load"] is not None:
         raise ConfigError(
             "--load: a backfill takes all that the devices have; --interactive-share says what queries do."
@@ -121,7 +123,7 @@ def _synthetic(name: str, options: Mapping[str, Any], fleet: Fleet) -> tuple[Tra
     given = {key: options[key] for key in (*_MIX_FLAGS, "seconds", "concurrency") if options[key] is not None}
     if name == "backfill":
         given.setdefault("concurrency", _REQUESTS_A_STREAM * fleet.num_streams)
-    mix = Mix(**given)
+    mix = TrafficMix(**given)
     warm_s = _WARM_PART * mix.seconds if options["warm_seconds"] is None else options["warm_seconds"]
     kept = {key: value for key, value in vars(mix).items() if name == "backfill" or key != "concurrency"}
     if name == "backfill":

@@ -46,7 +46,7 @@ class CostTable:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class SimulatedDevices:
     """``num_devices`` alike devices in front of one queue.
 
     ``ratios``: how many times as long as in the table steps take, one after the other and then from the first again, as

@@ -10,7 +10,7 @@ CHUNK = 32
 
 
 @dataclass(frozen=True)
-class Front:
+class HttpTime:
     """Seconds of a request and of each of its texts, before the queue.
 
     Texts go to the queue in chunks, as they are tokenized; requests do not wait for each other's. ``shared_cores``: the

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bei.cli.simulate.result import Result
+from bei.cli.simulate.result import SimulationResult
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PolicyComparison:
     """``trace``: what it is, in words and numbers. ``source`` and ``is_assumed`` are the cost table's."""
 
     costs: str
@@ -19,10 +19,10 @@ class Comparison:
     is_assumed: bool
     devices: int
     trace: Mapping[str, Any]
-    policies: Mapping[str, Result]
+    policies: Mapping[str, SimulationResult]
 
 
-def table(comparison: Comparison) -> str:
+def table(comparison: PolicyComparison) -> str:
     """For a terminal. Latencies are of requests, from their arrival to their last text's answer."""
     from rich import box
     from rich.console import Console

@@ -12,7 +12,7 @@ import numpy as np
 from bei.port import LANES, Lane
 
 
-class Answered(NamedTuple):
+class SimulatedAnswer(NamedTuple):
     """A request from its arrival to its last text's answer."""
 
     lane: Lane
@@ -22,7 +22,7 @@ class Answered(NamedTuple):
     num_tokens: int
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """A step on a stream: its times, and the texts and tokens of each lane. ``longest``: tokens of its longest text."""
 
     stream: int
@@ -75,7 +75,7 @@ class StepFigures:
 
 
 @dataclass(frozen=True)
-class Result:
+class SimulationResult:
     """Figures of a window, which ends before what was still on its way did. ``cut_texts``: texts of the whole trace
     that were longer than the engine takes."""
 
@@ -91,18 +91,24 @@ class Result:
 
 
 def figures(
-    answered: Seq[Answered], steps: Seq[Step], num_streams: int, window_s: tuple[float, float], cut_texts: int
-) -> Result:
+    answered: Seq[SimulatedAnswer],
+    steps: Seq[SimulatedStep],
+    num_streams: int,
+    window_s: tuple[float, float],
+    cut_texts: int,
+) -> SimulationResult:
     """The result of a run. Raises ValueError where the window is empty."""
     from_s, to_s = window_s
     if not from_s < to_s:
         raise ValueError(f"nothing lies between {from_s} and {to_s} s")
     ended = [step for step in steps if from_s <= step.ended_s <= to_s]
     lanes = {lane: _lane(lane, answered, steps, from_s, to_s) for lane in LANES}
-    return Result(window_s, lanes, _steps(ended, steps, num_streams, from_s, to_s), cut_texts)
+    return SimulationResult(window_s, lanes, _steps(ended, steps, num_streams, from_s, to_s), cut_texts)
 
 
-def _lane(lane: Lane, answered: Seq[Answered], steps: Seq[Step], from_s: float, to_s: float) -> LaneFigures:
+def _lane(
+    lane: Lane, answered: Seq[SimulatedAnswer], steps: Seq[SimulatedStep], from_s: float, to_s: float
+) -> LaneFigures:
     latencies = [
         request.done_s - request.arrived_s
         for request in answered
@@ -120,7 +126,9 @@ def _lane(lane: Lane, answered: Seq[Answered], steps: Seq[Step], from_s: float, 
     )
 
 
-def _steps(ended: Seq[Step], steps: Seq[Step], num_streams: int, from_s: float, to_s: float) -> StepFigures:
+def _steps(
+    ended: Seq[SimulatedStep], steps: Seq[SimulatedStep], num_streams: int, from_s: float, to_s: float
+) -> StepFigures:
     count = max(1, len(ended))
     tokens = sum(step.num_tokens for step in ended)
     slots = sum(step.num_texts * step.longest for step in ended)

@@ -19,7 +19,7 @@ from bei.port import Lane
 _MOST_LINE_BYTES = 8_000_000
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """``tokens``: of each text, special tokens included. ``at_s``: seconds from the start; None: of the backfill."""
 
     lane: Lane
@@ -35,8 +35,8 @@ class Trace:
     ``seconds``: the end of what is measured; None: the last arrival, or the last answer where nothing arrives.
     """
 
-    arrivals: Seq[Request] = ()
-    backfill: Seq[Request] = ()
+    arrivals: Seq[TraceRequest] = ()
+    backfill: Seq[TraceRequest] = ()
     concurrency: int = 1
     seconds: float | None = None
 
@@ -65,9 +65,9 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 def read_trace(path: Path, *, concurrency: int = 1, seconds: float | None = None) -> Trace:
     """The inverse of ``write_trace``; lines may be in any order. Raises ConfigError, OSError."""
-    decoder = msgspec.json.Decoder(Request)
-    arrivals: list[tuple[float, Request]] = []
-    backfill: list[Request] = []
+    decoder = msgspec.json.Decoder(TraceRequest)
+    arrivals: list[tuple[float, TraceRequest]] = []
+    backfill: list[TraceRequest] = []
     with path.open("rb") as file:
         number = 0
         while line := file.readline(_MOST_LINE_BYTES + 1):

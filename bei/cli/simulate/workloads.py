@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bei.cli.simulate.devices import Fleet
-from bei.cli.simulate.trace import Request, Trace
+from bei.cli.simulate.devices import SimulatedDevices
+from bei.cli.simulate.trace import Trace, TraceRequest
 from bei.port import Lane
 
 _Array = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ _BACKFILL_SPARE = 1.25
 
 
 @dataclass(frozen=True)
-class Lengths:
+class TokenLengths:
     """Tokens of a text: log-normal of this ``mean``, ``spread`` its sigma, within ``least`` and ``most``."""
 
     mean: float
@@ -43,12 +43,12 @@ class Lengths:
 
 
 # As those of the benchmarks (benchmarks/prose.py): a query or a sentence, and a retrieval corpus with its long tail.
-QUERIES = Lengths(29, 0.35, 5, 90)
-PASSAGES = Lengths(78, 0.85, 4, 448)
+QUERIES = TokenLengths(29, 0.35, 5, 90)
+PASSAGES = TokenLengths(78, 0.85, 4, 448)
 
 
 @dataclass(frozen=True)
-class Mix:
+class TrafficMix:
     """What a trace is made of.
 
     ``load``: the engine time of all arrivals, as a share of what the fleet has. ``interactive_share``: the part of it
@@ -71,22 +71,22 @@ class Mix:
             raise ValueError(f"no mix of work: {self}")
 
 
-def poisson(fleet: Fleet, mix: Mix) -> Trace:
+def poisson(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
     """Both kinds come independently of each other and of what came before."""
     return _open_loop(fleet, mix, _steady, _steady)
 
 
-def bursts(fleet: Fleet, mix: Mix) -> Trace:
+def bursts(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
     """Half of the bulk requests come within half a second of every five; queries as in ``poisson``."""
     return _open_loop(fleet, mix, _steady, _bursty)
 
 
-def diurnal(fleet: Fleet, mix: Mix) -> Trace:
+def diurnal(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
     """Queries swing between a fifth and nine fifths of their mean, once in the trace; bulk as in ``poisson``."""
     return _open_loop(fleet, mix, lambda times: 1 - _DAY_SWING * np.cos(2 * np.pi * times / mix.seconds), _steady)
 
 
-def backfill(fleet: Fleet, mix: Mix) -> Trace:
+def backfill(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
     """Bulk requests in a closed loop, as fast as the fleet answers them, beside queries as in ``poisson``."""
     rng_queries, rng_bulk = _generators(mix)
     rate = mix.interactive_share * fleet.num_streams / _seconds_of(fleet, QUERIES)
@@ -97,7 +97,7 @@ def backfill(fleet: Fleet, mix: Mix) -> Trace:
     return Trace(queries, requests, mix.concurrency, mix.seconds)
 
 
-WORKLOADS: dict[str, Callable[[Fleet, Mix], Trace]] = {
+WORKLOADS: dict[str, Callable[[SimulatedDevices, TrafficMix], Trace]] = {
     "poisson": poisson,
     "bursts": bursts,
     "diurnal": diurnal,
@@ -106,7 +106,10 @@ WORKLOADS: dict[str, Callable[[Fleet, Mix], Trace]] = {
 
 
 def _open_loop(
-    fleet: Fleet, mix: Mix, shape_of_queries: Callable[[_Array], _Array], shape_of_bulk: Callable[[_Array], _Array]
+    fleet: SimulatedDevices,
+    mix: TrafficMix,
+    shape_of_queries: Callable[[_Array], _Array],
+    shape_of_bulk: Callable[[_Array], _Array],
 ) -> Trace:
     rng_queries, rng_bulk = _generators(mix)
     interactive_s = mix.load * mix.interactive_share * fleet.num_streams  # engine seconds a second
@@ -121,7 +124,7 @@ def _open_loop(
     return Trace(sorted([*queries, *bulk], key=lambda request: request.at_s or 0.0), seconds=mix.seconds)
 
 
-def _generators(mix: Mix) -> list[np.random.Generator]:
+def _generators(mix: TrafficMix) -> list[np.random.Generator]:
     """One a lane, so that more work in one of them leaves the other as it is."""
     return [np.random.default_rng([mix.seed, index]) for index in range(2)]
 
@@ -146,7 +149,7 @@ def _arrivals(rng: np.random.Generator, rate: float, seconds: float, shape: Call
     return [float(time) for time in times[kept]]
 
 
-def _singles(rng: np.random.Generator, times: list[float]) -> list[Request]:
+def _singles(rng: np.random.Generator, times: list[float]) -> list[TraceRequest]:
     return _requests(rng, "interactive", 1, times, QUERIES)
 
 
@@ -155,16 +158,16 @@ def _requests(
     lane: Lane,
     num_texts: int,
     times: list[float] | list[None],
-    lengths: Lengths = PASSAGES,
-) -> list[Request]:
+    lengths: TokenLengths = PASSAGES,
+) -> list[TraceRequest]:
     drawn = lengths.draw(rng, num_texts * len(times))
     return [
-        Request(lane, tuple(drawn[index * num_texts : (index + 1) * num_texts]), time)
+        TraceRequest(lane, tuple(drawn[index * num_texts : (index + 1) * num_texts]), time)
         for index, time in enumerate(times)
     ]
 
 
-def _seconds_of(fleet: Fleet, lengths: Lengths) -> float:
+def _seconds_of(fleet: SimulatedDevices, lengths: TokenLengths) -> float:
     """Mean engine time of a text in an efficient step."""
     drawn = lengths.draw(np.random.default_rng(0), 2000)
     costs = fleet.table.model()

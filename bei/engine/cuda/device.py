@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bei.engine.cuda.budget import PROCESS
+from bei.engine.cuda.memory_budget import PROCESS
 from bei.engine.pytorch import cpu_name, found_gpu
 from bei.utils.free_memory import available_bytes
 
@@ -28,7 +28,7 @@ Stream: TypeAlias = Any
 LoadedPackage: TypeAlias = Any
 
 
-class Place(NamedTuple):
+class TensorSlice(NamedTuple):
     """Where a tensor of 4 bytes an element lies in a block: from the byte ``start`` on."""
 
     start: int
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Block:
+class TransferBuffer:
     """``size`` bytes of the host's memory, ``host`` uint8 [size], and as many on the device."""
 
     host: npt.NDArray[np.uint8]
@@ -52,7 +52,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Results:
+class HostBuffer:
     """``size`` bytes of the host's memory for what comes from the device, ``host`` uint8 [size]."""
 
     host: npt.NDArray[np.uint8]
@@ -61,7 +61,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Graph:
+class RecordedGraph:
     """A recorded step. It reads ``inputs``, where they lie, and writes ``outputs``."""
 
     executable: Any
@@ -69,7 +69,7 @@ class Graph:
     outputs: Sequence[Tensor]
 
 
-class Device(Protocol):
+class CudaDevice(Protocol):
     """What the engine's logic is written for. Every call may raise RuntimeError, PyTorch's word for what fails."""
 
     name: str
@@ -85,31 +85,31 @@ class Device(Protocol):
     def stream(self) -> Stream:
         """A stream of work."""
 
-    def block(self, size: int) -> Block:
+    def block(self, size: int) -> TransferBuffer:
         """A block of ``size`` bytes."""
 
-    def results(self, size: int) -> Results:
+    def results(self, size: int) -> HostBuffer:
         """Room for ``size`` bytes of results."""
 
-    def upload(self, block: Block, num_bytes: int, stream: Stream) -> None:
+    def upload(self, block: TransferBuffer, num_bytes: int, stream: Stream) -> None:
         """Copy the first ``num_bytes`` of the block's host side to its device side."""
 
-    def views(self, block: Block, places: Sequence[Place]) -> list[Tensor]:
+    def views(self, block: TransferBuffer, places: Sequence[TensorSlice]) -> list[Tensor]:
         """Tensors in the block's device side."""
 
     def compute(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> list[Tensor]:
         """What the package makes of ``inputs``."""
 
-    def download(self, rows: Tensor, count: int, results: Results, start: int, stream: Stream) -> None:
+    def download(self, rows: Tensor, count: int, results: HostBuffer, start: int, stream: Stream) -> None:
         """Copy the first ``count`` of ``rows``, float32 [n, width], to the byte ``start`` of ``results``."""
 
     def wait(self, stream: Stream) -> None:
         """Until all that ``stream`` was given is done. Other Python threads run meanwhile."""
 
-    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> Graph:
+    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:
         """A graph of ``compute``, which is not done meanwhile."""
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
+    def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         """Do what was recorded."""
 
     def free_bytes(self) -> int | None:
@@ -138,7 +138,7 @@ class _Calls:
         # kernels are launched: they run side by side.
         self._launching = threading.Lock()
 
-    def views(self, block: Block, places: Sequence[Place]) -> list[Tensor]:
+    def views(self, block: TransferBuffer, places: Sequence[TensorSlice]) -> list[Tensor]:
         """No copies."""
         types = {np.dtype(np.int32): self._torch.int32, np.dtype(np.float32): self._torch.float32}
         return [block.memory[place.start : place.end].view(types[place.dtype]).view(place.shape) for place in places]
@@ -154,7 +154,7 @@ class _Calls:
             outputs: list[Tensor] = package.boxed_run([*inputs])
             return outputs
 
-    def _copy_rows(self, rows: Tensor, count: int, results: Results, start: int) -> None:
+    def _copy_rows(self, rows: Tensor, count: int, results: HostBuffer, start: int) -> None:
         source = rows[:count]
         room = results.pinned[start : start + source.numel() * source.element_size()]
         room.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
@@ -184,20 +184,22 @@ class TorchDevice(_Calls):
         cuda = self._torch.cuda
         return _CudaStream(cuda.Stream(), cuda.Event(blocking=True), cuda.graph_pool_handle())
 
-    def block(self, size: int) -> Block:
+    def block(self, size: int) -> TransferBuffer:
         """Pinned, so that copies need no thread of the host."""
         pinned = self._pinned(size)
-        return Block(pinned.numpy(), size, pinned, self._torch.empty(size, dtype=self._torch.uint8, device="cuda"))
+        return TransferBuffer(
+            pinned.numpy(), size, pinned, self._torch.empty(size, dtype=self._torch.uint8, device="cuda")
+        )
 
-    def results(self, size: int) -> Results:
+    def results(self, size: int) -> HostBuffer:
         """Pinned."""
         pinned = self._pinned(size)
-        return Results(pinned.numpy(), size, pinned)
+        return HostBuffer(pinned.numpy(), size, pinned)
 
     def _pinned(self, size: int) -> Tensor:
         return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
 
-    def upload(self, block: Block, num_bytes: int, stream: Stream) -> None:
+    def upload(self, block: TransferBuffer, num_bytes: int, stream: Stream) -> None:
         """Asynchronous."""
         with self._torch.cuda.stream(stream.stream):
             block.memory[:num_bytes].copy_(block.pinned[:num_bytes], non_blocking=True)
@@ -207,7 +209,7 @@ class TorchDevice(_Calls):
         with self._torch.cuda.stream(stream.stream):
             return self._computed(package, inputs)
 
-    def download(self, rows: Tensor, count: int, results: Results, start: int, stream: Stream) -> None:
+    def download(self, rows: Tensor, count: int, results: HostBuffer, start: int, stream: Stream) -> None:
         """Asynchronous."""
         with self._torch.cuda.stream(stream.stream):
             self._copy_rows(rows, count, results, start)
@@ -217,7 +219,7 @@ class TorchDevice(_Calls):
         stream.done.record(stream.stream)
         stream.done.synchronize()
 
-    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> Graph:
+    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:
         """A CUDA graph, whose memory is shared with the stream's others: they never run at the same time.
 
         Other threads may go on as they like ("thread_local").
@@ -227,9 +229,9 @@ class TorchDevice(_Calls):
         capture = cuda.graph(executable, pool=stream.pool, stream=stream.stream, capture_error_mode="thread_local")
         with _RECORDING, capture:
             outputs = self._computed(package, inputs)
-        return Graph(executable, inputs, outputs)
+        return RecordedGraph(executable, inputs, outputs)
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
+    def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         """One launch."""
         with self._torch.cuda.stream(stream.stream):
             graph.executable.replay()
@@ -294,20 +296,20 @@ class TwinDevice(_Calls):
         """There is none."""
         return None
 
-    def block(self, size: int) -> Block:
+    def block(self, size: int) -> TransferBuffer:
         """Two pieces of the process's memory, so that what is not uploaded is not read."""
         pinned = self._memory(size)
-        return Block(pinned.numpy(), size, pinned, self._memory(size))
+        return TransferBuffer(pinned.numpy(), size, pinned, self._memory(size))
 
-    def results(self, size: int) -> Results:
+    def results(self, size: int) -> HostBuffer:
         """Memory of the process."""
         pinned = self._memory(size)
-        return Results(pinned.numpy(), size, pinned)
+        return HostBuffer(pinned.numpy(), size, pinned)
 
     def _memory(self, size: int) -> Tensor:
         return self._torch.empty(size, dtype=self._torch.uint8)
 
-    def upload(self, block: Block, num_bytes: int, stream: Stream) -> None:
+    def upload(self, block: TransferBuffer, num_bytes: int, stream: Stream) -> None:
         """At once."""
         block.memory[:num_bytes].copy_(block.pinned[:num_bytes])
 
@@ -315,18 +317,18 @@ class TwinDevice(_Calls):
         """At once."""
         return self._computed(package, inputs)
 
-    def download(self, rows: Tensor, count: int, results: Results, start: int, stream: Stream) -> None:
+    def download(self, rows: Tensor, count: int, results: HostBuffer, start: int, stream: Stream) -> None:
         """At once."""
         self._copy_rows(rows, count, results, start)
 
     def wait(self, stream: Stream) -> None:
         """Everything is done."""
 
-    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> Graph:
+    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:
         """Never asked for."""
         raise RuntimeError("steps are not recorded on a CPU")
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
+    def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         """Never asked for."""
         raise RuntimeError("steps are not recorded on a CPU")
 

@@ -14,8 +14,16 @@ import numpy.typing as npt
 
 from bei.artifact.manifest import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
-from bei.engine.cuda.device import Block, Device, Graph, LoadedPackage, Place, Results, Tensor
-from bei.engine.cuda.sizes import eager_sizes, fitting
+from bei.engine.cuda.device import (
+    CudaDevice,
+    HostBuffer,
+    LoadedPackage,
+    RecordedGraph,
+    Tensor,
+    TensorSlice,
+    TransferBuffer,
+)
+from bei.engine.cuda.step_sizes import eager_sizes, fitting
 from bei.engine.packing import Sizes, graph_inputs
 from bei.errors import EngineDeadError, EngineError
 
@@ -36,21 +44,21 @@ class _Recorded:
     """A step of ``sizes``, which reads what was uploaded to ``block``."""
 
     sizes: Sizes
-    block: Block
-    graph: Graph
+    block: TransferBuffer
+    graph: RecordedGraph
 
 
-class DeviceStream:
+class PackageStream:
     """Runs steps of ``package``, which takes the tensors ``inputs`` and gives ``outputs``, one at a time."""
 
     def __init__(
-        self, device: Device, package: LoadedPackage, inputs: Sequence[str], outputs: Sequence[OutputInfo]
+        self, device: CudaDevice, package: LoadedPackage, inputs: Sequence[str], outputs: Sequence[OutputInfo]
     ) -> None:
         self._device, self._package = device, package
         self._input_names, self._outputs = inputs, outputs
         self._stream = device.stream()
-        self._block: Block | None = None
-        self._results: Results | None = None
+        self._block: TransferBuffer | None = None
+        self._results: HostBuffer | None = None
         self._recorded: list[_Recorded] = []
 
     def run(self, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
@@ -86,11 +94,11 @@ class DeviceStream:
         self._device.replay(recorded.graph, self._stream)
         return self._downloaded(recorded.graph.outputs, batch, wanted)
 
-    def _uploaded(self, block: Block, arrays: Arrays, places: Sequence[Place]) -> list[Tensor]:
+    def _uploaded(self, block: TransferBuffer, arrays: Arrays, places: Sequence[TensorSlice]) -> list[Tensor]:
         self._upload(block, arrays, places)
         return self._device.views(block, places)
 
-    def _upload(self, block: Block, arrays: Arrays, places: Sequence[Place]) -> None:
+    def _upload(self, block: TransferBuffer, arrays: Arrays, places: Sequence[TensorSlice]) -> None:
         """Lay ``arrays`` into the block and copy them at once. Its host side is free: the step before was awaited."""
         for array, place in zip(arrays.values(), places, strict=True):
             block.host[place.start : place.end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -171,17 +179,17 @@ def filled(sizes: Sizes, token_id: int) -> PackedBatch:
     return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)
 
 
-def _places(arrays: Arrays) -> list[Place]:
+def _places(arrays: Arrays) -> list[TensorSlice]:
     """One behind the other."""
-    places: list[Place] = []
+    places: list[TensorSlice] = []
     end = 0
     for array in arrays.values():
-        places.append(Place(end, array.shape, array.dtype))
+        places.append(TensorSlice(end, array.shape, array.dtype))
         end = _aligned(places[-1].end)
     return places
 
 
-def _rows(results: Results, start: int, shape: tuple[int, int]) -> Float32Array:
+def _rows(results: HostBuffer, start: int, shape: tuple[int, int]) -> Float32Array:
     num_bytes = shape[0] * shape[1] * _FLOAT_BYTES
     return results.host[start : start + num_bytes].view(np.float32).reshape(shape).copy()
 

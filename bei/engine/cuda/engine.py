@@ -15,11 +15,11 @@ import numpy as np
 
 from bei.artifact.manifest import CUDA_PACKAGE, Manifest, OutputInfo
 from bei.core import EngineInfo, Outputs, PackedBatch
-from bei.engine.cuda.device import Device, LoadedPackage, TorchDevice, TwinDevice
-from bei.engine.cuda.device_stream import DeviceStream, NoMemoryError, first_line
+from bei.engine.cuda.batch_split import halves
+from bei.engine.cuda.device import CudaDevice, LoadedPackage, TorchDevice, TwinDevice
+from bei.engine.cuda.device_stream import NoMemoryError, PackageStream, first_line
 from bei.engine.cuda.requirements import check
-from bei.engine.cuda.sizes import recorded_sizes
-from bei.engine.cuda.splitting import halves
+from bei.engine.cuda.step_sizes import recorded_sizes
 from bei.engine.packing import graph_inputs
 from bei.engine.pytorch import load_torch
 from bei.engine.tensorrt.stream_pool import StreamPool
@@ -61,7 +61,9 @@ class CudaEngine:
     ArtifactManifestError, EngineError.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, options: CudaOptions, *, device: Device | None = None) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, options: CudaOptions, *, device: CudaDevice | None = None
+    ) -> None:
         about = manifest.engine.package
         if device is None:
             purpose = f"Serving {manifest.name} (target {manifest.target})"
@@ -84,7 +86,7 @@ class CudaEngine:
         self._planned = recorded_sizes(manifest.limits, about.inputs) if records else []
         most = options.memory * _MEGABYTE if options.memory else None
         package = _loaded(device, folder / CUDA_PACKAGE, about.weight_bytes, most)
-        streams = [DeviceStream(device, package, about.inputs, self._outputs) for _ in range(options.num_streams)]
+        streams = [PackageStream(device, package, about.inputs, self._outputs) for _ in range(options.num_streams)]
         self._all_streams = streams
         self._streams = StreamPool(streams)
         self._has_split = False
@@ -116,7 +118,7 @@ class CudaEngine:
         with self._streams.taken() as (stream,):
             return self._answered(stream, batch, wanted)
 
-    def _answered(self, stream: DeviceStream, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
+    def _answered(self, stream: PackageStream, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
         try:
             return stream.run(batch, wanted)
         except NoMemoryError as error:
@@ -158,7 +160,7 @@ class CudaEngine:
         count = max(1, min(limits.max_batch_size, limits.max_num_tokens // usual))
         return [_equal(1, 1), _equal(count, usual), _equal(1, limits.max_seq_len)]
 
-    def _record(self, streams: Sequence[DeviceStream]) -> None:
+    def _record(self, streams: Sequence[PackageStream]) -> None:
         """Record steps on all streams until the memory for them is used up, small ones first: they gain most.
 
         The first that cannot be recorded is the last that is tried; steps that are not recorded run as they are.
@@ -199,7 +201,7 @@ def _check_inputs(names: Sequence[str]) -> None:
         raise EngineError(f"The package has an input {error} that this bei does not know: upgrade bei.") from error
 
 
-def _loaded(device: Device, path: Path, weight_bytes: int, most: int | None) -> LoadedPackage:
+def _loaded(device: CudaDevice, path: Path, weight_bytes: int, most: int | None) -> LoadedPackage:
     """The package in ``path``; ``most``: bytes that the process may have of the device.
 
     Raises EngineError where there is no memory for its weights, or it cannot be read.

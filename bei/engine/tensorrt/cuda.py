@@ -33,7 +33,7 @@ def aligned(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
+class PinnedBuffer:
     """``size`` bytes of pinned host memory and as many on the device: one is copied to the other.
 
     ``host`` uint8 [size] lies at ``host_address``; ``device`` is the address on the device.
@@ -77,12 +77,12 @@ class Cuda:
         resources.callback(self._release, "cudaFree", address)
         return address
 
-    def block(self, size: int, resources: ExitStack) -> Block:
+    def block(self, size: int, resources: ExitStack) -> PinnedBuffer:
         """Both halves of a Block."""
         host_address: int = self._allocated("cudaHostAlloc", size, self._runtime.cudaHostAllocDefault)
         resources.callback(self._release, "cudaFreeHost", host_address)
         host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(host_address))
-        return Block(host, host_address, self.device_memory(size, resources), size)
+        return PinnedBuffer(host, host_address, self.device_memory(size, resources), size)
 
     def _allocated(self, function: str, size: int, *flags: Any) -> int:
         try:
@@ -114,12 +114,12 @@ class Cuda:
 
     # What a step does, in a stream's order.
 
-    def upload(self, block: Block, size: int, stream: Stream) -> None:
+    def upload(self, block: PinnedBuffer, size: int, stream: Stream) -> None:
         """Copy the first ``size`` bytes to the device."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         self.call("cudaMemcpyAsync", block.device, block.host_address, size, kind, stream)
 
-    def download(self, block: Block, offset: int, size: int, stream: Stream) -> None:
+    def download(self, block: PinnedBuffer, offset: int, size: int, stream: Stream) -> None:
         """Copy ``size`` bytes at ``offset`` to the host."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self.call("cudaMemcpyAsync", block.host_address + offset, block.device + offset, size, kind, stream)

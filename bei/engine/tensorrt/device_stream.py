@@ -30,7 +30,7 @@ _FLOAT_BYTES = np.dtype(np.float32).itemsize
 _SAME_REL, _SAME_ABS = 1e-2, 1e-3
 
 
-class Held:
+class DroppableContext:
     """An execution context that is dropped when it has to be, whoever still refers to it, as an error's frames do."""
 
     def __init__(self, context: TensorRTModule.IExecutionContext) -> None:
@@ -48,7 +48,7 @@ class Held:
         self._context = None
 
 
-class DeviceStream:
+class PlanStream:
     """Runs steps of ``plan``, one at a time. Raises EngineError where there is no memory for it.
 
     ``own_sizes``: what TensorRT-RTX records by itself; then the first profile gets steps of these sizes and no others.
@@ -75,10 +75,12 @@ class DeviceStream:
         """Memory of the device that its buffers take."""
         return self._inputs.size + self._results.size + self._activation_bytes
 
-    def _context(self, profile: Profile, resources: ExitStack, *, captures_itself: bool = False) -> Held:
+    def _context(self, profile: Profile, resources: ExitStack, *, captures_itself: bool = False) -> DroppableContext:
         """A context for ``profile``, dropped by ``resources`` before the memory that it computes in is freed."""
         activations, stream = self._activations, self._stream
-        held = Held(self._plan.context(profile, self._cuda, stream, activations, captures_itself=captures_itself))
+        held = DroppableContext(
+            self._plan.context(profile, self._cuda, stream, activations, captures_itself=captures_itself)
+        )
         resources.callback(held.drop)
         return held
 
@@ -113,7 +115,7 @@ class DeviceStream:
                 self._settle(error)
                 raise
 
-    def _execute(self, context: Held, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _execute(self, context: DroppableContext, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """Copy ``inputs`` and let ``context`` compute; nothing is waited for."""
         offsets = self._upload(inputs)
         with raised_by_bindings("did not take a step", self._plan.logger):
@@ -132,7 +134,7 @@ class DeviceStream:
         self._cuda.upload(self._inputs, size, self._stream)
         return offsets
 
-    def _bind(self, held: Held, inputs: Mapping[str, npt.NDArray[Any]], offsets: Mapping[str, int]) -> None:
+    def _bind(self, held: DroppableContext, inputs: Mapping[str, npt.NDArray[Any]], offsets: Mapping[str, int]) -> None:
         for name, array in inputs.items():
             if not held.context.set_input_shape(name, array.shape):
                 raise self._refusal(f"the shape {list(array.shape)} of {name}")
@@ -145,7 +147,7 @@ class DeviceStream:
         if missing:
             raise EngineError(f"TensorRT misses the shapes of {', '.join(missing)}. This is a bug.")
 
-    def _compute(self, held: Held) -> None:
+    def _compute(self, held: DroppableContext) -> None:
         with raised_by_bindings("did not run a step", self._plan.logger):
             if not held.context.execute_async_v3(int(self._stream)):
                 raise EngineError(f"TensorRT did not run a step: {self._plan.logger.said()}")

@@ -20,7 +20,7 @@ from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.nvidia import load_cuda, load_library
 from bei.engine.tensorrt.cuda import Cuda
 from bei.engine.tensorrt.cuda_graphs import planned_sizes
-from bei.engine.tensorrt.device_stream import DeviceStream
+from bei.engine.tensorrt.device_stream import PlanStream
 from bei.engine.tensorrt.plan import LoadedPlan
 from bei.engine.tensorrt.requirements import check_version, found_gpu
 from bei.engine.tensorrt.stream_pool import StreamPool
@@ -79,7 +79,7 @@ class TensorRTEngine:
             self._plan = LoadedPlan(trt, folder, about, manifest.outputs)
             resources.callback(self._plan.close)
             streams = [
-                DeviceStream(self._cuda, self._plan, resources, own_sizes=[] if self._graph_bytes else planned)
+                PlanStream(self._cuda, self._plan, resources, own_sizes=[] if self._graph_bytes else planned)
                 for _ in range(options.num_streams)
             ]
             self._streams = StreamPool(streams)
@@ -128,7 +128,7 @@ class TensorRTEngine:
         count = max(1, min(limits.max_batch_size, limits.max_num_tokens // usual))
         return [_equal(1, 1), _equal(count, usual), _equal(1, limits.max_seq_len)]
 
-    def _capture(self, streams: list[DeviceStream]) -> None:
+    def _capture(self, streams: list[PlanStream]) -> None:
         """Record steps on all streams until the memory for them is used up, small ones first: they gain most.
 
         The first that cannot be recorded is the last that is tried; steps that are not recorded run as they are.

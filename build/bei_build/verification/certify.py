@@ -18,8 +18,8 @@ from bei.artifact.int8 import largest_of
 from bei.artifact.manifest import ENGINE_DIR, Manifest
 from bei.core import Engine
 from bei.errors import VerificationError
-from bei.verification.answers import Rows, ask_canary, ask_engine
 from bei.verification.comparison import compare, normalized
+from bei.verification.engine_answers import Rows, ask_canary, ask_engine
 from bei.verification.retrieval import agreement, ask_retrieval
 from bei.verification.stored_answers import RetrievalReference, keep, meaning_of
 from bei_build.config import BuildConfig

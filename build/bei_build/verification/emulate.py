@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bei.verification.answers import EngineAnswers, ask_engine
 from bei.verification.comparison import compare
+from bei.verification.engine_answers import EngineAnswers, ask_engine
 from bei.verification.stored_answers import meaning_of
 from bei_build import memory
 from bei_build.job import Job

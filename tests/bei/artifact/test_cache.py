@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.artifact.cache import Entry, ModelCache, _chosen
+from bei.artifact.cache import CacheEntry, ModelCache, _chosen
 from bei.artifact.cost_cache import CostCache
 from bei.errors import ConfigError
 from bei.utils.file_lock import acquire
@@ -45,7 +45,7 @@ def put(cache: ModelCache, name: str, size: int = 1000, age_s: float = 0.0) -> P
     return use.path
 
 
-def names(entries: list[Entry]) -> list[str]:
+def names(entries: list[CacheEntry]) -> list[str]:
     return [entry.name.split("-cpu-")[0] for entry in entries]
 
 
@@ -169,7 +169,7 @@ def test_other_people_s_files_stay(cache: ModelCache, tmp_path: Path) -> None:
 def test_no_more_is_removed_than_the_bound_asks_for(entries: list[tuple[int, bool, str]], bound: int) -> None:
     """Entries come the last used first. Leftovers go in any case."""
     given_entries = [
-        Entry(kind, Path(str(index)), size, -float(index), in_use)  # type: ignore[arg-type]
+        CacheEntry(kind, Path(str(index)), size, -float(index), in_use)  # type: ignore[arg-type]
         for index, (size, in_use, kind) in enumerate(entries)
     ]
     chosen = _chosen(given_entries, bound, None)
@@ -261,7 +261,7 @@ def test_whoever_uses_an_entry_has_it_however_often_others_prune(cache: ModelCac
     faults: list[BaseException] = []
     # Lists, not numbers: two threads that add to one number at a time lose what one of them has added.
     uses: list[Path] = []
-    removed: list[Entry] = []
+    removed: list[CacheEntry] = []
 
     def use() -> None:
         while not is_over.is_set():

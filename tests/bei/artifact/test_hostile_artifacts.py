@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
-from bei.artifact.manifest import MANIFEST, TOKENIZER
+from bei.artifact.manifest import CERTIFICATE, ENGINE_DIR, MANIFEST, REFERENCE_DIR, TOKENIZER
 from bei.artifact.signature import SIGNATURE
 from bei.artifact.store import load
 from bei.engine.fake import FakeEngine
@@ -119,7 +118,7 @@ def test_a_refused_artifact_is_not_hashed(folder: Path, monkeypatch: pytest.Monk
         hashed.append(path)
         return sha256_of_file(path)
 
-    monkeypatch.setattr(artifacts, "sha256_of_file", noted)
+    monkeypatch.setattr(store, "sha256_of_file", noted)
     with pytest.raises(ArtifactFileUnlistedError):
         load(folder)
     # Which say whether another process replaces them.
@@ -161,7 +160,7 @@ def says_to_be_large(content: bytes) -> bytes:
 )
 def test_answers_that_would_take_all_memory_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "artifact")
-    folder = artifact.path / artifacts.REFERENCE_DIR
+    folder = artifact.path / REFERENCE_DIR
     folder.mkdir()
     record = {"name": "x", "is_own": False, "outputs": ["embedding"], "texts": ["a"], "canary_text": "a"}
     thresholds = {"mean": 0.9, "p1": 0.9, "min": 0.9}
@@ -175,7 +174,7 @@ def test_answers_that_would_take_all_memory_are_refused(content: bytes, message:
 
 def test_a_record_of_the_reference_that_is_nested_deep_is_refused(tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "artifact")
-    folder = artifact.path / artifacts.REFERENCE_DIR
+    folder = artifact.path / REFERENCE_DIR
     folder.mkdir()
     (folder / "reference.json").write_bytes(nested(1_000_000))
     (folder / "answers.npz").write_bytes(packed(npy((4,), bytes(16))))
@@ -236,5 +235,5 @@ def test_what_a_terminal_obeys_is_written_as_an_escape() -> None:
 
 def test_the_manifest_s_name_is_no_secret() -> None:
     """bei.manifest_checks knows these names as texts, since bei.artifact imports it."""
-    assert (MANIFEST, TOKENIZER, artifacts.CERTIFICATE) == ("manifest.json", "tokenizer.json", "certificate.json")
-    assert (artifacts.ENGINE_DIR, artifacts.REFERENCE_DIR, SIGNATURE) == ("engine", "reference", "signature.json")
+    assert (MANIFEST, TOKENIZER, CERTIFICATE) == ("manifest.json", "tokenizer.json", "certificate.json")
+    assert (ENGINE_DIR, REFERENCE_DIR, SIGNATURE) == ("engine", "reference", "signature.json")

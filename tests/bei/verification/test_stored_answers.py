@@ -9,16 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
 from bei.artifact.certificate.record import Certificate, LayerSensitivity, QuantizationRecord
 from bei.artifact.certificate.thresholds import thresholds_of
-from bei.artifact.manifest import CERTIFICATE, REFERENCE_DIR, Artifact, OutputInfo
+from bei.artifact.manifest import CERTIFICATE, MANIFEST, REFERENCE_DIR, Artifact, OutputInfo
 from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactHashMismatchError, ArtifactManifestError, ConfigError, VerificationError
-from bei.verification.answers import HeldOut
 from bei.verification.comparison import ReferenceAnswers
-from bei.verification.retrieval import Ranking, RetrievalQuestions, ndcgs
+from bei.verification.engine_answers import HeldOut
+from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, ndcgs
 from bei.verification.stored_answers import RetrievalReference, complete, keep
 from tests.support.artifacts import save_artifact
 
@@ -109,7 +108,7 @@ def pending(
         quantization=quantization,
         retrieval=retrieval,
     )
-    (path / artifacts.MANIFEST).unlink()
+    (path / MANIFEST).unlink()
     return store.save(path, saved.manifest, certificate)
 
 
@@ -213,7 +212,7 @@ def retrieval_reference() -> RetrievalReference:
     rng = np.random.default_rng(5)
     documents = [Encoding(rng.integers(0, 90, n).astype(np.int32)) for n in (3, 5, 2, 4, 6, 1, 7, 3)]
     grades = [{0: 2}, {3: 1}, {5: 2}]
-    ranking = Ranking(output="embedding", num_documents=len(documents), grades=grades, similarity="cosine")
+    ranking = RetrievalRanking(output="embedding", num_documents=len(documents), grades=grades, similarity="cosine")
     asked = RetrievalQuestions(ranking, [documents[0], documents[3], documents[5], *documents])
     return RetrievalReference(asked, ndcgs(asked, {"embedding": [vectors_of(one)[0] for one in asked.encodings]}))
 

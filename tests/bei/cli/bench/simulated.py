@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from bei.cli.bench.driver import Request
-from bei.cli.bench.http1 import Answer
-from bei.cli.bench.sockets import Handler
+from bei.cli.bench.driver import LoadRequest
+from bei.cli.bench.http1 import HttpResponse
+from bei.cli.bench.sockets import ConnectionHandler
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -26,7 +26,7 @@ Server = Callable[[float, bytes], "tuple[float, bytes | None] | None"]
 
 
 class SimulatedWire:
-    """``bei.cli.bench.sockets.Wire`` around a server that is a function. ``begins_s``: what the clock says first."""
+    """``bei.cli.bench.sockets.Network`` around a server that is a function. ``begins_s``: what the clock says first."""
 
     def __init__(
         self, server: Server, *, begins_s: float = 1000.0, refuses: Callable[[], bool] = lambda: False
@@ -43,7 +43,7 @@ class SimulatedWire:
     def now(self) -> float:
         return self.clock_s
 
-    def connect(self, handler: Handler) -> SimulatedChannel:
+    def connect(self, handler: ConnectionHandler) -> SimulatedChannel:
         self.num_connects += 1
         channel = SimulatedChannel(self, handler)
         if self.refuses():
@@ -76,7 +76,7 @@ class SimulatedWire:
 
 
 class SimulatedChannel:
-    def __init__(self, wire: SimulatedWire, handler: Handler) -> None:
+    def __init__(self, wire: SimulatedWire, handler: ConnectionHandler) -> None:
         self._wire = wire
         self._handler = handler
         self._is_closed = False
@@ -109,7 +109,9 @@ class Fates:
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, float, float, bool]] = []
 
-    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
+    def ended(
+        self, request: LoadRequest, done_s: float, fate: int, answer: HttpResponse | None, again_s: float | None
+    ) -> None:
         self.rows.append((request.index, fate, request.due_s, done_s, again_s is not None))
 
     @property

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from bei.cli import main
-from bei.cli.bench.result import Result, read_result
-from bei.cli.bench.workers import Fleet
+from bei.cli.bench.result import BenchResult, read_result
+from bei.cli.bench.workers import LoadWorkers
 from tests.bei.cli.bench.small_server import Asked, SmallServer, good
 from tests.bei.cli.test_main import fails_with
 from tests.support.tls_certificates import make_authority, make_certificate
 
-Bench = Callable[..., Result]
+Bench = Callable[..., BenchResult]
 SHORT = ("--duration", "1", "--warmup", "0.2", "--timeout", "60")
 
 
@@ -41,7 +41,7 @@ def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     root = str(Path(__file__).parents[3])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))))
 
-    def run(*arguments: str, code: int = 0) -> Result:
+    def run(*arguments: str, code: int = 0) -> BenchResult:
         out = tmp_path / "result"
         words = ["bench", *arguments, "--out", str(out)]
         if code:
@@ -150,7 +150,7 @@ def test_failures_are_counted_by_kind_and_an_exit_code_for_them_is_asked_for(ben
 def test_ctrl_c_ends_a_run_early_and_what_was_measured_is_written(
     server: SmallServer, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Fleet, "_messages", _interrupted_once(Fleet._messages, server))
+    monkeypatch.setattr(LoadWorkers, "_messages", _interrupted_once(LoadWorkers._messages, server))
     begin_s = time.monotonic()
     result = bench(server.url, "--concurrency", "2", "--duration", "3000", "--warmup", "0", code=130)
     assert time.monotonic() - begin_s < 600
@@ -166,7 +166,7 @@ def _interrupted_once(messages: Callable[..., object], server: SmallServer) -> C
     """Ctrl-C, once the server has answered a while."""
     done = threading.Event()
 
-    def interrupting(fleet: Fleet, timeout_s: float | None) -> object:
+    def interrupting(fleet: LoadWorkers, timeout_s: float | None) -> object:
         if len(server.posts) > 20 and not done.is_set():
             done.set()
             raise KeyboardInterrupt

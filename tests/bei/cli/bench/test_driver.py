@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.cli.bench.arrivals import LoadPlan, Share
-from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Driver, Stream
+from bei.cli.bench.arrivals import LoadPlan, WorkerShare
+from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, LoadDriver, RequestStream
 from bei.cli.bench.recording import LoadRecorder, merged
 from tests.bei.cli.bench.simulated import OK, Fates, Line, Server, SimulatedWire, response
 
@@ -32,8 +32,10 @@ def some(count: int) -> Callable[[], tuple[bytes, int] | None]:
 def driven(server: Server, *, seconds: float | None = None, wire: SimulatedWire | None = None, **stream: Any) -> Fates:
     """The fates of one stream against ``server``."""
     fates = Fates()
-    Driver(
-        wire or SimulatedWire(server), [Stream("one", **{"content": endless, **stream}, sink=fates)], seconds=seconds
+    LoadDriver(
+        wire or SimulatedWire(server),
+        [RequestStream("one", **{"content": endless, **stream}, sink=fates)],
+        seconds=seconds,
     ).run()
     return fates
 
@@ -87,12 +89,12 @@ def recorded(server: Server, *, num_workers: int = 1, **plan: Any) -> LoadRecord
     """A load of ten seconds behind one of warm-up, as a worker records it."""
     load = LoadPlan(name="all", **plan)
     recorder = LoadRecorder(1.0, 11.0, 1.0, lambda body, count: None, is_open_loop=load.rate is not None)
-    stream = Stream("all", endless, recorder)
+    stream = RequestStream("all", endless, recorder)
     if load.rate is None:
         stream.concurrency = load.concurrency
     else:
-        stream.arrivals = Share(0, num_workers).arrivals(load, 11.0, seed=0)
-    Driver(SimulatedWire(server), [stream], seconds=11.0).run()
+        stream.arrivals = WorkerShare(0, num_workers).arrivals(load, 11.0, seed=0)
+    LoadDriver(SimulatedWire(server), [stream], seconds=11.0).run()
     return recorder
 
 
@@ -187,7 +189,7 @@ def test_what_is_not_http_is_a_failure() -> None:
 
 def test_an_end_at_once_leaves_what_is_on_its_way_unanswered() -> None:
     fates, wire = Fates(), SimulatedWire(lambda now, data: (10.0, OK))
-    driver = Driver(wire, [Stream("one", endless, fates, concurrency=3)])
+    driver = LoadDriver(wire, [RequestStream("one", endless, fates, concurrency=3)])
     driver.at(1.0, driver.abort)
     driver.run()
     assert fates.fates == [UNANSWERED] * 3
@@ -203,10 +205,10 @@ def test_requests_that_are_due_at_the_end_are_sent_though_they_wait_for_a_connec
 def test_streams_end_with_their_lead() -> None:
     lead, beside = Fates(), Fates()
     streams = [
-        Stream("lead", some(10), lead, concurrency=1),
-        Stream("beside", endless, beside, arrivals=(number / 100 for number in itertools.count())),
+        RequestStream("lead", some(10), lead, concurrency=1),
+        RequestStream("beside", endless, beside, arrivals=(number / 100 for number in itertools.count())),
     ]
-    Driver(SimulatedWire(lambda now, data: (0.1, OK)), streams, lead="lead", abandons_waiting=True).run()
+    LoadDriver(SimulatedWire(lambda now, data: (0.1, OK)), streams, lead="lead", abandons_waiting=True).run()
     assert lead.fates == [200] * 10
     assert len(beside.fates) == pytest.approx(100, abs=2)
     assert set(beside.fates) == {200}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from bei.cli.bench.messages import LoadReport
-from bei.cli.bench.recording import Histogram, Interval, PackedHistogram
+from bei.cli.bench.recording import Interval, LatencyHistogram, PackedHistogram
 from bei.cli.bench.run import load_result
 from bei.cli.bench.workers import LoadRecord
 
 
 def packed(*latencies_s: float) -> PackedHistogram:
-    histogram = Histogram()
+    histogram = LatencyHistogram()
     for latency_s in latencies_s:
         histogram.record(latency_s)
     return histogram.packed()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bei.artifact.manifest import CUDA_PACKAGE, EngineRequirements, Manifest, OutputInfo, Package
 from bei.core import Float32Array, PackedBatch
-from bei.engine.cuda.device import Block, Graph, Place, Results
+from bei.engine.cuda.device import HostBuffer, RecordedGraph, TensorSlice, TransferBuffer
 from bei.engine.cuda.engine import CudaEngine, CudaOptions
 from tests.support.artifacts import save_artifact
 from tests.support.engines import DEADLINE_S
@@ -38,7 +38,7 @@ GIGABYTE = 10**9
 class View:
     """A tensor in a block, read when the work that needs it is done."""
 
-    def __init__(self, memory: npt.NDArray[np.uint8], place: Place) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], place: TensorSlice) -> None:
         self._memory, self.place = memory, place
 
     def read(self) -> npt.NDArray[Any]:
@@ -109,21 +109,21 @@ class Simulated:
         """Pieces of memory that somebody still has."""
         return sum(memory() is not None for memory in self._memory)
 
-    def block(self, size: int) -> Block:
+    def block(self, size: int) -> TransferBuffer:
         host = self._new(size)
-        return Block(host, size, host, self._new(size))
+        return TransferBuffer(host, size, host, self._new(size))
 
-    def results(self, size: int) -> Results:
+    def results(self, size: int) -> HostBuffer:
         host = self._new(size)
-        return Results(host, size, host)
+        return HostBuffer(host, size, host)
 
-    def upload(self, block: Block, num_bytes: int, stream: Stream) -> None:
+    def upload(self, block: TransferBuffer, num_bytes: int, stream: Stream) -> None:
         def copy() -> None:
             block.memory[:num_bytes] = block.host[:num_bytes]
 
         stream.work.append(copy)
 
-    def views(self, block: Block, places: Sequence[Place]) -> list[View]:
+    def views(self, block: TransferBuffer, places: Sequence[TensorSlice]) -> list[View]:
         assert all(place.end <= block.size for place in places)
         return [View(block.memory, place) for place in places]
 
@@ -141,7 +141,7 @@ class Simulated:
         stream.work.append(lambda: _compute(inputs, answers))
         return answers
 
-    def download(self, rows: Answer, count: int, results: Results, start: int, stream: Stream) -> None:
+    def download(self, rows: Answer, count: int, results: HostBuffer, start: int, stream: Stream) -> None:
         def copy() -> None:
             assert rows.rows is not None
             values = rows.rows[:count]
@@ -155,16 +155,16 @@ class Simulated:
             self.barrier.wait(DEADLINE_S)
         stream.drain()
 
-    def record(self, package: object, inputs: Sequence[View], stream: Stream) -> Graph:
+    def record(self, package: object, inputs: Sequence[View], stream: Stream) -> RecordedGraph:
         assert not stream.work, "what was given before is recorded too"
         if self.recording_error is not None:
             raise self.recording_error
         self.free -= self.graph_bytes
         answers = [Answer() for _ in OUTPUTS]
         numbers = [view.read() for view in inputs]
-        return Graph(numbers if self.records_numbers else None, inputs, answers)
+        return RecordedGraph(numbers if self.records_numbers else None, inputs, answers)
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
+    def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         shapes = dict(zip(INPUTS, (view.place.shape for view in graph.inputs), strict=True))
         self.replayed.append((shapes["input_ids"][0], shapes["cu_query_lens"][0] - 1))
         stream.work.append(lambda: _compute(graph.inputs, graph.outputs, graph.executable))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bei.engine.cuda.budget import Budget
+from bei.engine.cuda.memory_budget import Budget
 from bei.errors import EngineError
 
 TOTAL = 1000

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.core import Limits, PackedBatch
+from bei.engine.cuda.batch_split import halves
 from bei.engine.cuda.device_stream import filled
-from bei.engine.cuda.sizes import LEAST_SEQUENCES, eager_sizes, fitting, recorded_sizes
-from bei.engine.cuda.splitting import halves
+from bei.engine.cuda.step_sizes import LEAST_SEQUENCES, eager_sizes, fitting, recorded_sizes
 from bei.engine.packing import graph_inputs
 from tests.bei.engine.cuda.simulated import batch_of
 
